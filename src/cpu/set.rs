@@ -1,0 +1,292 @@
+//! [`CpuSet`]: a set of CPU ids, in and out of the kernel's list format.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The largest CPU id a set can hold: what Linux allows (`CONFIG_NR_CPUS` is at most 8192).
+pub const MAX_CPU: u32 = 8191;
+
+const BITS: u32 = 64;
+
+/// A set of CPU ids between 0 and [`MAX_CPU`].
+///
+/// Its text form is the kernel's list format: `0-3,8,10-11`, and nothing at all for the empty set.
+/// Equal sets compare, hash and print alike.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct CpuSet {
+    /// Bit `i` of word `w` stands for CPU `64 * w + i`; the last word is never zero.
+    words: Vec<u64>,
+}
+
+/// Why a text is not a CPU list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseCpuSetError {
+    /// Two commas in a row, or a comma at an end.
+    #[error("empty item in CPU list {list:?}: write ids and ranges separated by single commas, like 0-3,8")]
+    EmptyItem {
+        /// The whole list.
+        list: String,
+    },
+    /// Something that is neither an id nor a range.
+    #[error("{item:?} in CPU list {list:?} is not a CPU id or a range: write something like 0-3,8")]
+    NotANumber {
+        /// The item.
+        item: String,
+        /// The whole list.
+        list: String,
+    },
+    /// A range whose end lies before its start.
+    #[error("range {item:?} in CPU list {list:?} runs backwards: write the smaller id first")]
+    Backwards {
+        /// The item.
+        item: String,
+        /// The whole list.
+        list: String,
+    },
+    /// An id beyond [`MAX_CPU`].
+    #[error("CPU id in {item:?} of CPU list {list:?} is larger than {MAX_CPU}, the largest that Linux has")]
+    TooLarge {
+        /// The item.
+        item: String,
+        /// The whole list.
+        list: String,
+    },
+}
+
+// === impl CpuSet ===
+
+impl CpuSet {
+    /// The empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a CPU; says whether it was new. An id beyond [`MAX_CPU`] is not added.
+    pub fn insert(&mut self, cpu: u32) -> bool {
+        if cpu > MAX_CPU {
+            return false;
+        }
+        let (word, bit) = place(cpu);
+        if self.words.len() <= word {
+            self.words.resize(word + 1, 0);
+        }
+        let slot = &mut self.words[word];
+        let new = *slot & bit == 0;
+        *slot |= bit;
+        new
+    }
+
+    /// Takes a CPU out; says whether it was there.
+    pub fn remove(&mut self, cpu: u32) -> bool {
+        let (word, bit) = place(cpu);
+        let Some(slot) = self.words.get_mut(word) else { return false };
+        let there = *slot & bit != 0;
+        *slot &= !bit;
+        self.trim();
+        there
+    }
+
+    /// Whether the CPU is in the set.
+    pub fn contains(&self, cpu: u32) -> bool {
+        let (word, bit) = place(cpu);
+        self.words.get(word).is_some_and(|w| w & bit != 0)
+    }
+
+    /// How many CPUs the set holds.
+    pub fn len(&self) -> usize {
+        self.words.iter().map(|w| w.count_ones() as usize).sum()
+    }
+
+    /// Whether the set holds no CPU.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// The lowest CPU id, if any.
+    pub fn first(&self) -> Option<u32> {
+        self.iter().next()
+    }
+
+    /// The CPUs in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.words.iter().zip(0u32..).flat_map(|(&word, index)| {
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                if rest == 0 {
+                    return None;
+                }
+                let bit = rest.trailing_zeros();
+                rest &= rest - 1;
+                Some(index * BITS + bit)
+            })
+        })
+    }
+
+    /// CPUs in either set.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        let (long, short) = if self.words.len() >= other.words.len() { (self, other) } else { (other, self) };
+        let mut words = long.words.clone();
+        for (word, more) in words.iter_mut().zip(&short.words) {
+            *word |= more;
+        }
+        Self { words }
+    }
+
+    /// CPUs in both sets.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self::trimmed(self.words.iter().zip(&other.words).map(|(a, b)| a & b).collect())
+    }
+
+    /// CPUs in this set and not in the other.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        let mut words = self.words.clone();
+        for (word, less) in words.iter_mut().zip(&other.words) {
+            *word &= !less;
+        }
+        Self::trimmed(words)
+    }
+
+    /// Whether every CPU of this set is in the other.
+    pub fn is_subset(&self, other: &Self) -> bool {
+        self.words.len() <= other.words.len() && self.words.iter().zip(&other.words).all(|(a, b)| a & !b == 0)
+    }
+
+    /// Whether the sets have no CPU in common.
+    pub fn is_disjoint(&self, other: &Self) -> bool {
+        self.words.iter().zip(&other.words).all(|(a, b)| a & b == 0)
+    }
+
+    fn trimmed(words: Vec<u64>) -> Self {
+        let mut set = Self { words };
+        set.trim();
+        set
+    }
+
+    fn trim(&mut self) {
+        while self.words.last() == Some(&0) {
+            self.words.pop();
+        }
+    }
+}
+
+fn place(cpu: u32) -> (usize, u64) {
+    ((cpu / BITS) as usize, 1 << (cpu % BITS))
+}
+
+impl FromIterator<u32> for CpuSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        let mut set = Self::new();
+        set.extend(cpus);
+        set
+    }
+}
+
+impl Extend<u32> for CpuSet {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, cpus: I) {
+        for cpu in cpus {
+            self.insert(cpu);
+        }
+    }
+}
+
+impl PartialOrd for CpuSet {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// By ascending ids, as lists are: `0,5` comes before `1`.
+impl Ord for CpuSet {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.iter().cmp(other.iter())
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cpus = self.iter().peekable();
+        let mut comma = "";
+        while let Some(start) = cpus.next() {
+            let mut end = start;
+            while let Some(next) = cpus.next_if(|&cpu| cpu == end + 1) {
+                end = next;
+            }
+            if start == end {
+                write!(f, "{comma}{start}")?;
+            } else {
+                write!(f, "{comma}{start}-{end}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuSet({self})")
+    }
+}
+
+impl FromStr for CpuSet {
+    type Err = ParseCpuSetError;
+
+    /// Reads the kernel's list format; white space around the whole list is allowed, as files end in a newline.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let list = text.trim();
+        let mut set = Self::new();
+        if list.is_empty() {
+            return Ok(set);
+        }
+        for item in list.split(',') {
+            if item.is_empty() {
+                return Err(ParseCpuSetError::EmptyItem { list: list.to_owned() });
+            }
+            let (start, end) = match item.split_once('-') {
+                Some((start, end)) => (id(start, item, list)?, id(end, item, list)?),
+                None => {
+                    let cpu = id(item, item, list)?;
+                    (cpu, cpu)
+                }
+            };
+            if end < start {
+                return Err(ParseCpuSetError::Backwards { item: item.to_owned(), list: list.to_owned() });
+            }
+            set.extend(start..=end);
+        }
+        Ok(set)
+    }
+}
+
+fn id(text: &str, item: &str, list: &str) -> Result<u32, ParseCpuSetError> {
+    let named = || (item.to_owned(), list.to_owned());
+    // `u32::from_str` takes a leading plus sign; the kernel does not.
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        let (item, list) = named();
+        return Err(ParseCpuSetError::NotANumber { item, list });
+    }
+    match text.parse::<u32>() {
+        Ok(cpu) if cpu <= MAX_CPU => Ok(cpu),
+        _ => {
+            let (item, list) = named();
+            Err(ParseCpuSetError::TooLarge { item, list })
+        }
+    }
+}
+
+impl Serialize for CpuSet {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for CpuSet {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

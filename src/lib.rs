@@ -1,0 +1,6 @@
+//! Pinfold: a node agent for Kubernetes clusters that train models on CPUs.
+
+pub mod cli;
+pub mod cpu;
+pub mod host;
+pub mod pod;

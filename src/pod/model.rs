@@ -1,0 +1,106 @@
+//! The part of a Pod that decisions are made from, whatever it was read from (manifest, API, container runtime).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Pod {
+    /// Namespace; `default` where the manifest names none.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// The API server's uid, where known: the kubelet names the pod's cgroup after it.
+    pub uid: Option<String>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Whether the pod uses the node's own network.
+    pub host_network: bool,
+    /// Whether the pod has run to its end (phase Succeeded or Failed): it is owed nothing.
+    pub finished: bool,
+    /// `spec.resources`: pod-level requests and limits.
+    pub resources: Resources,
+    /// All containers: init containers and sidecars first, in the manifest's order.
+    pub containers: Vec<Container>,
+}
+
+/// One container of a pod.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Container {
+    /// Name, unique in the pod.
+    pub name: String,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// Requests and limits, with the request defaulted from the limit as the API server does.
+    pub resources: Resources,
+    /// The environment the container has already, by name.
+    pub env: BTreeMap<String, EnvSource>,
+    /// Whether `envFrom` brings variables whose names are not known here.
+    pub env_from: bool,
+    /// Image reference.
+    pub image: String,
+    /// `command` and `args`, joined in that order.
+    pub args: Vec<String>,
+    /// The runtime's id, without the `containerd://` in front, where a status tells it.
+    pub runtime_id: Option<String>,
+}
+
+/// CPU and memory, asked for and capped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resources {
+    /// CPU request in thousandths.
+    pub cpu_request: Option<u64>,
+    /// CPU limit in thousandths.
+    pub cpu_limit: Option<u64>,
+    /// Memory request in bytes.
+    pub memory_request: Option<u64>,
+    /// Memory limit in bytes.
+    pub memory_limit: Option<u64>,
+}
+
+/// When a container runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ContainerKind {
+    /// Runs to its end before the pod's containers start.
+    Init,
+    /// An init container with `restartPolicy: Always`: runs beside the pod's containers.
+    Sidecar,
+    /// One of the pod's containers.
+    #[default]
+    App,
+}
+
+/// Where a variable's value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EnvSource {
+    /// A literal value.
+    Value(String),
+    /// `valueFrom`: set, to something not known here.
+    Reference,
+}
+
+/// Quality of service class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Qos {
+    /// Every container has equal CPU and memory requests and limits.
+    Guaranteed,
+    /// Something is asked for or capped.
+    Burstable,
+    /// Nothing is asked for or capped.
+    BestEffort,
+}
+
+impl fmt::Display for Qos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        })
+    }
+}
