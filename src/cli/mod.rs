@@ -1,8 +1,35 @@
 //! Arguments, subcommands, and what a person sees.
 
+mod output;
+
 use std::process::ExitCode;
 
+use clap::{Parser, Subcommand};
+
+pub(crate) use output::Format;
+
+/// A node agent that gives training pods CPUs of their own and the right thread counts.
+#[derive(Debug, Parser)]
+#[command(name = "pinfold", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {}
+
 /// Runs the program with the process's own arguments.
+///
+/// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    let cli = Cli::parse();
+    let done: anyhow::Result<ExitCode> = match cli.command {};
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("pinfold: {error:#}");
+            ExitCode::from(2)
+        }
+    }
 }
