@@ -1,1 +1,8 @@
 //! The only door to the kernel: /proc, /sys, cgroupfs, netlink; every path under a root given to it.
+//!
+//! It knows neither pods nor policy: it reads what is there, and writes what it is told to.
+
+pub mod cgroup;
+pub mod file;
+pub mod proc;
+pub mod watch;

@@ -1,0 +1,94 @@
+//! How the kubelet and the container runtimes name cgroups.
+//!
+//! | driver | pod | container |
+//! |---|---|---|
+//! | cgroupfs | `kubepods[/burstable\|/besteffort]/pod<uid>` | `<id>` |
+//! | systemd | `kubepods.slice[/kubepods-burstable.slice]/kubepods-burstable-pod<uid, _ for ->.slice` | `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope` |
+
+/// What a cgroup directory below the pods' tree is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// The cgroup of a QoS class: pods lie below it.
+    Class,
+    /// A pod's cgroup.
+    Pod {
+        /// The pod's uid as the API writes it (or the hash of a static pod).
+        uid: String,
+    },
+    /// Something else.
+    Other,
+}
+
+/// Says what a directory directly below the pods' tree, or below a QoS class in it, is.
+pub(super) fn entry(name: &str) -> Entry {
+    let plain = name.strip_suffix(".slice");
+    if matches!(name, "burstable" | "besteffort" | "guaranteed") {
+        return Entry::Class;
+    }
+    match plain {
+        None => match name.strip_prefix("pod") {
+            Some(uid) if !uid.is_empty() => Entry::Pod { uid: uid.to_owned() },
+            _ => Entry::Other,
+        },
+        // systemd names a slice by the whole way to it: `kubepods-burstable-pod1234.slice`.
+        Some(slice) => match slice.rfind("-pod") {
+            Some(at) if at + 4 < slice.len() => Entry::Pod { uid: slice[at + 4..].replace('_', "-") },
+            _ if slice.ends_with("-burstable") || slice.ends_with("-besteffort") => Entry::Class,
+            _ => Entry::Other,
+        },
+    }
+}
+
+/// The runtime's container id in the name of a directory directly below a pod's cgroup.
+///
+/// `None` for what is no container: CRI-O's `crio-conmon-<id>.scope`, systemd's own mounts.
+pub(super) fn container_id(name: &str) -> Option<&str> {
+    if let Some(scope) = name.strip_suffix(".scope") {
+        let id = scope.rsplit_once('-').map_or(scope, |(_, id)| id);
+        return (!scope.contains("conmon") && !id.is_empty()).then_some(id);
+    }
+    if let Some(id) = name.strip_prefix("crio-") {
+        return (!id.starts_with("conmon-") && !id.is_empty()).then_some(id);
+    }
+    (!name.contains('.') && !name.is_empty()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str) -> Entry {
+        Entry::Pod { uid: uid.to_owned() }
+    }
+
+    #[test]
+    fn both_drivers_name_pods() {
+        assert_eq!(entry("burstable"), Entry::Class);
+        assert_eq!(entry("kubepods-besteffort.slice"), Entry::Class);
+        let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
+        assert_eq!(entry("pod8f0d6986-3554-402b-8223-2d69f320df15"), pod(uid));
+        assert_eq!(entry("kubepods-pod8f0d6986_3554_402b_8223_2d69f320df15.slice"), pod(uid));
+        assert_eq!(entry("kubepods-burstable-pod8f0d6986_3554_402b_8223_2d69f320df15.slice"), pod(uid));
+        assert_eq!(entry("kubelet-kubepods-podabc.slice"), pod("abc"));
+        assert_eq!(entry("pod1a2b3c4d5e6f77889900aabbccddeeff"), pod("1a2b3c4d5e6f77889900aabbccddeeff"));
+        for other in ["pod", "kubepods-pod.slice", "system.slice", "x", ""] {
+            assert_eq!(entry(other), Entry::Other, "{other}");
+        }
+    }
+
+    #[test]
+    fn runtimes_name_containers() {
+        for name in [
+            "c0ffee",
+            "cri-containerd-c0ffee.scope",
+            "crio-c0ffee.scope",
+            "docker-c0ffee.scope",
+            "crio-c0ffee",
+        ] {
+            assert_eq!(container_id(name), Some("c0ffee"), "{name}");
+        }
+        for name in ["crio-conmon-c0ffee.scope", "crio-conmon-c0ffee", "dev-hugepages.mount", "", ".scope"] {
+            assert_eq!(container_id(name), None, "{name}");
+        }
+    }
+}

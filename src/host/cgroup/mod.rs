@@ -1,0 +1,307 @@
+//! cgroups: where the hierarchies are, which pods and containers they hold, and their CPUs.
+//!
+//! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front: `kubepods/pod1/c0ffee`.
+//! On cgroup v1 the same path is looked up in each controller's hierarchy.
+
+mod layout;
+mod quota;
+mod tree;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use super::file::{self, FileError};
+use crate::cpu::CpuSet;
+
+pub use quota::{Quota, QuotaError, lifted};
+pub use tree::{ContainerCgroup, PodCgroup};
+
+/// The extended attribute that holds a mark: the kernel keeps it with the cgroup and drops it with the cgroup.
+const MARK: &str = "trusted.pinfold";
+
+/// Version of the hierarchy that holds the cpuset controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Version {
+    /// One hierarchy per controller.
+    V1,
+    /// The unified hierarchy.
+    V2,
+}
+
+/// The mounted hierarchies that matter.
+#[derive(Debug, Clone)]
+pub struct Cgroups {
+    /// Version of the cpuset hierarchy.
+    pub version: Version,
+    cpuset: PathBuf,
+    cpu: Option<PathBuf>,
+    cpuacct: Option<PathBuf>,
+    /// Other hierarchies in which a container has a cgroup of its own when we make one.
+    others: Vec<PathBuf>,
+}
+
+/// Why cgroups can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// No hierarchy has the cpuset controller.
+    #[error(
+        "no cgroup hierarchy with the cpuset controller below {}: mount cgroup v2 there, or cgroup v1 with cpuset at \
+         {}/cpuset, or name the right folder with --cgroup-root", root.display(), root.display()
+    )]
+    NoCpuset {
+        /// Where it was looked for.
+        root: PathBuf,
+    },
+    /// A file of a cgroup.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A CPU list that the kernel wrote and that makes no sense.
+    #[error("{} holds no CPU list", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::cpu::ParseCpuSetError,
+    },
+    /// The quota.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
+    /// A directory could not be made, listed or removed, or an attribute not be set.
+    #[error("can't {operation} cgroup {}", path.display())]
+    Directory {
+        /// What was tried.
+        operation: &'static str,
+        /// The cgroup.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl CgroupError {
+    /// Whether the cgroup is gone, which is an ordinary thing to happen.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::File(error) => error.is_gone(),
+            Self::Directory { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound
+                    || source.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What the kernel says of one cgroup's CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cpuset {
+    /// What was written (`cpuset.cpus`); empty on v2 where nothing was.
+    pub cpus: CpuSet,
+    /// What is in force.
+    pub effective: CpuSet,
+}
+
+// === impl Cgroups ===
+
+impl Cgroups {
+    /// Finds the hierarchies mounted at or below `root` (`/sys/fs/cgroup` on a usual machine).
+    ///
+    /// # Errors
+    /// [`CgroupError::NoCpuset`] where no hierarchy has the cpuset controller.
+    pub fn detect(root: &Path) -> Result<Self, CgroupError> {
+        let named = |names: &[&str]| names.iter().map(|name| root.join(name)).find(|path| path.is_dir());
+        let cpu = named(&["cpu", "cpu,cpuacct"]);
+        let cpuacct = named(&["cpuacct", "cpu,cpuacct"]);
+        let v1 = root.join("cpuset");
+        if v1.join("cpuset.cpus").exists() {
+            let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
+            let others = others.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).collect();
+            return Ok(Self { version: Version::V1, cpuset: v1, cpu, cpuacct, others });
+        }
+        for v2 in [root.to_owned(), root.join("unified")] {
+            let controllers = file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
+            if controllers.split_whitespace().any(|name| name == "cpuset") {
+                // In a hybrid set-up the CPU controller may still be a v1 hierarchy.
+                let both = controllers.split_whitespace().any(|name| name == "cpu");
+                let cpu = if both { Some(v2.clone()) } else { cpu };
+                let cpuacct = if both { Some(v2.clone()) } else { cpuacct };
+                return Ok(Self { version: Version::V2, cpuset: v2, cpu, cpuacct, others: Vec::new() });
+            }
+        }
+        Err(CgroupError::NoCpuset { root: root.to_owned() })
+    }
+
+    /// The mount point of the hierarchy with the cpuset controller.
+    pub fn root(&self) -> &Path {
+        &self.cpuset
+    }
+
+    /// Reads the CPUs of a cgroup.
+    pub fn cpuset(&self, path: &str) -> Result<Cpuset, CgroupError> {
+        let dir = self.cpuset.join(path);
+        let effective = match self.version {
+            Version::V1 => "cpuset.effective_cpus",
+            Version::V2 => "cpuset.cpus.effective",
+        };
+        let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
+        // Before Linux 3.17 a v1 cpuset has no file for this: what is written is in force.
+        let effective = match file::read_optional(&dir.join(effective))? {
+            Some(text) => parse(&dir.join(effective), &text)?,
+            None => cpus.clone(),
+        };
+        Ok(Cpuset { cpus, effective })
+    }
+
+    /// Writes the CPUs of a cgroup, and makes way in the cgroups below it where the kernel wants that.
+    ///
+    /// On v1 a cgroup's set must hold its children's: a container that has made cgroups of its own is narrowed from below.
+    pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
+        let file = self.cpuset.join(path).join("cpuset.cpus");
+        if self.version == Version::V1 {
+            let old = cpu_list(&file)?;
+            let children = self.children(path)?;
+            if !children.is_empty() && !old.is_subset(cpus) {
+                file::write(&file, &old.union(cpus).to_string())?;
+                for child in children {
+                    let path = format!("{path}/{child}");
+                    let kept = self.cpuset(&path)?.cpus.intersection(cpus);
+                    let narrowed = if kept.is_empty() { cpus } else { &kept };
+                    ignore_gone(self.set_cpus(&path, narrowed))?;
+                }
+            }
+        }
+        Ok(file::write(&file, &cpus.to_string())?)
+    }
+
+    /// Reads the CFS quota of a cgroup; `None` without a CPU controller.
+    pub fn quota(&self, path: &str) -> Result<Option<Quota>, CgroupError> {
+        let Some(cpu) = &self.cpu else { return Ok(None) };
+        Ok(quota::read(&cpu.join(path), self.cpu_version())?)
+    }
+
+    /// Writes the CFS quota of a cgroup.
+    pub fn set_quota(&self, path: &str, quota: Quota) -> Result<(), CgroupError> {
+        let Some(cpu) = &self.cpu else { return Ok(()) };
+        Ok(quota::write(&cpu.join(path), self.cpu_version(), quota)?)
+    }
+
+    /// The process ids in a cgroup, those of cgroups below it included.
+    pub fn processes(&self, path: &str) -> Result<Vec<i32>, CgroupError> {
+        let text = file::read(&self.cpuset.join(path).join("cgroup.procs"))?;
+        let mut found: Vec<i32> = text.lines().filter_map(|line| i32::from_str(line).ok()).collect();
+        for child in self.children(path)? {
+            found.extend(ignore_gone(self.processes(&format!("{path}/{child}")))?.unwrap_or_default());
+        }
+        Ok(found)
+    }
+
+    /// The text of `cpu.stat` and the CPU seconds used, where there is a controller that counts them.
+    pub fn cpu_stat(&self, path: &str) -> Result<CpuStat, CgroupError> {
+        let mut stat = CpuStat::default();
+        let text = match &self.cpu {
+            Some(cpu) => file::read_optional(&cpu.join(path).join("cpu.stat"))?,
+            None => None,
+        };
+        for line in text.iter().flat_map(|text| text.lines()) {
+            let Some((key, value)) = line.split_once(' ') else { continue };
+            let value = value.parse::<u64>().ok();
+            match key {
+                "nr_periods" => stat.periods = value,
+                "nr_throttled" => stat.throttled_periods = value,
+                "throttled_time" => stat.throttled_seconds = value.map(|ns| ns as f64 / 1e9),
+                "throttled_usec" => stat.throttled_seconds = value.map(|us| us as f64 / 1e6),
+                "usage_usec" => stat.usage_seconds = value.map(|us| us as f64 / 1e6),
+                _ => {}
+            }
+        }
+        if let (None, Some(cpuacct)) = (stat.usage_seconds, &self.cpuacct) {
+            let text = file::read_optional(&cpuacct.join(path).join("cpuacct.usage"))?;
+            stat.usage_seconds = text.and_then(|text| text.parse::<u64>().ok()).map(|ns| ns as f64 / 1e9);
+        }
+        Ok(stat)
+    }
+
+    /// The mark on a cgroup: what Pinfold noted there, if anything.
+    pub fn mark(&self, path: &str) -> Result<Option<String>, CgroupError> {
+        let path = self.cpuset.join(path);
+        match xattr::get(&path, MARK) {
+            Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
+            Err(source) => Err(CgroupError::Directory { operation: "read the mark of", path, source }),
+        }
+    }
+
+    /// Puts a mark on a cgroup, or takes it off.
+    pub fn set_mark(&self, path: &str, mark: Option<&str>) -> Result<(), CgroupError> {
+        let path = self.cpuset.join(path);
+        let done = match mark {
+            Some(mark) => xattr::set(&path, MARK, mark.as_bytes()),
+            None => match xattr::get(&path, MARK) {
+                Ok(None) => Ok(()),
+                Ok(Some(_)) => xattr::remove(&path, MARK),
+                Err(error) => Err(error),
+            },
+        };
+        done.map_err(|source| CgroupError::Directory { operation: "mark", path, source })
+    }
+
+    /// The names of the cgroups directly below one.
+    pub fn children(&self, path: &str) -> Result<Vec<String>, CgroupError> {
+        directories(&self.cpuset.join(path))
+    }
+
+    fn cpu_version(&self) -> Version {
+        // On a hybrid machine cpuset may be on v2 and cpu on v1.
+        match &self.cpu {
+            Some(cpu) if *cpu != self.cpuset => Version::V1,
+            _ => self.version,
+        }
+    }
+}
+
+/// What the CPU controller counted for a cgroup since it was made; `None` where nothing counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CpuStat {
+    /// CPU time used.
+    pub usage_seconds: Option<f64>,
+    /// CFS periods in which the cgroup ran.
+    pub periods: Option<u64>,
+    /// Periods in which its quota ran out.
+    pub throttled_periods: Option<u64>,
+    /// Time its tasks were held back.
+    pub throttled_seconds: Option<f64>,
+}
+
+fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
+    parse(path, &file::read(path)?)
+}
+
+fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
+    text.parse().map_err(|source| CgroupError::Malformed { path: path.to_owned(), source })
+}
+
+fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
+    let error = |source| CgroupError::Directory { operation: "list", path: path.to_owned(), source };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Turns "the cgroup went away meanwhile" into `None`.
+fn ignore_gone<T>(result: Result<T, CgroupError>) -> Result<Option<T>, CgroupError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,92 @@
+//! The CPU controller's quota, on both cgroup versions: the one file that uses `cgroups-rs`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use cgroups_rs::fs::cpu::CpuController;
+use serde::{Deserialize, Serialize};
+
+use super::Version;
+
+/// A CFS bandwidth limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// CPU time per period in microseconds; `None` for no limit.
+    pub quota: Option<u64>,
+    /// Length of a period in microseconds.
+    pub period: u64,
+}
+
+/// A quota that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("can't {operation} the CPU quota of cgroup {}", path.display())]
+pub struct QuotaError {
+    operation: &'static str,
+    path: PathBuf,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.quota {
+            Some(quota) => write!(f, "{quota}/{}", self.period),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+/// The file whose existence shows that a cgroup has a quota.
+pub(super) fn file(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "cpu.cfs_quota_us",
+        Version::V2 => "cpu.max",
+    }
+}
+
+/// Reads the quota of the cgroup at `path`; `None` where it has no CPU controller.
+pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
+    if !path.join(file(version)).exists() {
+        return Ok(None);
+    }
+    let error = |source| failed("read", path, source);
+    let cpu = controller(path, version);
+    let quota = cpu.cfs_quota().map_err(error)?;
+    let period = cpu.cfs_period().map_err(error)?;
+    // "No limit" is −1 on v1 and comes as the largest number on v2.
+    let quota = u64::try_from(quota).ok().filter(|_| quota != i64::MAX);
+    Ok(Some(Quota { quota, period }))
+}
+
+/// Writes the quota of the cgroup at `path`.
+///
+/// The file must be there already: the library would create it in a directory that is no cgroup.
+pub(super) fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
+    if !path.join(file(version)).exists() {
+        return Err(failed("write", path, std::io::Error::from(std::io::ErrorKind::NotFound)));
+    }
+    let limit = match quota.quota {
+        Some(quota) => i64::try_from(quota).unwrap_or(i64::MAX),
+        None => -1,
+    };
+    controller(path, version)
+        .set_cfs_quota_and_period(Some(limit), Some(quota.period))
+        .map_err(|source| failed("write", path, source))
+}
+
+fn failed(
+    operation: &'static str,
+    path: &Path,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> QuotaError {
+    QuotaError { operation, path: path.to_owned(), source: source.into() }
+}
+
+fn controller(path: &Path, version: Version) -> CpuController {
+    // With an empty root the controller works on exactly the directory it is given.
+    CpuController::new(path.to_owned(), PathBuf::new(), version == Version::V2)
+}
+
+/// The value that lifts a quota and keeps its period.
+pub fn lifted(quota: Quota) -> Quota {
+    Quota { quota: None, ..quota }
+}

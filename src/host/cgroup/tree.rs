@@ -1,0 +1,177 @@
+//! The pods' tree: scanning it, and making and removing cgroups in a tree of our own.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::layout::{self, Entry};
+use super::{CgroupError, Cgroups, Cpuset, Quota, Version, directories, file, ignore_gone};
+use crate::cpu::CpuSet;
+
+/// A pod's cgroup as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodCgroup {
+    /// Path relative to the hierarchy.
+    pub path: String,
+    /// The uid in its name, with dashes.
+    pub uid: String,
+    /// Its CPUs.
+    pub cpuset: Cpuset,
+    /// Its quota.
+    pub quota: Option<Quota>,
+    /// Its mark.
+    pub mark: Option<String>,
+    /// The containers in it, sandboxes included.
+    pub containers: Vec<ContainerCgroup>,
+}
+
+/// A container's cgroup as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerCgroup {
+    /// Path relative to the hierarchy.
+    pub path: String,
+    /// The runtime's id.
+    pub id: String,
+    /// Its CPUs.
+    pub cpuset: Cpuset,
+    /// Its quota.
+    pub quota: Option<Quota>,
+    /// Its mark.
+    pub mark: Option<String>,
+    /// Whether it holds a process.
+    pub populated: bool,
+}
+
+impl Cgroups {
+    /// Whether there is a cgroup at this path.
+    pub fn exists(&self, path: &str) -> bool {
+        self.root().join(path).is_dir()
+    }
+
+    /// Reads every pod and container below `tree`; what vanishes meanwhile is left out. No tree means no pods.
+    pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>, CgroupError> {
+        let mut pods = Vec::new();
+        for name in ignore_gone(self.children(tree))?.unwrap_or_default() {
+            let path = format!("{tree}/{name}");
+            match layout::entry(&name) {
+                Entry::Pod { uid } => pods.extend(ignore_gone(self.pod(path, uid))?),
+                Entry::Class => {
+                    for name in ignore_gone(self.children(&path))?.unwrap_or_default() {
+                        if let Entry::Pod { uid } = layout::entry(&name) {
+                            pods.extend(ignore_gone(self.pod(format!("{path}/{name}"), uid))?);
+                        }
+                    }
+                }
+                Entry::Other => {}
+            }
+        }
+        Ok(pods)
+    }
+
+    fn pod(&self, path: String, uid: String) -> Result<PodCgroup, CgroupError> {
+        let mut containers = Vec::new();
+        for name in self.children(&path)? {
+            if let Some(id) = layout::container_id(&name) {
+                containers.extend(ignore_gone(self.container(format!("{path}/{name}"), id))?);
+            }
+        }
+        let (cpuset, quota, mark) = (self.cpuset(&path)?, self.quota(&path)?, self.mark(&path)?);
+        Ok(PodCgroup { cpuset, quota, mark, path, uid, containers })
+    }
+
+    fn container(&self, path: String, id: &str) -> Result<ContainerCgroup, CgroupError> {
+        Ok(ContainerCgroup {
+            cpuset: self.cpuset(&path)?,
+            quota: self.quota(&path)?,
+            mark: self.mark(&path)?,
+            populated: !self.processes(&path)?.is_empty(),
+            id: id.to_owned(),
+            path,
+        })
+    }
+
+    /// Makes a cgroup in every hierarchy, usable at once: with CPUs and memory nodes on v1, with controllers on v2.
+    pub fn create(&self, path: &str) -> Result<(), CgroupError> {
+        for root in self.hierarchies() {
+            let dir = root.join(path);
+            match fs::create_dir(&dir) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(CgroupError::Directory { operation: "make", path: dir, source }),
+            }
+        }
+        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        match self.version {
+            Version::V1 => {
+                // A new v1 cpuset is empty, and an empty one takes no process.
+                for name in ["cpuset.mems", "cpuset.cpus"] {
+                    let given = file::read(&self.root().join(parent).join(name))?;
+                    file::write(&self.root().join(path).join(name), &given)?;
+                }
+            }
+            Version::V2 => {
+                let control = self.root().join(parent).join("cgroup.subtree_control");
+                file::write(&control, "+cpuset +cpu")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The `cgroup.procs` files through which a process joins the cgroup at `path`, one per hierarchy.
+    pub fn procs_files(&self, path: &str) -> Vec<PathBuf> {
+        self.hierarchies().map(|root| root.join(path).join("cgroup.procs")).collect()
+    }
+
+    /// Removes a cgroup and all below it, in every hierarchy. Nothing there is fine; a process in it is an error.
+    pub fn remove(&self, path: &str) -> Result<(), CgroupError> {
+        for root in self.hierarchies() {
+            remove_tree(root.join(path))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the CPU weight of a cgroup as the kubelet derives it from a request in thousandths of a CPU.
+    pub fn set_request(&self, path: &str, cpu_request: u64) -> Result<(), CgroupError> {
+        let Some(cpu) = &self.cpu else { return Ok(()) };
+        let shares = (cpu_request * 1024 / 1000).clamp(2, 262_144);
+        let (name, value) = match self.cpu_version() {
+            Version::V1 => ("cpu.shares", shares),
+            // The kubelet's linear map of 2..262144 shares to 1..10000.
+            Version::V2 => ("cpu.weight", 1 + (shares - 2) * 9999 / 262_142),
+        };
+        Ok(file::write(&cpu.join(path).join(name), &value.to_string())?)
+    }
+
+    /// All CPUs a cgroup directly below the root may have.
+    pub fn all_cpus(&self) -> Result<CpuSet, CgroupError> {
+        match self.version {
+            Version::V1 => Ok(self.cpuset("")?.effective),
+            Version::V2 => {
+                let path = self.root().join("cpuset.cpus.effective");
+                super::parse(&path, &file::read(&path)?)
+            }
+        }
+    }
+
+    fn hierarchies(&self) -> impl Iterator<Item = &PathBuf> {
+        let mut roots: Vec<&PathBuf> = vec![&self.cpuset];
+        for root in self.cpu.iter().chain(&self.cpuacct).chain(&self.others) {
+            if !roots.contains(&root) {
+                roots.push(root);
+            }
+        }
+        roots.into_iter()
+    }
+}
+
+fn remove_tree(dir: PathBuf) -> Result<(), CgroupError> {
+    let Some(children) = ignore_gone(directories(&dir))? else { return Ok(()) };
+    for child in children {
+        remove_tree(dir.join(child))?;
+    }
+    match fs::remove_dir(&dir) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(CgroupError::Directory { operation: "remove", path: dir, source })
+        }
+        _ => Ok(()),
+    }
+}

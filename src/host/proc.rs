@@ -1,0 +1,137 @@
+//! Processes: threads, context switches, network counters, start times.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use procfs_core::net::InterfaceDeviceStatus;
+use procfs_core::process::{Stat, Status};
+use procfs_core::{FromBufRead, FromRead, Uptime};
+
+/// The /proc below a root.
+#[derive(Debug, Clone)]
+pub struct Proc {
+    dir: PathBuf,
+    ticks_per_second: u64,
+}
+
+/// Context switches of one thread since it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Switches {
+    /// It waited for something.
+    pub voluntary: u64,
+    /// It was taken off its CPU.
+    pub involuntary: u64,
+}
+
+/// Counters of one network interface since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Bytes received.
+    pub receive_bytes: u64,
+    /// Packets received.
+    pub receive_packets: u64,
+    /// Bytes sent.
+    pub transmit_bytes: u64,
+    /// Packets sent.
+    pub transmit_packets: u64,
+}
+
+// === impl Proc ===
+
+impl Proc {
+    /// The /proc below `root`; `/` on a usual machine.
+    pub fn new(root: &Path) -> Self {
+        Self { dir: root.join("proc"), ticks_per_second: procfs::ticks_per_second() }
+    }
+
+    /// The threads of a process with their context switches; nothing for a process that is gone.
+    pub fn threads(&self, pid: i32) -> Vec<(i32, Switches)> {
+        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
+        let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+        let switches = ids.filter_map(|tid| {
+            let text = fs::read(self.dir.join(format!("{pid}/task/{tid}/status"))).ok()?;
+            let status = Status::from_buf_read(Cursor::new(text)).ok()?;
+            let switches = Switches {
+                voluntary: status.voluntary_ctxt_switches?,
+                involuntary: status.nonvoluntary_ctxt_switches?,
+            };
+            Some((tid, switches))
+        });
+        switches.collect()
+    }
+
+    /// Seconds since a process began; `None` for one that is gone. The kernel counts in hundredths.
+    pub fn age_seconds(&self, pid: i32) -> Option<f64> {
+        let stat = Stat::from_read(fs::File::open(self.dir.join(format!("{pid}/stat"))).ok()?).ok()?;
+        let uptime = Uptime::from_read(fs::File::open(self.dir.join("uptime")).ok()?).ok()?;
+        let started = stat.starttime as f64 / self.ticks_per_second as f64;
+        Some((uptime.uptime - started).max(0.0))
+    }
+
+    /// The counters of each interface that a process sees, the loopback left out.
+    pub fn traffic(&self, pid: i32) -> Option<BTreeMap<String, Traffic>> {
+        let text = fs::read(self.dir.join(format!("{pid}/net/dev"))).ok()?;
+        let devices = InterfaceDeviceStatus::from_buf_read(Cursor::new(text)).ok()?;
+        let seen = devices.0.into_values().filter(|device| device.name != "lo").map(|device| {
+            let traffic = Traffic {
+                receive_bytes: device.recv_bytes,
+                receive_packets: device.recv_packets,
+                transmit_bytes: device.sent_bytes,
+                transmit_packets: device.sent_packets,
+            };
+            (device.name, traffic)
+        });
+        Some(seen.collect())
+    }
+
+    /// What identifies a process's network namespace; two processes with the same share one.
+    pub fn network_namespace(&self, pid: i32) -> Option<PathBuf> {
+        fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()
+    }
+
+    /// CPU seconds, user and system, that a process has used; its threads included.
+    pub fn cpu_seconds(&self, pid: i32) -> Option<f64> {
+        let stat = Stat::from_read(fs::File::open(self.dir.join(format!("{pid}/stat"))).ok()?).ok()?;
+        Some((stat.utime + stat.stime) as f64 / self.ticks_per_second as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_pid() -> i32 {
+        i32::try_from(std::process::id()).unwrap()
+    }
+
+    #[test]
+    fn this_process_has_threads_and_an_age() {
+        let proc = Proc::new(Path::new("/"));
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let before = proc.threads(own_pid()).len();
+        let thread = std::thread::spawn(move || stopped.recv());
+        // The thread may need a moment to appear; other tests may start and end threads of their own.
+        assert!(before >= 1);
+        assert!(proc.age_seconds(own_pid()).unwrap() < 3600.0);
+        assert!(proc.cpu_seconds(own_pid()).unwrap() >= 0.0);
+        drop(stop);
+        thread.join().unwrap().unwrap_err();
+    }
+
+    #[test]
+    fn the_loopback_is_left_out() {
+        let proc = Proc::new(Path::new("/"));
+        assert!(!proc.traffic(own_pid()).unwrap().contains_key("lo"));
+        assert!(proc.network_namespace(own_pid()).unwrap().to_string_lossy().starts_with("net:["));
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_nothing() {
+        let proc = Proc::new(Path::new("/"));
+        assert!(proc.threads(-1).is_empty());
+        assert_eq!(proc.age_seconds(-1), None);
+        assert_eq!(proc.traffic(-1), None);
+    }
+}
