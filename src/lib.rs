@@ -3,4 +3,5 @@
 pub mod cli;
 pub mod cpu;
 pub mod host;
+pub mod pin;
 pub mod pod;

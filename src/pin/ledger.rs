@@ -1,0 +1,160 @@
+//! [`Ledger`]: who owns which CPUs, read from the kernel; and which cgroup belongs to which container.
+
+use std::collections::BTreeMap;
+
+use super::mark::{Mark, union};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+use crate::pod::{Container, Pod};
+
+/// The pods' tree as it is now, with marks read and names found.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    /// Every pod that has a cgroup.
+    pub pods: Vec<ObservedPod>,
+}
+
+/// A pod's cgroup.
+#[derive(Debug, Clone, Default)]
+pub struct ObservedPod {
+    /// The cgroup.
+    pub cgroup: PodCgroup,
+    /// Its mark, if it has a readable one.
+    pub mark: Option<Mark>,
+    /// Its containers' cgroups.
+    pub containers: Vec<ObservedContainer>,
+    /// Which of the known pods it is.
+    pub known: Option<usize>,
+}
+
+/// A container's cgroup.
+#[derive(Debug, Clone, Default)]
+pub struct ObservedContainer {
+    /// The cgroup.
+    pub cgroup: ContainerCgroup,
+    /// Its mark, if it has a readable one.
+    pub mark: Option<Mark>,
+    /// The container's name, where the pod's status, the mark or plain counting tells it.
+    pub name: Option<String>,
+}
+
+/// Who owns which CPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// Per pod uid and container name. A claim outlives the container's cgroup: it lasts as long as the pod's.
+    pub claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    /// What can't be explained and is left alone, as sentences.
+    pub unexplained: Vec<String>,
+}
+
+// === impl Observed ===
+
+impl Observed {
+    /// Finds out which pod and container each cgroup belongs to.
+    pub fn new(cgroups: Vec<PodCgroup>, pods: &[Pod]) -> (Self, Ledger) {
+        let mut ledger = Ledger::default();
+        let mut observed = Self::default();
+        for cgroup in cgroups {
+            let known = pods.iter().position(|pod| pod.cgroup_uid() == Some(cgroup.uid.as_str()));
+            let mark = ledger.read_mark(&cgroup.path, cgroup.mark.as_deref());
+            let alone = cgroup.containers.len() == 1;
+            let mut containers = Vec::new();
+            for container in &cgroup.containers {
+                let mark = ledger.read_mark(&container.path, container.mark.as_deref());
+                let marked = mark.as_ref().and_then(|mark| mark.claims.keys().next().cloned());
+                let name = known
+                    .and_then(|index| pods.get(index))
+                    .and_then(|pod| name_of(pod, &container.id, alone))
+                    .or(marked);
+                containers.push(ObservedContainer { cgroup: container.clone(), mark, name });
+            }
+            ledger.enter(&cgroup.uid, mark.as_ref(), &containers);
+            observed.pods.push(ObservedPod { cgroup, mark, containers, known });
+        }
+        ledger.find_overlaps();
+        (observed, ledger)
+    }
+
+    /// The cgroups of a pod's container; usually one, for a moment two while a container is replaced.
+    pub fn container(&self, uid: &str, name: &str) -> Option<&ObservedContainer> {
+        let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?;
+        let mut found = pod.containers.iter().filter(|container| container.name.as_deref() == Some(name));
+        let first = found.next()?;
+        Some(found.find(|container| container.cgroup.populated).unwrap_or(first))
+    }
+}
+
+/// Which of a pod's containers has this runtime id.
+///
+/// Without any status, a pod's only container is its only cgroup.
+fn name_of(pod: &Pod, id: &str, alone: bool) -> Option<String> {
+    let same = |container: &&Container| container.runtime_id.as_deref() == Some(id);
+    if let Some(container) = pod.containers.iter().find(same) {
+        return Some(container.name.clone());
+    }
+    let silent = pod.containers.iter().all(|container| container.runtime_id.is_none());
+    match pod.containers.as_slice() {
+        [only] if silent && alone => Some(only.name.clone()),
+        _ => None,
+    }
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// All CPUs that somebody owns.
+    pub fn exclusive(&self) -> CpuSet {
+        union(self.claims.values().flat_map(BTreeMap::values))
+    }
+
+    /// What a pod's containers own.
+    pub fn of(&self, uid: &str) -> BTreeMap<String, CpuSet> {
+        self.claims.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Adds claims that were promised and are not in the kernel yet; what the kernel says comes first.
+    pub fn promise(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
+        self.claims.entry(uid.to_owned()).or_default().entry(name.to_owned()).or_insert_with(|| cpus.clone());
+    }
+
+    fn read_mark(&mut self, path: &str, text: Option<&str>) -> Option<Mark> {
+        match Mark::parse(text?) {
+            Ok(mark) => Some(mark),
+            Err(error) => {
+                self.unexplained.push(format!("cgroup {path} is left alone: {error}"));
+                None
+            }
+        }
+    }
+
+    fn enter(&mut self, uid: &str, pod: Option<&Mark>, containers: &[ObservedContainer]) {
+        // A container's own mark is written before its pod's claim is widened, so both count.
+        let marks = containers.iter().filter_map(|container| container.mark.as_ref());
+        for mark in pod.into_iter().chain(marks) {
+            for (name, cpus) in &mark.claims {
+                self.promise(uid, name, cpus);
+            }
+        }
+    }
+
+    fn find_overlaps(&mut self) {
+        let claims: Vec<(String, &CpuSet)> = self
+            .claims
+            .iter()
+            .flat_map(|(uid, claims)| {
+                claims.iter().map(move |(name, cpus)| (format!("{name} of pod {uid}"), cpus))
+            })
+            .collect();
+        let mut found = Vec::new();
+        for (index, (one, cpus)) in claims.iter().enumerate() {
+            for (other, more) in claims.iter().skip(index + 1) {
+                let both = cpus.intersection(more);
+                if !both.is_empty() {
+                    found
+                        .push(format!("CPUs {both} are claimed by container {one} and by container {other}"));
+                }
+            }
+        }
+        self.unexplained.extend(found);
+    }
+}

@@ -1,0 +1,338 @@
+//! The planner against a model of the kernel's cpuset rules, for both cgroup versions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Version};
+
+const ONLINE: &str = "0-7";
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+/// What the kernel keeps for one cgroup.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Node {
+    cpus: CpuSet,
+    quota: Option<Quota>,
+    mark: Option<String>,
+}
+
+/// A kernel with one level of pods and one of containers, that refuses what the real one refuses.
+#[derive(Debug, Clone)]
+struct Kernel {
+    version: Version,
+    nodes: BTreeMap<String, Node>,
+    /// What each container owns: assigned, and in force.
+    owned: BTreeMap<String, CpuSet>,
+}
+
+impl Kernel {
+    fn new(version: Version) -> Self {
+        Self { version, nodes: BTreeMap::new(), owned: BTreeMap::new() }
+    }
+
+    fn make(&mut self, path: &str) {
+        let parent = path.rsplit_once('/').map(|(parent, _)| parent);
+        let cpus = match (self.version, parent) {
+            // runc copies the parent's set on v1; on v2 a new cgroup has none.
+            (Version::V1, Some(parent)) => self.nodes[parent].cpus.clone(),
+            (Version::V1, None) => set(ONLINE),
+            (Version::V2, _) => CpuSet::new(),
+        };
+        let quota = Some(Quota { quota: Some(100_000), period: 100_000 });
+        self.nodes.insert(path.to_owned(), Node { cpus, quota, mark: None });
+    }
+
+    fn remove(&mut self, path: &str) {
+        self.nodes.retain(|other, _| other != path && !other.starts_with(&format!("{path}/")));
+        let nodes = &self.nodes;
+        self.owned.retain(|other, _| nodes.contains_key(other));
+    }
+
+    fn effective(&self, path: &str) -> CpuSet {
+        let above = match path.rsplit_once('/') {
+            Some((parent, _)) => self.effective(parent),
+            None => set(ONLINE),
+        };
+        let both = self.nodes[path].cpus.intersection(&above);
+        if both.is_empty() { above } else { both }
+    }
+
+    fn containers(&self) -> impl Iterator<Item = &String> {
+        self.nodes.keys().filter(|path| path.contains('/'))
+    }
+
+    fn observe(&self) -> (Observed, Ledger) {
+        let mut pods: Vec<PodCgroup> = Vec::new();
+        for (path, node) in &self.nodes {
+            let cpuset = Cpuset { cpus: node.cpus.clone(), effective: self.effective(path) };
+            let (mark, quota, path) = (node.mark.clone(), node.quota, path.clone());
+            if let Some((_, id)) = path.rsplit_once('/') {
+                let id = id.to_owned();
+                pods.last_mut().unwrap().containers.push(ContainerCgroup {
+                    path,
+                    id,
+                    cpuset,
+                    quota,
+                    mark,
+                    populated: true,
+                });
+            } else {
+                pods.push(PodCgroup { uid: path.clone(), path, cpuset, quota, mark, containers: Vec::new() });
+            }
+        }
+        let known: Vec<crate::pod::Pod> = pods
+            .iter()
+            .map(|cgroup| crate::pod::Pod {
+                uid: Some(cgroup.uid.clone()),
+                containers: cgroup
+                    .containers
+                    .iter()
+                    .map(|container| crate::pod::Container {
+                        name: container.id.clone(),
+                        runtime_id: Some(container.id.clone()),
+                        ..Default::default()
+                    })
+                    .collect(),
+                ..Default::default()
+            })
+            .collect();
+        Observed::new(pods, &known)
+    }
+
+    /// Carries out one step as the kernel would, and checks what must hold at every moment.
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Mark { path, mark } => {
+                self.nodes.get_mut(path).unwrap().mark = mark.as_ref().map(Mark::text);
+            }
+            Step::Quota { path, quota } => self.nodes.get_mut(path).unwrap().quota = Some(*quota),
+            Step::Cpus { path, cpus, reason } => self.write(path, cpus, *reason),
+        }
+        for (owner, cpus) in &self.owned {
+            for other in self.containers().filter(|other| *other != owner) {
+                let both = self.effective(other).intersection(cpus);
+                assert!(both.is_empty(), "{step}: CPUs {both} of {owner} are in reach of {other}");
+            }
+        }
+    }
+
+    fn write(&mut self, path: &str, cpus: &CpuSet, reason: Reason) {
+        assert!(!cpus.is_empty(), "{path}: nothing written");
+        if self.version == Version::V1 {
+            if let Some((parent, _)) = path.rsplit_once('/') {
+                let above = &self.nodes[parent].cpus;
+                assert!(cpus.is_subset(above), "{path}: {cpus} is not within its pod's {above}");
+            }
+            for (child, node) in &self.nodes {
+                if child.starts_with(&format!("{path}/")) {
+                    assert!(node.cpus.is_subset(cpus), "{path}: {cpus} leaves out {} of {child}", node.cpus);
+                }
+            }
+        }
+        self.nodes.get_mut(path).unwrap().cpus = cpus.clone();
+        if path.contains('/') {
+            match reason {
+                Reason::Own => self.owned.insert(path.to_owned(), cpus.clone()),
+                _ => self.owned.remove(path),
+            };
+        }
+    }
+
+    /// Plans and carries out, the first `steps` steps at most.
+    fn reconcile(&mut self, desired: &Desired, steps: usize) -> usize {
+        let (observed, ledger) = self.observe();
+        let plan = plan(&observed, &ledger, desired);
+        // A container that appeared with everybody's CPUs is not our step's doing.
+        self.owned.clear();
+        for step in plan.iter().take(steps) {
+            self.step(step);
+        }
+        plan.len()
+    }
+
+    fn settle(&mut self, desired: &Desired) {
+        self.reconcile(desired, usize::MAX);
+        let (observed, ledger) = self.observe();
+        assert_eq!(plan(&observed, &ledger, desired), Vec::new(), "the second plan is not empty");
+        for path in self.containers() {
+            let (pod, name) = path.split_once('/').unwrap();
+            let claim = desired.claims.get(pod).and_then(|claims| claims.get(name));
+            let node = &self.nodes[path];
+            match claim {
+                Some(claim) => {
+                    assert_eq!(self.effective(path), *claim, "{path}");
+                    assert_eq!(node.quota.unwrap().quota, None, "{path} keeps its quota");
+                }
+                None => {
+                    assert!(self.effective(path).is_subset(&desired.shared()), "{path}");
+                    assert_eq!(node.quota.unwrap().quota, Some(100_000), "{path}");
+                }
+            }
+        }
+    }
+}
+
+fn desired(claims: &[(&str, &str, &str)]) -> Desired {
+    let mut desired = Desired { online: set(ONLINE), ..Desired::default() };
+    for (pod, container, cpus) in claims {
+        desired.claims.entry((*pod).to_owned()).or_default().insert((*container).to_owned(), set(cpus));
+        desired.names.insert((*pod).to_owned(), ("train".to_owned(), (*pod).to_owned()));
+    }
+    desired
+}
+
+fn kernel(version: Version, paths: &[&str]) -> Kernel {
+    let mut kernel = Kernel::new(version);
+    for path in paths {
+        kernel.make(path);
+    }
+    kernel
+}
+
+#[test]
+fn nothing_owned_nothing_written() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/x", "b", "b/y"]);
+        assert_eq!(kernel.reconcile(&desired(&[]), usize::MAX), 0);
+    }
+}
+
+#[test]
+fn one_owner_then_none() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
+        kernel.settle(&desired(&[("a", "x", "2-3")]));
+        assert_eq!(kernel.effective("b/y"), set("0-1,4-7"));
+        assert_eq!(kernel.effective("a/sandbox"), set("0-1,4-7"));
+        kernel.settle(&desired(&[]));
+        assert_eq!(kernel.effective("a/x"), set(ONLINE));
+        assert_eq!(kernel.effective("b/y"), set(ONLINE));
+        assert_eq!(kernel.nodes["a"].mark, None);
+    }
+}
+
+#[test]
+fn two_owners_swap() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/x", "b", "b/y"]);
+        kernel.settle(&desired(&[("a", "x", "2-3"), ("b", "y", "4-5")]));
+        kernel.settle(&desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
+    }
+}
+
+#[test]
+fn everything_goes_back() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
+        let mut wish = desired(&[("a", "x", "2-3")]);
+        wish.whole.push("a".to_owned());
+        kernel.settle(&wish);
+        assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
+        let (observed, _) = kernel.observe();
+        // From here on nobody owns anything, in whatever order the CPUs come back.
+        kernel.owned.clear();
+        for step in release(&observed, &set(ONLINE)) {
+            kernel.step(&step);
+        }
+        for (path, node) in &kernel.nodes {
+            assert_eq!(kernel.effective(path), set(ONLINE), "{path}");
+            assert_eq!(node.mark, None, "{path}");
+            assert_eq!(node.quota.unwrap().quota, Some(100_000), "{path}");
+        }
+        let (observed, _) = kernel.observe();
+        assert_eq!(release(&observed, &set(ONLINE)), Vec::new());
+    }
+}
+
+#[test]
+fn an_init_container_runs_inside_its_pods_set() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
+        let mut wish = desired(&[("a", "x", "2-3"), ("a", "z", "4")]);
+        wish.inside.insert("a".to_owned(), vec!["init".to_owned()]);
+        kernel.reconcile(&wish, usize::MAX);
+        assert_eq!(kernel.effective("a/init"), set("2-4"));
+        assert_eq!(kernel.reconcile(&wish, usize::MAX), 0);
+    }
+}
+
+#[test]
+fn a_mark_that_is_not_ours_is_left_alone() {
+    let mut kernel = kernel(Version::V1, &["a", "a/x", "b", "b/y"]);
+    kernel.nodes.get_mut("b/y").unwrap().mark = Some("something else".to_owned());
+    kernel.nodes.get_mut("b").unwrap().mark = Some("something else".to_owned());
+    let (_, ledger) = kernel.observe();
+    assert_eq!(ledger.unexplained.len(), 2);
+    kernel.reconcile(&desired(&[("a", "x", "2-3")]), usize::MAX);
+    assert_eq!(kernel.nodes["b/y"].cpus, set(ONLINE));
+}
+
+/// A history: each entry gives or takes containers, or deals the CPUs anew.
+#[derive(Debug, Clone)]
+enum Change {
+    Make(u8, u8),
+    RemoveContainer(u8, u8),
+    RemovePod(u8),
+    /// For each of CPUs 1 to 7, the pod and container that shall own it, if any.
+    Deal([Option<(u8, u8)>; 7]),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let owner = prop::option::of((0..4u8, 0..3u8));
+    prop_oneof![
+        3 => (0..4u8, 0..3u8).prop_map(|(pod, container)| Change::Make(pod, container)),
+        1 => (0..4u8, 0..3u8).prop_map(|(pod, container)| Change::RemoveContainer(pod, container)),
+        1 => (0..4u8).prop_map(Change::RemovePod),
+        4 => prop::array::uniform7(owner).prop_map(Change::Deal),
+    ]
+}
+
+fn run(version: Version, history: &[(Change, usize)]) {
+    let mut kernel = Kernel::new(version);
+    let mut wish = desired(&[]);
+    for (change, crash) in history {
+        match change {
+            Change::Make(pod, container) => {
+                let (pod, path) = (format!("p{pod}"), format!("p{pod}/c{container}"));
+                for path in [pod, path] {
+                    if !kernel.nodes.contains_key(&path) {
+                        kernel.make(&path);
+                    }
+                }
+            }
+            Change::RemoveContainer(pod, container) => kernel.remove(&format!("p{pod}/c{container}")),
+            Change::RemovePod(pod) => {
+                kernel.remove(&format!("p{pod}"));
+                wish.claims.remove(&format!("p{pod}"));
+            }
+            Change::Deal(owners) => {
+                wish.claims.clear();
+                let pods: BTreeSet<String> = kernel.nodes.keys().cloned().collect();
+                for (cpu, owner) in (1..).zip(owners) {
+                    let Some((pod, container)) = owner else { continue };
+                    let uid = format!("p{pod}");
+                    if pods.contains(&uid) {
+                        let claims = wish.claims.entry(uid).or_default();
+                        claims.entry(format!("c{container}")).or_default().insert(cpu);
+                    }
+                }
+            }
+        }
+        // Killed after some steps, then started again: the outcome is the same.
+        kernel.reconcile(&wish, *crash);
+        kernel.settle(&wish);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_history_keeps_the_rules(history in prop::collection::vec((change(), 0..12usize), 1..12)) {
+        run(Version::V1, &history);
+        run(Version::V2, &history);
+    }
+}
