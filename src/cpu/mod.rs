@@ -4,4 +4,4 @@ mod set;
 mod topology;
 
 pub use set::{CpuSet, MAX_CPU, ParseCpuSetError};
-pub use topology::{Cpu, Topology};
+pub use topology::{CoreKind, Cpu, Facts, NumaNode, Numbering, Shape, Topology};

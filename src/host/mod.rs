@@ -5,4 +5,5 @@
 pub mod cgroup;
 pub mod file;
 pub mod proc;
+pub mod topology;
 pub mod watch;
