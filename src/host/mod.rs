@@ -4,6 +4,10 @@
 
 pub mod cgroup;
 pub mod file;
+mod link;
+pub mod netns;
+pub mod online;
 pub mod proc;
+pub mod spawn;
 pub mod topology;
 pub mod watch;

@@ -1,0 +1,164 @@
+//! Bridges, veth pairs and addresses over rtnetlink, and the errors of everything about networks.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use futures_util::TryStreamExt;
+use nix::libc;
+use rtnetlink::packet_route::link::{InfoData, InfoVeth};
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth};
+
+/// Why a network could not be made or entered.
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {
+    /// The kernel wants a privilege.
+    #[error("cannot {operation} {subject}: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN")]
+    NotPermitted {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// On what.
+        subject: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel lacks the driver.
+    #[error(
+        "cannot {operation} {subject}: this kernel has no such device; load the modules bridge and veth, \
+         or use a kernel built with CONFIG_BRIDGE, CONFIG_VETH and CONFIG_NET_NS"
+    )]
+    Unsupported {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// On what.
+        subject: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Anything else that the kernel refused.
+    #[error("cannot {operation} {subject}")]
+    Failed {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// On what.
+        subject: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// An address that can't be given to a container of this switch.
+    #[error("cannot give a container the address {address}: {reason}")]
+    Address {
+        /// The address.
+        address: Ipv4Addr,
+        /// What is wrong with it and what to use.
+        reason: &'static str,
+    },
+}
+
+impl NetError {
+    /// Names the operation and sorts the error by what a person can do about it.
+    pub(super) fn new(operation: &'static str, subject: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        let (subject, source) = (subject.into(), source.into());
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted { operation, subject, source },
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENODEV) => {
+                Self::Unsupported { operation, subject, source }
+            }
+            _ => Self::Failed { operation, subject, source },
+        }
+    }
+}
+
+/// The links of one network namespace: the one that the socket was opened in.
+#[derive(Debug)]
+pub(super) struct Links {
+    handle: Handle,
+}
+
+impl Links {
+    /// Opens a netlink socket in the calling thread's namespace; to be called inside a tokio runtime, which drives it.
+    pub(super) fn open() -> Result<Self, NetError> {
+        let (connection, handle, _) = rtnetlink::new_connection()
+            .map_err(|source| NetError::new("open", "a netlink socket", source))?;
+        tokio::spawn(connection);
+        Ok(Self { handle })
+    }
+
+    /// Adds a bridge and sets it up.
+    pub(super) async fn add_bridge(&self, name: &str) -> Result<(), NetError> {
+        let message = LinkBridge::new(name).build();
+        let added = self.handle.link().add(message).execute().await;
+        added.map_err(|error| NetError::new("add", format!("bridge {name}"), kernel(error)))
+    }
+
+    /// Adds a veth pair: `name` here and in the bridge `bridge`, `peer` in another namespace; `name` is set up.
+    pub(super) async fn add_port(
+        &self,
+        name: &str,
+        bridge: &str,
+        peer: &str,
+        namespace: BorrowedFd<'_>,
+    ) -> Result<(), NetError> {
+        let controller = self.index(bridge).await?;
+        // The peer is born in its own namespace: a name like eth0 can't collide here, not even for a moment.
+        let peer = LinkUnspec::new_with_name(peer).setns_by_fd(namespace.as_raw_fd()).build();
+        let message = LinkVeth::new(name, "")
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+            .controller(controller)
+            .up()
+            .build();
+        let added = self.handle.link().add(message).execute().await;
+        added.map_err(|error| NetError::new("add", format!("veth pair {name}"), kernel(error)))
+    }
+
+    /// Gives a link an address with a prefix of `prefix` bits.
+    pub(super) async fn add_address(&self, name: &str, address: Ipv4Addr, prefix: u8) -> Result<(), NetError> {
+        let index = self.index(name).await?;
+        let added = self.handle.address().add(index, IpAddr::V4(address), prefix).execute().await;
+        added.map_err(|error| NetError::new("add", format!("address {address}/{prefix} to {name}"), kernel(error)))
+    }
+
+    /// Sets a link up.
+    pub(super) async fn set_up(&self, name: &str) -> Result<(), NetError> {
+        let message = LinkUnspec::new_with_name(name).up().build();
+        let set = self.handle.link().set(message).execute().await;
+        set.map_err(|error| NetError::new("set up", format!("link {name}"), kernel(error)))
+    }
+
+    async fn index(&self, name: &str) -> Result<u32, NetError> {
+        let failed = |source: io::Error| NetError::new("find", format!("link {name}"), source);
+        let mut found = Box::pin(self.handle.link().get().match_name(name).execute());
+        match found.try_next().await {
+            Ok(Some(link)) => Ok(link.header.index),
+            Ok(None) => Err(failed(io::ErrorKind::NotFound.into())),
+            Err(error) => Err(failed(kernel(error))),
+        }
+    }
+}
+
+/// The kernel's errno if the kernel answered, else the library's own words.
+fn kernel(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_to_do() {
+        let by_errno = |errno| NetError::new("add", "bridge b", io::Error::from_raw_os_error(errno)).to_string();
+        assert_eq!(
+            by_errno(libc::EPERM),
+            "cannot add bridge b: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+        );
+        assert!(by_errno(libc::EOPNOTSUPP).contains("CONFIG_BRIDGE"));
+        assert_eq!(by_errno(libc::EEXIST), "cannot add bridge b");
+    }
+}

@@ -1,0 +1,157 @@
+//! Network namespaces for local containers, joined by a bridge that the host never sees.
+//!
+//! A namespace is held by a file descriptor and by nothing else: no name under /run/netns, no bind mount, no process.
+//! The bridge lives in a namespace of its own, so that no interface, address, route or firewall rule of the host is
+//! touched. When the last descriptor is closed and the last process inside has ended, the kernel removes the namespace
+//! and every link in it, also if this program is killed.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use nix::sched::{CloneFlags, setns, unshare};
+
+use super::link::Links;
+pub use super::link::NetError;
+
+const BRIDGE: &str = "switch";
+const PREFIX: u8 = 24;
+
+/// A network namespace, kept alive by an open file. Clones are the same namespace.
+#[derive(Debug, Clone)]
+pub struct Netns {
+    file: Arc<OwnedFd>,
+}
+
+/// A bridge in a private namespace; each container that joins gets a namespace of its own with an `eth0`.
+///
+/// Dropping it unplugs every container: their `eth0` vanishes with the bridge's end of the pair.
+#[derive(Debug)]
+pub struct Switch {
+    namespace: Netns,
+    taken: BTreeSet<Ipv4Addr>,
+}
+
+// === impl Netns ===
+
+impl Netns {
+    /// A new namespace with nothing in it but a loopback that is down. Threads of this process stay where they are.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses, for want of `CAP_SYS_ADMIN` or because it was built without namespaces.
+    pub fn new() -> Result<Self, NetError> {
+        // Unsharing moves the calling thread for good, so it is done by a thread that ends right after.
+        in_thread("pinfold-netns", || {
+            unshare(CloneFlags::CLONE_NEWNET)
+                .map_err(|errno| NetError::new("create", "a network namespace", errno))?;
+            let path = "/proc/thread-self/ns/net";
+            let file = std::fs::File::open(path).map_err(|source| NetError::new("open", path, source))?;
+            Ok(Self { file: Arc::new(file.into()) })
+        })
+    }
+
+    /// Runs `work` on a thread inside this namespace and returns what it returns.
+    ///
+    /// Sockets opened by `work` belong to this namespace for ever, wherever they are used later.
+    ///
+    /// # Errors
+    ///
+    /// The namespace can't be entered.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetError> {
+        in_thread("pinfold-netns", || {
+            setns(&*self.file, CloneFlags::CLONE_NEWNET)
+                .map_err(|errno| NetError::new("enter", "a network namespace", errno))?;
+            Ok(work())
+        })
+    }
+
+    /// Like [`Netns::run`] with the namespace's links, which want an async runtime.
+    fn with_links<F>(&self, work: impl FnOnce(Links) -> F + Send) -> Result<(), NetError>
+    where
+        F: Future<Output = Result<(), NetError>>,
+    {
+        self.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_io()
+                .build()
+                .map_err(|source| NetError::new("start", "a runtime for netlink", source))?;
+            runtime.block_on(async { work(Links::open()?).await })
+        })?
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+// === impl Switch ===
+
+impl Switch {
+    /// A bridge in a new namespace, set up, with no ports.
+    ///
+    /// # Errors
+    ///
+    /// See [`NetError`]: no privilege, or a kernel without bridges.
+    pub fn new() -> Result<Self, NetError> {
+        let namespace = Netns::new()?;
+        namespace.with_links(|links| async move { links.add_bridge(BRIDGE).await })?;
+        Ok(Self { namespace, taken: BTreeSet::new() })
+    }
+
+    /// A new namespace with `lo` up and an `eth0` with this address and a /24, plugged into the bridge.
+    ///
+    /// # Errors
+    ///
+    /// The address is not a host's address in 10.0.0.0/8, is taken, or lies in another /24 than those before; or the
+    /// kernel refuses (see [`NetError`]), in which case nothing stays behind.
+    pub fn join(&mut self, address: Ipv4Addr) -> Result<Netns, NetError> {
+        self.check(address)?;
+        let container = Netns::new()?;
+        let port = format!("port{}", address.octets()[3]);
+        self.namespace.with_links(|links| {
+            let container = &container;
+            async move { links.add_port(&port, BRIDGE, "eth0", container.as_fd()).await }
+        })?;
+        container.with_links(|links| async move {
+            links.set_up("lo").await?;
+            links.add_address("eth0", address, PREFIX).await?;
+            links.set_up("eth0").await
+        })?;
+        self.taken.insert(address);
+        Ok(container)
+    }
+
+    fn check(&self, address: Ipv4Addr) -> Result<(), NetError> {
+        let [a, b, c, host] = address.octets();
+        let refuse = |reason| Err(NetError::Address { address, reason });
+        if a != 10 || host == 0 || host == 255 {
+            return refuse("use one from 10.x.y.1 to 10.x.y.254");
+        }
+        if self.taken.contains(&address) {
+            return refuse("another container of this switch has it");
+        }
+        match self.taken.first() {
+            Some(first) if first.octets()[..3] != [a, b, c] => {
+                refuse("it lies in another /24 than the first container of this switch, which could not reach it")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs `work` on a thread made for it, because namespaces belong to threads.
+fn in_thread<T: Send>(name: &str, work: impl FnOnce() -> Result<T, NetError> + Send) -> Result<T, NetError> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn_scoped(scope, work)
+            .map_err(|source| NetError::new("start", "a thread for a namespace", source))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}

@@ -1,0 +1,134 @@
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+
+use super::*;
+
+fn shell(script: &str) -> Spawn {
+    Spawn {
+        program: "/bin/sh".into(),
+        args: vec!["-c".into(), script.into()],
+        env: BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]),
+        cgroup_procs: Vec::new(),
+        netns: None,
+        stderr: Stderr::Inherit,
+    }
+}
+
+fn output(process: &mut Process) -> String {
+    let mut text = String::new();
+    process.take_stdout().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+fn is_alive(pid: u32) -> bool {
+    kill(Pid::from_raw(pid.cast_signed()), None).is_ok()
+}
+
+#[test]
+fn only_the_given_environment_is_passed_on() {
+    let launcher = Launcher::new().unwrap();
+    let mut spawn = shell("exec env");
+    spawn.env.insert("TF_NUM_INTRAOP_THREADS".to_owned(), "3".to_owned());
+    let mut process = launcher.spawn(spawn).unwrap();
+    let text = output(&mut process);
+    assert!(text.contains("TF_NUM_INTRAOP_THREADS=3\n"), "{text}");
+    assert!(!text.contains("CARGO"), "the test's own environment leaked: {text}");
+    assert!(process.wait().unwrap().success());
+}
+
+#[test]
+fn joins_before_the_first_instruction() {
+    // Any writable file will do to see what the child writes before it runs.
+    let dir = tempfile::tempdir().unwrap();
+    let procs = dir.path().join("cgroup.procs");
+    std::fs::write(&procs, "").unwrap();
+    let mut spawn = shell(&format!("cat {}", procs.display()));
+    spawn.cgroup_procs = vec![procs];
+    let mut process = Launcher::new().map(|launcher| {
+        let mut process = launcher.spawn(spawn).unwrap();
+        process.wait().unwrap();
+        process
+    });
+    assert_eq!(output(process.as_mut().unwrap()), "0");
+}
+
+#[test]
+fn an_error_names_the_file() {
+    let launcher = Launcher::new().unwrap();
+
+    let mut spawn = shell("true");
+    spawn.cgroup_procs = vec!["/no/such/cgroup.procs".into()];
+    let error = launcher.spawn(spawn).unwrap_err();
+    assert!(matches!(&error, SpawnError::OpenCgroup { .. }) && error.to_string().contains("/no/such/cgroup.procs"));
+
+    // /dev/full opens and refuses every write, as a cgroup does that can't take the process.
+    let dir = tempfile::tempdir().unwrap();
+    let good = dir.path().join("procs");
+    std::fs::write(&good, "").unwrap();
+    let mut spawn = shell("true");
+    spawn.cgroup_procs = vec![good, "/dev/full".into()];
+    let error = launcher.spawn(spawn).unwrap_err();
+    match &error {
+        SpawnError::JoinCgroup { path, source, .. } => {
+            assert_eq!(path, &PathBuf::from("/dev/full"));
+            assert_eq!(source.raw_os_error(), Some(nix::libc::ENOSPC));
+        }
+        other => panic!("{other:?}"),
+    }
+
+    let mut spawn = shell("true");
+    spawn.program = "/no/such/program".into();
+    let error = launcher.spawn(spawn).unwrap_err();
+    assert!(matches!(&error, SpawnError::Start { .. }) && error.to_string().contains("/no/such/program"));
+}
+
+#[test]
+fn standard_error_goes_to_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let launcher = Launcher::new().unwrap();
+    for _ in 0..2 {
+        let mut spawn = shell("echo oops >&2");
+        spawn.stderr = Stderr::File(log.clone());
+        launcher.spawn(spawn).unwrap().wait().unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(log).unwrap(), "oops\noops\n");
+}
+
+#[test]
+fn stops_gently_then_hard() {
+    let launcher = Launcher::new().unwrap();
+    let mut gentle = launcher.spawn(shell("exec sleep 60")).unwrap();
+    assert!(gentle.try_wait().unwrap().is_none());
+    assert_eq!(gentle.stop(Duration::from_secs(10)).unwrap().signal(), Some(15));
+    // A second time it is history, and its id may be another's.
+    gentle.kill(Signal::SIGKILL).unwrap();
+
+    let mut stubborn = launcher.spawn(shell("trap '' TERM; echo ready; while :; do sleep 1; done")).unwrap();
+    let mut ready = String::new();
+    BufReader::new(stubborn.take_stdout().unwrap()).read_line(&mut ready).unwrap();
+    assert_eq!(stubborn.stop(Duration::from_millis(100)).unwrap().signal(), Some(9));
+}
+
+#[test]
+fn a_process_ends_with_the_launcher_and_not_before() {
+    let launcher = Launcher::new().unwrap();
+    // Started from a thread that ends at once: the parent-death signal must not come from there.
+    let mut process = thread::scope(|scope| {
+        scope.spawn(|| launcher.spawn(shell("exec sleep 60")).unwrap()).join().unwrap()
+    });
+    thread::sleep(Duration::from_millis(50));
+    assert!(process.try_wait().unwrap().is_none());
+    drop(launcher);
+    assert_eq!(process.wait().unwrap().signal(), Some(9));
+}
+
+#[test]
+fn a_dropped_process_is_gone() {
+    let launcher = Launcher::new().unwrap();
+    let process = launcher.spawn(shell("exec sleep 60")).unwrap();
+    let pid = process.pid();
+    assert!(is_alive(pid));
+    drop(process);
+    assert!(!is_alive(pid));
+}

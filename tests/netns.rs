@@ -1,0 +1,119 @@
+//! Network namespaces on the real kernel. Needs root; without it the tests fail and say so.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use pinfold::host::netns::{NetError, Netns, Switch};
+
+const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const B: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+fn switch() -> Switch {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "this test makes network namespaces and must run as root: try `sudo -E cargo test --test netns`"
+    );
+    Switch::new().unwrap()
+}
+
+/// The interfaces of the namespace that the calling thread is in.
+fn interfaces() -> BTreeSet<String> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
+}
+
+fn inode(netns: &Netns) -> u64 {
+    u64::try_from(nix::sys::stat::fstat(netns.as_fd()).unwrap().st_ino).unwrap()
+}
+
+/// Whether any thread or any open file on this machine holds the namespace.
+fn is_held(inode: u64) -> bool {
+    let name = format!("net:[{inode}]");
+    let is_it = |path: std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == name.as_str())
+    };
+    let entries = |path: std::path::PathBuf| {
+        std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path())
+    };
+    entries("/proc".into()).any(|process| {
+        entries(process.join("task")).any(|task| is_it(task.join("ns/net")))
+            || entries(process.join("fd")).any(is_it)
+    })
+}
+
+fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is_true() {
+        assert!(Instant::now() < deadline, "still not so after 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn two_containers_talk_and_the_host_sees_nothing() {
+    let before = interfaces();
+    let mut switch = switch();
+    let a = switch.join(A).unwrap();
+    let b = switch.join(B).unwrap();
+    assert_eq!(interfaces(), before, "the host got an interface");
+    assert_eq!(a.run(interfaces).unwrap(), BTreeSet::from(["eth0".to_owned(), "lo".to_owned()]));
+
+    let listener = a.run(|| TcpListener::bind((A, 2222))).unwrap().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, from) = listener.accept().unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        (got.len(), from.ip())
+    });
+    let sent = vec![7_u8; 1 << 20];
+    b.run(|| TcpStream::connect((A, 2222)).unwrap().write_all(&sent).unwrap()).unwrap();
+    assert_eq!(server.join().unwrap(), (sent.len(), B.into()));
+
+    // The loopback of a container is its own and is up.
+    let own = b.run(|| TcpListener::bind("127.0.0.1:2222").unwrap().local_addr().unwrap()).unwrap();
+    b.run(|| assert!(TcpStream::connect(own).is_err(), "the listener was dropped")).unwrap();
+
+    // From the host, the address leads nowhere.
+    let address = SocketAddrV4::new(A, 2222).into();
+    assert!(TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_err());
+}
+
+#[test]
+fn nothing_stays_behind() {
+    let before = interfaces();
+    let mut switch = switch();
+    let a = switch.join(A).unwrap();
+    let b = switch.join(B).unwrap();
+    let (a_inode, b_inode) = (inode(&a), inode(&b));
+    assert!(is_held(a_inode) && is_held(b_inode));
+
+    drop(b);
+    eventually("nobody holds b's namespace", || !is_held(b_inode));
+    // The switch's namespace has no other handle: that a's end of the pair vanishes is the kernel saying that the
+    // bridge's namespace, and every link in it, has been removed.
+    assert!(a.run(interfaces).unwrap().contains("eth0"));
+    drop(switch);
+    eventually("a's eth0 is gone with the switch", || !a.run(interfaces).unwrap().contains("eth0"));
+    drop(a);
+    eventually("nobody holds a's namespace", || !is_held(a_inode));
+    assert_eq!(interfaces(), before);
+}
+
+#[test]
+fn an_address_must_make_sense() {
+    let mut switch = switch();
+    let refused = |switch: &mut Switch, address| match switch.join(address) {
+        Err(NetError::Address { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    };
+    for odd in [Ipv4Addr::new(192, 168, 0, 1), Ipv4Addr::new(10, 1, 1, 0), Ipv4Addr::new(10, 1, 1, 255)] {
+        assert!(refused(&mut switch, odd).contains("10.x.y.1"));
+    }
+    switch.join(A).unwrap();
+    assert!(refused(&mut switch, A).contains("another container"));
+    assert!(refused(&mut switch, Ipv4Addr::new(10, 78, 0, 2)).contains("another /24"));
+    switch.join(B).unwrap();
+}
