@@ -38,7 +38,7 @@ pub(crate) fn render(topology: &Topology, owners: &BTreeMap<String, CpuSet>) -> 
 
 /// How many of everything, and which CPUs are off.
 fn summarize(out: &mut String, topology: &Topology) {
-    let mut parts = vec![count(topology.online.len(), "CPU")];
+    let mut parts = vec![format!("{} online", count(topology.online.len(), "CPU"))];
     let told = |of: fn(&Cpu) -> Option<u32>| topology.cpus.iter().any(|cpu| of(cpu).is_some());
     let mut untold = Vec::new();
     let levels: [(_, _, fn(&Cpu) -> Option<u32>); 4] = [
@@ -138,36 +138,55 @@ impl Drawing<'_> {
         };
         let groups =
             level.groups.iter().map(|group| group.intersection(within)).filter(|group| !group.is_empty());
-        // Innermost groups without details of their own stand before their cores, several to a line.
-        if depth > 0 && depth + 1 == self.levels.len() && !level.names.contains(&Name::Numa) {
-            let segments: Vec<_> =
-                groups.map(|group| (self.title(level, &group), self.cores(&group))).collect();
+        if depth + 1 < self.levels.len() {
+            for group in groups {
+                line(out, indent, &self.title(level, &group));
+                self.draw(out, depth + 1, &group);
+            }
+            return;
+        }
+        // The innermost groups stand before their cores: several to a line where their titles are short, one to a
+        // line where all of the level fit so, and above their cores otherwise.
+        let segments: Vec<_> = groups.map(|group| (self.title(level, &group), self.cores(&group))).collect();
+        if !level.names.contains(&Name::Numa) {
             return self.side_by_side(out, indent, &segments);
         }
-        for group in groups {
-            line(out, indent, &self.title(level, &group));
-            self.draw(out, depth + 1, &group);
+        let column =
+            level.groups.iter().map(|group| measure_text_width(&self.title(level, group))).max().unwrap_or(0);
+        let widest = level
+            .groups
+            .iter()
+            .map(|group| measure_text_width(&self.cores(group).join(" ")))
+            .max()
+            .unwrap_or(0);
+        for (title, cores) in segments {
+            if indent + column + 2 + widest <= WIDTH {
+                self.rows(out, indent, &padded(&title, column), &cores);
+            } else {
+                line(out, indent, &title);
+                self.rows(out, indent + 2, "", &cores);
+            }
         }
     }
 
     /// The heading of one group: `socket 0 · NUMA node 0 · 15.6 GiB`.
     fn title(&self, level: &Level, group: &CpuSet) -> String {
         let cpu = group.first().and_then(|id| self.topology.cpu(id));
-        let titles = level.names.iter().map(|name| {
-            let id = cpu.and_then(|cpu| name.id(cpu));
+        let names = level.names.iter().map(|name| {
             let word = match name {
                 Name::Socket => "socket",
                 Name::Numa => "NUMA node",
                 Name::Llc => "LLC",
             };
-            let node = self.topology.numa.iter().find(|node| *name == Name::Numa && Some(node.id) == id);
-            let details = node.map(|node| details(self.topology, node)).unwrap_or_default();
-            match id {
-                Some(id) => format!("{word} {id}{details}"),
+            match cpu.and_then(|cpu| name.id(cpu)) {
+                Some(id) => format!("{word} {id}"),
                 None => format!("{word} not told"),
             }
         });
-        titles.collect::<Vec<_>>().join(" · ")
+        let title = names.collect::<Vec<_>>().join(" · ");
+        let numa = cpu.and_then(|cpu| cpu.numa).filter(|_| level.names.contains(&Name::Numa));
+        let node = self.topology.numa.iter().find(|node| Some(node.id) == numa);
+        title + &node.map(|node| details(self.topology, node)).unwrap_or_default()
     }
 
     /// One text per core that has CPUs in the set, all padded to the same columns.
@@ -268,7 +287,7 @@ impl<'a> Marks<'a> {
         let letters = LETTERS.iter().map(|&letter| char::from(letter));
         let one = letters.clone().map(String::from);
         let two = letters.clone().flat_map(|a| letters.clone().map(move |b| String::from_iter([a, b])));
-        // More owners than pairs of letters can't be: there are more pairs than half the CPUs of most machines.
+        // Where even pairs of letters run out, at 2704 owners, the rest share a mark.
         let marks: Vec<String> = if width == 2 { two.collect() } else { one.collect() };
         let owners = owners
             .iter()
