@@ -1,7 +1,9 @@
 //! CPU sets, a machine's topology as values, and placement.
 
+mod placement;
 mod set;
 mod topology;
 
+pub use placement::{Cost, Placement, Placer, TooFewCpus, place};
 pub use set::{CpuSet, MAX_CPU, ParseCpuSetError};
 pub use topology::{CoreKind, Cpu, Facts, NumaNode, Numbering, Shape, Topology};

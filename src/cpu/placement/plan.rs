@@ -1,0 +1,292 @@
+//! [`Plan`]: the tree of blocks in which a machine is searched, made once per machine.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use crate::cpu::{CpuSet, Topology};
+
+/// The most table steps that a search may take before groups are let go; a step takes about a nanosecond.
+const MOST_WORK: f64 = 6.0e7;
+
+/// The most bits that patterns of crossing groups have.
+const MOST_BITS: u32 = 64;
+
+/// A machine, cut into cells and put together again as a tree of blocks.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// The online CPUs by ascending id; everywhere else in the search a CPU is its place in this list.
+    pub(super) ids: Vec<u32>,
+    /// The CPUs of each core, ascending.
+    pub(super) cores: Vec<Vec<usize>>,
+    pub(super) cells: Vec<Cell>,
+    pub(super) groups: Vec<Group>,
+    /// Children before parents; the last is the whole machine. Empty only if the machine is.
+    pub(super) blocks: Vec<Block>,
+    /// Groups that no block is exactly: their touching is part of a table's pattern.
+    pub(super) crossing: Vec<Crossing>,
+}
+
+/// CPUs that no group tells apart.
+#[derive(Debug, Clone)]
+pub(super) enum Cell {
+    /// Whole cores, by index into [`Plan::cores`].
+    Cores(Vec<usize>),
+    /// The part of a core that lies here, while the rest lies in other groups: a virtual machine can claim that.
+    Piece { cpus: Vec<usize>, touched: u64, missing: u64 },
+}
+
+/// CPUs that have a price together.
+#[derive(Debug, Clone)]
+pub(super) struct Group {
+    pub(super) kind: Kind,
+    pub(super) cpus: Vec<usize>,
+}
+
+/// What kind of group it is; a core is one here only when it is in pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Core,
+    Llc,
+    Numa,
+    Socket,
+}
+
+/// A group that is open in some block: the block has CPUs of it, not all of them, and others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Crossing {
+    pub(super) group: usize,
+    /// The pattern bit that says that a CPU of it is taken.
+    pub(super) touched: u64,
+    /// For a core in pieces: the bit that says that a CPU of it is not taken. Otherwise 0.
+    pub(super) missing: u64,
+}
+
+/// A part of the machine.
+#[derive(Debug, Clone)]
+pub(super) struct Block {
+    pub(super) shape: Shape,
+    /// The groups that have exactly the CPUs of this block.
+    pub(super) own: Vec<usize>,
+    pub(super) rules: Rules,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Shape {
+    Leaf(usize),
+    Join(usize, usize),
+}
+
+/// How patterns of crossing groups go into a block and out of it. All empty where groups nest.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rules {
+    /// Groups that contain this block and more.
+    pub(super) outer: Vec<usize>,
+    /// Bits that hold whenever any CPU of this block is taken, and that its patterns leave out.
+    pub(super) implied: u64,
+    /// Bits that its patterns keep.
+    pub(super) keep: u64,
+    /// Bits that hold when no CPU of this block is taken.
+    pub(super) untouched: u64,
+    /// Crossing groups that are complete in this block and in neither of its parts.
+    pub(super) closing: Vec<Crossing>,
+}
+
+/// A cell while the plan is made, with its place among the groups.
+type Place = (Option<u32>, Option<u32>, Option<u32>);
+
+// === impl Plan ===
+
+impl Plan {
+    /// The plan, and whether it keeps every group.
+    pub(super) fn new(topology: &Topology) -> (Self, bool) {
+        let forgettable = [Kind::Llc, Kind::Socket, Kind::Numa, Kind::Core];
+        for forgotten in 0..forgettable.len() {
+            if let Some(plan) = Self::without(topology, &forgettable[..forgotten]) {
+                return (plan, forgotten == 0);
+            }
+        }
+        (Self::without(topology, &forgettable).unwrap_or_else(Self::empty), false)
+    }
+
+    fn empty() -> Self {
+        let (ids, cores, cells, groups) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { ids, cores, cells, groups, blocks: Vec::new(), crossing: Vec::new() }
+    }
+
+    /// The plan that takes no notice of some kinds of groups; none if it would take too long to search.
+    fn without(topology: &Topology, forgotten: &[Kind]) -> Option<Self> {
+        let mut cpus = topology.cpus.clone();
+        cpus.sort_unstable_by_key(|cpu| cpu.id);
+        cpus.dedup_by_key(|cpu| cpu.id);
+        let known = |kind, id: Option<u32>| if forgotten.contains(&kind) { None } else { id };
+
+        let mut core_of: BTreeMap<(Option<u32>, Option<u32>), Vec<usize>> = BTreeMap::new();
+        let mut group_of: BTreeMap<(Kind, Option<u32>), Vec<usize>> = BTreeMap::new();
+        let mut places = Vec::with_capacity(cpus.len());
+        for (index, cpu) in cpus.iter().enumerate() {
+            let place: Place =
+                (known(Kind::Numa, cpu.numa), known(Kind::Socket, cpu.socket), known(Kind::Llc, cpu.llc));
+            places.push(place);
+            let alone = if cpu.core.is_none() { Some(cpu.id) } else { None };
+            core_of.entry((cpu.core, alone)).or_default().push(index);
+            for (kind, id) in [(Kind::Numa, cpu.numa), (Kind::Socket, cpu.socket), (Kind::Llc, cpu.llc)] {
+                if !forgotten.contains(&kind) {
+                    group_of.entry((kind, id)).or_default().push(index);
+                }
+            }
+        }
+        let mut groups: Vec<Group> =
+            group_of.into_iter().map(|((kind, _), cpus)| Group { kind, cpus }).collect();
+
+        let mut plan = Self { ids: cpus.iter().map(|cpu| cpu.id).collect(), ..Self::empty() };
+        let mut whole: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
+        let mut leaves: Vec<CpuSet> = Vec::new();
+        let mut pieces = Vec::new();
+        for core in core_of.into_values() {
+            let mut parts: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
+            for &cpu in &core {
+                parts.entry(places[cpu]).or_default().push(cpu);
+            }
+            if parts.len() > 1 && !forgotten.contains(&Kind::Core) {
+                pieces.extend(parts.into_values().map(|cpus| (groups.len(), cpus)));
+                groups.push(Group { kind: Kind::Core, cpus: core.clone() });
+                plan.cores.push(core);
+                continue;
+            }
+            // One part, unless cores in pieces are forgotten: then each part counts as a core.
+            for (place, cpus) in parts {
+                whole.entry(place).or_default().push(plan.cores.len());
+                plan.cores.push(cpus);
+            }
+        }
+        for cores in whole.into_values() {
+            leaves.push(set(cores.iter().flat_map(|&core| &plan.cores[core])));
+            plan.cells.push(Cell::Cores(cores));
+        }
+        let first_piece = plan.cells.len();
+        for (_, cpus) in &pieces {
+            leaves.push(set(cpus));
+            plan.cells.push(Cell::Piece { cpus: cpus.clone(), touched: 0, missing: 0 });
+        }
+
+        let group_sets: Vec<CpuSet> = groups.iter().map(|group| set(&group.cpus)).collect();
+        let (shapes, sets) = tree(leaves, &group_sets);
+        let mut bits = 0;
+        for (number, group) in groups.iter().enumerate() {
+            if group.kind == Kind::Core || !sets.contains(&group_sets[number]) {
+                let missing_bit = u32::from(group.kind == Kind::Core);
+                if bits + 1 + missing_bit > MOST_BITS {
+                    return None;
+                }
+                let (touched, missing) = (1 << bits, u64::from(missing_bit) << (bits + 1));
+                plan.crossing.push(Crossing { group: number, touched, missing });
+                bits += 1 + missing_bit;
+            }
+        }
+        for (cell, (core, _)) in plan.cells[first_piece..].iter_mut().zip(&pieces) {
+            if let (Cell::Piece { touched, missing, .. }, Some(crossing)) =
+                (cell, plan.crossing.iter().find(|crossing| crossing.group == *core))
+            {
+                (*touched, *missing) = (crossing.touched, crossing.missing);
+            }
+        }
+        plan.groups = groups;
+        plan.blocks = shapes
+            .iter()
+            .zip(&sets)
+            .map(|(&shape, cpus)| plan.block(shape, cpus, &sets, &group_sets))
+            .collect();
+        (plan.work(&sets) <= MOST_WORK).then_some(plan)
+    }
+
+    fn block(&self, shape: Shape, cpus: &CpuSet, sets: &[CpuSet], group_sets: &[CpuSet]) -> Block {
+        let mut own = Vec::new();
+        let mut rules = Rules::default();
+        for (number, (group, members)) in self.groups.iter().zip(group_sets).enumerate() {
+            if group.kind == Kind::Core {
+                continue;
+            }
+            if members == cpus {
+                own.push(number);
+            } else if cpus.is_subset(members) {
+                rules.outer.push(number);
+            }
+        }
+        for crossing in &self.crossing {
+            let members = &group_sets[crossing.group];
+            let in_pieces = crossing.missing != 0;
+            if members.is_disjoint(cpus) {
+                continue;
+            }
+            if members.is_subset(cpus) {
+                let complete = |part: usize| members.is_subset(&sets[part]);
+                if let Shape::Join(a, b) = shape
+                    && !complete(a)
+                    && !complete(b)
+                {
+                    rules.closing.push(*crossing);
+                }
+            } else if in_pieces {
+                rules.keep |= crossing.touched | crossing.missing;
+                rules.untouched |= crossing.missing;
+            } else if cpus.is_subset(members) {
+                rules.implied |= crossing.touched;
+            } else {
+                rules.keep |= crossing.touched;
+            }
+        }
+        Block { shape, own, rules }
+    }
+
+    /// About how many table steps a search takes at most.
+    fn work(&self, sets: &[CpuSet]) -> f64 {
+        let mut cells = vec![0.0_f64; self.blocks.len()];
+        let mut total = 0.0;
+        for (number, block) in self.blocks.iter().enumerate() {
+            match block.shape {
+                Shape::Leaf(_) => cells[number] = 1.0,
+                Shape::Join(a, b) => {
+                    cells[number] = cells[a] + cells[b];
+                    let entries = |part: usize| {
+                        let open = f64::from(self.blocks[part].rules.keep.count_ones());
+                        open.min(cells[part]).exp2() * sets[part].len() as f64
+                    };
+                    total += if self.crossing.is_empty() { 0.0 } else { entries(a) * entries(b) };
+                }
+            }
+        }
+        total
+    }
+}
+
+fn set<'a>(cpus: impl IntoIterator<Item = &'a usize>) -> CpuSet {
+    cpus.into_iter().filter_map(|&cpu| u32::try_from(cpu).ok()).collect()
+}
+
+/// Joins leaves into one tree, the smallest groups first: where groups nest, each becomes one block.
+fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<Shape>, Vec<CpuSet>) {
+    let mut shapes: Vec<Shape> = (0..leaves.len()).map(Shape::Leaf).collect();
+    let mut sets = leaves;
+    let mut tops: Vec<usize> = (0..sets.len()).collect();
+    let mut by_size: Vec<&CpuSet> = groups.iter().collect();
+    by_size.sort_by_key(|group| group.len());
+    let everything = sets.iter().fold(CpuSet::new(), |all, leaf| all.union(leaf));
+    for group in by_size.into_iter().chain([&everything]) {
+        let (inside, outside): (Vec<usize>, Vec<usize>) =
+            tops.iter().partition(|&&top| !sets[top].is_disjoint(group));
+        tops = outside;
+        // The two smallest first: tables stay small for as long as possible.
+        let mut heap: BinaryHeap<_> = inside.iter().map(|&top| Reverse((sets[top].len(), top))).collect();
+        while let Some(Reverse((_, a))) = heap.pop() {
+            let Some(Reverse((_, b))) = heap.pop() else {
+                tops.push(a);
+                break;
+            };
+            let joined = sets[a].union(&sets[b]);
+            heap.push(Reverse((joined.len(), sets.len())));
+            sets.push(joined);
+            shapes.push(Shape::Join(a, b));
+        }
+    }
+    (shapes, sets)
+}

@@ -1,0 +1,175 @@
+//! From prices back to CPUs: the lowest ids among all the cheapest ways.
+//!
+//! Of two different sets of one size, the one that holds the smallest CPU in which they differ has the lower list of ids. That
+//! order survives the union with a disjoint set, so each table entry has one best set, and only entries that lie on
+//! a cheapest way are ever asked for it.
+
+use super::plan::Plan;
+use super::search::{NodeShape, Search};
+use crate::cpu::CpuSet;
+
+const BITS: usize = 64;
+
+/// Sets of CPUs, found so far.
+#[derive(Debug)]
+struct Sets {
+    /// Words per set.
+    width: usize,
+    /// One set after the other; the first is empty.
+    words: Vec<u64>,
+    /// For each table entry, the number of its best set, or 0.
+    known: Vec<usize>,
+}
+
+impl Search<'_> {
+    /// The placement that a table entry stands for.
+    pub(super) fn recover(&self, node: usize, entry: usize) -> CpuSet {
+        let width = self.plan.ids.len().div_ceil(BITS);
+        let mut sets = Sets { width, words: vec![0; width], known: vec![0; self.counts.len()] };
+        let best = self.best(&mut sets, node, entry);
+        sets.cpus(self.plan, best)
+    }
+
+    /// The number of the best set of a table entry.
+    fn best(&self, sets: &mut Sets, node: usize, entry: usize) -> usize {
+        if sets.known[entry] != 0 {
+            return sets.known[entry];
+        }
+        let count = self.counts[entry];
+        let set = match &self.nodes[node].shape {
+            NodeShape::Empty => 0,
+            NodeShape::Class { size, each, threads } => {
+                let threads = &self.threads[threads.clone()];
+                if each == size {
+                    sets.of_whole_cores(threads, *size, count)
+                } else {
+                    sets.of_part_cores(threads, *each, count)
+                }
+            }
+            NodeShape::Piece { threads } => {
+                let lowest = &self.threads[threads.clone()][..count];
+                sets.add(lowest)
+            }
+            NodeShape::Join { a, b, pairs } => {
+                let (a, b) = (*a, *b);
+                let pattern = self.pattern(node, entry);
+                let mut best = None;
+                for pair in self.pairs[pairs.clone()].iter().filter(|pair| pair.pattern == pattern) {
+                    // Nothing is the right price for this pair when its charge is already too much.
+                    let Some(price) = self.costs[entry].checked_sub(pair.charge) else { continue };
+                    match (pair.a, pair.b) {
+                        (Some(list), None) => {
+                            if let Some(one) = self.at(list, count).filter(|&one| self.costs[one] == price) {
+                                let set = self.best(sets, a, one);
+                                best = sets.better(best, (set, 0));
+                            }
+                        }
+                        (None, Some(list)) => {
+                            if let Some(one) = self.at(list, count).filter(|&one| self.costs[one] == price) {
+                                let set = self.best(sets, b, one);
+                                best = sets.better(best, (set, 0));
+                            }
+                        }
+                        (Some(list_a), Some(list_b)) => {
+                            let mut others = self.lists[list_b].entries.clone().rev().peekable();
+                            for one in self.lists[list_a].entries.clone() {
+                                let taken = self.counts[one];
+                                while others.next_if(|&other| taken + self.counts[other] > count).is_some() {}
+                                if let Some(&other) = others.peek()
+                                    && taken + self.counts[other] == count
+                                    && self.costs[one] + self.costs[other] == price
+                                {
+                                    let split = (self.best(sets, a, one), self.best(sets, b, other));
+                                    best = sets.better(best, split);
+                                }
+                            }
+                        }
+                        (None, None) => {}
+                    }
+                }
+                best.map_or(0, |(a, b)| sets.unite(a, b))
+            }
+        };
+        sets.known[entry] = set;
+        set
+    }
+
+    fn pattern(&self, node: usize, entry: usize) -> u64 {
+        let lists = &self.lists[self.nodes[node].lists.clone()];
+        lists.iter().find(|list| list.entries.contains(&entry)).map_or(0, |list| list.pattern)
+    }
+
+    /// The entry of a list for a count.
+    fn at(&self, list: usize, count: usize) -> Option<usize> {
+        let entries = self.lists[list].entries.clone();
+        self.counts[entries.clone()].binary_search(&count).ok().map(|place| entries.start + place)
+    }
+}
+
+impl Sets {
+    fn get(&self, set: usize) -> &[u64] {
+        &self.words[set * self.width..(set + 1) * self.width]
+    }
+
+    fn add<'a>(&mut self, cpus: impl IntoIterator<Item = &'a usize>) -> usize {
+        let start = self.words.len();
+        self.words.resize(start + self.width, 0);
+        for cpu in cpus {
+            self.words[start + cpu / BITS] |= 1 << (cpu % BITS);
+        }
+        start / self.width
+    }
+
+    /// The union of two sets; one that exists already when the other is empty.
+    fn unite(&mut self, a: usize, b: usize) -> usize {
+        if b == 0 {
+            return a;
+        }
+        let start = self.words.len();
+        for word in 0..self.width {
+            self.words.push(self.words[a * self.width + word] | self.words[b * self.width + word]);
+        }
+        start / self.width
+    }
+
+    /// Of two unions, the one with the lower ids.
+    fn better(&self, old: Option<(usize, usize)>, new: (usize, usize)) -> Option<(usize, usize)> {
+        let Some(old) = old else { return Some(new) };
+        let unions = |(a, b): (usize, usize)| self.get(a).iter().zip(self.get(b)).map(|(a, b)| a | b);
+        for (old_word, new_word) in unions(old).zip(unions(new)) {
+            let differ = old_word ^ new_word;
+            if differ != 0 {
+                let lowest = differ & differ.wrapping_neg();
+                return Some(if new_word & lowest != 0 { new } else { old });
+            }
+        }
+        Some(old)
+    }
+
+    /// Of entirely free cores, as many whole ones as go into the count and a part of one for the rest: all among
+    /// the cores with the lowest first CPUs, and the part from the core that has most to leave out at the high end.
+    fn of_whole_cores(&mut self, threads: &[usize], size: usize, count: usize) -> usize {
+        let rest = count % size;
+        let touched = &threads[..count.div_ceil(size) * size];
+        let part = if rest == 0 { None } else { touched.chunks(size).max_by_key(|core| core[rest]) };
+        let left_out = part.map_or(&[][..], |core| &core[rest..]);
+        self.add(touched.iter().filter(|cpu| !left_out.contains(cpu)))
+    }
+
+    /// Of partly free cores, as few as hold the count: those with the lowest first CPUs, each with its first, and the
+    /// lowest of their others.
+    fn of_part_cores(&mut self, threads: &[usize], each: usize, count: usize) -> usize {
+        let touched = count.div_ceil(each);
+        let cores = threads.chunks(each).take(touched);
+        let mut others: Vec<usize> = cores.clone().flat_map(|core| &core[1..]).copied().collect();
+        others.sort_unstable();
+        others.truncate(count - touched);
+        let firsts: Vec<usize> = cores.map(|core| core[0]).collect();
+        self.add(firsts.iter().chain(&others))
+    }
+
+    fn cpus(&self, plan: &Plan, set: usize) -> CpuSet {
+        let held = |cpu: &usize| self.get(set)[cpu / BITS] & (1 << (cpu % BITS)) != 0;
+        (0..plan.ids.len()).filter(held).map(|cpu| plan.ids[cpu]).collect()
+    }
+}
