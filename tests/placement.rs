@@ -12,7 +12,12 @@ use proptest::prelude::*;
 /// Machines of 8 CPUs, one of each shape that a search could get wrong.
 fn small_machines() -> Vec<(&'static str, Topology)> {
     let list = |cpus: [(i32, i32, i32, i32); 8]| {
-        machine(cpus.iter().zip(0..).map(|(&(core, socket, numa, llc), id)| cpu(id, core, socket, numa, llc)).collect())
+        machine(
+            cpus.iter()
+                .zip(0..)
+                .map(|(&(core, socket, numa, llc), id)| cpu(id, core, socket, numa, llc))
+                .collect(),
+        )
     };
     vec![
         ("one thread per core, two NUMA nodes", even(8, 1, 4, 4, 2)),
@@ -26,43 +31,79 @@ fn small_machines() -> Vec<(&'static str, Topology)> {
         (
             "two big cores and four small",
             list([
-                (0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0),
-                (2, 0, 0, 1), (3, 0, 0, 1), (4, 0, 0, 1), (5, 0, 0, 1),
+                (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 0, 1),
+                (3, 0, 0, 1),
+                (4, 0, 0, 1),
+                (5, 0, 0, 1),
             ]),
         ),
         (
             "three threads, two, two and one",
             list([
-                (0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 1, 1), (3, 0, 1, 1),
-                (0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 1, 1), (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 1, 1),
+                (3, 0, 1, 1),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 1, 1),
+                (0, 0, 0, 0),
             ]),
         ),
         (
             "LLCs, NUMA nodes and sockets that cross",
             list([
-                (0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 1, 1),
-                (4, 0, 1, 1), (5, 1, 1, 1), (6, 1, 2, 1), (7, 1, 2, 2),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 0, 0),
+                (3, 0, 1, 1),
+                (4, 0, 1, 1),
+                (5, 1, 1, 1),
+                (6, 1, 2, 1),
+                (7, 1, 2, 2),
             ]),
         ),
         (
             "a grid of NUMA nodes and LLCs",
             list([
-                (0, 0, 0, 0), (1, 0, 0, 1), (2, 0, 0, 2), (3, 0, 0, 3),
-                (4, 1, 1, 0), (5, 1, 1, 1), (6, 1, 1, 2), (7, 1, 1, 3),
+                (0, 0, 0, 0),
+                (1, 0, 0, 1),
+                (2, 0, 0, 2),
+                (3, 0, 0, 3),
+                (4, 1, 1, 0),
+                (5, 1, 1, 1),
+                (6, 1, 1, 2),
+                (7, 1, 1, 3),
             ]),
         ),
         (
             "cores in pieces",
             list([
-                (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0),
-                (1, 1, 1, 1), (2, 1, 1, 1), (2, 1, 0, 1), (3, 1, 0, 1),
+                (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (0, 0, 1, 0),
+                (1, 0, 1, 0),
+                (1, 1, 1, 1),
+                (2, 1, 1, 1),
+                (2, 1, 0, 1),
+                (3, 1, 0, 1),
             ]),
         ),
         (
             "some groups unknown",
             list([
-                (0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, -1), (1, 0, 0, -1),
-                (2, -1, 1, -1), (2, -1, 1, -1), (-1, 1, -1, 1), (-1, 1, -1, 1),
+                (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (1, 0, 0, -1),
+                (1, 0, 0, -1),
+                (2, -1, 1, -1),
+                (2, -1, 1, -1),
+                (-1, 1, -1, 1),
+                (-1, 1, -1, 1),
             ]),
         ),
     ]
@@ -73,7 +114,12 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet) {
     assert!(placer.is_exact(), "{name}: {topology:?}");
     for (n, (cost, cpus)) in brute::best(topology, free).into_iter().enumerate() {
         let ours = placer.place(free, n).unwrap();
-        assert_eq!((&ours.cpus, ours.cost), (&cpus, cost), "{name}: {n} out of {free} of {:?}", topology.cpus);
+        assert_eq!(
+            (&ours.cpus, ours.cost),
+            (&cpus, cost),
+            "{name}: {n} out of {free} of {:?}",
+            topology.cpus
+        );
     }
 }
 
@@ -106,8 +152,10 @@ fn orderly() -> impl Strategy<Value = Topology> {
     let cores = proptest::collection::vec(1_usize..=4, 1..=8);
     (cores, 1_i32..5, 1_i32..5, 1_i32..5, Just((0..12).collect::<Vec<u32>>()).prop_shuffle()).prop_map(
         |(cores, per_socket, per_numa, per_llc, ids)| {
-            let threads = cores.iter().zip(0..).flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
-            let place = |(core, &id): (i32, &u32)| cpu(id, core, core / per_socket, core / per_numa, core / per_llc);
+            let threads =
+                cores.iter().zip(0..).flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
+            let place =
+                |(core, &id): (i32, &u32)| cpu(id, core, core / per_socket, core / per_numa, core / per_llc);
             machine(threads.zip(&ids).map(place).collect())
         },
     )

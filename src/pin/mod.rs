@@ -5,7 +5,7 @@
 //! pod lives; the container's says what is assigned to it, and what it had before. So a restart reads the cgroups
 //! ([`Observed`], [`Ledger`]) and knows everything.
 //!
-//! `decide` turns pods, policy and ledger into who shall own what. [`plan`] turns observed and desired
+//! [`decide`](decide::decide) turns pods, policy and ledger into who shall own what. [`plan`] turns observed and desired
 //! into [`Step`]s; it is a pure function, and on its own result it yields nothing. [`apply`] carries steps out and
 //! reads back. [`drift`] says where the kernel was made to differ.
 //!
@@ -13,9 +13,11 @@
 //! shared set on every other container. Tasks outside the pods' tree are not moved: that takes partitions.
 
 mod apply;
+pub mod decide;
 mod drift;
 mod ledger;
 mod mark;
+pub mod snapshot;
 mod steps;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,7 @@ pub use apply::{Applied, Outcome, apply};
 pub use drift::{Cause, Drift, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
 pub use mark::{Before, Mark, MarkError};
+pub use snapshot::Snapshot;
 pub use steps::{Desired, Reason, Step, plan, release};
 
 /// How assignments are enforced.
@@ -34,4 +37,14 @@ pub enum Enforcement {
     Cpuset,
     /// Not at all: Pinfold only looks.
     Observe,
+}
+
+impl Enforcement {
+    /// Its name, as in the configuration and as a label value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpuset => "cpuset",
+            Self::Observe => "observe",
+        }
+    }
 }

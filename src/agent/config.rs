@@ -1,0 +1,214 @@
+//! Configuration: defaults, then one YAML file, then environment and flags (which `clap` reads as one).
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::cpu::CpuSet;
+use crate::pod::{Policy, ThreadPolicy};
+
+/// Where the configuration file is looked for when none is named.
+pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
+
+/// The effective configuration of the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Config {
+    /// The folder that holds `sys` and `proc`.
+    pub root: PathBuf,
+    /// Where the cgroup hierarchies are mounted.
+    pub cgroup_root: PathBuf,
+    /// The cgroups below which pods are found; those that aren't there are waited for.
+    pub trees: Vec<String>,
+    /// A folder of pod manifests, YAML or JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pods: Option<PathBuf>,
+    /// CPUs that no container is given; the core of the lowest CPU where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<CpuSet>,
+    /// How assignments are enforced.
+    pub enforcement: Wanted,
+    /// Seconds between two comparisons of the kernel with the ledger.
+    pub reconcile_seconds: u64,
+    /// Where metrics, health and status are served.
+    pub listen: SocketAddr,
+    /// Which pods are owed CPUs of their own.
+    pub policy: Policy,
+    /// How thread counts follow from CPUs.
+    pub threads: ThreadPolicy,
+}
+
+/// The enforcement asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Wanted {
+    /// The strongest that the node offers.
+    #[default]
+    Auto,
+    /// Write `cpuset.cpus` of the pods' cgroups.
+    Cpuset,
+    /// Write nothing.
+    Observe,
+}
+
+/// What the command line and the environment say; each wins over the file.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Overrides {
+    /// Configuration file (YAML) [default: /etc/pinfold.yaml if there is one]
+    #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Folder that holds sys and proc [default: /]
+    #[arg(long, value_name = "DIR", env = "PINFOLD_ROOT")]
+    pub root: Option<PathBuf>,
+    /// Folder where the cgroup hierarchies are mounted [default: /sys/fs/cgroup]
+    #[arg(long, value_name = "DIR", env = "PINFOLD_CGROUP_ROOT")]
+    pub cgroup_root: Option<PathBuf>,
+    /// Cgroup below which pods are found; may be repeated [default: kubepods and kubepods.slice]
+    #[arg(long = "tree", value_name = "CGROUP", env = "PINFOLD_TREES", value_delimiter = ',')]
+    pub trees: Vec<String>,
+    /// Folder of pod manifests (YAML or JSON)
+    #[arg(long, value_name = "DIR", env = "PINFOLD_PODS")]
+    pub pods: Option<PathBuf>,
+    /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU]
+    #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
+    pub reserved: Option<CpuSet>,
+    /// How assignments are enforced [default: auto]
+    #[arg(long, env = "PINFOLD_ENFORCEMENT")]
+    pub enforcement: Option<Wanted>,
+    /// Seconds between two comparisons of the kernel with the ledger [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "PINFOLD_RECONCILE_SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub reconcile_seconds: Option<u64>,
+    /// Address for metrics, health and status [default: 127.0.0.1:9470]
+    #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
+    pub listen: Option<SocketAddr>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            root: PathBuf::from("/"),
+            cgroup_root: PathBuf::from("/sys/fs/cgroup"),
+            trees: vec!["kubepods".to_owned(), "kubepods.slice".to_owned()],
+            pods: None,
+            reserved: None,
+            enforcement: Wanted::Auto,
+            reconcile_seconds: 10,
+            listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
+            policy: Policy::default(),
+            threads: ThreadPolicy::default(),
+        }
+    }
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Puts the layers together and checks the result.
+    ///
+    /// # Errors
+    /// A file that is named and can't be read, an unknown key, a value of the wrong kind: each with its place.
+    pub fn load(overrides: Overrides) -> anyhow::Result<Self> {
+        let mut config = match &overrides.config {
+            Some(path) => Self::read(path)?,
+            None if Path::new(DEFAULT_FILE).exists() => Self::read(Path::new(DEFAULT_FILE))?,
+            None => Self::default(),
+        };
+        let Overrides {
+            config: _,
+            root,
+            cgroup_root,
+            trees,
+            pods,
+            reserved,
+            enforcement,
+            reconcile_seconds,
+            listen,
+        } = overrides;
+        set(&mut config.root, root);
+        set(&mut config.cgroup_root, cgroup_root);
+        set(&mut config.trees, Some(trees).filter(|trees| !trees.is_empty()));
+        set(&mut config.enforcement, enforcement);
+        set(&mut config.reconcile_seconds, reconcile_seconds);
+        set(&mut config.listen, listen);
+        config.pods = pods.or(config.pods);
+        config.reserved = reserved.or(config.reserved);
+        config.check()?;
+        Ok(config)
+    }
+
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("can't read the configuration file {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("the configuration file {} is wrong", path.display()))
+    }
+
+    /// Reads the text of a configuration file; an empty one holds the defaults.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let parsed: Option<Self> = serde_saphyr::from_str(text)?;
+        let config = parsed.unwrap_or_default();
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            (1..=3600).contains(&self.reconcile_seconds),
+            "reconcileSeconds is {}: use 1 to 3600",
+            self.reconcile_seconds
+        );
+        anyhow::ensure!(
+            !self.trees.is_empty(),
+            "trees is empty: name the cgroup below which pods are, like kubepods"
+        );
+        for tree in &self.trees {
+            let plain = tree.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+            anyhow::ensure!(
+                plain,
+                "tree {tree:?} is not a cgroup path: write it like kubepods or kubelet/kubepods"
+            );
+        }
+        Ok(())
+    }
+
+    /// The configuration as a file would hold it.
+    pub fn to_yaml(&self) -> anyhow::Result<String> {
+        Ok(serde_saphyr::to_string(self)?)
+    }
+}
+
+fn set<T>(slot: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *slot = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_read() {
+        let config = Config { reserved: Some("0,64".parse().unwrap()), ..Config::default() };
+        assert_eq!(Config::parse(&config.to_yaml().unwrap()).unwrap(), config);
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, named) in [
+            ("reservd: 0", "reservd"),
+            ("reserved: 3-1", "3-1"),
+            ("reconcileSeconds: 0", "reconcileSeconds"),
+            ("trees: []", "trees"),
+            ("trees: [../x]", "../x"),
+            ("enforcement: maybe", "maybe"),
+            ("listen: everywhere", "listen"),
+            ("policy: {selector: 'a in (b'}", "a in (b"),
+        ] {
+            let error = format!("{:#}", Config::parse(text).unwrap_err());
+            assert!(error.contains(named), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Pods from a folder of manifests; changes are followed by inotify.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use super::Event;
+use crate::host::watch::Watch;
+use crate::pod::{self, Pod};
+
+/// A folder of manifests and what was last read from each.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    files: BTreeMap<PathBuf, Vec<Pod>>,
+}
+
+// === impl Folder ===
+
+impl Folder {
+    /// A folder that must be there.
+    pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
+        fs::read_dir(path).with_context(|| {
+            format!(
+                "can't read the folder of pod manifests {}: make it, or name another with --pods",
+                path.display()
+            )
+        })?;
+        Ok(Self { path: path.to_owned(), files: BTreeMap::new() })
+    }
+
+    /// Sends the folder's pods now and after every change.
+    pub(super) async fn run(mut self, events: tokio::sync::mpsc::Sender<Event>) -> anyhow::Result<()> {
+        // The watch is set before the first reading, so that no change falls between the two.
+        let mut watch = Watch::new(&self.path, 0).context("can't watch the folder of pod manifests")?;
+        loop {
+            let event = tokio::task::block_in_place(|| self.read());
+            if events.send(event).await.is_err() {
+                return Ok(());
+            }
+            watch.changed().await.context("can't watch the folder of pod manifests any longer")?;
+            // Writers change several files at once; a moment later they are all there.
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Reads every manifest. A file that can't be read keeps the pods it had: missing data is no reason to unpin.
+    fn read(&mut self) -> Event {
+        let mut errors = Vec::new();
+        let found = match manifests(&self.path) {
+            Ok(found) => found,
+            Err(error) => {
+                errors.push(format!("can't list {}: {error}", self.path.display()));
+                self.files.keys().cloned().collect()
+            }
+        };
+        self.files.retain(|path, _| found.contains(path));
+        for path in found {
+            match read_manifest(&path) {
+                Ok(pods) => {
+                    self.files.insert(path, pods);
+                }
+                Err(error) => {
+                    tracing::warn!("{error:#}; what was read from it before is kept");
+                    errors.push(format!("{error:#}"));
+                }
+            }
+        }
+        Event::Pods { pods: self.files.values().flatten().cloned().collect(), errors }
+    }
+}
+
+/// The pods in a manifest file.
+pub(crate) fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("can't read the manifest {}", path.display()))?;
+    Ok(pod::parse(&text, &path.display().to_string())?)
+}
+
+/// The files in a folder that are manifests by their names, in order.
+pub(crate) fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        let kind = path.extension().and_then(|extension| extension.to_str());
+        if !hidden && matches!(kind, Some("yaml" | "yml" | "json")) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,120 @@
+//! Metrics, health and status over HTTP.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::{self, AgentMetrics, Sources};
+use crate::pin::Snapshot;
+
+/// Connections served at once; more wait.
+const CONNECTIONS: usize = 32;
+
+/// A client that sends its request more slowly than this is cut off.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What requests are answered from.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    pub(super) sources: Sources,
+    pub(super) metrics: AgentMetrics,
+}
+
+/// Serves until told to stop.
+pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: CancellationToken) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of file descriptors, for example: waiting is all that helps.
+                tracing::warn!("can't accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (state, stop) = (Arc::clone(&state), stop.clone());
+        tokio::spawn(async move {
+            let answer = service_fn(move |request| {
+                let state = Arc::clone(&state);
+                async move { Ok::<_, Infallible>(answer(&request, &state)) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
+                .max_buf_size(16 * 1024)
+                .serve_connection(TokioIo::new(stream), answer);
+            tokio::select! {
+                () = stop.cancelled() => {}
+                // A client that goes away in the middle is no concern of ours.
+                _ = connection => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    let snapshot = state.snapshot.borrow().clone();
+    match (request.uri().path(), snapshot) {
+        ("/healthz", _) => text(StatusCode::OK, "ok\n".to_owned()),
+        ("/readyz", Some(snapshot)) if snapshot.errors.is_empty() => {
+            text(StatusCode::OK, "ready\n".to_owned())
+        }
+        ("/readyz", Some(snapshot)) => {
+            text(StatusCode::OK, format!("ready, with errors:\n{}\n", snapshot.errors.join("\n")))
+        }
+        ("/readyz" | "/metrics" | "/status", None) => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "not ready: the first reconcile is still to come\n".to_owned(),
+        ),
+        ("/metrics", Some(snapshot)) => {
+            let render = || metrics::render(&snapshot, &state.sources, &state.metrics);
+            match tokio::task::block_in_place(render) {
+                Ok(text) => typed(StatusCode::OK, metrics::CONTENT_TYPE, text),
+                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            }
+        }
+        ("/status", Some(snapshot)) => match serde_json::to_string_pretty(&*snapshot) {
+            Ok(json) => typed(StatusCode::OK, "application/json", json + "\n"),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        },
+        ("/", _) => text(StatusCode::OK, "pinfold: /metrics /status /healthz /readyz\n".to_owned()),
+        (path, _) => {
+            text(StatusCode::NOT_FOUND, format!("no {path}: try /metrics, /status, /healthz, /readyz\n"))
+        }
+    }
+}
+
+fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
+    typed(status, "text/plain; charset=utf-8", text)
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

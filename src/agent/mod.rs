@@ -1,0 +1,19 @@
+//! Configuration, the one owner of the state, HTTP, start and stop.
+//!
+//! ```text
+//!  manifests ──inotify──> folder ─┐
+//!  cgroups ────inotify──> trees ──┼── Event ──> owner ── Snapshot ──> HTTP (/metrics, /status, /readyz)
+//!  a runtime's question ──────────┤
+//!  every 10 s ────────────────────┘
+//! ```
+//!
+//! All that changes is changed by one task, the [`owner`]; others send it events and read what it publishes.
+
+pub mod config;
+mod folder;
+mod http;
+mod owner;
+mod run;
+
+pub use owner::{Admission, Event, Node};
+pub use run::{Agent, lock, run};

@@ -1,0 +1,552 @@
+//! The one owner of the state: events in, a reconcile each, a snapshot out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::config::{Config, Wanted};
+use crate::cpu::{CpuSet, Placer, Topology};
+use crate::host::cgroup::Cgroups;
+use crate::host::{file, proc::Proc, topology};
+use crate::metrics::AgentMetrics;
+use crate::pin::decide::{Decisions, Inputs, decide, default_reserved};
+use crate::pin::{
+    self, Applied, Drift, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
+};
+use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
+
+/// How long CPUs that a runtime was told of wait for their container's cgroup.
+const PROMISE: Duration = Duration::from_secs(120);
+
+/// What the owner is told.
+#[derive(Debug)]
+pub enum Event {
+    /// The pods of the folder, all of them, and what could not be read.
+    Pods {
+        /// The pods.
+        pods: Vec<Pod>,
+        /// Files that could not be read, as sentences.
+        errors: Vec<String>,
+    },
+    /// Something has changed below the pods' trees.
+    Cgroups,
+    /// A runtime is about to create a container.
+    Create {
+        /// Its pod.
+        pod: Box<Pod>,
+        /// The container's name.
+        container: String,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Admission>,
+    },
+}
+
+/// What a runtime is told of a container that it is about to create.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Admission {
+    /// The CPUs it will own; `None` in the shared pool.
+    pub cpus: Option<CpuSet>,
+    /// NUMA nodes of those CPUs, where the machine tells.
+    pub numa: Option<CpuSet>,
+    /// The thread environment.
+    pub threads: ThreadEnvironment,
+}
+
+/// The node as it was found at the start.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The effective configuration.
+    pub config: Config,
+    /// The machine.
+    pub topology: Topology,
+    /// Its cgroups.
+    pub cgroups: Cgroups,
+    /// Its processes.
+    pub proc: Proc,
+    /// CPUs that nobody is given.
+    pub reserved: CpuSet,
+    /// How assignments are enforced.
+    pub enforcement: Enforcement,
+    /// Why so.
+    pub enforcement_reason: String,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Looks at the node.
+    ///
+    /// # Errors
+    /// No topology, no cpuset controller, reserved CPUs that don't exist or leave none.
+    pub fn new(config: Config) -> anyhow::Result<Self> {
+        let topology = topology::read(&config.root)?;
+        let cgroups = Cgroups::detect(&config.cgroup_root)?;
+        let reserved = reserved(config.reserved.as_ref(), &topology)?;
+        let (enforcement, enforcement_reason) = enforcement(&config);
+        let proc = Proc::new(&config.root);
+        Ok(Self { topology, cgroups, proc, reserved, enforcement, enforcement_reason, config })
+    }
+
+    /// Reads the pods' trees as they are now.
+    pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
+        let mut found = Vec::new();
+        for tree in &self.config.trees {
+            found.extend(
+                self.cgroups.scan(tree).with_context(|| format!("can't read the pods' tree {tree}"))?,
+            );
+        }
+        Ok(Observed::new(found, pods))
+    }
+}
+
+/// The reserved CPUs: those asked for, else the core of the lowest CPU.
+///
+/// # Errors
+/// Reserved CPUs that are not online here.
+pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<CpuSet> {
+    let Some(asked) = asked.filter(|asked| !asked.is_empty()) else { return Ok(default_reserved(topology)) };
+    let missing = asked.difference(&topology.online);
+    anyhow::ensure!(
+        missing.is_empty(),
+        "reserved CPUs {missing} are not online here: the online ones are {}",
+        topology.online
+    );
+    Ok(asked.clone())
+}
+
+/// The one field of the kubelet's CPU Manager state that matters.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CpuManagerState {
+    policy_name: String,
+}
+
+fn enforcement(config: &Config) -> (Enforcement, String) {
+    if config.enforcement == Wanted::Observe {
+        return (Enforcement::Observe, "the configuration says so".to_owned());
+    }
+    let state = config.root.join("var/lib/kubelet/cpu_manager_state");
+    let policy = file::read_optional(&state).ok().flatten();
+    let policy = policy.and_then(|text| serde_json::from_str::<CpuManagerState>(&text).ok());
+    if let Some(policy) = policy.map(|state| state.policy_name).filter(|policy| policy != "none") {
+        let reason = format!(
+            "the kubelet's CPU Manager policy is {policy} ({}): two managers would undo each other; set it to none to \
+             let Pinfold pin",
+            state.display()
+        );
+        return (Enforcement::Observe, reason);
+    }
+    (
+        Enforcement::Cpuset,
+        "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved".to_owned(),
+    )
+}
+
+/// Why a reconcile ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+enum Why {
+    Start,
+    Pods,
+    Cgroups,
+    Create,
+    Timer,
+}
+
+// === impl Why ===
+
+impl Why {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Pods => "pods",
+            Self::Cgroups => "cgroups",
+            Self::Create => "create",
+            Self::Timer => "timer",
+        }
+    }
+}
+
+/// CPUs promised to a container whose cgroup has not been seen.
+#[derive(Debug)]
+struct Promise {
+    uid: String,
+    container: String,
+    cpus: CpuSet,
+    until: Instant,
+}
+
+/// The owner's state.
+#[derive(Debug)]
+pub(super) struct Owner {
+    node: Node,
+    placer: Placer,
+    pods: Vec<Pod>,
+    errors: Vec<String>,
+    /// Pods that a runtime spoke of and the folder doesn't hold, until the promise made to them is void.
+    announced: Vec<(Pod, Instant)>,
+    promises: Vec<Promise>,
+    /// Containers that were there at the start: their window was not seen.
+    old: BTreeSet<String>,
+    windows: BTreeMap<String, f64>,
+    drift: Vec<Drift>,
+    metrics: AgentMetrics,
+    published: watch::Sender<Option<Arc<Snapshot>>>,
+}
+
+// === impl Owner ===
+
+impl Owner {
+    pub(super) fn new(
+        node: Node,
+        metrics: AgentMetrics,
+        published: watch::Sender<Option<Arc<Snapshot>>>,
+    ) -> Self {
+        let placer = Placer::new(&node.topology);
+        Self {
+            placer,
+            node,
+            pods: Vec::new(),
+            errors: Vec::new(),
+            announced: Vec::new(),
+            promises: Vec::new(),
+            old: BTreeSet::new(),
+            windows: BTreeMap::new(),
+            drift: Vec::new(),
+            metrics,
+            published,
+        }
+    }
+
+    /// Handles events until there can be no more.
+    pub(super) async fn run(
+        mut self,
+        mut events: mpsc::Receiver<Event>,
+        stop: tokio_util::sync::CancellationToken,
+    ) {
+        let mut timer = tokio::time::interval(Duration::from_secs(self.node.config.reconcile_seconds));
+        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        timer.reset();
+        // With a folder of manifests, the first thing to hear of is what is in it: what runs is taken as it is then.
+        if self.node.config.pods.is_none() {
+            self.turn(Why::Start, None);
+        }
+        loop {
+            // Both arms are cancel safe: an event that is not received stays in the channel.
+            let event = tokio::select! {
+                () = stop.cancelled() => break,
+                event = events.recv() => match event {
+                    Some(event) => Some(event),
+                    None => break,
+                },
+                _ = timer.tick() => None,
+            };
+            match event {
+                None => {
+                    self.look_at_cpus();
+                    self.turn(Why::Timer, None);
+                }
+                Some(Event::Cgroups) => {
+                    if self.published.borrow().is_some() {
+                        self.turn(Why::Cgroups, None);
+                    }
+                }
+                Some(Event::Pods { pods, errors }) => {
+                    let why = if self.published.borrow().is_none() { Why::Start } else { Why::Pods };
+                    self.metrics.manifest_errors.set(i64::try_from(errors.len()).unwrap_or(i64::MAX));
+                    (self.pods, self.errors) = (pods, errors);
+                    self.turn(why, None);
+                }
+                Some(Event::Create { pod, container, reply }) => {
+                    self.announce(*pod.clone());
+                    self.turn(Why::Create, Some((&pod, &container, reply)));
+                }
+            }
+        }
+    }
+
+    /// One reconcile; file work blocks, so this thread is given up for others meanwhile.
+    fn turn(&mut self, why: Why, question: Option<(&Pod, &str, oneshot::Sender<Admission>)>) {
+        let start = Instant::now();
+        if let Err(error) = tokio::task::block_in_place(|| self.reconcile(why, question)) {
+            tracing::error!("reconcile failed: {error:#}");
+        }
+        self.metrics.reconciles.with_label_values(&[why.name()]).inc();
+        self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
+        if let Some(seconds) =
+            i32::try_from(std::process::id()).ok().and_then(|pid| self.node.proc.cpu_seconds(pid))
+        {
+            self.metrics.set_cpu_seconds(seconds);
+        }
+    }
+
+    fn announce(&mut self, pod: Pod) {
+        self.announced.retain(|(other, _)| other.cgroup_uid() != pod.cgroup_uid());
+        self.announced.push((pod, Instant::now() + PROMISE));
+    }
+
+    /// The pods of the folder, then those that a runtime spoke of.
+    fn known(&mut self) -> Vec<Pod> {
+        let now = Instant::now();
+        self.announced.retain(|(_, until)| *until > now);
+        let mut known = self.pods.clone();
+        for (pod, _) in &self.announced {
+            if !known.iter().any(|other| other.cgroup_uid() == pod.cgroup_uid()) {
+                known.push(pod.clone());
+            }
+        }
+        known
+    }
+
+    fn reconcile(
+        &mut self,
+        why: Why,
+        question: Option<(&Pod, &str, oneshot::Sender<Admission>)>,
+    ) -> anyhow::Result<()> {
+        let pods = self.known();
+        let (mut observed, mut ledger) = self.node.observe(&pods)?;
+        if why == Why::Start {
+            self.old = paths(&observed).collect();
+        }
+        self.keep_promises(&mut ledger, &observed);
+        let decisions = decide(&self.inputs(&pods), &ledger);
+        if let Some((pod, container, reply)) = question {
+            self.answer(&pods, pod, container, &decisions, reply);
+        }
+        let drift = pin::drift(&observed, &ledger, &self.node.topology.online);
+        for new in drift.iter().filter(|new| !self.drift.contains(new)) {
+            tracing::warn!(
+                "drift ({}): {} should run on {} and runs on {}",
+                new.cause.name(),
+                new.path,
+                new.assigned,
+                new.effective
+            );
+            self.metrics.drift.with_label_values(&[new.cause.name()]).inc();
+        }
+        self.drift = drift;
+        let mut errors = self.errors.clone();
+        if self.node.enforcement == Enforcement::Cpuset {
+            let steps = pin::plan(&observed, &ledger, &decisions.desired);
+            if !steps.is_empty() {
+                let applied = pin::apply(steps, &self.node.cgroups);
+                errors.extend(self.account(&applied));
+                let (after, read) = self.node.observe(&pods)?;
+                (observed, ledger) = (after, read);
+            }
+        }
+        self.windows.retain(|path, _| paths(&observed).any(|other| other == *path));
+        self.publish(&pods, &observed, &ledger, &decisions, errors);
+        Ok(())
+    }
+
+    fn inputs<'a>(&'a self, pods: &'a [Pod]) -> Inputs<'a> {
+        let node = &self.node;
+        Inputs {
+            topology: &node.topology,
+            placer: &self.placer,
+            reserved: &node.reserved,
+            policy: &node.config.policy,
+            pods,
+        }
+    }
+
+    /// Adds promised CPUs to the ledger; a promise ends when its container's cgroup carries the claim.
+    fn keep_promises(&mut self, ledger: &mut Ledger, observed: &Observed) {
+        let now = Instant::now();
+        self.promises.retain(|promise| {
+            let marked = observed.pods.iter().any(|pod| {
+                pod.cgroup.uid == promise.uid
+                    && pod.mark.as_ref().is_some_and(|mark| mark.claims.contains_key(&promise.container))
+            });
+            promise.until > now && !marked
+        });
+        for promise in &self.promises {
+            ledger.promise(&promise.uid, &promise.container, &promise.cpus);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        pods: &[Pod],
+        pod: &Pod,
+        container: &str,
+        decisions: &Decisions,
+        reply: oneshot::Sender<Admission>,
+    ) {
+        let same = |index: usize| pods.get(index).is_some_and(|other| other.cgroup_uid() == pod.cgroup_uid());
+        for decision in decisions.containers.iter().filter(|decision| same(decision.pod)) {
+            let Some(asked) = pod.containers.get(decision.container) else { continue };
+            if let (Some(cpus), Some(uid)) = (&decision.cpus, pod.cgroup_uid())
+                && decision.entitlement.cpus() > 0
+            {
+                self.promises.retain(|promise| promise.uid != uid || promise.container != asked.name);
+                let (uid, container, cpus) = (uid.to_owned(), asked.name.clone(), cpus.clone());
+                self.promises.push(Promise { uid, container, cpus, until: Instant::now() + PROMISE });
+            }
+        }
+        let decided = decisions.containers.iter().find(|decision| {
+            same(decision.pod)
+                && pod.containers.get(decision.container).is_some_and(|asked| asked.name == container)
+        });
+        let Some(decision) = decided else { return };
+        let owned = decision.cpus.as_ref();
+        let admission = Admission {
+            cpus: owned.cloned(),
+            numa: owned.and_then(|cpus| self.node.topology.numa_of(cpus)),
+            threads: threads(&self.node, pod, decision.container, owned, &decisions.desired.shared()),
+        };
+        // Whoever asked may have given up waiting; the promise lapses by itself.
+        let _ = reply.send(admission);
+    }
+
+    /// Counts what was done, notes windows, and returns what went wrong as sentences.
+    fn account(&mut self, applied: &[Applied]) -> Vec<String> {
+        let mut errors = Vec::new();
+        for done in applied {
+            let (outcome, error) = match &done.outcome {
+                Outcome::Done => ("done", None),
+                Outcome::Gone => ("gone", None),
+                Outcome::NotInForce { effective } => {
+                    ("not_in_force", Some(format!("{}: written, but {effective} is in force", done.step)))
+                }
+                Outcome::Failed(error) => {
+                    ("failed", Some(format!("{}: {:#}", done.step, anyhow::Error::msg(chain(error)))))
+                }
+                Outcome::Blocked { cpus } => (
+                    "blocked",
+                    Some(format!(
+                        "{}: not done, since CPUs {cpus} could not be taken from another",
+                        done.step
+                    )),
+                ),
+            };
+            self.metrics.steps.with_label_values(&[outcome]).inc();
+            match &error {
+                Some(error) => tracing::error!("{error}"),
+                None => tracing::debug!("{}", done.step),
+            }
+            errors.extend(error);
+            if let (Step::Cpus { path, reason: Reason::Own, .. }, Outcome::Done) = (&done.step, &done.outcome)
+            {
+                tracing::info!("{}", done.step);
+                self.note_window(path);
+            }
+        }
+        errors
+    }
+
+    fn note_window(&mut self, path: &str) {
+        if self.old.contains(path) || self.windows.contains_key(path) {
+            return;
+        }
+        let processes = self.node.cgroups.processes(path).unwrap_or_default();
+        let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
+        let window = ages.fold(0.0, f64::max);
+        self.metrics.window_seconds.observe(window);
+        self.windows.insert(path.to_owned(), window);
+    }
+
+    /// Takes note of CPUs that went offline or came online.
+    fn look_at_cpus(&mut self) {
+        match topology::read(&self.node.config.root) {
+            Ok(topology) if topology != self.node.topology => {
+                tracing::info!("online CPUs are now {}", topology.online);
+                self.placer = Placer::new(&topology);
+                if self.node.config.reserved.is_none() {
+                    self.node.reserved = default_reserved(&topology);
+                }
+                self.node.topology = topology;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::error!("the topology stays as it was: {}", chain(&error)),
+        }
+    }
+
+    fn publish(
+        &self,
+        pods: &[Pod],
+        observed: &Observed,
+        ledger: &Ledger,
+        decisions: &Decisions,
+        errors: Vec<String>,
+    ) {
+        let node = &self.node;
+        let shared = decisions.desired.shared();
+        let environment =
+            |pod: &Pod, index: usize, cpus: Option<&CpuSet>| threads(node, pod, index, cpus, &shared);
+        let mut containers = snapshot::containers(pods, &node.topology, decisions, observed, environment);
+        for container in &mut containers {
+            let window = container.cgroup.as_ref().and_then(|path| self.windows.get(path));
+            container.window_seconds = window.copied();
+        }
+        let exclusive = node.topology.online.difference(&shared);
+        self.published.send_replace(Some(Arc::new(Snapshot {
+            enforcement: node.enforcement,
+            enforcement_reason: node.enforcement_reason.clone(),
+            online: node.topology.online.clone(),
+            reserved: node.reserved.clone(),
+            shared,
+            exclusive,
+            containers,
+            strangers: snapshot::strangers(observed, ledger),
+            drift: self.drift.clone(),
+            unexplained: ledger.unexplained.clone(),
+            errors,
+        })));
+    }
+}
+
+/// The thread environment of a container that owns `cpus`, or runs in the shared pool.
+fn threads(
+    node: &Node,
+    pod: &Pod,
+    index: usize,
+    cpus: Option<&CpuSet>,
+    shared: &CpuSet,
+) -> ThreadEnvironment {
+    let config = &node.config;
+    environment(pod, index, cpus, shared, &node.topology, (&config.policy, &config.threads))
+}
+
+/// The thread environment of a pod's container, from the CPUs it owns or its quota in the shared pool.
+pub fn environment(
+    pod: &Pod,
+    index: usize,
+    cpus: Option<&CpuSet>,
+    shared: &CpuSet,
+    topology: &Topology,
+    (policy, threads): (&crate::pod::Policy, &ThreadPolicy),
+) -> ThreadEnvironment {
+    let missing = crate::pod::Container::default();
+    let container = pod.containers.get(index).unwrap_or(&missing);
+    let basis = match cpus {
+        Some(cpus) => Some(ThreadBasis::of_set(cpus, topology)),
+        None => ThreadBasis::of_quota(pod, container, threads).map(|basis| basis.at_most(shared.len())),
+    };
+    thread_environment(pod, container, policy, threads, basis)
+}
+
+fn paths(observed: &Observed) -> impl Iterator<Item = String> + '_ {
+    observed.pods.iter().flat_map(|pod| &pod.containers).map(|container| container.cgroup.path.clone())
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+/// The folder whose lock says that a Pinfold owns this node's cgroups.
+pub(super) fn lock_folder(cgroups: &Cgroups) -> PathBuf {
+    Path::new(cgroups.root()).to_owned()
+}

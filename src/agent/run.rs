@@ -1,0 +1,182 @@
+//! Start and stop.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use nix::fcntl::{Flock, FlockArg};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::config::Config;
+use super::folder::Folder;
+use super::http::{self, State};
+use super::owner::{Admission, Event, Node, Owner, lock_folder};
+use crate::host::watch::Watch;
+use crate::metrics::{AgentMetrics, Sources};
+use crate::pin::Snapshot;
+use crate::pod::Pod;
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    address: SocketAddr,
+    events: mpsc::Sender<Event>,
+    snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    stop: CancellationToken,
+    tasks: JoinSet<anyhow::Result<()>>,
+}
+
+// === impl Agent ===
+
+impl Agent {
+    /// Starts an agent on a node.
+    ///
+    /// # Errors
+    /// The address is taken, the folder of manifests is missing, inotify is at its limit.
+    pub async fn start(node: Node) -> anyhow::Result<Self> {
+        let listen = node.config.listen;
+        let listener = TcpListener::bind(listen).await.with_context(|| {
+            format!(
+                "can't listen on {listen}: if another program has the port, name a free one with --listen"
+            )
+        })?;
+        let address = listener.local_addr()?;
+        let metrics = AgentMetrics::new()?;
+        metrics
+            .set_started(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64()));
+        let (published, snapshot) = watch::channel(None);
+        let (events, inbox) = mpsc::channel(64);
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+
+        if let Some(pods) = &node.config.pods {
+            let folder = Folder::new(pods)?;
+            tasks.spawn(folder.run(events.clone()));
+        }
+        for tree in &node.config.trees {
+            let watch = Watch::new(&node.cgroups.root().join(tree), 2)
+                .with_context(|| format!("can't watch the pods' tree {tree}"))?;
+            tasks.spawn(follow(watch, events.clone()));
+        }
+        let sources = Sources::new(node.cgroups.clone(), node.proc.clone());
+        let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone() });
+        let ended = stop.clone();
+        tasks.spawn(async move {
+            http::serve(listener, state, ended).await;
+            Ok(())
+        });
+        let owner = Owner::new(node, metrics, published);
+        let ended = stop.clone();
+        tasks.spawn(async move {
+            owner.run(inbox, ended).await;
+            Ok(())
+        });
+        Ok(Self { address, events, snapshot, stop, tasks })
+    }
+
+    /// Where it serves HTTP.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The latest state, once there is one.
+    pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
+        self.snapshot.borrow().clone()
+    }
+
+    /// Waits for a state that fulfils a condition.
+    pub async fn wait_for(&self, mut condition: impl FnMut(&Snapshot) -> bool) -> anyhow::Result<()> {
+        let mut snapshot = self.snapshot.clone();
+        snapshot
+            .wait_for(|snapshot| snapshot.as_ref().is_some_and(|snapshot| condition(snapshot)))
+            .await
+            .map(|_| ())
+            .context("the agent ended")
+    }
+
+    /// Asks, as a container runtime does before it creates a container, what that container gets.
+    pub async fn create(&self, pod: &Pod, container: &str) -> anyhow::Result<Admission> {
+        let (reply, answer) = oneshot::channel();
+        let (pod, container) = (Box::new(pod.clone()), container.to_owned());
+        self.events.send(Event::Create { pod, container, reply }).await.context("the agent ended")?;
+        answer.await.context("the agent has no answer")
+    }
+
+    /// Waits until a task ends, which none should do by itself.
+    pub async fn ended(&mut self) -> anyhow::Result<()> {
+        match self.tasks.join_next().await {
+            Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
+            Some(Ok(Err(error))) => Err(error),
+            Some(Err(error)) => Err(error).context("a task of the agent broke"),
+            None => anyhow::bail!("the agent has no tasks"),
+        }
+    }
+
+    /// Stops: work in hand is finished, and every assignment stays as it is.
+    pub async fn stop(mut self) {
+        self.stop.cancel();
+        drop(self.events);
+        // The watchers wait for events that may never come.
+        let grace = tokio::time::sleep(std::time::Duration::from_millis(200));
+        tokio::pin!(grace);
+        loop {
+            tokio::select! {
+                () = &mut grace => break,
+                joined = self.tasks.join_next() => if joined.is_none() { break },
+            }
+        }
+        self.tasks.shutdown().await;
+    }
+}
+
+/// Tells the owner of every change below a tree.
+async fn follow(mut watch: Watch, events: mpsc::Sender<Event>) -> anyhow::Result<()> {
+    loop {
+        watch.changed().await.context("can't watch the pods' tree any longer")?;
+        // A reconcile that is queued already will see this change too.
+        if let Err(mpsc::error::TrySendError::Closed(_)) = events.try_send(Event::Cgroups) {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes the lock that lets one Pinfold at a time own a node's cgroups; the kernel drops it when the process ends.
+///
+/// # Errors
+/// Another one has it.
+pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
+    let file = File::open(folder).with_context(|| format!("can't open {}", folder.display()))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+        anyhow::anyhow!(
+            "another pinfold owns the cgroups below {} ({error}): stop it first, or talk to it over HTTP",
+            folder.display()
+        )
+    })
+}
+
+/// Runs the agent until it is told to stop: `pinfold run`.
+///
+/// # Errors
+/// What [`Agent::start`] says, or a task that ended by itself.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let node = Node::new(config)?;
+    let _lock = lock(&lock_folder(&node.cgroups))?;
+    tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
+    tracing::info!("enforcement {}: {}", node.enforcement.name(), node.enforcement_reason);
+    let mut agent = Agent::start(node).await?;
+    tracing::info!("serving http://{}/metrics", agent.address());
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: stopping; every assignment stays as it is"),
+        _ = tokio::signal::ctrl_c() => tracing::info!("interrupted: stopping; every assignment stays as it is"),
+        ended = agent.ended() => return ended,
+    }
+    agent.stop().await;
+    Ok(())
+}

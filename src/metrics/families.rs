@@ -1,0 +1,112 @@
+//! [`FAMILIES`]: every family that depends on the node's pods, in one table for code, documentation and tests.
+
+/// A family's type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only goes up while its subject lives.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// What is said of a family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// What it is, for people.
+    pub help: &'static str,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+}
+
+const POD: &[&str] = &["namespace", "pod"];
+const CONTAINER: &[&str] = &["namespace", "pod", "container"];
+const INTERFACE: &[&str] = &["namespace", "pod", "interface"];
+
+const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Counter, help, labels }
+}
+
+const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, help, labels }
+}
+
+/// The families, by name.
+pub const FAMILIES: &[Family] = &[
+    gauge("pinfold_collector_duration_seconds", &["collector"], "Time that a collector took in this scrape."),
+    gauge(
+        "pinfold_collector_success",
+        &["collector"],
+        "Whether a collector read all it wanted in this scrape.",
+    ),
+    counter(
+        "pinfold_container_context_switches_total",
+        &["namespace", "pod", "container", "kind"],
+        "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.",
+    ),
+    counter(
+        "pinfold_container_cpu_periods_total",
+        CONTAINER,
+        "CFS periods in which the container ran under a quota.",
+    ),
+    counter(
+        "pinfold_container_cpu_throttled_periods_total",
+        CONTAINER,
+        "CFS periods in which the container's quota ran out.",
+    ),
+    counter(
+        "pinfold_container_cpu_throttled_seconds_total",
+        CONTAINER,
+        "Time that the container's threads were held back by its quota.",
+    ),
+    counter("pinfold_container_cpu_usage_seconds_total", CONTAINER, "CPU time used by the container."),
+    gauge(
+        "pinfold_container_cpus_allowed",
+        CONTAINER,
+        "CPUs that the container may run on, by the kernel's word.",
+    ),
+    gauge(
+        "pinfold_container_cpus_assigned",
+        CONTAINER,
+        "CPUs that the container owns; 0 in the shared pool.",
+    ),
+    gauge(
+        "pinfold_container_cpuset_info",
+        &["namespace", "pod", "container", "cpus", "policy"],
+        "The CPUs that the container may run on, as a list, and whether they are its own.",
+    ),
+    gauge("pinfold_container_threads", CONTAINER, "Threads of the container now."),
+    gauge(
+        "pinfold_container_threads_expected",
+        CONTAINER,
+        "Threads that the pools sized by the container's thread environment add up to.",
+    ),
+    gauge("pinfold_enforcement_info", &["enforcement"], "How assignments are enforced on this node."),
+    gauge(
+        "pinfold_node_cpus",
+        &["state"],
+        "CPUs of the node that are online, reserved, shared and exclusive.",
+    ),
+    gauge(
+        "pinfold_pod_info",
+        &["namespace", "pod", "uid", "role", "qos", "host_network"],
+        "What a pod is; to be joined with the other families.",
+    ),
+    counter("pinfold_pod_network_receive_bytes_total", INTERFACE, "Bytes received by the pod's interface."),
+    counter(
+        "pinfold_pod_network_receive_packets_total",
+        INTERFACE,
+        "Packets received by the pod's interface.",
+    ),
+    gauge(
+        "pinfold_pod_network_scope",
+        &["namespace", "pod", "scope"],
+        "Whose the pod's interfaces are: its own (pod), the node's (host), or not known. Only a pod's own are counted.",
+    ),
+    counter("pinfold_pod_network_transmit_bytes_total", INTERFACE, "Bytes sent by the pod's interface."),
+    counter("pinfold_pod_network_transmit_packets_total", INTERFACE, "Packets sent by the pod's interface."),
+    gauge("pinfold_pod_owned_cpus", POD, "CPUs that the pod's containers own."),
+];

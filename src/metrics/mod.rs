@@ -1,0 +1,57 @@
+//! Families, collectors, exposition: what Prometheus scrapes.
+//!
+//! A scrape is synchronous: it reads the latest [`Snapshot`] and the kernel's counters, and keeps nothing that a vanished
+//! pod would leave behind. Counters of the agent's own doings live in [`AgentMetrics`]. Every collector reports its own
+//! duration and success, and one failing never fails the scrape. What a node doesn't offer has no series, not a zero.
+
+mod agent;
+mod collect;
+mod families;
+mod switches;
+
+use std::sync::Mutex;
+
+use prometheus::{Encoder, TextEncoder};
+
+pub use agent::AgentMetrics;
+pub use families::{FAMILIES, Family, Kind};
+
+use crate::host::cgroup::Cgroups;
+use crate::host::proc::Proc;
+use crate::pin::Snapshot;
+
+/// What a scrape may read.
+#[derive(Debug)]
+pub struct Sources {
+    /// The cgroups, for CPU time and throttling.
+    pub cgroups: Cgroups,
+    /// The processes, for threads, context switches and network counters.
+    pub proc: Proc,
+    /// What must last from one scrape to the next so that no counter goes back.
+    switches: Mutex<switches::Switchboard>,
+}
+
+// === impl Sources ===
+
+impl Sources {
+    /// Sources on these hierarchies and this /proc.
+    pub fn new(cgroups: Cgroups, proc: Proc) -> Self {
+        Self { cgroups, proc, switches: Mutex::default() }
+    }
+}
+
+/// The content type of [`render`]'s text.
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+/// Collects everything and writes it in Prometheus' text format.
+///
+/// # Errors
+/// A family that contradicts itself, which the tests rule out.
+pub fn render(snapshot: &Snapshot, sources: &Sources, agent: &AgentMetrics) -> prometheus::Result<String> {
+    let mut families = collect::collect(snapshot, sources)?;
+    families.extend(agent.gather());
+    families.sort_by(|one, other| one.name().cmp(other.name()));
+    let mut text = Vec::new();
+    TextEncoder::new().encode(&families, &mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}

@@ -1,0 +1,211 @@
+//! [`decide`]: pods, policy and ledger in; who shall own which CPUs out.
+//!
+//! What runs stays where it is: a claim in the ledger is kept as long as its container is owed that many CPUs. Which
+//! CPUs a new claim gets is [`Placer`]'s choice alone. The containers of one pod are placed together first and then
+//! divided, so that the siblings on a core are pod mates rather than strangers.
+
+use std::collections::BTreeMap;
+
+use super::ledger::Ledger;
+use super::mark::union;
+use super::steps::Desired;
+use crate::cpu::{CpuSet, Placer, Topology};
+use crate::pod::{self, Container, ContainerKind, Entitlement, Pod, Policy, Qos, Recognition};
+
+/// What decisions are made from, besides the ledger.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The machine.
+    pub topology: &'a Topology,
+    /// Its placer.
+    pub placer: &'a Placer,
+    /// CPUs that nobody is given.
+    pub reserved: &'a CpuSet,
+    /// Who counts.
+    pub policy: &'a Policy,
+    /// The pods of this node, the earlier the sooner served.
+    pub pods: &'a [Pod],
+}
+
+/// What is decided for one container of a known pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Which of the pods.
+    pub pod: usize,
+    /// Which of its containers.
+    pub container: usize,
+    /// Its pod's QoS class.
+    pub qos: Qos,
+    /// Its pod's role and what told it.
+    pub recognition: Recognition,
+    /// What policy grants.
+    pub entitlement: Entitlement,
+    /// The CPUs it owns, or may use as an init container; `None` for the shared pool.
+    pub cpus: Option<CpuSet>,
+    /// Why it has less than it is owed.
+    pub note: Option<String>,
+}
+
+/// What is decided for all.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Decisions {
+    /// Per container of the known pods, in their order.
+    pub containers: Vec<Decision>,
+    /// What the kernel shall be brought to.
+    pub desired: Desired,
+}
+
+/// The default reservation: the core of the lowest online CPU.
+pub fn default_reserved(topology: &Topology) -> CpuSet {
+    topology.online.first().map(|cpu| topology.core_of(cpu)).unwrap_or_default()
+}
+
+/// Decides who shall own which CPUs.
+pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
+    let asked: Vec<Asked> =
+        inputs.pods.iter().enumerate().map(|(index, pod)| Asked::new(index, pod, inputs)).collect();
+    // Those who keep or lose are settled first, so that those who gain see what is free.
+    let mut claims = ledger.claims.clone();
+    for pod in &asked {
+        let mine = claims.entry(pod.key.clone()).or_default();
+        mine.retain(|name, cpus| match pod.wanted(name) {
+            Some(wanted) if wanted < cpus.len() => {
+                *cpus = inputs
+                    .placer
+                    .place(cpus, wanted)
+                    .map_or_else(|_| cpus.clone(), |placement| placement.cpus);
+                true
+            }
+            Some(_) => true,
+            None => false,
+        });
+    }
+    let mut notes = BTreeMap::new();
+    for pod in &asked {
+        let taken = union(claims.values().flat_map(BTreeMap::values)).union(inputs.reserved);
+        let free = inputs.topology.online.difference(&taken);
+        let mine = claims.entry(pod.key.clone()).or_default();
+        pod.place(mine, free, inputs.placer, &mut notes);
+    }
+    claims.retain(|_, mine| !mine.is_empty());
+    let mut decisions = Decisions::default();
+    decisions.desired.online = inputs.topology.online.clone();
+    for pod in &asked {
+        pod.conclude(claims.get(&pod.key), &notes, &mut decisions);
+    }
+    decisions.desired.claims = claims;
+    decisions
+}
+
+/// A pod and what its containers are owed.
+struct Asked<'a> {
+    index: usize,
+    pod: &'a Pod,
+    /// The uid, as in the ledger; a pod without one can't be found in the kernel and has a key of its own.
+    key: String,
+    qos: Qos,
+    recognition: Recognition,
+    entitlements: Vec<Entitlement>,
+}
+
+// === impl Asked ===
+
+impl<'a> Asked<'a> {
+    fn new(index: usize, pod: &'a Pod, inputs: &Inputs<'_>) -> Self {
+        let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
+        Self {
+            index,
+            pod,
+            key: pod
+                .cgroup_uid()
+                .map_or_else(|| format!("{}/{}#{index}", pod.namespace, pod.name), str::to_owned),
+            qos: pod::qos(pod),
+            recognition: pod::recognise(pod),
+            entitlements: pod.containers.iter().map(entitlement).collect(),
+        }
+    }
+
+    fn owed(&self) -> impl Iterator<Item = (&'a Container, usize)> {
+        let cpus = self.entitlements.iter().map(|entitlement| entitlement.cpus() as usize);
+        self.pod.containers.iter().zip(cpus).filter(|(_, cpus)| *cpus > 0)
+    }
+
+    fn wanted(&self, name: &str) -> Option<usize> {
+        self.owed().find(|(container, _)| container.name == name).map(|(_, cpus)| cpus)
+    }
+
+    /// Adds what is missing in the pod's claims, out of `free`.
+    fn place(
+        &self,
+        mine: &mut BTreeMap<String, CpuSet>,
+        free: CpuSet,
+        placer: &Placer,
+        notes: &mut BTreeMap<(usize, String), String>,
+    ) {
+        let has = |name: &str| mine.get(name).map_or(0, CpuSet::len);
+        let missing: Vec<(&str, usize)> = self
+            .owed()
+            .map(|(container, cpus)| (container.name.as_str(), cpus.saturating_sub(has(&container.name))))
+            .filter(|(_, cpus)| *cpus > 0)
+            .collect();
+        let total = missing.iter().map(|(_, cpus)| cpus).sum();
+        let mut free = free;
+        let mut together = placer.place(&free, total).map(|placement| placement.cpus).ok();
+        for (name, cpus) in missing {
+            let from = together.as_ref().unwrap_or(&free);
+            match placer.place(from, cpus) {
+                Ok(placement) => {
+                    free = free.difference(&placement.cpus);
+                    together = together.map(|set| set.difference(&placement.cpus));
+                    let claim = mine.entry(name.to_owned()).or_default();
+                    *claim = claim.union(&placement.cpus);
+                }
+                Err(error) => {
+                    let note = format!("stays in the shared pool: {error}");
+                    notes.insert((self.index, name.to_owned()), note);
+                }
+            }
+        }
+    }
+
+    fn conclude(
+        &self,
+        mine: Option<&BTreeMap<String, CpuSet>>,
+        notes: &BTreeMap<(usize, String), String>,
+        decisions: &mut Decisions,
+    ) {
+        let all = mine.map(|mine| union(mine.values()));
+        let mut inside = Vec::new();
+        for (index, (container, entitlement)) in
+            self.pod.containers.iter().zip(&self.entitlements).enumerate()
+        {
+            let cpus = match entitlement {
+                Entitlement::Exclusive { .. } => mine.and_then(|mine| mine.get(&container.name)).cloned(),
+                Entitlement::Inherit { .. } => {
+                    inside.push(container.name.clone());
+                    all.clone()
+                }
+                Entitlement::Shared { .. } => None,
+            };
+            decisions.containers.push(Decision {
+                pod: self.index,
+                container: index,
+                qos: self.qos,
+                recognition: self.recognition.clone(),
+                entitlement: entitlement.clone(),
+                cpus,
+                note: notes.get(&(self.index, container.name.clone())).cloned(),
+            });
+        }
+        let desired = &mut decisions.desired;
+        desired.names.insert(self.key.clone(), (self.pod.namespace.clone(), self.pod.name.clone()));
+        if !inside.is_empty() {
+            desired.inside.insert(self.key.clone(), inside);
+        }
+        let lasting = || self.pod.containers.iter().filter(|container| container.kind != ContainerKind::Init);
+        let owns = |container: &Container| mine.is_some_and(|mine| mine.contains_key(&container.name));
+        if lasting().all(owns) && lasting().next().is_some() {
+            desired.whole.push(self.key.clone());
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! [`Snapshot`]: what is owed, assigned and in force at one moment, for those who only read.
+
+use serde::Serialize;
+
+use super::Enforcement;
+use super::decide::Decisions;
+use super::drift::Drift;
+use super::ledger::{Ledger, Observed};
+use crate::cpu::{CpuSet, Topology};
+use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
+
+/// The state of the node at one moment.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshot {
+    /// How assignments are enforced.
+    pub enforcement: Enforcement,
+    /// Why so, in a sentence.
+    pub enforcement_reason: String,
+    /// Online CPUs.
+    pub online: CpuSet,
+    /// CPUs that nobody is given.
+    pub reserved: CpuSet,
+    /// CPUs that nobody owns; the reserved ones among them.
+    pub shared: CpuSet,
+    /// CPUs that somebody owns.
+    pub exclusive: CpuSet,
+    /// Containers of the known pods.
+    pub containers: Vec<ContainerState>,
+    /// Pods that own CPUs and that nobody told us of.
+    pub strangers: Vec<Stranger>,
+    /// Where the kernel differed from the ledger when this was made, before repair.
+    pub drift: Vec<Drift>,
+    /// What can't be explained and is left alone.
+    pub unexplained: Vec<String>,
+    /// What went wrong in the last reconcile.
+    pub errors: Vec<String>,
+}
+
+/// One container of a known pod.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerState {
+    /// Namespace of its pod.
+    pub namespace: String,
+    /// Its pod.
+    pub pod: String,
+    /// Its name.
+    pub container: String,
+    /// The uid of its pod, where known.
+    pub uid: Option<String>,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// Its pod's role.
+    pub role: Role,
+    /// What told the role.
+    pub evidence: String,
+    /// Its pod's QoS class.
+    pub qos: Qos,
+    /// Whether its pod uses the node's own network.
+    pub host_network: bool,
+    /// What policy grants, and why.
+    pub entitlement: Entitlement,
+    /// The CPUs it owns; `None` in the shared pool.
+    pub assigned: Option<CpuSet>,
+    /// The CPUs it may run on by the kernel's word; `None` while it has no cgroup.
+    pub effective: Option<CpuSet>,
+    /// NUMA nodes of its CPUs, where the machine tells.
+    pub numa: Option<CpuSet>,
+    /// Its cgroup.
+    pub cgroup: Option<String>,
+    /// Whether it has a process.
+    pub running: bool,
+    /// The thread environment it is owed.
+    pub threads: ThreadEnvironment,
+    /// Why it has less than it is owed.
+    pub note: Option<String>,
+    /// Seconds from its first instruction to its assignment in force, where that was seen.
+    pub window_seconds: Option<f64>,
+}
+
+/// A pod that owns CPUs and that nobody told us of: it keeps them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stranger {
+    /// Its cgroup.
+    pub cgroup: String,
+    /// Its namespace, as it was when the CPUs were given.
+    pub namespace: String,
+    /// Its name.
+    pub pod: String,
+    /// The CPUs it owns.
+    pub cpus: CpuSet,
+}
+
+/// Describes the containers of known pods as they are decided and observed.
+///
+/// `threads` computes a container's thread environment from the CPUs it owns.
+pub fn containers(
+    pods: &[Pod],
+    topology: &Topology,
+    decisions: &Decisions,
+    observed: &Observed,
+    mut threads: impl FnMut(&Pod, usize, Option<&CpuSet>) -> ThreadEnvironment,
+) -> Vec<ContainerState> {
+    let mut states = Vec::with_capacity(decisions.containers.len());
+    for decision in &decisions.containers {
+        let Some(pod) = pods.get(decision.pod) else { continue };
+        let Some(container) = pod.containers.get(decision.container) else { continue };
+        let seen = pod.cgroup_uid().and_then(|uid| observed.container(uid, &container.name));
+        let effective = seen.map(|seen| seen.cgroup.cpuset.effective.clone());
+        let cpus = decision.cpus.as_ref().unwrap_or(&topology.online);
+        states.push(ContainerState {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            container: container.name.clone(),
+            uid: pod.cgroup_uid().map(str::to_owned),
+            kind: container.kind,
+            role: decision.recognition.role,
+            evidence: decision.recognition.evidence.clone(),
+            qos: decision.qos,
+            host_network: pod.host_network,
+            entitlement: decision.entitlement.clone(),
+            assigned: decision.cpus.clone(),
+            effective,
+            numa: topology.numa_of(cpus),
+            cgroup: seen.map(|seen| seen.cgroup.path.clone()),
+            running: seen.is_some_and(|seen| seen.cgroup.populated),
+            threads: threads(pod, decision.container, decision.cpus.as_ref()),
+            note: decision.note.clone(),
+            window_seconds: None,
+        });
+    }
+    states
+}
+
+/// The pods in the ledger that are not among the known ones.
+pub fn strangers(observed: &Observed, ledger: &Ledger) -> Vec<Stranger> {
+    let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
+    let owners = unknown.filter_map(|pod| {
+        let cpus = super::mark::union(ledger.of(&pod.cgroup.uid).values());
+        let named =
+            |pick: fn(&super::Mark) -> &String| pod.mark.as_ref().map(pick).cloned().unwrap_or_default();
+        (!cpus.is_empty()).then(|| Stranger {
+            cgroup: pod.cgroup.path.clone(),
+            namespace: named(|mark| &mark.namespace),
+            pod: named(|mark| &mark.pod),
+            cpus,
+        })
+    });
+    owners.collect()
+}
