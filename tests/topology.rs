@@ -1,5 +1,8 @@
 //! The topology of real machines, of damaged copies of them, and of the machine that the test runs on.
 
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;

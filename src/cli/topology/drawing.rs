@@ -36,12 +36,15 @@ pub(crate) fn render(topology: &Topology, owners: &BTreeMap<String, CpuSet>) -> 
     out
 }
 
+/// The id of a CPU's group of one kind.
+type IdOf = fn(&Cpu) -> Option<u32>;
+
 /// How many of everything, and which CPUs are off.
 fn summarize(out: &mut String, topology: &Topology) {
     let mut parts = vec![format!("{} online", count(topology.online.len(), "CPU"))];
-    let told = |of: fn(&Cpu) -> Option<u32>| topology.cpus.iter().any(|cpu| of(cpu).is_some());
+    let told = |of: IdOf| topology.cpus.iter().any(|cpu| of(cpu).is_some());
     let mut untold = Vec::new();
-    let levels: [(_, _, fn(&Cpu) -> Option<u32>); 4] = [
+    let levels: [(&str, usize, IdOf); 4] = [
         ("core", topology.cores().len(), |cpu| cpu.core),
         ("LLC", topology.llcs().len(), |cpu| cpu.llc),
         ("NUMA node", topology.numa.len(), |cpu| cpu.numa),
@@ -217,10 +220,15 @@ impl Drawing<'_> {
     fn rows(&self, out: &mut String, indent: usize, title: &str, cores: &[String]) {
         let title = if title.is_empty() { String::new() } else { format!("{title}  ") };
         let margin = indent + measure_text_width(&title);
-        let core = cores.first().map_or(1, |core| measure_text_width(core) + 1);
-        let per_line = (WIDTH.saturating_sub(margin) / core).max(1);
+        let room = WIDTH.saturating_sub(margin);
+        let core = cores.first().map_or(0, |core| measure_text_width(core));
+        // Brackets keep cores apart well enough where spaces would cost a line.
+        let bracketed = cores.first().is_some_and(|core| core.ends_with(']'));
+        let tight = bracketed && cores.len() * (core + 1) > room + 1 && cores.len() * core <= room;
+        let gap = if tight { "" } else { " " };
+        let per_line = ((room + gap.len()) / (core + gap.len()).max(1)).max(1);
         for (index, row) in cores.chunks(per_line).enumerate() {
-            let row = row.join(" ");
+            let row = row.join(gap);
             if index == 0 {
                 line(out, indent, &format!("{title}{row}"));
             } else {
@@ -267,7 +275,7 @@ fn details(topology: &Topology, node: &NumaNode) -> String {
     let distances: Vec<String> =
         others.iter().map(|(distance, ids)| format!("{distance} to {ids}")).collect();
     if !distances.is_empty() {
-        let _ = write!(text, " · distance {}", distances.join(", "));
+        let _ = write!(text, " · distance {}", distances.join("; "));
     }
     text
 }
