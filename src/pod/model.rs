@@ -26,6 +26,33 @@ pub struct Pod {
     pub resources: Resources,
     /// All containers: init containers and sidecars first, in the manifest's order.
     pub containers: Vec<Container>,
+    /// `status.qosClass`, where a status tells it. What counts is [`qos`](super::qos); this is kept so that a
+    /// difference can be shown.
+    pub qos_reported: Option<Qos>,
+}
+
+/// Where the kubelet writes a static pod's own uid: such a pod's cgroup is named after it, not after the uid that the
+/// API server gave to its mirror.
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
+impl Pod {
+    /// The uid in the name of the pod's cgroup, as the kubelet writes it: the static pod's hash, else the API
+    /// server's uid.
+    pub fn cgroup_uid(&self) -> Option<&str> {
+        let hash = self.annotations.get(CONFIG_HASH).map(String::as_str);
+        hash.filter(|hash| !hash.is_empty()).or(self.uid.as_deref())
+    }
+
+    /// The container of that name.
+    pub fn container(&self, name: &str) -> Option<&Container> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 /// One container of a pod.
@@ -60,6 +87,13 @@ pub struct Resources {
     pub memory_request: Option<u64>,
     /// Memory limit in bytes.
     pub memory_limit: Option<u64>,
+}
+
+impl Resources {
+    /// Whether nothing is set, not even to zero.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// When a container runs.

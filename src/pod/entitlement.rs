@@ -1,0 +1,195 @@
+//! [`entitlement`]: whether a container gets CPUs of its own.
+
+use serde::{Deserialize, Serialize};
+
+use super::quantity::format_cpu;
+use super::{CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, Selector, guaranteed_obstacle, recognise};
+use crate::cpu::MAX_CPU;
+
+/// What a container is granted, with the reason in one sentence.
+///
+/// As JSON: `{"kind":"exclusive","cpus":2,"reason":"…"}`, `{"kind":"shared","reason":"…"}`,
+/// `{"kind":"pod","reason":"…"}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Entitlement {
+    /// CPUs of its own.
+    Exclusive {
+        /// How many: at least 1.
+        cpus: u32,
+        /// Why.
+        reason: String,
+    },
+    /// A place in the shared pool.
+    Shared {
+        /// Why, and where it helps, what to change.
+        reason: String,
+    },
+    /// An init container's: the union of what the pod's other containers are granted, whatever that is.
+    #[serde(rename = "pod")]
+    Inherit {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Entitlement {
+    /// How many exclusive CPUs the container is owed: 0 unless it is [`Entitlement::Exclusive`].
+    pub fn cpus(&self) -> u32 {
+        match self {
+            Self::Exclusive { cpus, .. } => *cpus,
+            Self::Shared { .. } | Self::Inherit { .. } => 0,
+        }
+    }
+
+    /// The reason.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Exclusive { reason, .. } | Self::Shared { reason } | Self::Inherit { reason } => reason,
+        }
+    }
+}
+
+/// Which pods count as training pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Policy {
+    /// Pods that count besides those that are recognised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<Selector>,
+    /// Whether only training pods are owed anything. Otherwise every pod counts, as with the kubelet's static policy.
+    pub training_only: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { selector: None, training_only: true }
+    }
+}
+
+/// Whether a pod counts as a training pod, and by what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Training {
+    /// Whether it counts.
+    pub counts: bool,
+    /// What decided, as the middle of a sentence.
+    pub evidence: String,
+}
+
+/// Whether the pod counts as a training pod: it is annotated, recognised, selected, or every pod counts.
+pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Training {
+    let counts = |evidence: String| Training { counts: true, evidence };
+    if let Some(Wish::Exclusive(value)) = wish(pod) {
+        return counts(format!("annotation {CPUS_ANNOTATION}={value}"));
+    }
+    if recognition.training {
+        return counts(recognition.evidence.clone());
+    }
+    match &policy.selector {
+        Some(selector) if selector.matches(&pod.labels) => counts(format!("selector {selector}")),
+        _ if !policy.training_only => counts("every pod counts, by configuration".to_owned()),
+        _ => Training { counts: false, evidence: recognition.evidence.clone() },
+    }
+}
+
+/// What the container is granted.
+///
+/// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole number, at least 1. The
+/// annotation `shared` always wins; an unknown value of the annotation is taken for `shared`, because a pod that runs
+/// where its owner did not want it is the worse mistake. An init container is granted what its pod's containers are;
+/// sidecars count like them.
+pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitlement {
+    match decide(pod, container, policy) {
+        Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
+        Err(Refusal::Shared(reason)) => Entitlement::Shared { reason },
+        Err(Refusal::Inherit(reason)) => Entitlement::Inherit { reason },
+    }
+}
+
+enum Refusal {
+    Shared(String),
+    Inherit(String),
+}
+
+fn decide(pod: &Pod, container: &Container, policy: &Policy) -> Result<(u32, String), Refusal> {
+    let shared = |reason: String| Err(Refusal::Shared(reason));
+    if pod.finished {
+        return shared("the pod has run to its end".to_owned());
+    }
+    match wish(pod) {
+        Some(Wish::Shared) => return shared(format!("annotation {CPUS_ANNOTATION}=shared")),
+        Some(Wish::Unknown(value)) => {
+            return shared(format!(
+                "annotation {CPUS_ANNOTATION} is {value:?}, which is unknown: write exclusive, required or shared"
+            ));
+        }
+        Some(Wish::Exclusive(_)) | None => {}
+    }
+    if container.kind == ContainerKind::Init {
+        let reason = "an init container runs inside the set that its pod's containers will get";
+        return Err(Refusal::Inherit(reason.to_owned()));
+    }
+    let training = training(pod, &recognise(pod), policy);
+    if !training.counts {
+        return shared(format!(
+            "not a training pod: {}; annotate it with {CPUS_ANNOTATION}=exclusive if it is one",
+            training.evidence
+        ));
+    }
+    if let Some(obstacle) = guaranteed_obstacle(pod) {
+        return shared(format!(
+            "QoS class {}, not Guaranteed: {obstacle}; set equal CPU and memory requests and limits everywhere",
+            super::qos(pod)
+        ));
+    }
+    let cpus = whole_cpus(pod, container).map_err(Refusal::Shared)?;
+    Ok((cpus, format!("Guaranteed, CPU limit {cpus}, and a training pod ({})", training.evidence)))
+}
+
+/// The container's CPU limit, if it is a number of whole CPUs; else what to change.
+fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
+    let Some(limit) = container.resources.cpu_limit.filter(|&limit| limit > 0) else {
+        return Err(if pod.resources.is_empty() {
+            "the container has no CPU limit; set its requests and limits to 1 CPU or more".to_owned()
+        } else {
+            "the container has no CPU limit of its own, only the pod has; set the container's requests and limits to \
+             1 CPU or more"
+                .to_owned()
+        });
+    };
+    let below = limit / 1000;
+    if !limit.is_multiple_of(1000) {
+        let choice = if below == 0 { "1 CPU".to_owned() } else { format!("{below} or {} CPUs", below + 1) };
+        return Err(format!(
+            "CPU limit {} is not a whole number; set requests and limits to {choice}",
+            format_cpu(limit)
+        ));
+    }
+    // Only where the pod's own resources decide the QoS class can a container's request differ from its limit.
+    let request = container.resources.cpu_request.unwrap_or(limit);
+    if request != limit {
+        return Err(format!("CPU request {} differs from the limit {below}; set both to {below}", format_cpu(request)));
+    }
+    u32::try_from(below)
+        .ok()
+        .filter(|&cpus| cpus <= MAX_CPU + 1)
+        .ok_or_else(|| format!("CPU limit {below} is more than the {} CPUs that Linux can have", MAX_CPU + 1))
+}
+
+/// What the pod's owner has asked for.
+enum Wish<'a> {
+    /// Exclusive CPUs, in the owner's word.
+    Exclusive(&'a str),
+    Shared,
+    Unknown(&'a str),
+}
+
+/// The annotation, if there is one. `required` asks for what `exclusive` does, and will also say that the pod must not
+/// run without it.
+fn wish(pod: &Pod) -> Option<Wish<'_>> {
+    Some(match pod.annotations.get(CPUS_ANNOTATION)?.as_str() {
+        value @ ("exclusive" | "required") => Wish::Exclusive(value),
+        "shared" => Wish::Shared,
+        value => Wish::Unknown(value),
+    })
+}

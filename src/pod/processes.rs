@@ -1,0 +1,76 @@
+//! [`processes`]: how many processes of one container compute side by side.
+//!
+//! N processes that each start N threads make N² of them, so thread counts are divided by this number.
+
+use std::num::NonZeroUsize;
+
+use super::role::{option, words};
+use super::{Container, EnvSource, PROCESSES_ANNOTATION, Pod};
+
+/// The number of processes that share a container's CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Processes {
+    /// So many, by what is named.
+    Known {
+        /// How many.
+        count: NonZeroUsize,
+        /// What tells, as the middle of a sentence; `None` where nothing does and one is assumed.
+        evidence: Option<String>,
+    },
+    /// Several, but their number is decided where it can't be seen: by what is named.
+    Unknown {
+        /// What tells, as the middle of a sentence.
+        evidence: String,
+    },
+}
+
+/// How many processes of the container compute side by side.
+///
+/// The first of these that is there decides:
+///
+/// 1. the pod's annotation `pinfold.io/processes`, a positive integer;
+/// 2. torchrun's `--nproc_per_node` or `--nproc-per-node`, a number; `auto`, `cpu` and `gpu` depend on the machine, so
+///    they are [`Processes::Unknown`];
+/// 3. the variable `PET_NPROC_PER_NODE`, which torchrun reads;
+/// 4. the `-np` or `-n` of mpirun, mpiexec or horovodrun, unless the command line or the environment names hosts: then
+///    its processes run in other pods.
+///
+/// Otherwise it is one. Processes that only load data are not counted: they wait most of the time.
+pub fn processes(pod: &Pod, container: &Container) -> Processes {
+    if let Some(text) = pod.annotations.get(PROCESSES_ANNOTATION) {
+        return number(text, format!("annotation {PROCESSES_ANNOTATION}={text}"));
+    }
+    let words = words(&container.args);
+    if let Some(text) = option(&words, &["nproc_per_node", "nproc-per-node"]) {
+        return number(text, format!("--nproc_per_node={text}"));
+    }
+    match container.env.get("PET_NPROC_PER_NODE") {
+        Some(EnvSource::Value(text)) => return number(text, format!("PET_NPROC_PER_NODE={text}")),
+        Some(EnvSource::Reference) => {
+            return Processes::Unknown { evidence: "PET_NPROC_PER_NODE comes from elsewhere".to_owned() };
+        }
+        None => {}
+    }
+    let starter = |word: &&str| matches!(word.rsplit('/').next(), Some("mpirun" | "mpiexec" | "horovodrun"));
+    if let Some(at) = words.iter().position(starter)
+        && let Some(text) = option(words.get(at..).unwrap_or_default(), &["np", "n"])
+        && !names_hosts(container, &words)
+    {
+        return number(text, format!("{} -np {text}", words.get(at).copied().unwrap_or_default()));
+    }
+    Processes::Known { count: NonZeroUsize::MIN, evidence: None }
+}
+
+fn number(text: &str, evidence: String) -> Processes {
+    match text.trim().parse() {
+        Ok(count) => Processes::Known { count, evidence: Some(evidence) },
+        Err(_) => Processes::Unknown { evidence },
+    }
+}
+
+/// Whether an MPI command starts its processes on hosts that are named, which are other pods.
+fn names_hosts(container: &Container, words: &[&str]) -> bool {
+    let options = ["H", "host", "hosts", "hostfile", "machinefile", "f"];
+    option(words, &options).is_some()
+        || container.env.keys().any(|name| name.to_ascii_lowercase().contains("hostfile"))
+}

@@ -1,0 +1,369 @@
+//! [`recognise`]: which part of a training job a pod is.
+//!
+//! Operators differ in how they mark their pods, and old ones are still in use, so this is a table of marks, tried in
+//! order; the first that fits decides. Marks that an operator writes come first, what a person wrote by hand after
+//! them, and command lines, which are guesses, last.
+//!
+//! | mark | role from | training |
+//! |---|---|---|
+//! | Training operator ≥ 1.6, TFJob, PyTorchJob and so on | `training.kubeflow.org/replica-type` | yes |
+//! | Training operator 1.2 to 1.5 | `replica-type`, with `group-name: kubeflow.org` | yes |
+//! | TFJob ≤ 1.0 | `tf-replica-type` | yes |
+//! | any distributed TensorFlow | `TF_CONFIG`'s `task.type` | yes |
+//! | Volcano | `volcano.sh/task-spec`, where the user's name for the task is a role's | yes |
+//! | Kubeflow Trainer 2 | `trainer.kubeflow.org/trainjob-ancestor-step` | its initializers: no |
+//! | JobSet | `jobset.sigs.k8s.io/replicatedjob-name`, where it is a role's | yes |
+//! | MPI operator | `training.kubeflow.org/job-role` | yes |
+//! | LeaderWorkerSet | `leaderworkerset.sigs.k8s.io/worker-index`: 0 is the chief | no, it mostly serves models |
+//! | Ray | `ray.io/node-type`: head is the chief | yes |
+//! | Spark | `spark-role`: the driver is the chief | no, it mostly prepares data |
+//! | manifests with `name`, `job` and `task` | label `job`: ps or worker | yes |
+//! | command line | `--job_name` with `--task_index` | yes |
+//! | command line | `run.sh PS_HOSTS WORKER_HOSTS ROLE INDEX PS_COUNT WORKER_COUNT` | yes |
+//!
+//! A pod of a stack that is no training by itself still has its role, for metrics; its owner can annotate or select it.
+//! A port, even TensorFlow's 2222, shows nothing.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Container, ContainerKind, EnvSource, Pod};
+
+/// A pod's part in a training job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Parameter server: holds variables, answers workers.
+    Ps,
+    /// Computes steps.
+    Worker,
+    /// The worker that leads: saves checkpoints, decides the end. Also called master.
+    Chief,
+    /// Measures the model beside the training.
+    Evaluator,
+    /// Starts the others, computes nothing.
+    Launcher,
+    /// Something else, or not known.
+    Other,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ps => "ps",
+            Self::Worker => "worker",
+            Self::Chief => "chief",
+            Self::Evaluator => "evaluator",
+            Self::Launcher => "launcher",
+            Self::Other => "other",
+        })
+    }
+}
+
+/// What was recognised, and by what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Recognition {
+    /// The role; [`Role::Other`] if nothing was recognised.
+    pub role: Role,
+    /// The task's number among those of its role, where it is told.
+    pub index: Option<u32>,
+    /// The job's name, where it is told.
+    pub job: Option<String>,
+    /// What decided, as the middle of a sentence: `label training.kubeflow.org/replica-type=worker`.
+    pub evidence: String,
+    /// Whether the pod trains a model.
+    pub training: bool,
+}
+
+/// Tries the marks of the module's table in order.
+pub fn recognise(pod: &Pod) -> Recognition {
+    let marks: [fn(&Pod) -> Option<Recognition>; 13] = [
+        training_operator,
+        old_training_operator,
+        first_tfjob,
+        tf_config,
+        volcano,
+        trainer,
+        jobset,
+        mpi,
+        leader_worker_set,
+        ray,
+        spark,
+        plain_manifest,
+        command_line,
+    ];
+    marks.iter().find_map(|mark| mark(pod)).unwrap_or_else(|| Recognition {
+        role: Role::Other,
+        index: None,
+        job: None,
+        evidence: "no label of a known training operator, no TF_CONFIG, no labels name, job and task, no --job_name \
+                   with --task_index and no run.sh with hosts on a command line"
+            .to_owned(),
+        training: false,
+    })
+}
+
+// === labels ===
+
+const KUBEFLOW_TYPE: &str = "training.kubeflow.org/replica-type";
+const KUBEFLOW_INDEX: &str = "training.kubeflow.org/replica-index";
+const KUBEFLOW_JOB: &str = "training.kubeflow.org/job-name";
+const KUBEFLOW_ROLE: &str = "training.kubeflow.org/job-role";
+const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
+const JOBSET_NAME: &str = "jobset.sigs.k8s.io/jobset-name";
+const JOBSET_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
+const JOBSET_INDEX: &str = "jobset.sigs.k8s.io/job-index";
+const TRAINER_STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
+
+fn training_operator(pod: &Pod) -> Option<Recognition> {
+    let kind = label(pod, KUBEFLOW_TYPE)?;
+    Some(by_label(pod, operator_role(kind), KUBEFLOW_TYPE, kind).numbered(KUBEFLOW_INDEX).of_job(KUBEFLOW_JOB).into())
+}
+
+fn old_training_operator(pod: &Pod) -> Option<Recognition> {
+    let kind = label(pod, "replica-type").filter(|_| label(pod, "group-name") == Some("kubeflow.org"))?;
+    let mark = by_label(pod, operator_role(kind), "replica-type", kind).numbered("replica-index");
+    Some(mark.of_job("job-name").of_job("tf-job-name").into())
+}
+
+fn first_tfjob(pod: &Pod) -> Option<Recognition> {
+    let kind = label(pod, "tf-replica-type")?;
+    let mark = by_label(pod, operator_role(kind), "tf-replica-type", kind);
+    Some(mark.numbered("tf-replica-index").of_job("tf-job-name").into())
+}
+
+fn volcano(pod: &Pod) -> Option<Recognition> {
+    let key = "volcano.sh/task-spec";
+    let (value, noun) = label(pod, key)
+        .map(|value| (value, "label"))
+        .or_else(|| pod.annotations.get(key).map(|value| (value.as_str(), "annotation")))?;
+    let mark = by_label(pod, known_role(value)?, key, value).numbered("volcano.sh/task-index");
+    let found = mark.of_job("volcano.sh/job-name").found;
+    Some(Recognition { evidence: format!("{noun} {key}={value}"), ..found })
+}
+
+fn trainer(pod: &Pod) -> Option<Recognition> {
+    let step = label(pod, TRAINER_STEP)?;
+    let role = match step {
+        "trainer" if label(pod, JOBSET_JOB) == Some("launcher") => Role::Launcher,
+        "trainer" => Role::Worker,
+        _ => Role::Other,
+    };
+    let mut mark = by_label(pod, role, TRAINER_STEP, step).numbered(COMPLETION_INDEX).of_job(JOBSET_NAME);
+    mark.found.training = step == "trainer";
+    Some(mark.into())
+}
+
+fn jobset(pod: &Pod) -> Option<Recognition> {
+    let name = label(pod, JOBSET_JOB)?;
+    let mark = by_label(pod, known_role(name)?, JOBSET_JOB, name);
+    Some(mark.numbered(COMPLETION_INDEX).numbered(JOBSET_INDEX).of_job(JOBSET_NAME).into())
+}
+
+fn mpi(pod: &Pod) -> Option<Recognition> {
+    let name = label(pod, KUBEFLOW_ROLE)?;
+    let mark = by_label(pod, known_role(name)?, KUBEFLOW_ROLE, name);
+    Some(mark.numbered(KUBEFLOW_INDEX).of_job(KUBEFLOW_JOB).into())
+}
+
+fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
+    let key = "leaderworkerset.sigs.k8s.io/worker-index";
+    let index = label(pod, key)?;
+    let role = if index == "0" { Role::Chief } else { Role::Worker };
+    let mark = by_label(pod, role, key, index).numbered(key).of_job("leaderworkerset.sigs.k8s.io/name");
+    Some(mark.no_training())
+}
+
+fn ray(pod: &Pod) -> Option<Recognition> {
+    let key = "ray.io/node-type";
+    let kind = label(pod, key)?;
+    let role = match kind {
+        "head" => Role::Chief,
+        "worker" => Role::Worker,
+        _ => return None,
+    };
+    Some(by_label(pod, role, key, kind).of_job("ray.io/cluster").into())
+}
+
+fn spark(pod: &Pod) -> Option<Recognition> {
+    let kind = label(pod, "spark-role")?;
+    let role = match kind {
+        "driver" => Role::Chief,
+        "executor" => Role::Worker,
+        _ => return None,
+    };
+    let mark = by_label(pod, role, "spark-role", kind).numbered("spark-exec-id").of_job("spark-app-name");
+    Some(mark.no_training())
+}
+
+/// Manifests that people wrote before there were operators: one Service and one Job or Deployment for each task.
+fn plain_manifest(pod: &Pod) -> Option<Recognition> {
+    let role = match label(pod, "job")? {
+        "ps" => Role::Ps,
+        "worker" => Role::Worker,
+        _ => return None,
+    };
+    let (name, task) = (label(pod, "name")?, label(pod, "task")?);
+    let index = task.parse().ok()?;
+    Some(Recognition {
+        role,
+        index: Some(index),
+        job: Some(name.to_owned()),
+        evidence: format!("labels name={name}, job={role} and task={task}"),
+        training: true,
+    })
+}
+
+/// A recognition in the making, by a label of the pod.
+struct Marked<'a> {
+    pod: &'a Pod,
+    found: Recognition,
+}
+
+fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> Marked<'a> {
+    let evidence = format!("label {key}={value}");
+    Marked { pod, found: Recognition { role, index: None, job: None, evidence, training: true } }
+}
+
+impl Marked<'_> {
+    /// The index from a label or an annotation, unless there is one already.
+    fn numbered(mut self, key: &str) -> Self {
+        let text = self.pod.labels.get(key).or_else(|| self.pod.annotations.get(key));
+        self.found.index = self.found.index.or_else(|| text?.parse().ok());
+        self
+    }
+
+    /// The job's name from a label or an annotation, unless there is one already.
+    fn of_job(mut self, key: &str) -> Self {
+        let text = self.pod.labels.get(key).or_else(|| self.pod.annotations.get(key));
+        self.found.job = self.found.job.or_else(|| text.cloned());
+        self
+    }
+
+    fn no_training(mut self) -> Recognition {
+        self.found.training = false;
+        self.found
+    }
+}
+
+impl From<Marked<'_>> for Recognition {
+    fn from(marked: Marked<'_>) -> Self {
+        marked.found
+    }
+}
+
+fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.labels.get(key).map(String::as_str)
+}
+
+/// The role that an operator's name for a replica type means. Its pods train, whatever the name.
+fn operator_role(name: &str) -> Role {
+    // MXNet's parameter servers are called servers.
+    if name.eq_ignore_ascii_case("server") { Role::Ps } else { known_role(name).unwrap_or(Role::Other) }
+}
+
+/// The role that a name means, if it is a role's.
+fn known_role(name: &str) -> Option<Role> {
+    Some(match name.to_ascii_lowercase().as_str() {
+        "ps" | "parameterserver" | "parameter-server" => Role::Ps,
+        "worker" | "workers" | "mpiworker" => Role::Worker,
+        "chief" | "master" => Role::Chief,
+        "evaluator" => Role::Evaluator,
+        "launcher" | "mpimaster" => Role::Launcher,
+        _ => return None,
+    })
+}
+
+// === environment and command line ===
+
+fn tf_config(pod: &Pod) -> Option<Recognition> {
+    apps(pod).find_map(|container| {
+        let Some(EnvSource::Value(text)) = container.env.get("TF_CONFIG") else { return None };
+        let config: serde_json::Value = serde_json::from_str(text).ok()?;
+        let task = config.get("task")?;
+        let kind = task.get("type")?.as_str()?;
+        let role = known_role(kind)?;
+        let index = match task.get("index") {
+            Some(serde_json::Value::Number(index)) => index.as_u64().and_then(|index| u32::try_from(index).ok()),
+            Some(serde_json::Value::String(index)) => index.parse().ok(),
+            _ => None,
+        };
+        let number = index.map_or_else(String::new, |index| format!(" {index}"));
+        Some(Recognition {
+            role,
+            index,
+            job: None,
+            evidence: format!("task {kind}{number} in TF_CONFIG of container {}", container.name),
+            training: true,
+        })
+    })
+}
+
+fn command_line(pod: &Pod) -> Option<Recognition> {
+    apps(pod).find_map(|container| {
+        let words = words(&container.args);
+        by_options(container, &words).or_else(|| by_script(container, &words))
+    })
+}
+
+fn by_options(container: &Container, words: &[&str]) -> Option<Recognition> {
+    let name = option(words, &["job_name", "job-name"])?;
+    let role = known_role(name)?;
+    let index = option(words, &["task_index", "task-index"])?;
+    Some(Recognition {
+        role,
+        index: index.parse().ok(),
+        job: None,
+        evidence: format!("--job_name={name} with --task_index in the command of container {}", container.name),
+        training: true,
+    })
+}
+
+fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
+    let is_script = |word: &&str| *word == "run.sh" || word.ends_with("/run.sh");
+    let at = words.iter().position(is_script)?;
+    let [ps_hosts, worker_hosts, kind, index, ps_count, worker_count, ..] = words.get(at + 1..)? else { return None };
+    let role = match *kind {
+        "ps" => Role::Ps,
+        "worker" => Role::Worker,
+        _ => return None,
+    };
+    let counts = [ps_count, worker_count].iter().all(|count| count.parse::<u32>().is_ok());
+    let hosts = [ps_hosts, worker_hosts].iter().all(|hosts| hosts.contains(':'));
+    let index: u32 = index.parse().ok().filter(|_| counts && hosts)?;
+    Some(Recognition {
+        role,
+        index: Some(index),
+        job: None,
+        evidence: format!("run.sh with hosts, {kind} and {index} in the command of container {}", container.name),
+        training: true,
+    })
+}
+
+/// The containers whose environment and command line show what the pod is.
+fn apps(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.containers.iter().filter(|container| container.kind == ContainerKind::App)
+}
+
+/// A command line's words, those of scripts that are passed as one argument included.
+pub(super) fn words(args: &[String]) -> Vec<&str> {
+    let quotes: &[char] = &['"', '\'', ';', '(', ')'];
+    let split = |c: char| c.is_whitespace() || c == ';';
+    args.iter()
+        .flat_map(|arg| arg.split(split))
+        .map(|word| word.trim_matches(quotes))
+        .filter(|word| !word.is_empty())
+        .collect()
+}
+
+/// The value of `--name=value` or `--name value`, with one dash or two; the last one counts.
+pub(super) fn option<'a>(words: &[&'a str], names: &[&str]) -> Option<&'a str> {
+    words.iter().enumerate().rev().find_map(|(at, word)| {
+        let bare = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
+        match bare.split_once('=') {
+            Some((name, value)) => names.contains(&name).then(|| value.trim_matches(['"', '\''])),
+            None => names.contains(&bare).then(|| words.get(at + 1).copied())?,
+        }
+    })
+}

@@ -1,0 +1,427 @@
+//! [`thread_environment`]: the sizes of a container's thread pools, as variables that its libraries read.
+//!
+//! Let N be the CPUs that the container will have: those of its exclusive set, or its quota, rounded. P processes share
+//! them, so each has T = max(1, N / P). A [`Profile`] turns T into sizes:
+//!
+//! | profile | intra-op | inter-op | other pools of an operator | pools of the input pipeline | besides |
+//! |---|---|---|---|---|---|
+//! | `limit` | T | T | T | T | |
+//! | `openmp` | cores / P | NUMA nodes spanned / P | cores / P | T | `KMP_BLOCKTIME=1` |
+//! | `embedding` | 1 | T | 1 | T | |
+//! | `ps` | max(1, T / 2) | T | max(1, T / 2) | T | gRPC queues and threads |
+//! | `off` | | | | | |
+//!
+//! No size is below 1.
+//!
+//! The variables, and why each is there:
+//!
+//! - `TF_NUM_INTRAOP_THREADS`, `TF_NUM_INTEROP_THREADS`: TensorFlow ≥ 1.14 counts the CPUs it may run on, and never looks
+//!   at the quota.
+//! - `OMP_NUM_THREADS`: what PyTorch and OpenMP programs size their pools by. PyTorch takes the whole machine's cores
+//!   without it, even on exclusive CPUs. torchrun sets it to 1 when it is missing and there are several processes.
+//! - `MKL_NUM_THREADS`: MKL; in PyTorch it comes before `OMP_NUM_THREADS`.
+//! - `OPENBLAS_NUM_THREADS`: OpenBLAS, as in NumPy; it only ever lowers the number.
+//! - `NUMEXPR_NUM_THREADS`: numexpr takes the whole machine, whatever it may run on.
+//! - `NUMBA_NUM_THREADS`: numba does not read `OMP_NUM_THREADS`.
+//! - `TF_GRPC_WORKER_CACHE_QUEUES`, `TF_GRPC_WORKER_CACHE_THREADS` (profile `ps`): a TensorFlow server starts 64 queue
+//!   threads whatever the machine.
+//! - `KMP_BLOCKTIME` (profile `openmp`): Intel's OpenMP threads spin for 200 ms after each parallel region, on CPUs that
+//!   the next operator needs; 1 ms is the least that is not zero.
+//!
+//! And why others are not: `NUMEXPR_MAX_THREADS` and `OMP_THREAD_LIMIT` would cap a number that the program sets
+//! itself; `NPROC`, which JAX reads, is a name that scripts use for themselves; `GOMAXPROCS` switches off Go's own
+//! watching of the quota; `TOKIO_WORKER_THREADS`, `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to programs that
+//! see the quota themselves.
+//!
+//! A value that the pod's owner has set wins, under any name that sets the same pool: with `OMP_NUM_THREADS` set, the
+//! variables that libraries prefer to it are left alone too.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::processes::{Processes, processes};
+use super::{
+    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, THREADS_ANNOTATION, recognise, training,
+};
+use crate::cpu::{CpuSet, Topology};
+
+/// How thread counts follow from CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// As many threads as CPUs.
+    #[default]
+    Limit,
+    /// For programs whose operators start teams of OpenMP threads: their numbers multiply.
+    Openmp,
+    /// For models of many small operators, such as embedding lookups: many at once, one thread each.
+    Embedding,
+    /// For parameter servers.
+    Ps,
+    /// No variables.
+    Off,
+}
+
+/// A word that is not a profile.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{word:?} is not a thread profile: write limit, openmp, embedding, ps or off")]
+pub struct UnknownProfile {
+    word: String,
+}
+
+const PROFILES: [Profile; 5] =
+    [Profile::Limit, Profile::Openmp, Profile::Embedding, Profile::Ps, Profile::Off];
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Limit => "limit",
+            Self::Openmp => "openmp",
+            Self::Embedding => "embedding",
+            Self::Ps => "ps",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for Profile {
+    type Err = UnknownProfile;
+
+    fn from_str(word: &str) -> Result<Self, UnknownProfile> {
+        let found = PROFILES.into_iter().find(|profile| profile.to_string() == word);
+        found.ok_or_else(|| UnknownProfile { word: word.to_owned() })
+    }
+}
+
+/// What to do with the part of a CPU in a quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rounding {
+    /// Drop it: a thread too many is throttled, and the slowest worker holds up all others.
+    #[default]
+    Floor,
+    /// Count it as a whole one.
+    Ceil,
+}
+
+/// What to do for a container without a CPU limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NoLimit {
+    /// Nothing.
+    #[default]
+    Leave,
+    /// Take its request instead.
+    Request,
+}
+
+/// The configuration of thread counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ThreadPolicy {
+    /// The profile for roles that are not named.
+    pub profile: Profile,
+    /// The profile for each role.
+    pub roles: BTreeMap<Role, Profile>,
+    /// What to do with the part of a CPU in a quota.
+    pub rounding: Rounding,
+    /// What to do for a container without a CPU limit.
+    pub no_limit: NoLimit,
+}
+
+impl Default for ThreadPolicy {
+    fn default() -> Self {
+        Self {
+            profile: Profile::default(),
+            roles: BTreeMap::from([(Role::Ps, Profile::Ps)]),
+            rounding: Rounding::default(),
+            no_limit: NoLimit::default(),
+        }
+    }
+}
+
+/// What a basis was taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BasisOrigin {
+    /// The CPUs of the container's own.
+    Exclusive,
+    /// Its CPU limit.
+    Limit,
+    /// Its CPU request.
+    Request,
+}
+
+/// The CPUs that thread counts follow from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ThreadBasis {
+    /// CPUs of the exclusive set, or of the quota, rounded.
+    pub cpus: usize,
+    /// Cores among them; as many as CPUs where that is not known.
+    pub cores: usize,
+    /// NUMA nodes that they span; 1 where that is not known.
+    pub numa: usize,
+    /// What they were taken from.
+    pub origin: BasisOrigin,
+}
+
+impl ThreadBasis {
+    /// Exclusive CPUs, counted: CPUs, cores, NUMA nodes.
+    pub fn exclusive(cpus: usize, cores: usize, numa: usize) -> Self {
+        Self { cpus, cores, numa, origin: BasisOrigin::Exclusive }
+    }
+
+    /// Exclusive CPUs of a machine. A CPU whose core the machine does not tell counts as a core.
+    pub fn of_set(set: &CpuSet, topology: &Topology) -> Self {
+        let known: Vec<_> = topology.cpus.iter().filter(|cpu| set.contains(cpu.id)).collect();
+        let distinct = |mut ids: Vec<u32>| {
+            ids.sort_unstable();
+            ids.dedup();
+            ids.len()
+        };
+        let alone = set.len() - known.iter().filter(|cpu| cpu.core.is_some()).count();
+        let cores = alone + distinct(known.iter().filter_map(|cpu| cpu.core).collect());
+        let numa = distinct(known.iter().filter_map(|cpu| cpu.numa).collect()).max(1);
+        Self::exclusive(set.len(), cores, numa)
+    }
+
+    /// What the container may use of the shared pool: its CPU limit, else the pod's, rounded, at least 1. Without a
+    /// limit it is what the policy says: `None`, or the request.
+    pub fn of_quota(pod: &Pod, container: &Container, policy: &ThreadPolicy) -> Option<Self> {
+        let positive = |amount: Option<u64>| amount.filter(|&amount| amount > 0);
+        let limit = positive(container.resources.cpu_limit).or(positive(pod.resources.cpu_limit));
+        let request = || match policy.no_limit {
+            NoLimit::Leave => None,
+            NoLimit::Request => positive(container.resources.cpu_request),
+        };
+        let (millis, origin) = limit
+            .map(|limit| (limit, BasisOrigin::Limit))
+            .or_else(|| request().map(|request| (request, BasisOrigin::Request)))?;
+        let whole = match policy.rounding {
+            Rounding::Floor => millis / 1000,
+            Rounding::Ceil => millis.div_ceil(1000),
+        };
+        let cpus = usize::try_from(whole).unwrap_or(usize::MAX).max(1);
+        Some(Self { cpus, cores: cpus, numa: 1, origin })
+    }
+
+    /// The same, but no more than the CPUs that the container may run on: a limit may be larger than the machine.
+    #[must_use]
+    pub fn at_most(self, cpus: usize) -> Self {
+        let most = cpus.max(1);
+        Self { cpus: self.cpus.min(most), cores: self.cores.min(most), ..self }
+    }
+}
+
+/// The variables to add to a container, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ThreadEnvironment {
+    /// The profile that was used; [`Profile::Off`] if there are no variables to add.
+    pub profile: Profile,
+    /// Threads of one operator, in one process; `None` if nothing was computed.
+    pub threads: Option<usize>,
+    /// The variables to add. None of them is set by the container.
+    pub variables: BTreeMap<String, String>,
+    /// The variables of the container that were left as they are.
+    pub kept: Vec<String>,
+    /// Why, in one sentence.
+    pub reason: String,
+    /// How many threads the pools add up to, in all processes; `None` where it can't be known.
+    pub expected_threads: Option<usize>,
+}
+
+impl ThreadEnvironment {
+    fn none(reason: impl Into<String>) -> Self {
+        Self {
+            profile: Profile::Off,
+            threads: None,
+            variables: BTreeMap::new(),
+            kept: Vec::new(),
+            reason: reason.into(),
+            expected_threads: None,
+        }
+    }
+}
+
+/// The variables to add to a container that will have the CPUs of `basis`; none without a basis.
+///
+/// Only the app containers of a training pod get any, or of a pod that names a profile itself. What the container sets
+/// is left alone; where `envFrom` hides what it sets, everything is.
+pub fn thread_environment(
+    pod: &Pod,
+    container: &Container,
+    policy: &Policy,
+    threads: &ThreadPolicy,
+    basis: Option<ThreadBasis>,
+) -> ThreadEnvironment {
+    match decide(pod, container, policy, threads, basis) {
+        Ok(environment) => environment,
+        Err(reason) => ThreadEnvironment::none(reason),
+    }
+}
+
+fn decide(
+    pod: &Pod,
+    container: &Container,
+    policy: &Policy,
+    threads: &ThreadPolicy,
+    basis: Option<ThreadBasis>,
+) -> Result<ThreadEnvironment, String> {
+    if container.kind != ContainerKind::App {
+        return Err("only the pod's app containers get thread counts".to_owned());
+    }
+    if let Some(what) = infrastructure(container) {
+        return Err(format!("{what} sizes its own pools"));
+    }
+    let (profile, by) = profile(pod, policy, threads)?;
+    if profile == Profile::Off {
+        return Err(format!("profile off, by {by}"));
+    }
+    let basis = basis.ok_or_else(|| "the container has no CPU limit, so nothing says how many".to_owned())?;
+    if container.env_from {
+        return Err("envFrom may set any variable, and what it sets is not visible here: what is set there wins".into());
+    }
+    let (processes, shared_by) = match processes(pod, container) {
+        Processes::Known { count, evidence } => (count.get(), evidence),
+        Processes::Unknown { evidence } => {
+            return Err(format!(
+                "the number of processes can't be known ({evidence}): annotate the pod with {PROCESSES_ANNOTATION}"
+            ));
+        }
+    };
+    let sizes = Sizes::of(profile, basis, processes);
+    let (variables, kept) = variables(profile, &sizes, container);
+    let from = match basis.origin {
+        BasisOrigin::Exclusive => format!("{} exclusive CPUs", basis.cpus),
+        BasisOrigin::Limit => format!("a CPU limit that gives {}", basis.cpus),
+        BasisOrigin::Request => format!("a CPU request that gives {}", basis.cpus),
+    };
+    let divided = shared_by.map_or_else(String::new, |by| format!(", shared by {processes} processes ({by})"));
+    Ok(ThreadEnvironment {
+        profile,
+        threads: Some(sizes.intra),
+        expected_threads: expected(profile, &sizes, container, processes),
+        variables,
+        kept,
+        reason: format!("profile {profile}, by {by}: {from}{divided}"),
+    })
+}
+
+/// The container's profile, and what chose it.
+fn profile(pod: &Pod, policy: &Policy, threads: &ThreadPolicy) -> Result<(Profile, String), String> {
+    if let Some(word) = pod.annotations.get(THREADS_ANNOTATION) {
+        let profile = word.parse().map_err(|unknown| format!("annotation {THREADS_ANNOTATION}: {unknown}"))?;
+        return Ok((profile, format!("annotation {THREADS_ANNOTATION}")));
+    }
+    let recognition = recognise(pod);
+    let training = training(pod, &recognition, policy);
+    if !training.counts {
+        return Err(format!("not a training pod: {}", training.evidence));
+    }
+    Ok(match threads.roles.get(&recognition.role) {
+        Some(&profile) => (profile, format!("role {}", recognition.role)),
+        None => (threads.profile, "default".to_owned()),
+    })
+}
+
+/// What a container is, if it is a helper that a service mesh or the runtime put there.
+fn infrastructure(container: &Container) -> Option<&'static str> {
+    let image = container.image.split('@').next().unwrap_or_default();
+    let last = image.rsplit('/').next().unwrap_or_default();
+    match (container.name.as_str(), last.split(':').next().unwrap_or_default()) {
+        ("istio-proxy", _) => Some("Istio's proxy"),
+        ("linkerd-proxy", _) => Some("Linkerd's proxy"),
+        ("POD", _) | (_, "pause") => Some("the pod's sandbox"),
+        _ => None,
+    }
+}
+
+/// The sizes of one process's pools.
+struct Sizes {
+    intra: usize,
+    inter: usize,
+    /// Pools of the input pipeline, which are not part of an operator.
+    input: usize,
+}
+
+impl Sizes {
+    fn of(profile: Profile, basis: ThreadBasis, processes: usize) -> Self {
+        let each = |amount: usize| (amount / processes).max(1);
+        let all = each(basis.cpus);
+        let (intra, inter) = match profile {
+            Profile::Limit | Profile::Off => (all, all),
+            Profile::Openmp => (each(basis.cores), each(basis.numa)),
+            Profile::Embedding => (1, all),
+            Profile::Ps => ((all / 2).max(1), all),
+        };
+        Self { intra, inter, input: all }
+    }
+}
+
+const INTRA: &str = "TF_NUM_INTRAOP_THREADS";
+const INTER: &str = "TF_NUM_INTEROP_THREADS";
+const OMP: &str = "OMP_NUM_THREADS";
+const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
+const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
+
+/// The variables to add, and those that the container has.
+fn variables(profile: Profile, sizes: &Sizes, container: &Container) -> (BTreeMap<String, String>, Vec<String>) {
+    // Each variable with others that set the same pool and that it would overrule.
+    let mut table: Vec<(&str, usize, &[&str])> = vec![
+        (INTRA, sizes.intra, &[]),
+        (INTER, sizes.inter, &[]),
+        (OMP, sizes.intra, &[]),
+        ("MKL_NUM_THREADS", sizes.intra, &[OMP]),
+        ("OPENBLAS_NUM_THREADS", sizes.intra, &[OMP, "GOTO_NUM_THREADS"]),
+        ("NUMEXPR_NUM_THREADS", sizes.input, &[OMP, "NUMEXPR_MAX_THREADS"]),
+        ("NUMBA_NUM_THREADS", sizes.input, &[]),
+    ];
+    match profile {
+        Profile::Ps => table.extend([
+            (GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]),
+            (GRPC_THREADS, sizes.inter, &[]),
+        ]),
+        Profile::Openmp => table.push(("KMP_BLOCKTIME", 1, &[])),
+        Profile::Limit | Profile::Embedding | Profile::Off => {}
+    }
+    let mut added = BTreeMap::new();
+    let mut kept = Vec::new();
+    for (name, size, others) in table {
+        let mut set = [name].into_iter().chain(others.iter().copied()).filter(|name| container.env.contains_key(*name));
+        match set.next() {
+            Some(first) => kept.extend([first].into_iter().chain(set).map(str::to_owned)),
+            None => {
+                added.insert(name.to_owned(), size.to_string());
+            }
+        }
+    }
+    kept.sort_unstable();
+    kept.dedup();
+    (added, kept)
+}
+
+/// How many threads the pools add up to. Pools of TensorFlow's own kind add; teams of OpenMP threads multiply, because
+/// each thread of the outer pool starts one.
+fn expected(profile: Profile, sizes: &Sizes, container: &Container, processes: usize) -> Option<usize> {
+    // What the container sets counts, if it can be read.
+    let size = |name: &str, ours: usize| match container.env.get(name) {
+        None => Some(ours),
+        Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&size| size > 0),
+        Some(EnvSource::Reference) => None,
+    };
+    let inter = size(INTER, sizes.inter)?;
+    let each = match profile {
+        Profile::Limit | Profile::Embedding | Profile::Off => size(INTRA, sizes.intra)?.checked_add(inter)?,
+        Profile::Openmp => size(OMP, sizes.intra)?.checked_mul(inter)?,
+        Profile::Ps => {
+            let queues = size(GRPC_QUEUES, sizes.inter.clamp(4, 16))?;
+            let grpc = queues.checked_add(size(GRPC_THREADS, sizes.inter)?)?;
+            size(INTRA, sizes.intra)?.checked_add(inter)?.checked_add(grpc)?
+        }
+    };
+    each.checked_mul(processes)
+}

@@ -1,0 +1,335 @@
+//! The `pod` room on whole manifests: see `tests/data/pods/README.md`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pinfold::pod::{
+    self, Container, EnvSource, Entitlement, Pod, Policy, Qos, Resources, Role, ThreadBasis, ThreadPolicy,
+};
+use proptest::prelude::*;
+
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pods")
+}
+
+fn read(name: &str) -> Vec<Pod> {
+    let text = fs::read_to_string(data().join(name)).unwrap();
+    pod::parse(&text, name).unwrap_or_else(|error| panic!("{error}: {:?}", std::error::Error::source(&error)))
+}
+
+fn entitlements(pod: &Pod, policy: &Policy) -> String {
+    let word = |container: &Container| {
+        let granted = match pod::entitlement(pod, container, policy) {
+            Entitlement::Exclusive { cpus, .. } => cpus.to_string(),
+            Entitlement::Shared { .. } => "shared".to_owned(),
+            Entitlement::Inherit { .. } => "pod".to_owned(),
+        };
+        format!("{}={granted}", container.name)
+    };
+    pod.containers.iter().map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn role(pod: &Pod) -> String {
+    let found = pod::recognise(pod);
+    let index = found.index.map_or_else(String::new, |index| format!(" {index}"));
+    let job = found.job.map_or_else(String::new, |job| format!(" of {job}"));
+    let training = if found.training { "training" } else { "not training" };
+    format!("{}{index}{job}, {training}", found.role)
+}
+
+#[test]
+fn manifests_are_what_they_expect_to_be() {
+    let mut checked = 0;
+    for entry in fs::read_dir(data()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if !name.ends_with(".yaml") {
+            continue;
+        }
+        for pod in read(&name) {
+            let mut expects = 0;
+            let mut check = |key: &str, seen: String| {
+                if let Some(expected) = pod.annotations.get(key) {
+                    assert_eq!(&seen, expected, "{key} of {} in {name}", pod.name);
+                    expects += 1;
+                }
+            };
+            check("expect/qos", pod::qos(&pod).to_string());
+            check("expect/role", role(&pod));
+            check("expect/cpus", entitlements(&pod, &Policy::default()));
+            assert!(expects > 0, "{} in {name} expects nothing", pod.name);
+            checked += 1;
+        }
+    }
+    assert!(checked >= 60, "only {checked} pods");
+}
+
+#[test]
+fn a_real_list_of_pods() {
+    let pods = read("node-list.json");
+    let names: Vec<_> = pods.iter().map(|pod| pod.name.as_str()).collect();
+    assert_eq!(names, ["fx-fails", "fx-guaranteed", "fx-init-sidecar", "fx-succeeds"]);
+    for pod in &pods {
+        assert_eq!(Some(pod::qos(pod)), pod.qos_reported, "{pod}");
+        assert_eq!(pod.finished, ["fx-fails", "fx-succeeds"].contains(&pod.name.as_str()), "{pod}");
+        assert!(pod.containers.iter().all(|container| container.runtime_id.as_ref().is_some_and(|id| id.len() == 64)));
+    }
+    assert_eq!(pods[0].cgroup_uid(), Some("f88c6ea9-596d-4f3b-a6c3-b26e5f661743"));
+    assert_eq!(
+        pods[0].containers[0].runtime_id.as_deref(),
+        Some("316258f0fede69eef4c5f07ed9a33f8a06a71226bce76de2eb78d28a07cb4ebf")
+    );
+    let kinds: Vec<_> = pods[2].containers.iter().map(|c| (c.name.as_str(), c.kind)).collect();
+    use pod::ContainerKind::{App, Init, Sidecar};
+    assert_eq!(kinds, [("init", Init), ("sidecar", Sidecar), ("c", App)]);
+    assert_eq!(
+        pods[1].containers[0].resources,
+        Resources {
+            cpu_request: Some(100),
+            cpu_limit: Some(100),
+            memory_request: Some(32 << 20),
+            memory_limit: Some(32 << 20)
+        }
+    );
+
+    // The same list as YAML, as kubectl would print it, is the same pods.
+    let json: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(data().join("node-list.json")).unwrap()).unwrap();
+    let yaml = serde_saphyr::to_string(&json).unwrap();
+    assert_eq!(pod::parse(&yaml, "list.yaml").unwrap(), pods);
+}
+
+#[test]
+fn a_static_pod_s_cgroup_has_its_hash() {
+    let pods = read("static.yaml");
+    assert_eq!(pods[0].uid.as_deref(), Some("7a1d9c52-8f0e-4c59-a8c2-09f2c1b0f001"));
+    assert_eq!(pods[0].cgroup_uid(), Some("0c1d2e3f405162738495a6b7c8d9eaf0"));
+    assert!(pods[0].host_network);
+}
+
+#[test]
+fn a_policy_chooses_more_pods() {
+    let pod = |name: &str| read("entitlements.yaml").into_iter().find(|pod| pod.name == name).unwrap();
+    let mut ordinary = pod("ordinary");
+    ordinary.labels.insert("app".to_owned(), "train".to_owned());
+    let policy: Policy = serde_json::from_str(r#"{"selector": "app=train,tier notin (canary)"}"#).unwrap();
+    let granted = pod::entitlement(&ordinary, &ordinary.containers[0], &policy);
+    assert_eq!(
+        serde_json::to_value(&granted).unwrap(),
+        serde_json::json!({
+            "kind": "exclusive",
+            "cpus": 2,
+            "reason": "Guaranteed, CPU limit 2, and a training pod (selector app=train,tier!=canary)",
+        })
+    );
+    let everything: Policy = serde_json::from_str(r#"{"trainingOnly": false}"#).unwrap();
+    assert_eq!(entitlements(&pod("ordinary"), &everything), "c=2");
+    assert_eq!(entitlements(&pod("shared-wins"), &everything), "i=shared c=shared");
+    assert!(serde_json::from_str::<Policy>(r#"{"selector": ""}"#).is_err());
+    assert!(serde_json::from_str::<Policy>(r#"{"select": "a=b"}"#).is_err());
+}
+
+#[test]
+fn reasons_say_what_to_change() {
+    let reason = |file: &str, pod: &str, container: &str| {
+        let pods = read(file);
+        let pod = pods.iter().find(|candidate| candidate.name == pod).unwrap();
+        let granted = pod::entitlement(pod, pod.container(container).unwrap(), &Policy::default());
+        granted.reason().to_owned()
+    };
+    let cases = [
+        (
+            "roles.yaml",
+            "mnist-worker-3",
+            "tensorflow",
+            "Guaranteed, CPU limit 2, and a training pod (label training.kubeflow.org/replica-type=worker)",
+        ),
+        (
+            "roles.yaml",
+            "mnist-ps-0",
+            "tensorflow",
+            "CPU limit 1500m is not a whole number; set requests and limits to 1 or 2 CPUs",
+        ),
+        (
+            "entitlements.yaml",
+            "below-one",
+            "c",
+            "CPU limit 300m is not a whole number; set requests and limits to 1 CPU",
+        ),
+        (
+            "entitlements.yaml",
+            "unknown-word",
+            "c",
+            "annotation pinfold.io/cpus is \"Exclusive\", which is unknown: write exclusive, required or shared",
+        ),
+        ("entitlements.yaml", "finished", "c", "the pod has run to its end"),
+        ("entitlements.yaml", "more-than-linux-has", "c", "CPU limit 10000 is more than the 8192 CPUs that Linux can have"),
+        (
+            "qos.yaml",
+            "init-without-resources",
+            "c",
+            "QoS class Burstable, not Guaranteed: container prepare has no CPU limit and no memory limit; set equal CPU \
+             and memory requests and limits everywhere",
+        ),
+        (
+            "qos.yaml",
+            "whole-pod",
+            "a",
+            "the container has no CPU limit of its own, only the pod has; set the container's requests and limits to 1 \
+             CPU or more",
+        ),
+        (
+            "qos.yaml",
+            "whole-pod-unequal-container",
+            "a",
+            "CPU request 1 differs from the limit 2; set both to 2",
+        ),
+        (
+            "qos.yaml",
+            "init-and-sidecar",
+            "prepare",
+            "an init container runs inside the set that its pod's containers will get",
+        ),
+    ];
+    for (file, pod, container, expected) in cases {
+        assert_eq!(reason(file, pod, container), expected, "{pod}");
+    }
+    assert!(reason("entitlements.yaml", "ordinary", "c").starts_with("not a training pod: no label of a known"));
+}
+
+// === any pod ===
+
+fn amount() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![Just(None), Just(Some(0)), (1u64..5).prop_map(|n| Some(n * 500)), Just(Some(3000))]
+}
+
+fn any_resources() -> impl Strategy<Value = Resources> {
+    (amount(), amount(), amount(), amount(), any::<bool>()).prop_map(|(a, b, c, d, equal)| {
+        let (cpu_limit, memory_limit) = (b, d);
+        let (cpu_request, memory_request) = if equal { (b, d) } else { (a, c) };
+        Resources { cpu_request, cpu_limit, memory_request, memory_limit }
+    })
+}
+
+const VARIABLES: [&str; 8] = [
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "TF_GRPC_WORKER_CACHE_QUEUES",
+    "GOTO_NUM_THREADS",
+    "PATH",
+];
+
+fn any_container() -> impl Strategy<Value = Container> {
+    let kind = prop_oneof![
+        Just(pod::ContainerKind::Init),
+        Just(pod::ContainerKind::Sidecar),
+        Just(pod::ContainerKind::App),
+        Just(pod::ContainerKind::App)
+    ];
+    let source = prop_oneof![
+        Just(EnvSource::Reference),
+        "[0-9]{1,3}|-1|x|".prop_map(EnvSource::Value),
+    ];
+    let env = proptest::collection::btree_map(proptest::sample::select(&VARIABLES[..]), source, 0..4);
+    let args = proptest::sample::select(&["", "--nproc_per_node=2", "--nproc-per-node auto", "mpirun -np 3 x"][..]);
+    (any_resources(), kind, env, proptest::bool::weighted(0.1), args).prop_map(|(resources, kind, env, env_from, args)| {
+        Container {
+            name: "c".to_owned(),
+            kind,
+            resources,
+            env: env.into_iter().map(|(name, source)| (name.to_owned(), source)).collect(),
+            env_from,
+            args: vec![args.to_owned()],
+            ..Container::default()
+        }
+    })
+}
+
+fn any_pod() -> impl Strategy<Value = Pod> {
+    let cpus = proptest::sample::select(&["", "exclusive", "shared", "required", "x"][..]);
+    let threads = proptest::sample::select(&["", "limit", "openmp", "embedding", "ps", "off", "x"][..]);
+    let role = proptest::sample::select(&["", "ps", "worker", "scheduler"][..]);
+    let containers = proptest::collection::vec(any_container(), 1..4);
+    (containers, any_resources(), proptest::bool::weighted(0.2), cpus, threads, role, any::<bool>()).prop_map(
+        |(containers, whole, pod_level, cpus, threads, role, finished)| {
+            let mut pod = Pod {
+                name: "p".to_owned(),
+                resources: if pod_level { whole } else { Resources::default() },
+                containers,
+                finished: finished && role.is_empty(),
+                ..Pod::default()
+            };
+            let mut annotate = |key: &str, value: &str| {
+                if !value.is_empty() {
+                    pod.annotations.insert(key.to_owned(), value.to_owned());
+                }
+            };
+            annotate(pod::CPUS_ANNOTATION, cpus);
+            annotate(pod::THREADS_ANNOTATION, threads);
+            if !role.is_empty() {
+                pod.labels.insert("training.kubeflow.org/replica-type".to_owned(), role.to_owned());
+            }
+            pod
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn exclusive_means_guaranteed_and_whole(pod in any_pod()) {
+        for container in &pod.containers {
+            if let Entitlement::Exclusive { cpus, .. } = pod::entitlement(&pod, container, &Policy::default()) {
+                prop_assert!(cpus >= 1);
+                prop_assert_eq!(pod::qos(&pod), Qos::Guaranteed);
+                prop_assert_eq!(container.resources.cpu_limit, Some(u64::from(cpus) * 1000));
+                prop_assert_eq!(container.resources.cpu_request.unwrap_or(u64::from(cpus) * 1000), u64::from(cpus) * 1000);
+                prop_assert!(!pod.finished);
+                prop_assert_ne!(pod.annotations.get(pod::CPUS_ANNOTATION).map(String::as_str), Some("shared"));
+            }
+        }
+    }
+
+    #[test]
+    fn variables_are_positive_and_never_the_container_s_own(pod in any_pod(), cpus in 0usize..300, cores in 0usize..200) {
+        let policy = ThreadPolicy::default();
+        for container in &pod.containers {
+            for basis in [Some(ThreadBasis::exclusive(cpus, cores, 2)), ThreadBasis::of_quota(&pod, container, &policy)] {
+                let found = pod::thread_environment(&pod, container, &Policy::default(), &policy, basis);
+                prop_assert!(!found.reason.is_empty());
+                prop_assert!(basis.is_some() || found.variables.is_empty());
+                for (name, value) in &found.variables {
+                    prop_assert!(!container.env.contains_key(name), "{name} is set");
+                    prop_assert!(!found.kept.contains(name), "{name} is kept");
+                    prop_assert!(value.parse::<u32>().is_ok_and(|n| n > 0 && n.to_string() == *value), "{name}={value}");
+                }
+                prop_assert!(found.kept.iter().all(|name| container.env.contains_key(name)));
+                prop_assert!(!container.env_from || found.variables.is_empty());
+                if let (Some(threads), Some(basis)) = (found.threads, basis) {
+                    prop_assert!(threads <= basis.cpus.max(basis.cores).max(1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_reason_fits_one_line(pod in any_pod()) {
+        for container in &pod.containers {
+            let granted = pod::entitlement(&pod, container, &Policy::default());
+            prop_assert!(!granted.reason().is_empty() && !granted.reason().contains('\n'));
+        }
+    }
+}
+
+#[test]
+fn thread_policy_in_configuration() {
+    let policy: ThreadPolicy = serde_json::from_str(
+        r#"{"profile": "openmp", "roles": {"ps": "off", "worker": "embedding"}, "rounding": "ceil", "noLimit": "request"}"#,
+    )
+    .unwrap();
+    assert_eq!(policy.roles[&Role::Worker], pod::Profile::Embedding);
+    assert_eq!(serde_json::from_str::<ThreadPolicy>("{}").unwrap(), ThreadPolicy::default());
+    let written = serde_saphyr::to_string(&policy).unwrap();
+    assert_eq!(serde_saphyr::from_str::<ThreadPolicy>(&written).unwrap(), policy);
+}
