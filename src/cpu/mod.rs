@@ -6,4 +6,4 @@ mod topology;
 
 pub use placement::{Cost, Placement, Placer, TooFewCpus, place};
 pub use set::{CpuSet, MAX_CPU, ParseCpuSetError};
-pub use topology::{Cpu, Topology};
+pub use topology::{CoreKind, Cpu, Facts, NumaNode, Numbering, Shape, Topology};

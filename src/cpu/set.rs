@@ -45,6 +45,22 @@ pub enum ParseCpuSetError {
         /// The whole list.
         list: String,
     },
+    /// Something in a mask that is not one to eight hexadecimal digits.
+    #[error(
+        "{word:?} in CPU mask {mask:?} is not a word of up to eight hexadecimal digits, as in 00000000,0000ffff"
+    )]
+    NotAMaskWord {
+        /// The word.
+        word: String,
+        /// The whole mask.
+        mask: String,
+    },
+    /// A mask with a bit beyond [`MAX_CPU`].
+    #[error("CPU mask {mask:?} has a bit beyond CPU {MAX_CPU}, the largest that Linux has")]
+    MaskTooLarge {
+        /// The whole mask.
+        mask: String,
+    },
     /// An id beyond [`MAX_CPU`].
     #[error("CPU id in {item:?} of CPU list {list:?} is larger than {MAX_CPU}, the largest that Linux has")]
     TooLarge {
@@ -61,6 +77,30 @@ impl CpuSet {
     /// The empty set.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Reads the kernel's mask format, which old kernels have instead of lists: words of 32 bits in hexadecimal,
+    /// the highest first, as in `00000000,0000ffff`. White space around the whole mask is allowed.
+    ///
+    /// # Errors
+    ///
+    /// [`ParseCpuSetError::NotAMaskWord`] and [`ParseCpuSetError::MaskTooLarge`].
+    pub fn from_mask(text: &str) -> Result<Self, ParseCpuSetError> {
+        let mask = text.trim();
+        let mut set = Self::new();
+        for (word, base) in mask.split(',').rev().zip((0u32..).step_by(32)) {
+            // `from_str_radix` takes a leading plus sign; the kernel does not.
+            let digits = (1..=8).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_hexdigit());
+            let Some(bits) = u32::from_str_radix(word, 16).ok().filter(|_| digits) else {
+                return Err(ParseCpuSetError::NotAMaskWord { word: word.to_owned(), mask: mask.to_owned() });
+            };
+            // Masks are as wide as the kernel was built for, so zeros may follow beyond the largest id.
+            if bits != 0 && base > MAX_CPU {
+                return Err(ParseCpuSetError::MaskTooLarge { mask: mask.to_owned() });
+            }
+            set.extend((0..32).filter(|bit| bits & (1 << bit) != 0).map(|bit| base + bit));
+        }
+        Ok(set)
     }
 
     /// Adds a CPU; says whether it was new. An id beyond [`MAX_CPU`] is not added.
@@ -290,3 +330,6 @@ impl<'de> Deserialize<'de> for CpuSet {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
+
+#[cfg(test)]
+mod tests;

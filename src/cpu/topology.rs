@@ -1,4 +1,10 @@
 //! [`Topology`]: which CPUs share a core, a last-level cache, a NUMA node, a socket.
+//!
+//! A topology is put together from [`Facts`], the lists that the kernel's files hold, by [`Topology::from_facts`].
+//! Nothing here is ever computed by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and NUMA
+//! nodes without CPUs all make such a division wrong.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -6,8 +12,10 @@ use super::CpuSet;
 
 /// One online CPU and the groups it belongs to; `None` where the machine does not tell.
 ///
-/// Group ids are unique in the machine: two CPUs with the same `core` share one core, wherever they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Group ids are unique in the machine: two CPUs have the same `core` if and only if they are on the same core,
+/// wherever it is. `numa` is the kernel's id. The others are counted 0, 1, 2… by the lowest CPU of each group, because
+/// the kernel's own ids for them repeat from socket to socket, are far apart, or are -1 on many machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Cpu {
     /// The kernel's id.
     pub id: u32,
@@ -19,6 +27,32 @@ pub struct Cpu {
     pub numa: Option<u32>,
     /// Its last-level cache.
     pub llc: Option<u32>,
+    /// The kind of its core, on machines that have more than one.
+    pub kind: Option<CoreKind>,
+}
+
+/// The kind of a core on a hybrid machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CoreKind {
+    /// The fastest cores of the machine.
+    Performance,
+    /// Slower cores that need less power.
+    Efficiency,
+}
+
+/// One NUMA node; it may have memory and no CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NumaNode {
+    /// The kernel's id.
+    pub id: u32,
+    /// Its online CPUs.
+    pub cpus: CpuSet,
+    /// Its memory in bytes.
+    pub memory_bytes: Option<u64>,
+    /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty where the machine does not
+    /// tell. 10 is the distance of a NUMA node to itself.
+    pub distances: Vec<u32>,
 }
 
 /// The CPUs of a machine.
@@ -30,4 +64,218 @@ pub struct Topology {
     pub offline: CpuSet,
     /// The online CPUs by ascending id.
     pub cpus: Vec<Cpu>,
+    /// The NUMA nodes by ascending id; empty where the machine does not tell.
+    pub numa: Vec<NumaNode>,
 }
+
+/// What a machine's files say, before it is put together.
+///
+/// The lists may come in any order and any number, and may name CPUs that are not online.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// CPUs that run tasks now.
+    pub online: CpuSet,
+    /// CPUs that are present and switched off.
+    pub offline: CpuSet,
+    /// Sets of CPUs that are together on one core.
+    pub cores: Vec<CpuSet>,
+    /// Sets of CPUs that are together in one socket.
+    pub sockets: Vec<CpuSet>,
+    /// Sets of CPUs that are together under one last-level cache.
+    pub llcs: Vec<CpuSet>,
+    /// CPUs by the kind of their core.
+    pub kinds: Vec<(CoreKind, CpuSet)>,
+    /// The NUMA nodes.
+    pub numa: Vec<NumaNode>,
+}
+
+// === impl Topology ===
+
+impl Topology {
+    /// Puts a machine together from what its files say.
+    ///
+    /// Lists are cut to the online CPUs, and lists that overlap become one group: where two files disagree, as they
+    /// may for a moment while a CPU is switched on, CPUs that either says are together count as together. A CPU that
+    /// no list names has no group. A CPU of several NUMA nodes, as kernels make with `numa=fake`, counts with the lowest.
+    pub fn from_facts(facts: Facts) -> Self {
+        let Facts { online, offline, cores, sockets, llcs, kinds, mut numa } = facts;
+        let [core, socket, llc] = [cores, sockets, llcs].map(|lists| number(&lists, &online));
+        let kind = |id| kinds.iter().find(|(_, cpus)| cpus.contains(id)).map(|&(kind, _)| kind);
+        numa.sort_by_key(|node| node.id);
+        for node in &mut numa {
+            node.cpus = node.cpus.intersection(&online);
+        }
+        let cpus = online
+            .iter()
+            .map(|id| Cpu {
+                id,
+                core: core.get(&id).copied(),
+                socket: socket.get(&id).copied(),
+                numa: numa.iter().find(|node| node.cpus.contains(id)).map(|node| node.id),
+                llc: llc.get(&id).copied(),
+                kind: kind(id),
+            })
+            .collect();
+        let offline = offline.difference(&online);
+        Self { online, offline, cpus, numa }
+    }
+
+    /// What is known of an online CPU.
+    pub fn cpu(&self, id: u32) -> Option<&Cpu> {
+        self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok().and_then(|index| self.cpus.get(index))
+    }
+
+    /// The online CPUs of each core, in the order of their lowest CPUs. A CPU whose core is unknown is a core of its own.
+    pub fn cores(&self) -> Vec<CpuSet> {
+        self.groups(|cpu| cpu.core.map_or(Group::Alone(cpu.id), Group::Known))
+    }
+
+    /// The online CPUs of each LLC, in the order of their lowest CPUs. CPUs whose LLC is unknown are one group.
+    pub fn llcs(&self) -> Vec<CpuSet> {
+        self.groups(|cpu| cpu.llc.map_or(Group::Unknown, Group::Known))
+    }
+
+    /// The online CPUs of each NUMA node that has some, in the order of their lowest CPUs. CPUs whose NUMA node is
+    /// unknown are one group.
+    pub fn numa_nodes(&self) -> Vec<CpuSet> {
+        self.groups(|cpu| cpu.numa.map_or(Group::Unknown, Group::Known))
+    }
+
+    /// The online CPUs of each socket, in the order of their lowest CPUs. CPUs whose socket is unknown are one group.
+    pub fn sockets(&self) -> Vec<CpuSet> {
+        self.groups(|cpu| cpu.socket.map_or(Group::Unknown, Group::Known))
+    }
+
+    /// The online CPUs of a CPU's core, itself included; itself alone where its core is unknown. Empty for a CPU that
+    /// is not online.
+    pub fn core_of(&self, id: u32) -> CpuSet {
+        match self.cpu(id) {
+            None => CpuSet::new(),
+            Some(&Cpu { core: None, .. }) => CpuSet::from_iter([id]),
+            Some(&Cpu { core, .. }) => self.cpus.iter().filter(|c| c.core == core).map(|c| c.id).collect(),
+        }
+    }
+
+    /// The ids of the NUMA nodes that the online CPUs of a set are on, in the form that `cpuset.mems` takes.
+    ///
+    /// `None` if the machine does not tell for one of them.
+    pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {
+        self.cpus.iter().filter(|cpu| cpus.contains(cpu.id)).map(|cpu| cpu.numa).collect()
+    }
+
+    fn groups(&self, of: impl Fn(&Cpu) -> Group) -> Vec<CpuSet> {
+        let mut groups: BTreeMap<Group, CpuSet> = BTreeMap::new();
+        for cpu in &self.cpus {
+            groups.entry(of(cpu)).or_default().insert(cpu.id);
+        }
+        let mut groups: Vec<_> = groups.into_values().collect();
+        groups.sort_by_key(CpuSet::first);
+        groups
+    }
+}
+
+/// What CPUs are collected by.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Group {
+    Known(u32),
+    Alone(u32),
+    Unknown,
+}
+
+/// The number of the group of each online CPU that a list names: lists that overlap are one group, and groups are
+/// counted by their lowest CPU.
+fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
+    let mut groups: Vec<CpuSet> = Vec::new();
+    for list in lists {
+        let mut group = list.intersection(online);
+        // Nearly every list repeats one that is there already: each CPU of a group has its own copy.
+        if group.is_empty() || groups.contains(&group) {
+            continue;
+        }
+        groups.retain(|other| {
+            let apart = other.is_disjoint(&group);
+            if !apart {
+                group = group.union(other);
+            }
+            apart
+        });
+        groups.push(group);
+    }
+    groups.sort_by_key(CpuSet::first);
+    let numbered = groups.iter().zip(0u32..);
+    numbered.flat_map(|(group, number)| group.iter().map(move |cpu| (cpu, number))).collect()
+}
+
+/// A made-up machine whose groups are all of one size, for tests, benches and the demo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Sockets in the machine.
+    pub sockets: u32,
+    /// NUMA nodes in a socket.
+    pub numa_per_socket: u32,
+    /// LLCs in a NUMA node.
+    pub llcs_per_numa: u32,
+    /// Cores under an LLC.
+    pub cores_per_llc: u32,
+    /// CPUs on a core.
+    pub threads_per_core: u32,
+    /// How CPUs get their ids.
+    pub numbering: Numbering,
+}
+
+/// How the CPUs of a made-up machine get their ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Numbering {
+    /// The first CPU of every core, then the second of every core, and so on, as x86 machines do.
+    #[default]
+    SiblingsLast,
+    /// All CPUs of a core in a row, as POWER machines do.
+    SiblingsAdjacent,
+}
+
+impl Topology {
+    /// A made-up machine, all of it online; its NUMA nodes tell no memory and no distances.
+    ///
+    /// CPUs beyond [`MAX_CPU`](super::MAX_CPU) are left out.
+    pub fn from_shape(shape: Shape) -> Self {
+        let Shape { sockets, numa_per_socket, llcs_per_numa, cores_per_llc, threads_per_core, numbering } =
+            shape;
+        let numas = sockets.saturating_mul(numa_per_socket);
+        let llcs = numas.saturating_mul(llcs_per_numa);
+        let cores = llcs.saturating_mul(cores_per_llc);
+        let mut facts = Facts::default();
+        let mut numa: BTreeMap<u32, CpuSet> = BTreeMap::new();
+        let mut llc: BTreeMap<u32, CpuSet> = BTreeMap::new();
+        let mut socket: BTreeMap<u32, CpuSet> = BTreeMap::new();
+        // No core beyond the largest id can have a CPU, whatever the numbering.
+        for core in 0..cores.min(super::MAX_CPU.saturating_add(1)) {
+            let cpus: CpuSet = (0..threads_per_core.min(super::MAX_CPU))
+                .map(|thread| match numbering {
+                    Numbering::SiblingsLast => thread.saturating_mul(cores).saturating_add(core),
+                    Numbering::SiblingsAdjacent => {
+                        core.saturating_mul(threads_per_core).saturating_add(thread)
+                    }
+                })
+                .collect();
+            // The divisors are not zero here: a zero would have made `cores` zero.
+            let in_llc = core / cores_per_llc;
+            let in_numa = in_llc / llcs_per_numa;
+            let in_socket = in_numa / numa_per_socket;
+            for (groups, index) in [(&mut llc, in_llc), (&mut numa, in_numa), (&mut socket, in_socket)] {
+                groups.entry(index).or_default().extend(cpus.iter());
+            }
+            facts.online.extend(cpus.iter());
+            facts.cores.push(cpus);
+        }
+        facts.llcs = llc.into_values().collect();
+        facts.sockets = socket.into_values().collect();
+        facts.numa = numa
+            .into_iter()
+            .map(|(id, cpus)| NumaNode { id, cpus, memory_bytes: None, distances: Vec::new() })
+            .collect();
+        Self::from_facts(facts)
+    }
+}
+
+#[cfg(test)]
+mod tests;

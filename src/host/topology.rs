@@ -1,0 +1,314 @@
+//! Reads a machine's topology from sysfs.
+//!
+//! Every path lies below a root given by the caller, which holds `sys/`; this machine's own root is `/`. Kernels since
+//! 2.6.16 are understood: new ones have CPU lists, old ones only masks, and some machines lack whole folders. A missing
+//! file makes the answer coarser and is no error; a file that holds something else than the kernel writes is one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use crate::cpu::{CoreKind, CpuSet, Facts, MAX_CPU, NumaNode, ParseCpuSetError, Topology};
+
+/// Folders of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
+const KIND_FOLDERS: [(&str, CoreKind); 3] = [
+    ("cpu_core", CoreKind::Performance),
+    ("cpu_atom", CoreKind::Efficiency),
+    ("cpu_lowpower", CoreKind::Efficiency),
+];
+
+/// Why a machine's topology can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// Neither a list of CPUs nor a folder of one.
+    #[error("no CPUs below {}: the root must be a folder that holds sys/, as / does", path.display())]
+    NoCpus {
+        /// The folder that should hold them.
+        path: PathBuf,
+    },
+    /// A file or folder that is there and can't be read.
+    #[error("can't read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// A file that should hold CPUs and holds something else.
+    #[error("{} should hold CPU ids, and holds {text:?}", path.display())]
+    Cpus {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        text: String,
+        /// Why that isn't a set of CPUs.
+        #[source]
+        source: ParseCpuSetError,
+    },
+    /// A file that holds something else than the kernel writes.
+    #[error("{} should hold {expected}, and holds {text:?}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        expected: &'static str,
+        /// What it holds.
+        text: String,
+    },
+}
+
+/// Reads the topology of the machine whose `sys/` lies in `root`.
+///
+/// # Errors
+///
+/// [`TopologyError::NoCpus`] if there is no CPU to be found, the others if a file is there and can't be read or
+/// understood.
+pub fn read(root: &Path) -> Result<Topology, TopologyError> {
+    let devices = root.join("sys/devices");
+    let cpus = devices.join("system/cpu");
+    let (online, offline) = on_and_off(&cpus)?;
+    let mut facts = Facts { online, offline, ..Facts::default() };
+    // CPUs of one socket by its id, for kernels that don't list them; the id is -1 where the machine has none.
+    let mut packages: BTreeMap<i64, CpuSet> = BTreeMap::new();
+    for cpu in facts.online.iter() {
+        let folder = cpus.join(format!("cpu{cpu}"));
+        let topology = folder.join("topology");
+        // A CPU is with itself whatever its list says, so that no list is about nobody.
+        let with_self = |mut list: CpuSet| {
+            list.insert(cpu);
+            list
+        };
+        // `core_id` is no help: it repeats from socket to socket, and on some machines within one.
+        let core = first_of(
+            &topology,
+            &["thread_siblings_list", "core_cpus_list"],
+            &["thread_siblings", "core_cpus"],
+        )?;
+        facts.cores.extend(core.map(with_self));
+        match first_of(
+            &topology,
+            &["core_siblings_list", "package_cpus_list"],
+            &["core_siblings", "package_cpus"],
+        )? {
+            Some(socket) => facts.sockets.push(with_self(socket)),
+            None => match number(&topology.join("physical_package_id"))? {
+                Some(id) if id >= 0 => {
+                    packages.entry(id).or_default().insert(cpu);
+                }
+                _ => {}
+            },
+        }
+        facts.llcs.extend(last_level_cache(&folder.join("cache"))?.map(with_self));
+    }
+    facts.sockets.extend(packages.into_values());
+    facts.kinds = kinds(&devices, &cpus, &facts.online)?;
+    facts.numa = numa(&devices.join("system/node"))?;
+    Ok(Topology::from_facts(facts))
+}
+
+/// The CPUs that are on, and those that are present and off.
+///
+/// The kernel's own `offline` file is no help: it also names ids that are merely possible, and no such CPU is there.
+fn on_and_off(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
+    let folders = || numbered(cpus, "cpu").map(CpuSet::from_iter);
+    let present = match list(&cpus.join("present"))? {
+        Some(present) if !present.is_empty() => present,
+        _ => folders()?,
+    };
+    let online = match list(&cpus.join("online"))? {
+        Some(online) => online,
+        None => {
+            let mut online = CpuSet::new();
+            for cpu in present.iter() {
+                // A CPU that can't be switched off, such as CPU 0, has no such file.
+                if switched_on(&cpus.join(format!("cpu{cpu}/online")))?.unwrap_or(true) {
+                    online.insert(cpu);
+                }
+            }
+            online
+        }
+    };
+    if online.is_empty() {
+        return Err(TopologyError::NoCpus { path: cpus.to_owned() });
+    }
+    let offline = present.difference(&online);
+    Ok((online, offline))
+}
+
+fn switched_on(path: &Path) -> Result<Option<bool>, TopologyError> {
+    let Some(text) = text(path)? else { return Ok(None) };
+    match text.as_str() {
+        "0" => Ok(Some(false)),
+        "1" => Ok(Some(true)),
+        _ => Err(malformed(path, "0 or 1", text)),
+    }
+}
+
+/// The CPUs that share the highest data or unified cache of a CPU, from its `cache` folder.
+///
+/// `None` if the folder is missing, or the cache doesn't tell whom it serves: a lower cache would not be the last one.
+fn last_level_cache(folder: &Path) -> Result<Option<CpuSet>, TopologyError> {
+    let mut last: Option<(i64, PathBuf)> = None;
+    for index in numbered(folder, "index")? {
+        let cache = folder.join(format!("index{index}"));
+        let path = cache.join("type");
+        match text(&path)? {
+            Some(kind) if kind == "Data" || kind == "Unified" => {}
+            Some(kind) if kind == "Instruction" => continue,
+            Some(kind) => return Err(malformed(&path, "Data, Instruction or Unified", kind)),
+            None => continue,
+        }
+        let Some(level) = number(&cache.join("level"))? else { continue };
+        if last.as_ref().is_none_or(|(highest, _)| level > *highest) {
+            last = Some((level, cache));
+        }
+    }
+    last.map_or(Ok(None), |(_, cache)| first_of(&cache, &["shared_cpu_list"], &["shared_cpu_map"]))
+}
+
+/// The CPUs of each kind of core; nothing on a machine whose cores are all alike.
+fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, CpuSet)>, TopologyError> {
+    let mut kinds = Vec::new();
+    for (folder, kind) in KIND_FOLDERS {
+        kinds.extend(list(&devices.join(folder).join("cpus"))?.map(|cpus| (kind, cpus)));
+    }
+    if !kinds.is_empty() {
+        return Ok(kinds);
+    }
+    let mut capacities: BTreeMap<i64, CpuSet> = BTreeMap::new();
+    for cpu in online.iter() {
+        if let Some(capacity) = number(&cpus.join(format!("cpu{cpu}/cpu_capacity")))? {
+            capacities.entry(capacity).or_default().insert(cpu);
+        }
+    }
+    if capacities.len() < 2 {
+        return Ok(kinds);
+    }
+    let fastest = capacities.pop_last().map(|(_, cpus)| (CoreKind::Performance, cpus));
+    let others = capacities.into_values().map(|cpus| (CoreKind::Efficiency, cpus));
+    Ok(fastest.into_iter().chain(others).collect())
+}
+
+/// The NUMA nodes by ascending id; none where the kernel was built without NUMA.
+fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
+    let ids = numbered(folder, "node")?;
+    let mut nodes = Vec::with_capacity(ids.len());
+    for &id in &ids {
+        let node = folder.join(format!("node{id}"));
+        let path = node.join("distance");
+        let distances = match text(&path)? {
+            None => Vec::new(),
+            Some(row) => {
+                let distances: Option<Vec<u32>> = row.split_whitespace().map(|d| d.parse().ok()).collect();
+                // The kernel writes one distance per NUMA node that it has a folder for, in the order of their ids.
+                match distances.filter(|distances| distances.len() == ids.len()) {
+                    Some(distances) => distances,
+                    None => return Err(malformed(&path, "one distance per NUMA node", row)),
+                }
+            }
+        };
+        nodes.push(NumaNode {
+            id,
+            cpus: first_of(&node, &["cpulist"], &["cpumap"])?.unwrap_or_default(),
+            memory_bytes: memory(&node.join("meminfo"))?,
+            distances,
+        });
+    }
+    Ok(nodes)
+}
+
+/// The bytes of `MemTotal` in a NUMA node's `meminfo`, whose lines read like `Node 0 MemTotal:  16772456 kB`.
+fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
+    let Some(text) = text(path)? else { return Ok(None) };
+    let total = text.lines().find_map(|line| {
+        let (_, value) = line.split_once("MemTotal:")?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    });
+    match total {
+        Some(bytes) => Ok(Some(bytes)),
+        None => {
+            let first = text.lines().next().unwrap_or_default().to_owned();
+            Err(malformed(path, "a line with MemTotal in kB", first))
+        }
+    }
+}
+
+/// The CPUs of the first file that is there: lists first, then masks.
+fn first_of(folder: &Path, lists: &[&str], masks: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+    for name in lists {
+        if let Some(cpus) = list(&folder.join(name))? {
+            return Ok(Some(cpus));
+        }
+    }
+    for name in masks {
+        if let Some(cpus) = cpus(&folder.join(name), CpuSet::from_mask)? {
+            return Ok(Some(cpus));
+        }
+    }
+    Ok(None)
+}
+
+fn list(path: &Path) -> Result<Option<CpuSet>, TopologyError> {
+    cpus(path, str::parse)
+}
+
+fn cpus(
+    path: &Path,
+    parse: impl Fn(&str) -> Result<CpuSet, ParseCpuSetError>,
+) -> Result<Option<CpuSet>, TopologyError> {
+    let Some(text) = text(path)? else { return Ok(None) };
+    match parse(&text) {
+        Ok(cpus) => Ok(Some(cpus)),
+        Err(source) => Err(TopologyError::Cpus { path: path.to_owned(), text, source }),
+    }
+}
+
+fn number(path: &Path) -> Result<Option<i64>, TopologyError> {
+    let Some(text) = text(path)? else { return Ok(None) };
+    match text.parse() {
+        Ok(number) => Ok(Some(number)),
+        Err(_) => Err(malformed(path, "a whole number", text)),
+    }
+}
+
+fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError {
+    TopologyError::Malformed { path: path.to_owned(), expected, text }
+}
+
+/// What a file holds, without white space around it; `None` if there is no such file.
+fn text(path: &Path) -> Result<Option<String>, TopologyError> {
+    match fs::read_to_string(path) {
+        // Copies of sysfs files that were made by their size instead of their content end in zero bytes.
+        Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(source) => Err(TopologyError::Read { path: path.to_owned(), source }),
+    }
+}
+
+/// The numbers N of the entries `<prefix>N` of a folder, ascending; none if there is no such folder.
+fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
+    let failed = |source| TopologyError::Read { path: folder.to_owned(), source };
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(source) => return Err(failed(source)),
+    };
+    let mut numbers = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        // Other names that begin alike, such as `cpufreq`, are neighbours; no id is beyond the largest CPU's.
+        let number = name.to_str().and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
+        numbers.extend(number.filter(|&number| number <= MAX_CPU));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Whether a read failed because the file isn't there, or went away with its CPU while it was open.
+fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ENODEV as i32)
+}
