@@ -1,1 +1,57 @@
-fn main() {}
+//! How many placements are worse than the best when containers come and go: ours beside the kubelet's packed
+//! assignment, each on the machine as its own choices have left it. `cargo bench --bench churn`
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../tests/placement/churn.rs"]
+mod churn;
+#[path = "../tests/placement/machines.rs"]
+mod machines;
+#[path = "../tests/placement/random.rs"]
+mod random;
+#[path = "../tests/placement/rival.rs"]
+mod rival;
+
+use churn::{Chooser, Sizes, run};
+use random::spread;
+
+const STEPS: usize = 1500;
+const SEED: u64 = 20_240_229;
+
+fn main() {
+    let machines = [
+        ("EPYC NPS1: 2 NUMA, 16 LLC, 256 CPUs", machines::epyc_nps1()),
+        ("EPYC NPS4: 8 NUMA, 16 LLC, 256 CPUs", machines::epyc_nps4()),
+        ("Xeon SNC2: 4 NUMA,  2 LLC, 224 CPUs", machines::xeon_snc2()),
+    ];
+    let choosers = [
+        ("pinfold", Chooser::Pinfold),
+        ("kubelet packed", Chooser::KubeletPacked),
+        ("kubelet packed, by LLC", Chooser::KubeletPackedByLlc),
+    ];
+    for (what, sizes) in [("2, 4, … 32", Sizes::Even), ("2, 3, … 32", Sizes::Any)] {
+        println!("{STEPS} steps, sizes {what}, at most 80 % full, one core reserved; share worse than the best");
+        println!(
+            "{:38}{:25}{:>6} {:>8} {:>10} {:>7} {:>7}  {:>9} {:>9} {:>9}",
+            "machine", "chooser", "placed", "any", "strangers", "NUMA", "LLC", "median", "p99", "max"
+        );
+        for (machine, topology) in &machines {
+            for (name, chooser) in choosers {
+                let mut outcome = run(topology, chooser, sizes, STEPS, SEED);
+                let share = |count: usize| format!("{:.1} %", 100.0 * count as f64 / outcome.placements as f64);
+                let shares =
+                    [outcome.worse, outcome.worse_strangers, outcome.worse_numa, outcome.worse_llcs].map(share);
+                // The kubelet's times are those of our unhurried copy, so they are not shown.
+                let times = if chooser == Chooser::Pinfold {
+                    spread(&mut outcome.times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6))
+                } else {
+                    Default::default()
+                };
+                println!(
+                    "{machine:38}{name:25}{:>6} {:>8} {:>10} {:>7} {:>7}  {:>9} {:>9} {:>9}",
+                    outcome.placements, shares[0], shares[1], shares[2], shares[3], times[0], times[1], times[2]
+                );
+            }
+        }
+        println!();
+    }
+}

@@ -1,1 +1,156 @@
-fn main() {}
+//! How long one decision takes. `cargo bench --bench placement`
+//!
+//! First a table: the spread over many free sets, among them the nastiest we know. Then single decisions by divan.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../tests/placement/machines.rs"]
+mod machines;
+#[path = "../tests/placement/random.rs"]
+mod random;
+
+use std::time::{Duration, Instant};
+
+use machines::{cpu, even, machine};
+use pinfold::cpu::{CpuSet, Placer, Topology};
+use random::{Random, spread};
+
+/// Free sets per row of the table.
+const DRAWS: usize = 400;
+
+fn main() {
+    table();
+    divan::main();
+}
+
+/// Machines of 224 to 512 CPUs.
+fn large_machines() -> Vec<(&'static str, Topology)> {
+    let mixed = (0..512).map(|id: i32| {
+        // Cores of 8, 4, 2, 1 and 1 CPUs in every 16.
+        let core = id / 16 * 5 + [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4][usize::try_from(id % 16).unwrap()];
+        cpu(id.cast_unsigned(), core, id / 256, id / 64, id / 16)
+    });
+    let crossing = (0..512).map(|id: i32| cpu(id.cast_unsigned(), id / 2, id / 96, id / 64, id / 40));
+    vec![
+        ("256: EPYC, 2 NUMA, 16 LLC", machines::epyc_nps1()),
+        ("256: EPYC, 8 NUMA, 16 LLC", machines::epyc_nps4()),
+        ("224: Xeon, 4 NUMA, 2 LLC", machines::xeon_snc2()),
+        ("512: 2 NUMA, 32 LLC, SMT2", even(256, 2, 128, 128, 8)),
+        ("512: 8 NUMA, 32 LLC, SMT2", even(256, 2, 128, 32, 8)),
+        ("512: 64 NUMA, 64 LLC, SMT1", even(512, 1, 64, 8, 8)),
+        ("512: 8 NUMA, 64 sockets, SMT4", even(128, 4, 2, 16, 1)),
+        ("512: 4 NUMA, 32 LLC, SMT8", even(64, 8, 32, 16, 2)),
+        ("512: one NUMA node, SMT8", even(64, 8, 64, 64, 64)),
+        ("512: nothing known, SMT1", even(512, 1, 0, 0, 0)),
+        ("512: cores of 8, 4, 2, 1, 1", machine(mixed.collect())),
+        ("512: groups that cross", machine(crossing.collect())),
+    ]
+}
+
+/// How a machine can look when a decision is due.
+const STATES: [&str; 6] =
+    ["fresh", "whole cores at random", "CPUs at random", "halves of cores", "each LLC differs", "after churn"];
+
+fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Random) -> CpuSet {
+    let share = 20 + random.below(70);
+    let mut whole = std::collections::BTreeMap::new();
+    let mut per_llc = std::collections::BTreeMap::new();
+    let mut free = CpuSet::new();
+    for cpu in &topology.cpus {
+        let keep = match state {
+            "fresh" => true,
+            "whole cores at random" => *whole.entry(cpu.core).or_insert_with(|| random.below(100) < share),
+            "CPUs at random" => random.below(100) < share,
+            // Most cores have one CPU less than they could.
+            "halves of cores" => {
+                let first = !whole.contains_key(&cpu.core);
+                let spoiled = *whole.entry(cpu.core).or_insert_with(|| random.below(10) < 8);
+                !(first && spoiled)
+            }
+            "each LLC differs" => random.below(100) < *per_llc.entry(cpu.llc).or_insert_with(|| random.below(101)),
+            _ => true,
+        };
+        if keep {
+            free.insert(cpu.id);
+        }
+    }
+    if state == "after churn" {
+        let mut held = Vec::new();
+        for _ in 0..60 {
+            let size = 1 + random.below(48);
+            if random.below(3) > 0
+                && let Ok(placement) = placer.place(&free, size)
+            {
+                free = free.difference(&placement.cpus);
+                held.push(placement.cpus);
+            } else if !held.is_empty() {
+                free = free.union(&held.swap_remove(random.below(held.len())));
+            }
+        }
+    }
+    free
+}
+
+fn table() {
+    println!("one decision, any count, {DRAWS} free sets per row, each timed three times and the best taken");
+    println!("{:31} {:22} {:>9} {:>9} {:>9}   hardest", "machine", "state", "median", "p99", "max");
+    for (name, topology) in large_machines() {
+        let placer = Placer::new(&topology);
+        assert!(placer.is_exact());
+        for state in STATES {
+            let mut random = Random(20_240_229);
+            let mut times = Vec::new();
+            let mut hardest = (Duration::ZERO, 0, 0);
+            for _ in 0..DRAWS {
+                let free = free_set(state, &topology, &placer, &mut random);
+                let n = random.below(free.len() + 1);
+                let time = (0..3).map(|_| {
+                    let start = Instant::now();
+                    std::hint::black_box(placer.place(std::hint::black_box(&free), n)).unwrap();
+                    start.elapsed()
+                });
+                let time = time.min().unwrap();
+                hardest = hardest.max((time, n, free.len()));
+                times.push(time);
+            }
+            let [median, p99, max] =
+                spread(&mut times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6));
+            let (_, n, of) = hardest;
+            println!("{name:31} {state:22} {median:>9} {p99:>9} {max:>9}   {n} of {of}");
+        }
+    }
+}
+
+/// CPUs wanted.
+const COUNTS: [usize; 5] = [2, 7, 16, 48, 150];
+
+fn decide(bencher: divan::Bencher, topology: &Topology, state: &str, n: usize) {
+    let placer = Placer::new(topology);
+    let free = free_set(state, topology, &placer, &mut Random(7));
+    bencher.bench_local(|| placer.place(divan::black_box(&free), divan::black_box(n)));
+}
+
+#[divan::bench(args = COUNTS)]
+fn cpus_256_fresh(bencher: divan::Bencher, n: usize) {
+    decide(bencher, &machines::epyc_nps4(), "fresh", n);
+}
+
+#[divan::bench(args = COUNTS)]
+fn cpus_256_fragmented(bencher: divan::Bencher, n: usize) {
+    decide(bencher, &machines::epyc_nps4(), "halves of cores", n);
+}
+
+#[divan::bench(args = COUNTS)]
+fn cpus_512_fresh(bencher: divan::Bencher, n: usize) {
+    decide(bencher, &even(256, 2, 128, 32, 8), "fresh", n);
+}
+
+#[divan::bench(args = COUNTS)]
+fn cpus_512_fragmented(bencher: divan::Bencher, n: usize) {
+    decide(bencher, &even(256, 2, 128, 32, 8), "halves of cores", n);
+}
+
+#[divan::bench]
+fn planning_512(bencher: divan::Bencher) {
+    let topology = even(256, 2, 128, 32, 8);
+    bencher.bench_local(|| Placer::new(divan::black_box(&topology)));
+}

@@ -2,11 +2,21 @@
 
 #[path = "placement/brute.rs"]
 mod brute;
+#[path = "placement/churn.rs"]
+mod churn;
+#[path = "placement/kubelet.rs"]
+mod kubelet;
 #[path = "placement/machines.rs"]
 mod machines;
+#[path = "placement/random.rs"]
+mod random;
+#[path = "placement/rival.rs"]
+mod rival;
 
+use churn::{Chooser, Sizes};
+use kubelet::Cases;
 use machines::{cpu, even, machine};
-use pinfold::cpu::{Cpu, CpuSet, Placer, Topology};
+use pinfold::cpu::{CpuSet, Placer, Topology};
 use proptest::prelude::*;
 
 /// Machines of 8 CPUs, one of each shape that a search could get wrong.
@@ -166,7 +176,7 @@ fn some_of(topology: &Topology, bits: u32) -> CpuSet {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
     fn best_where_groups_have_nothing_to_do_with_each_other(topology in wild(), bits in any::<u32>()) {
@@ -179,4 +189,107 @@ proptest! {
         check("orderly", &topology, &Placer::new(&topology), &some_of(&topology, bits));
         check("orderly", &topology, &Placer::new(&topology), &topology.online);
     }
+}
+
+/// The LLCs of a set of CPUs.
+fn llcs_of(topology: &Topology, cpus: &CpuSet) -> Vec<u32> {
+    let mut llcs: Vec<u32> =
+        topology.cpus.iter().filter(|cpu| cpus.contains(cpu.id)).filter_map(|cpu| cpu.llc).collect();
+    llcs.sort_unstable();
+    llcs.dedup();
+    llcs
+}
+
+#[test]
+fn never_worse_than_the_kubelet_on_its_own_cases() {
+    let cases = Cases::load();
+    let (mut equal, mut better, mut nothing, mut llcs_equal, mut llcs_better) = (0, Vec::new(), 0, 0, 0);
+    for case in &cases.cases {
+        let topology = cases.topology(case);
+        let placer = Placer::new(&topology);
+        let name = &case.name;
+        if let Some(error) = &case.expected_error {
+            panic!("{name}: the kubelet answers {error:?}, which no case in this file did");
+        }
+        let served = case.serve(&topology, |request| placer.place(&request.free, request.n).unwrap().cpus);
+        let (request, ours) = served.last().unwrap();
+        assert!(case.expected.is_some() || case.expected_uncore_ids.is_some(), "{name}: nothing to compare with");
+        if let Some(expected) = &case.expected {
+            let theirs: CpuSet = expected.iter().copied().collect();
+            if theirs.is_empty() {
+                assert_eq!((request.n, ours), (0, &theirs), "{name}");
+                nothing += 1;
+                continue;
+            }
+            let (our_cost, their_cost) = (placer.cost(ours), placer.cost(&theirs));
+            assert!(our_cost <= their_cost, "{name}: {ours} costs {our_cost:?}, {theirs} costs {their_cost:?}");
+            if our_cost == their_cost {
+                equal += 1;
+            } else {
+                better.push(format!("  {name}: {our_cost:?} instead of {their_cost:?}"));
+            }
+        }
+        if let Some(expected) = &case.expected_uncore_ids {
+            let all = served.iter().fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
+            let ours = llcs_of(&topology, &all);
+            assert!(ours.len() <= expected.len(), "{name}: LLCs {ours:?}, the kubelet {expected:?}");
+            if ours.len() == expected.len() {
+                llcs_equal += 1;
+            } else {
+                llcs_better += 1;
+            }
+        }
+    }
+    println!("{} cases", cases.cases.len());
+    println!("CPUs given: cost equal in {equal}, better in {}, {nothing} asked for nothing", better.len());
+    println!("LLCs given: equal in {llcs_equal}, fewer in {llcs_better}; no case expects an error");
+    println!("better:\n{}", better.join("\n"));
+}
+
+/// What the churn benchmark measures against must be the kubelet's algorithm, not our idea of it.
+#[test]
+fn the_rival_answers_as_the_kubelet_does() {
+    let cases = Cases::load();
+    let (mut same, mut others) = (0, Vec::new());
+    for case in &cases.cases {
+        let Some(expected) = &case.expected else { continue };
+        if case.option("distribute-cpus-across-numa") || case.option("distribute-cpus-across-cores") {
+            continue;
+        }
+        let topology = cases.topology(case);
+        let by_llc = case.option("prefer-align-cpus-by-uncorecache");
+        let served = case.serve(&topology, |request| {
+            let (free, n) = (request.free.difference(&request.first), request.n - request.first.len());
+            request.first.union(&rival::packed(&topology, &free, n, by_llc).unwrap())
+        });
+        let (_, ours) = served.last().unwrap();
+        if *ours == expected.iter().copied().collect() {
+            same += 1;
+        } else {
+            others.push(format!("{}: {ours} instead of {expected:?}", case.name));
+        }
+    }
+    assert!(others.is_empty(), "{same} as the kubelet, {} not:\n{}", others.len(), others.join("\n"));
+}
+
+#[test]
+fn no_placement_under_churn_is_worse_than_the_best() {
+    for (name, topology) in [
+        ("EPYC NPS1", machines::epyc_nps1()),
+        ("EPYC NPS4", machines::epyc_nps4()),
+        ("Xeon SNC2", machines::xeon_snc2()),
+    ] {
+        for sizes in [Sizes::Even, Sizes::Any] {
+            let outcome = churn::run(&topology, Chooser::Pinfold, sizes, 200, 7);
+            assert!(outcome.placements > 50, "{name}: only {} placements", outcome.placements);
+            assert_eq!(outcome.worse, 0, "{name}, {sizes:?}: of {} placements", outcome.placements);
+        }
+    }
+}
+
+/// The comparison can tell: another algorithm does worse under the same requests.
+#[test]
+fn the_kubelet_is_worse_under_churn() {
+    let outcome = churn::run(&machines::epyc_nps1(), Chooser::KubeletPacked, Sizes::Even, 200, 7);
+    assert!(outcome.worse_llcs > 0, "{outcome:?}");
 }

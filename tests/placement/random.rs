@@ -1,0 +1,24 @@
+//! Numbers that are the same on every run, and what to say of many times.
+
+use std::time::Duration;
+
+/// SplitMix64: small, and the same everywhere.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % end as u64).unwrap()
+    }
+}
+
+/// The median, the 99th percentile and the longest.
+pub(crate) fn spread(times: &mut [Duration]) -> [Duration; 3] {
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    [at(50), at(99), at(100)]
+}
