@@ -3,4 +3,5 @@
 pub mod cli;
 pub mod cpu;
 pub mod host;
+pub mod local;
 pub mod pod;

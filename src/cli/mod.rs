@@ -1,6 +1,7 @@
 //! Arguments, subcommands, and what a person sees.
 
 mod output;
+mod train;
 
 use std::process::ExitCode;
 
@@ -17,14 +18,19 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {}
+enum Command {
+    #[command(hide = true)]
+    Train(train::Train),
+}
 
 /// Runs the program with the process's own arguments.
 ///
 /// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done: anyhow::Result<ExitCode> = match cli.command {};
+    let done: anyhow::Result<ExitCode> = match cli.command {
+        Command::Train(train) => train.run(),
+    };
     match done {
         Ok(code) => code,
         Err(error) => {

@@ -60,7 +60,11 @@ pub enum NetError {
 
 impl NetError {
     /// Names the operation and sorts the error by what a person can do about it.
-    pub(super) fn new(operation: &'static str, subject: impl Into<String>, source: impl Into<io::Error>) -> Self {
+    pub(super) fn new(
+        operation: &'static str,
+        subject: impl Into<String>,
+        source: impl Into<io::Error>,
+    ) -> Self {
         let (subject, source) = (subject.into(), source.into());
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Self::NotPermitted { operation, subject, source },
@@ -115,10 +119,17 @@ impl Links {
     }
 
     /// Gives a link an address with a prefix of `prefix` bits.
-    pub(super) async fn add_address(&self, name: &str, address: Ipv4Addr, prefix: u8) -> Result<(), NetError> {
+    pub(super) async fn add_address(
+        &self,
+        name: &str,
+        address: Ipv4Addr,
+        prefix: u8,
+    ) -> Result<(), NetError> {
         let index = self.index(name).await?;
         let added = self.handle.address().add(index, IpAddr::V4(address), prefix).execute().await;
-        added.map_err(|error| NetError::new("add", format!("address {address}/{prefix} to {name}"), kernel(error)))
+        added.map_err(|error| {
+            NetError::new("add", format!("address {address}/{prefix} to {name}"), kernel(error))
+        })
     }
 
     /// Sets a link up.
@@ -153,7 +164,8 @@ mod tests {
 
     #[test]
     fn an_error_says_what_to_do() {
-        let by_errno = |errno| NetError::new("add", "bridge b", io::Error::from_raw_os_error(errno)).to_string();
+        let by_errno =
+            |errno| NetError::new("add", "bridge b", io::Error::from_raw_os_error(errno)).to_string();
         assert_eq!(
             by_errno(libc::EPERM),
             "cannot add bridge b: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"

@@ -137,9 +137,9 @@ impl Switch {
             return refuse("another container of this switch has it");
         }
         match self.taken.first() {
-            Some(first) if first.octets()[..3] != [a, b, c] => {
-                refuse("it lies in another /24 than the first container of this switch, which could not reach it")
-            }
+            Some(first) if first.octets()[..3] != [a, b, c] => refuse(
+                "it lies in another /24 than the first container of this switch, which could not reach it",
+            ),
             _ => Ok(()),
         }
     }

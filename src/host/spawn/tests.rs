@@ -59,7 +59,10 @@ fn an_error_names_the_file() {
     let mut spawn = shell("true");
     spawn.cgroup_procs = vec!["/no/such/cgroup.procs".into()];
     let error = launcher.spawn(spawn).unwrap_err();
-    assert!(matches!(&error, SpawnError::OpenCgroup { .. }) && error.to_string().contains("/no/such/cgroup.procs"));
+    assert!(
+        matches!(&error, SpawnError::OpenCgroup { .. })
+            && error.to_string().contains("/no/such/cgroup.procs")
+    );
 
     // /dev/full opens and refuses every write, as a cgroup does that can't take the process.
     let dir = tempfile::tempdir().unwrap();
