@@ -213,7 +213,10 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
         }
         let served = case.serve(&topology, |request| placer.place(&request.free, request.n).unwrap().cpus);
         let (request, ours) = served.last().unwrap();
-        assert!(case.expected.is_some() || case.expected_uncore_ids.is_some(), "{name}: nothing to compare with");
+        assert!(
+            case.expected.is_some() || case.expected_uncore_ids.is_some(),
+            "{name}: nothing to compare with"
+        );
         if let Some(expected) = &case.expected {
             let theirs: CpuSet = expected.iter().copied().collect();
             if theirs.is_empty() {
@@ -222,7 +225,10 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
                 continue;
             }
             let (our_cost, their_cost) = (placer.cost(ours), placer.cost(&theirs));
-            assert!(our_cost <= their_cost, "{name}: {ours} costs {our_cost:?}, {theirs} costs {their_cost:?}");
+            assert!(
+                our_cost <= their_cost,
+                "{name}: {ours} costs {our_cost:?}, {theirs} costs {their_cost:?}"
+            );
             if our_cost == their_cost {
                 equal += 1;
             } else {

@@ -72,15 +72,31 @@ impl Folder {
     }
 }
 
+/// The pods in a manifest file, or in all manifests of a folder.
+///
+/// # Errors
+/// The first file that can't be read, with its name and the place of the mistake.
+pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
+    if !path.is_dir() {
+        return read_manifest(path);
+    }
+    let files = manifests(path).with_context(|| format!("can't list {}", path.display()))?;
+    let mut pods = Vec::new();
+    for file in files {
+        pods.extend(read_manifest(&file)?);
+    }
+    Ok(pods)
+}
+
 /// The pods in a manifest file.
-pub(crate) fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
+fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
     let text =
         fs::read_to_string(path).with_context(|| format!("can't read the manifest {}", path.display()))?;
     Ok(pod::parse(&text, &path.display().to_string())?)
 }
 
 /// The files in a folder that are manifests by their names, in order.
-pub(crate) fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

@@ -15,5 +15,6 @@ mod http;
 mod owner;
 mod run;
 
-pub use owner::{Admission, Event, Node};
+pub use folder::read_pods;
+pub use owner::{Admission, Event, Node, environment, reserved};
 pub use run::{Agent, lock, run};

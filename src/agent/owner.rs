@@ -1,7 +1,6 @@
 //! The one owner of the state: events in, a reconcile each, a snapshot out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -544,9 +543,4 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
-}
-
-/// The folder whose lock says that a Pinfold owns this node's cgroups.
-pub(super) fn lock_folder(cgroups: &Cgroups) -> PathBuf {
-    Path::new(cgroups.root()).to_owned()
 }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::Config;
 use super::folder::Folder;
 use super::http::{self, State};
-use super::owner::{Admission, Event, Node, Owner, lock_folder};
+use super::owner::{Admission, Event, Node, Owner};
 use crate::host::watch::Watch;
 use crate::metrics::{AgentMetrics, Sources};
 use crate::pin::Snapshot;
@@ -166,7 +166,7 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
 /// What [`Agent::start`] says, or a task that ended by itself.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let node = Node::new(config)?;
-    let _lock = lock(&lock_folder(&node.cgroups))?;
+    let _lock = lock(node.cgroups.root())?;
     tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
     tracing::info!("enforcement {}: {}", node.enforcement.name(), node.enforcement_reason);
     let mut agent = Agent::start(node).await?;

@@ -1,17 +1,31 @@
 //! Arguments, subcommands, and what a person sees.
 
+mod completions;
+mod config;
+mod doctor;
 mod output;
+mod place;
+mod plan;
+mod release;
+mod run;
 mod topology;
+mod train;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use output::Format;
+pub(crate) use output::{Format, emit, json, table};
 
 /// A node agent that gives training pods CPUs of their own and the right thread counts.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100)]
+#[command(after_help = "Start here:
+  pinfold doctor               what this node offers, what it lacks, what to do
+  pinfold topology             draw the machine and who owns which CPUs
+  pinfold run --pods ./pods    run the agent on the manifests in a folder
+
+Every setting of the agent can also stand in a file (see pinfold config) or in the environment.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -19,16 +33,34 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Run),
     Topology(topology::TopologyArgs),
+    Place(place::PlaceArgs),
+    Plan(plan::Plan),
+    Explain(plan::Explain),
+    Doctor(doctor::Doctor),
+    Release(release::Release),
+    Config(config::ConfigArgs),
+    Completions(completions::Completions),
+    #[command(hide = true)]
+    Train(train::Train),
 }
 
 /// Runs the program with the process's own arguments.
 ///
 /// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let done: anyhow::Result<ExitCode> = match cli.command {
+    let done = match Cli::parse().command {
+        Command::Run(args) => args.run(),
         Command::Topology(args) => topology::run(&args),
+        Command::Place(args) => place::run(&args),
+        Command::Plan(args) => args.run(),
+        Command::Explain(args) => args.run(),
+        Command::Doctor(args) => args.run(),
+        Command::Release(args) => args.run(),
+        Command::Config(args) => args.run(),
+        Command::Completions(args) => args.run(),
+        Command::Train(args) => args.run(),
     };
     match done {
         Ok(code) => code,

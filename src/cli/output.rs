@@ -1,6 +1,11 @@
-//! How results are printed: tables for people, JSON for programs.
+//! How results are printed: tables for people, JSON for programs, and a quiet end when the reader has seen enough.
 
+use std::io::{self, Write};
+
+use anyhow::Context;
 use clap::ValueEnum;
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
 
 /// The form of what a command prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -10,4 +15,32 @@ pub(crate) enum Format {
     Text,
     /// For programs: one JSON document.
     Json,
+}
+
+/// Prints a text with a newline at its end.
+pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
+    let newline = if text.ends_with('\n') { "" } else { "\n" };
+    match write!(io::stdout(), "{text}{newline}") {
+        // Whoever reads the output, such as `head`, may have seen enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("can't write the output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as one JSON document.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    emit(&serde_json::to_string(value).context("can't write the answer as JSON")?)
+}
+
+/// A plain table with these headings.
+pub(crate) fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    // Text that is piped has no width to fit into.
+    let width = if console::Term::stdout().is_term() { console::Term::stdout().size().1 } else { 160 };
+    table.set_width(width);
+    table.set_header(headings.to_vec());
+    table
 }

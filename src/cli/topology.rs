@@ -3,15 +3,17 @@
 mod drawing;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 
 use super::Format;
+use crate::agent::config::{Config, Overrides};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::Cgroups;
 use crate::host::topology;
+use crate::pin::Observed;
 
 pub(crate) use drawing::render;
 
@@ -36,18 +38,29 @@ pub(super) struct TopologyArgs {
 /// Reads the machine and prints it.
 pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     let topology = topology::read(&args.root)?;
-    let mut text = match args.output {
-        Format::Text => render(&topology, &BTreeMap::new()),
-        Format::Json => serde_json::to_string(&topology).context("can't write the topology as JSON")?,
-    };
-    if !text.ends_with('\n') {
-        text.push('\n');
+    match args.output {
+        Format::Text => super::emit(&render(&topology, &owners(&args.root)?))?,
+        Format::Json => super::json(&topology)?,
     }
-    match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads the output, such as `head`, may have seen enough.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(error).context("can't write the topology")
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Who owns which CPUs, by the marks in this machine's cgroups; nobody on another machine's copy.
+fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
+    let mut owners = BTreeMap::new();
+    if root != Path::new("/") {
+        return Ok(owners);
+    }
+    let config = Config::load(Overrides::default())?;
+    // A machine without cgroups still has a topology to draw.
+    let Ok(cgroups) = Cgroups::detect(&config.cgroup_root) else { return Ok(owners) };
+    for tree in &config.trees {
+        for pod in Observed::new(cgroups.scan(tree)?, &[]).0.pods {
+            let Some(mark) = pod.mark else { continue };
+            for (container, cpus) in mark.claims {
+                owners.insert(format!("{}/{}/{container}", mark.namespace, mark.pod), cpus);
+            }
         }
-        _ => Ok(ExitCode::SUCCESS),
     }
+    Ok(owners)
 }

@@ -4,8 +4,8 @@
 //! with strange fields, and once as what it is. What YAML calls a number or a boolean is not taken for a string, as in
 //! Kubernetes: a label `CASE: 2` is an error that says to quote it.
 
-use serde::de::DeserializeOwned;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -40,7 +40,9 @@ pub enum ManifestError {
         source: SyntaxError,
     },
     /// A document without `kind`.
-    #[error("{origin}: document {document} has no kind: only Pods and Lists of Pods are read, write `kind: Pod`")]
+    #[error(
+        "{origin}: document {document} has no kind: only Pods and Lists of Pods are read, write `kind: Pod`"
+    )]
     NoKind {
         /// Where the text came from.
         origin: String,

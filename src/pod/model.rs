@@ -138,10 +138,3 @@ impl fmt::Display for Qos {
         })
     }
 }
-
-impl Pod {
-    /// The uid in the names of the pod's cgroups.
-    pub fn cgroup_uid(&self) -> Option<&str> {
-        self.uid.as_deref()
-    }
-}

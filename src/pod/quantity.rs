@@ -21,7 +21,9 @@ pub enum QuantityError {
         text: String,
     },
     /// A suffix that Kubernetes does not have.
-    #[error("{text:?} ends in {suffix:?}, which is no suffix: use one of m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei, or e3")]
+    #[error(
+        "{text:?} ends in {suffix:?}, which is no suffix: use one of m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei, or e3"
+    )]
     Suffix {
         /// The whole text.
         text: String,
@@ -86,11 +88,12 @@ impl Decimal {
         if whole.is_empty() && fraction.is_empty() {
             return Err(QuantityError::NotANumber { text: owned() });
         }
-        let (shift, suffix_exponent) =
-            scale(suffix).ok_or_else(|| QuantityError::Suffix { text: owned(), suffix: suffix.to_owned() })?;
+        let (shift, suffix_exponent) = scale(suffix)
+            .ok_or_else(|| QuantityError::Suffix { text: owned(), suffix: suffix.to_owned() })?;
 
         let mut number = Self { mantissa: 0, shift, exponent: suffix_exponent, more: false };
-        let digits = whole.bytes().map(|digit| (digit, false)).chain(fraction.bytes().map(|digit| (digit, true)));
+        let digits =
+            whole.bytes().map(|digit| (digit, false)).chain(fraction.bytes().map(|digit| (digit, true)));
         let mut kept = 0;
         for (digit, fractional) in digits {
             let digit = u128::from(digit - b'0');

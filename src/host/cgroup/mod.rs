@@ -178,6 +178,11 @@ impl Cgroups {
         Ok(file::write(&file, &cpus.to_string())?)
     }
 
+    /// Whether there is a CPU controller, with quotas and their statistics.
+    pub fn counts_cpu(&self) -> bool {
+        self.cpu.is_some()
+    }
+
     /// Reads the CFS quota of a cgroup; `None` without a CPU controller.
     pub fn quota(&self, path: &str) -> Result<Option<Quota>, CgroupError> {
         let Some(cpu) = &self.cpu else { return Ok(None) };

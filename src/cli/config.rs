@@ -1,0 +1,34 @@
+//! `pinfold config`: the effective configuration.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::Format;
+use crate::agent::config::{Config, Overrides};
+
+/// Print the effective configuration: defaults, then the file, then environment and flags.
+///
+/// What is printed is a complete configuration file.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold config > /etc/pinfold.yaml           start a configuration file
+  PINFOLD_RESERVED=0-1 pinfold config          see what a setting does")]
+pub(super) struct ConfigArgs {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+impl ConfigArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let config = Config::load(self.overrides)?;
+        match self.output {
+            Format::Text => super::emit(&config.to_yaml()?)?,
+            Format::Json => super::json(&config)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,233 @@
+//! `pinfold doctor`: what this node offers, what it lacks, what follows, what to do.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use console::style;
+use serde::Serialize;
+
+use super::Format;
+use crate::agent::Node;
+use crate::agent::config::{Config, Overrides};
+use crate::cpu::Topology;
+use crate::host::cgroup::{Cgroups, Version};
+use crate::host::topology;
+use crate::pin::Enforcement;
+
+/// Look at this node: what it offers, what it lacks, what follows, what to do. Nothing is changed.
+///
+/// To see whether marks can be kept, a cgroup pinfold-doctor is made and removed again.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 pinning can work here, 1 it can't.")]
+pub(super) struct Doctor {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+/// How good a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Good,
+    Weak,
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    /// What there is, and what follows.
+    finding: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let config = Config::load(self.overrides)?;
+        let findings = examine(&config);
+        let works = findings.iter().all(|finding| finding.verdict != Verdict::Bad);
+        match self.output {
+            Format::Json => super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?,
+            Format::Text => {
+                for finding in &findings {
+                    let mark = match finding.verdict {
+                        Verdict::Good => style("good").green(),
+                        Verdict::Weak => style("weak").yellow(),
+                        Verdict::Bad => style("bad ").red(),
+                    };
+                    super::emit(&format!("{mark}  {:<13} {}", finding.what, finding.finding))?;
+                    if let Some(advice) = &finding.advice {
+                        super::emit(&format!("      {:<13} → {advice}", ""))?;
+                    }
+                }
+                super::emit(if works { "pinning can work here" } else { "pinning can't work here" })?;
+            }
+        }
+        Ok(if works { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+fn examine(config: &Config) -> Vec<Finding> {
+    let mut findings = vec![rights()];
+    match topology::read(&config.root) {
+        Ok(topology) => findings.extend(machine(&topology)),
+        Err(error) => {
+            findings.push(bad("CPUs", error.to_string(), "name the folder that holds sys/ with --root"))
+        }
+    }
+    match Cgroups::detect(&config.cgroup_root) {
+        Ok(cgroups) => {
+            findings.extend(controllers(&cgroups));
+            findings.push(marks(&cgroups));
+            findings.push(trees(config, &cgroups));
+        }
+        Err(error) => findings.push(bad("cgroups", error.to_string(), "see the sentence above")),
+    }
+    match Node::new(config.clone()) {
+        Ok(node) => findings.push(enforcement(&node)),
+        Err(error) => findings.push(bad(
+            "agent",
+            format!("{error:#}"),
+            "mend this first; pinfold run would say the same",
+        )),
+    }
+    findings
+}
+
+fn good(what: &'static str, finding: String) -> Finding {
+    Finding { what, verdict: Verdict::Good, finding, advice: None }
+}
+
+fn weak(what: &'static str, finding: String, advice: &str) -> Finding {
+    Finding { what, verdict: Verdict::Weak, finding, advice: Some(advice.to_owned()) }
+}
+
+fn bad(what: &'static str, finding: String, advice: &str) -> Finding {
+    Finding { what, verdict: Verdict::Bad, finding, advice: Some(advice.to_owned()) }
+}
+
+fn rights() -> Finding {
+    if nix::unistd::geteuid().is_root() {
+        good("rights", "root".to_owned())
+    } else {
+        bad(
+            "rights",
+            "not root: cgroups can't be written".to_owned(),
+            "run it with sudo, or as a privileged container",
+        )
+    }
+}
+
+fn machine(topology: &Topology) -> Vec<Finding> {
+    let cpus = topology.online.len();
+    let mut findings = vec![if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
+        good("CPUs", format!("{cpus} online ({}), {} cores", topology.online, topology.cores().len()))
+    } else {
+        bad(
+            "CPUs",
+            format!("{cpus} online, all on one core: the reserved core leaves none to give away"),
+            "use a machine with two cores or more",
+        )
+    }];
+    let untold: Vec<&str> = [
+        ("cores", topology.cpus.iter().any(|cpu| cpu.core.is_none())),
+        ("last-level caches", topology.cpus.iter().any(|cpu| cpu.llc.is_none())),
+        ("NUMA nodes", topology.cpus.iter().any(|cpu| cpu.numa.is_none())),
+        ("sockets", topology.cpus.iter().any(|cpu| cpu.socket.is_none())),
+    ]
+    .into_iter()
+    .filter_map(|(name, untold)| untold.then_some(name))
+    .collect();
+    findings.push(if untold.is_empty() {
+        let (numa, llcs) = (topology.numa_nodes().len(), topology.llcs().len());
+        good("topology", format!("{numa} NUMA node(s), {llcs} last-level cache(s)"))
+    } else {
+        weak(
+            "topology",
+            format!(
+                "the machine doesn't tell its {}: placement ignores what it can't see",
+                untold.join(" and ")
+            ),
+            "nothing to do on most virtual machines; else see the hypervisor's CPU topology settings",
+        )
+    });
+    findings
+}
+
+fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
+    let root = cgroups.root().display();
+    let cpuset = match cgroups.version {
+        Version::V1 => weak(
+            "cpuset",
+            format!("cgroup v1 at {root}: CPU sets are written, and anyone else may write them too"),
+            "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) on Linux 6.7 or newer",
+        ),
+        Version::V2 => good("cpuset", format!("cgroup v2 at {root}")),
+    };
+    let cpu = if cgroups.counts_cpu() {
+        good("quota", "the CPU controller is there: quotas of exclusive containers can be lifted".to_owned())
+    } else {
+        weak(
+            "quota",
+            "no CPU controller: no quotas to lift, no throttling to measure".to_owned(),
+            "mount the cpu controller if your kubelet sets CPU limits",
+        )
+    };
+    vec![cpuset, cpu]
+}
+
+fn marks(cgroups: &Cgroups) -> Finding {
+    let probe = "pinfold-doctor";
+    let tried = cgroups
+        .create(probe)
+        .and_then(|()| cgroups.set_mark(probe, Some("probe")))
+        .and_then(|()| cgroups.mark(probe))
+        .map(|mark| mark.as_deref() == Some("probe"));
+    let removed = cgroups.remove(probe);
+    match tried.and_then(|kept| removed.map(|()| kept)) {
+        Ok(true) => {
+            good("marks", "cgroups keep extended attributes: a restart will know every assignment".to_owned())
+        }
+        Ok(false) => bad(
+            "marks",
+            "an extended attribute was written to a cgroup and is not there".to_owned(),
+            "use a kernel with trusted.* attributes on cgroups (Linux 3.16 or newer)",
+        ),
+        Err(error) => bad(
+            "marks",
+            format!("{:#}", anyhow::Error::new(error)),
+            "CAP_SYS_ADMIN in the first user namespace is needed to write to cgroups and to mark them",
+        ),
+    }
+}
+
+fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
+    let there: Vec<&str> =
+        config.trees.iter().map(String::as_str).filter(|tree| cgroups.exists(tree)).collect();
+    if there.is_empty() {
+        return weak(
+            "pods",
+            format!("no cgroup {} yet: they are waited for", config.trees.join(" or ")),
+            "start the kubelet, or name its cgroup with --tree",
+        );
+    }
+    let pods: usize = there.iter().filter_map(|tree| cgroups.scan(tree).ok()).map(|pods| pods.len()).sum();
+    good("pods", format!("{pods} below {}", there.join(" and ")))
+}
+
+fn enforcement(node: &Node) -> Finding {
+    let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
+    match node.enforcement {
+        Enforcement::Cpuset => good("enforcement", text),
+        Enforcement::Observe => {
+            weak("enforcement", text, "threads, metrics and plans go on; nothing is pinned")
+        }
+    }
+}

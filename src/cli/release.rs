@@ -1,0 +1,75 @@
+//! `pinfold release`: hand everything back.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::Format;
+use crate::agent::config::{Config, Overrides};
+use crate::agent::{Node, lock};
+use crate::pin::{self, Applied, Outcome, Step};
+
+/// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
+///
+/// Stop the agent first; a running one would pin the pods again.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold release --dry-run      see what would be written
+  pinfold release                before removing Pinfold from a node")]
+pub(super) struct Release {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Print the writes and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+impl Release {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let node = Node::new(Config::load(self.overrides)?)?;
+        let (observed, _) = node.observe(&[])?;
+        let steps = pin::release(&observed, &node.topology.online);
+        let applied = if self.dry_run {
+            steps.into_iter().map(|step| (step, None)).collect()
+        } else {
+            let _lock = lock(node.cgroups.root())?;
+            pin::apply(steps, &node.cgroups).into_iter().map(outcome).collect::<Vec<_>>()
+        };
+        let failed = applied.iter().filter(|(_, error)| error.is_some()).count();
+        match self.output {
+            Format::Json => {
+                let steps: Vec<_> = applied
+                    .iter()
+                    .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
+                    .collect();
+                super::json(&serde_json::json!({ "dryRun": self.dry_run, "steps": steps }))?;
+            }
+            Format::Text => {
+                for (step, error) in &applied {
+                    super::emit(&match error {
+                        Some(error) => format!("{step}: FAILED: {error}"),
+                        None => step.to_string(),
+                    })?;
+                }
+                let done = if self.dry_run { "would be done" } else { "done" };
+                super::emit(&match applied.len() {
+                    0 => "nothing is pinned here".to_owned(),
+                    writes => format!("{writes} writes {done}, {failed} failed"),
+                })?;
+            }
+        }
+        Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+fn outcome(applied: Applied) -> (Step, Option<String>) {
+    let error = match applied.outcome {
+        Outcome::Done | Outcome::Gone | Outcome::NotInForce { .. } => None,
+        Outcome::Failed(error) => Some(format!("{:#}", anyhow::Error::new(error))),
+        Outcome::Blocked { cpus } => Some(format!("CPUs {cpus} are still held by another")),
+    };
+    (applied.step, error)
+}

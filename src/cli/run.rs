@@ -1,0 +1,61 @@
+//! `pinfold run`: the agent.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use tracing_subscriber::EnvFilter;
+
+use crate::agent::config::{Config, Overrides};
+
+/// Run the agent.
+///
+/// Pins the containers of the pods in the folder, follows changes, serves metrics. SIGTERM ends it and leaves every
+/// assignment as it is; started again, it moves nothing.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold run --pods ./pods                     pods from manifests; see pinfold demo for real ones
+  pinfold run --pods ./pods --reserved 0-1      keep two CPUs for the system
+  curl http://127.0.0.1:9470/metrics            also /status, /healthz, /readyz
+
+Log lines go to stderr; PINFOLD_LOG=debug shows every write.")]
+pub(super) struct Run {
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+impl Run {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        log("info")?;
+        let config = Config::load(self.overrides)?;
+        runtime()?.block_on(crate::agent::run(config))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The runtime of everything that waits.
+pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("can't start the runtime")
+}
+
+/// Sends log lines to stderr, at the level of `PINFOLD_LOG` or the given one.
+pub(super) fn log(level: &str) -> anyhow::Result<()> {
+    let filter = match std::env::var("PINFOLD_LOG") {
+        Ok(text) => text
+            .parse::<EnvFilter>()
+            .with_context(|| format!("PINFOLD_LOG is {text:?}: write error, warn, info, debug or trace"))?,
+        Err(_) => EnvFilter::new(level),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    Ok(())
+}

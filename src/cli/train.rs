@@ -1,0 +1,187 @@
+//! `pinfold train`: the processes of the job that `demo` runs in its containers. Not for people, so hidden.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand, value_parser};
+
+use crate::local::train::progress::{Progress, Role};
+use crate::local::train::{Geometry, neighbour, ps, threads, worker};
+
+/// More parameters than this are a typing error, not a demo: 1 GiB of floats.
+const MAX_PARAMETERS: u64 = 1 << 28;
+
+/// Runs one process of a small training job with parameter servers.
+#[derive(Debug, Args)]
+pub(crate) struct Train {
+    #[command(subcommand)]
+    process: Process,
+}
+
+#[derive(Debug, Subcommand)]
+enum Process {
+    /// A parameter server.
+    Ps {
+        /// Where to listen.
+        #[arg(long, default_value = "0.0.0.0:2222", value_parser = host_port)]
+        listen: String,
+        /// Step size for the dense layers.
+        #[arg(long, default_value_t = 0.1)]
+        learning_rate: f32,
+        /// Step size for the embeddings.
+        #[arg(long, default_value_t = 5.0)]
+        embedding_rate: f32,
+        #[command(flatten)]
+        job: Job,
+    },
+    /// A worker.
+    Worker {
+        /// Examples of a step.
+        #[arg(long, default_value_t = 128, value_parser = value_parser!(u32).range(1..=65_536))]
+        batch: u32,
+        /// Stop after this many steps.
+        #[arg(long)]
+        steps: Option<u64>,
+        #[command(flatten)]
+        job: Job,
+    },
+    /// A best-effort pod that keeps the CPUs busy.
+    Neighbour {
+        /// Busy threads; one more than the host has CPUs if not given.
+        #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
+        threads: Option<u16>,
+        /// Which neighbour this is.
+        #[arg(long, alias = "task_index", default_value_t = 0)]
+        task_index: u32,
+    },
+}
+
+/// What all processes of a job must agree on.
+#[derive(Debug, Args)]
+struct Job {
+    /// The parameter servers, in the order of their indices, separated by commas.
+    #[arg(long, alias = "ps_hosts", value_delimiter = ',', value_parser = host_port, default_value = "127.0.0.1:2222")]
+    ps_hosts: Vec<String>,
+    /// Which process of its role this is, from 0.
+    #[arg(long, alias = "task_index", default_value_t = 0)]
+    task_index: u32,
+    /// Categorical features of an example.
+    #[arg(long, default_value_t = Geometry::default().features, value_parser = value_parser!(u32).range(1..=256))]
+    features: u32,
+    /// Values that a feature can take.
+    #[arg(long, default_value_t = Geometry::default().vocabulary, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    vocabulary: u32,
+    /// Length of an embedding.
+    #[arg(long, default_value_t = Geometry::default().dim, value_parser = value_parser!(u32).range(1..=256))]
+    dim: u32,
+    /// Units of the two hidden layers.
+    #[arg(long, num_args = 2, value_delimiter = ',', value_names = ["FIRST", "SECOND"],
+          default_values_t = Geometry::default().hidden, value_parser = value_parser!(u32).range(1..=4096))]
+    hidden: Vec<u32>,
+    /// Where the data and the starting parameters come from.
+    #[arg(long, default_value_t = Geometry::default().seed)]
+    seed: u64,
+}
+
+// === impl Train ===
+
+impl Train {
+    /// Runs the process. Status 0 when it has been told to end or its steps are done, 1 when it can't go on.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let done = match self.process {
+            Process::Ps { listen, learning_rate, embedding_rate, job } => {
+                let geometry = job.geometry()?;
+                let shards = u32::try_from(job.ps_hosts.len())?;
+                if job.task_index >= shards {
+                    anyhow::bail!(
+                        "--task-index {} is not among the {shards} of --ps-hosts: count from 0",
+                        job.task_index
+                    );
+                }
+                run_ps(|threads| ps::Options {
+                    listen,
+                    geometry,
+                    shard: job.task_index,
+                    shards,
+                    threads,
+                    learning_rate,
+                    embedding_rate,
+                })
+            }
+            Process::Worker { batch, steps, job } => {
+                let geometry = job.geometry()?;
+                run_worker(|threads| worker::Options {
+                    ps_hosts: job.ps_hosts,
+                    index: job.task_index,
+                    geometry,
+                    batch: batch as usize,
+                    threads,
+                    steps,
+                    patience: worker::PATIENCE,
+                })
+            }
+            Process::Neighbour { threads, task_index } => run_neighbour(threads, task_index),
+        };
+        if let Err(error) = done {
+            eprintln!("pinfold train: {error:#}");
+            return Ok(ExitCode::FAILURE);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Job {
+    fn geometry(&self) -> anyhow::Result<Geometry> {
+        let hidden = self.hidden.as_slice().try_into().context("--hidden wants two numbers")?;
+        let Self { features, vocabulary, dim, seed, .. } = *self;
+        let parameters = u64::from(features) * u64::from(vocabulary) * u64::from(dim);
+        if parameters > MAX_PARAMETERS {
+            anyhow::bail!("{parameters} embedding parameters are too many: the most is {MAX_PARAMETERS}");
+        }
+        Ok(Geometry { features, vocabulary, dim, hidden, seed })
+    }
+}
+
+fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
+    let options = options(count(&["TF_NUM_INTEROP_THREADS"])?);
+    let progress = Progress::new(Role::Ps, options.shard, options.threads);
+    progress.attend()?;
+    ps::Server::bind(options, progress)?.run()?;
+    Ok(())
+}
+
+fn run_worker(options: impl FnOnce(usize) -> worker::Options) -> anyhow::Result<()> {
+    let options = options(count(&["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"])?);
+    let progress = Progress::new(Role::Worker, options.index, options.threads);
+    progress.attend()?;
+    worker::train(&options, &progress)?;
+    progress.report()?;
+    Ok(())
+}
+
+fn run_neighbour(threads: Option<u16>, index: u32) -> anyhow::Result<()> {
+    let threads = match threads {
+        Some(threads) => usize::from(threads),
+        None => count(&[])? + 1,
+    };
+    let progress = Progress::new(Role::Neighbour, index, threads);
+    progress.attend()?;
+    neighbour::start(threads, &progress)?;
+    loop {
+        std::thread::park();
+    }
+}
+
+/// How many threads to use; without a word from the environment, as many as the host has CPUs.
+fn count(names: &[&str]) -> anyhow::Result<usize> {
+    Ok(threads(names, |name| std::env::var(name).ok(), Path::new("/sys"))?)
+}
+
+/// Checks that an address looks like `host:port`; whether it exists shows later.
+fn host_port(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(text.to_owned()),
+        _ => Err("write it as host:port, like 10.77.0.2:2222".to_owned()),
+    }
+}

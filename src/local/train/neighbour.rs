@@ -1,0 +1,76 @@
+//! A noisy neighbour: a best-effort pod that keeps CPUs and caches busy with nothing of use.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::data::Random;
+use super::progress::Progress;
+
+/// Memory that a thread walks through: more than its share of most caches.
+const WORDS: usize = 4 << 20 >> 3;
+
+/// Words touched in a burst.
+const BURST: usize = 1 << 16;
+
+/// How long every second thread rests after a burst: such pods wait for something now and then, and a thread that
+/// wakes up is what the scheduler lets in first.
+const REST: Duration = Duration::from_millis(1);
+
+/// Starts `threads` threads that never end. Each burst counts as a step.
+///
+/// # Errors
+///
+/// The kernel refuses a thread.
+pub fn start(threads: usize, progress: &Arc<Progress>) -> io::Result<()> {
+    for index in 0..threads {
+        let progress = Arc::clone(progress);
+        thread::Builder::new().name(format!("neighbour-{index}")).spawn(move || {
+            let mut random = Random::new(index as u64);
+            let mut memory: Vec<u64> = (0..WORDS).map(|_| random.bits()).collect();
+            let mut at = 0;
+            loop {
+                let start = Instant::now();
+                at = burst(&mut memory, at);
+                progress.step(start.elapsed(), None);
+                if index % 2 == 1 {
+                    thread::sleep(REST);
+                }
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Reads and writes [`BURST`] words here and there, each depending on the last; returns where it stopped.
+fn burst(memory: &mut [u64], mut at: usize) -> usize {
+    for _ in 0..BURST {
+        let word = &mut memory[at];
+        *word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        #[expect(clippy::cast_possible_truncation, reason = "any place will do")]
+        let next = (*word >> 32) as usize;
+        at = next % WORDS;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_wanders_through_all_of_the_memory() {
+        let mut memory: Vec<u64> = (0..WORDS as u64).collect();
+        let mut at = 0;
+        for _ in 0..20 {
+            at = burst(&mut memory, at);
+            assert!(at < WORDS);
+        }
+        let touched = |part: &[u64]| {
+            part.iter().zip(1..).filter(|&(word, _): &(&u64, u32)| *word > WORDS as u64).count()
+        };
+        let quarters: Vec<usize> = memory.chunks(WORDS / 4).map(touched).collect();
+        assert!(quarters.iter().all(|&count| count > WORDS / 8), "{quarters:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! What a process of the job says about itself: one JSON line a second on standard output.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+use serde::{Deserialize, Serialize};
+
+/// Time between two lines.
+pub const PERIOD: Duration = Duration::from_secs(1);
+
+/// What a process does in the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// A parameter server.
+    Ps,
+    /// A worker.
+    Worker,
+    /// A best-effort pod that has nothing to do with the job.
+    Neighbour,
+}
+
+/// One line. Steps and bytes count from the start; loss and times are those of the steps since the last line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// What the process does.
+    pub role: Role,
+    /// Which one of its role it is, from 0.
+    pub index: u32,
+    /// Steps done: training steps of a worker, requests served by a server, bursts of a neighbour.
+    pub steps: u64,
+    /// Mean log loss, in nats; null if nothing was trained.
+    pub loss: Option<f32>,
+    /// Median time of a step, in milliseconds; null if there was none.
+    pub step_ms_p50: Option<f32>,
+    /// The time that 99 of 100 steps kept, in milliseconds; null if there was none.
+    pub step_ms_p99: Option<f32>,
+    /// Threads that compute: intra-op threads of a worker, request threads of a server.
+    pub threads: usize,
+    /// Bytes read from sockets, as the program counts them (without TCP's own).
+    pub bytes_in: u64,
+    /// Bytes written to sockets.
+    pub bytes_out: u64,
+}
+
+/// Counts what a process does; shared by its threads.
+#[derive(Debug)]
+pub struct Progress {
+    role: Role,
+    index: u32,
+    threads: usize,
+    steps: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+    window: Mutex<Window>,
+}
+
+#[derive(Debug, Default)]
+struct Window {
+    millis: Vec<f32>,
+    loss: f64,
+    losses: u32,
+}
+
+// === impl Progress ===
+
+impl Progress {
+    /// Nothing done yet.
+    pub fn new(role: Role, index: u32, threads: usize) -> Arc<Self> {
+        Arc::new(Self {
+            role,
+            index,
+            threads,
+            steps: AtomicU64::new(0),
+            bytes_in: AtomicU64::new(0),
+            bytes_out: AtomicU64::new(0),
+            window: Mutex::default(),
+        })
+    }
+
+    /// Counts a step, with its loss if it has one.
+    pub fn step(&self, took: Duration, loss: Option<f32>) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        window.millis.push(took.as_secs_f32() * 1000.0);
+        if let Some(loss) = loss {
+            window.loss += f64::from(loss);
+            window.losses += 1;
+        }
+    }
+
+    /// Counts bytes read.
+    pub fn received(&self, bytes: u64) {
+        self.bytes_in.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes written.
+    pub fn sent(&self, bytes: u64) {
+        self.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The next line; the one after it covers the steps from here on.
+    pub fn line(&self) -> Line {
+        let mut window = std::mem::take(&mut *self.window.lock().unwrap_or_else(PoisonError::into_inner));
+        window.millis.sort_unstable_by(f32::total_cmp);
+        let percentile = |percent: usize| {
+            let last = window.millis.len().checked_sub(1)?;
+            window.millis.get(last * percent / 100).copied()
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+        let loss = (window.losses > 0).then(|| (window.loss / f64::from(window.losses)) as f32);
+        Line {
+            role: self.role,
+            index: self.index,
+            steps: self.steps.load(Ordering::Relaxed),
+            loss,
+            step_ms_p50: percentile(50),
+            step_ms_p99: percentile(99),
+            threads: self.threads,
+            bytes_in: self.bytes_in.load(Ordering::Relaxed),
+            bytes_out: self.bytes_out.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Prints the next line.
+    ///
+    /// # Errors
+    ///
+    /// Standard output is closed.
+    pub fn report(&self) -> io::Result<()> {
+        let mut text = serde_json::to_string(&self.line())?;
+        text.push('\n');
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+
+    /// From now on prints a line every [`PERIOD`], and ends the whole process with status 0 on SIGTERM, on SIGINT, or
+    /// when nobody reads the lines any more: there is nothing to save.
+    ///
+    /// To be called before other threads are started, because they inherit that these signals are left to one thread.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses a thread.
+    pub fn attend(self: &Arc<Self>) -> io::Result<()> {
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_block()?;
+        let progress = Arc::clone(self);
+        thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            // A failure to wait is as good a reason to end as a signal.
+            let _ = signals.wait();
+            let _ = progress.report();
+            std::process::exit(0);
+        })?;
+        let progress = Arc::clone(self);
+        thread::Builder::new().name("progress".to_owned()).spawn(move || {
+            loop {
+                thread::sleep(PERIOD);
+                if progress.report().is_err() {
+                    std::process::exit(0);
+                }
+            }
+        })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_covers_the_steps_since_the_last_one() {
+        let progress = Progress::new(Role::Worker, 3, 2);
+        for millis in 1..=100 {
+            progress.step(Duration::from_millis(millis), Some(if millis % 2 == 0 { 0.5 } else { 0.25 }));
+        }
+        progress.received(10);
+        progress.sent(20);
+        let line = progress.line();
+        assert_eq!((line.steps, line.loss), (100, Some(0.375)));
+        assert_eq!((line.step_ms_p50, line.step_ms_p99), (Some(50.0), Some(99.0)));
+        let text = serde_json::to_string(&progress.line()).unwrap();
+        assert_eq!(
+            text,
+            r#"{"role":"worker","index":3,"steps":100,"loss":null,"step_ms_p50":null,"step_ms_p99":null,"threads":2,"bytes_in":10,"bytes_out":20}"#
+        );
+        assert_eq!(serde_json::from_str::<Line>(&text).unwrap().threads, 2);
+    }
+}
