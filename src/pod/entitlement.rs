@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::quantity::format_cpu;
-use super::{CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, Selector, guaranteed_obstacle, recognise};
+use super::{
+    CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, Selector, guaranteed_obstacle, recognise,
+};
 use crate::cpu::MAX_CPU;
 
 /// What a container is granted, with the reason in one sentence.
@@ -168,7 +170,10 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     // Only where the pod's own resources decide the QoS class can a container's request differ from its limit.
     let request = container.resources.cpu_request.unwrap_or(limit);
     if request != limit {
-        return Err(format!("CPU request {} differs from the limit {below}; set both to {below}", format_cpu(request)));
+        return Err(format!(
+            "CPU request {} differs from the limit {below}; set both to {below}",
+            format_cpu(request)
+        ));
     }
     u32::try_from(below)
         .ok()

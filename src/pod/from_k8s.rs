@@ -24,7 +24,9 @@ pub enum PodError {
         path: String,
     },
     /// Two containers of one name.
-    #[error("{path}.name repeats {name:?}: names of containers, init containers included, are unique in a pod")]
+    #[error(
+        "{path}.name repeats {name:?}: names of containers, init containers included, are unique in a pod"
+    )]
     DuplicateContainer {
         /// The second one's place.
         path: String,
@@ -41,7 +43,9 @@ pub enum PodError {
         source: QuantityError,
     },
     /// A request above its limit.
-    #[error("{path}.requests.{resource} is {request}, more than the limit {limit}: lower it, or raise the limit")]
+    #[error(
+        "{path}.requests.{resource} is {request}, more than the limit {limit}: lower it, or raise the limit"
+    )]
     RequestOverLimit {
         /// The resources' place, like `spec.containers[0].resources`.
         path: String,
@@ -74,9 +78,11 @@ impl Pod {
         let ids = runtime_ids(status);
         let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
         let app = spec.map_or(&[][..], |spec| &spec.containers);
-        let placed = init.iter().enumerate().map(|(i, c)| (format!("spec.initContainers[{i}]"), init_kind(c), c));
-        let placed = placed
-            .chain(app.iter().enumerate().map(|(i, c)| (format!("spec.containers[{i}]"), ContainerKind::App, c)));
+        let placed =
+            init.iter().enumerate().map(|(i, c)| (format!("spec.initContainers[{i}]"), init_kind(c), c));
+        let placed = placed.chain(
+            app.iter().enumerate().map(|(i, c)| (format!("spec.containers[{i}]"), ContainerKind::App, c)),
+        );
         let mut containers: Vec<Container> = Vec::with_capacity(init.len() + app.len());
         let mut names = std::collections::BTreeSet::new();
         for (path, kind, container) in placed {
@@ -113,7 +119,8 @@ impl Pod {
 /// The runtime's id of each container that has run, without the runtime's name in front.
 fn runtime_ids(status: Option<&api::PodStatus>) -> BTreeMap<&str, &str> {
     let Some(status) = status else { return BTreeMap::new() };
-    let statuses = [&status.init_container_statuses, &status.container_statuses].into_iter().flatten().flatten();
+    let statuses =
+        [&status.init_container_statuses, &status.container_statuses].into_iter().flatten().flatten();
     statuses
         .filter_map(|status| {
             let id = status.container_id.as_deref()?;
@@ -181,16 +188,16 @@ fn resources(from: Option<&api::ResourceRequirements>, path: &str) -> Result<Res
 
 fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {
     let Resources { cpu_request, cpu_limit, memory_request, memory_limit } = *resources;
-    let check = |resource, request: Option<u64>, limit: Option<u64>, format: fn(u64) -> String| {
-        match (request, limit) {
-            (Some(request), Some(limit)) if request > limit => Err(PodError::RequestOverLimit {
-                path: path.to_owned(),
-                resource,
-                request: format(request),
-                limit: format(limit),
-            }),
-            _ => Ok(()),
-        }
+    let check = |resource, request: Option<u64>, limit: Option<u64>, format: fn(u64) -> String| match (
+        request, limit,
+    ) {
+        (Some(request), Some(limit)) if request > limit => Err(PodError::RequestOverLimit {
+            path: path.to_owned(),
+            resource,
+            request: format(request),
+            limit: format(limit),
+        }),
+        _ => Ok(()),
     };
     check("cpu", cpu_request, cpu_limit, quantity::format_cpu)?;
     check("memory", memory_request, memory_limit, quantity::format_bytes)

@@ -4,8 +4,8 @@
 //! with strange fields, and once as what it is. What YAML calls a number or a boolean is not taken for a string, as in
 //! Kubernetes: a label `CASE: 2` is an error that says to quote it.
 
-use serde::de::DeserializeOwned;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -40,7 +40,9 @@ pub enum ManifestError {
         source: SyntaxError,
     },
     /// A document without `kind`.
-    #[error("{origin}: document {document} has no kind: only Pods and Lists of Pods are read, write `kind: Pod`")]
+    #[error(
+        "{origin}: document {document} has no kind: only Pods and Lists of Pods are read, write `kind: Pod`"
+    )]
     NoKind {
         /// Where the text came from.
         origin: String,
@@ -77,7 +79,7 @@ pub enum ManifestError {
         pod: String,
         /// What is wrong.
         #[source]
-        source: PodError,
+        source: Box<PodError>,
     },
 }
 
@@ -168,7 +170,7 @@ fn read<T: DeserializeOwned>(text: &str, form: Form) -> Result<Vec<T>, (usize, F
                 documents.push(document.map_err(|error| {
                     let failure = Failure {
                         line: error.location().map(|location| location.line()).filter(|&line| line > 0),
-                        message: error.without_snippet().to_string(),
+                        message: error.render_with_formatter(&serde_saphyr::UserMessageFormatter),
                         not_json: false,
                     };
                     (documents.len() + 1, failure)
@@ -275,7 +277,7 @@ impl Document {
                 document,
                 item: (!single).then_some(index),
                 pod: name_for_people(&pod.metadata),
-                source,
+                source: Box::new(source),
             })?);
         }
         Ok(())
@@ -286,3 +288,6 @@ fn name_for_people(metadata: &ObjectMeta) -> String {
     let name = metadata.name.as_ref().or(metadata.generate_name.as_ref());
     name.map_or_else(|| "a pod without a name".to_owned(), |name| format!("pod {name}"))
 }
+
+#[cfg(test)]
+mod tests;

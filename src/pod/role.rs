@@ -97,8 +97,8 @@ pub fn recognise(pod: &Pod) -> Recognition {
         role: Role::Other,
         index: None,
         job: None,
-        evidence: "no label of a known training operator, no TF_CONFIG, no labels name, job and task, no --job_name \
-                   with --task_index and no run.sh with hosts on a command line"
+        evidence: "no operator's label, no TF_CONFIG, no labels name, job and task, no --job_name with --task_index, \
+                   no run.sh with hosts"
             .to_owned(),
         training: false,
     })
@@ -118,7 +118,12 @@ const TRAINER_STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
 fn training_operator(pod: &Pod) -> Option<Recognition> {
     let kind = label(pod, KUBEFLOW_TYPE)?;
-    Some(by_label(pod, operator_role(kind), KUBEFLOW_TYPE, kind).numbered(KUBEFLOW_INDEX).of_job(KUBEFLOW_JOB).into())
+    Some(
+        by_label(pod, operator_role(kind), KUBEFLOW_TYPE, kind)
+            .numbered(KUBEFLOW_INDEX)
+            .of_job(KUBEFLOW_JOB)
+            .into(),
+    )
 }
 
 fn old_training_operator(pod: &Pod) -> Option<Recognition> {
@@ -285,7 +290,9 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
         let kind = task.get("type")?.as_str()?;
         let role = known_role(kind)?;
         let index = match task.get("index") {
-            Some(serde_json::Value::Number(index)) => index.as_u64().and_then(|index| u32::try_from(index).ok()),
+            Some(serde_json::Value::Number(index)) => {
+                index.as_u64().and_then(|index| u32::try_from(index).ok())
+            }
             Some(serde_json::Value::String(index)) => index.parse().ok(),
             _ => None,
         };
@@ -315,7 +322,10 @@ fn by_options(container: &Container, words: &[&str]) -> Option<Recognition> {
         role,
         index: index.parse().ok(),
         job: None,
-        evidence: format!("--job_name={name} with --task_index in the command of container {}", container.name),
+        evidence: format!(
+            "--job_name={name} with --task_index in the command of container {}",
+            container.name
+        ),
         training: true,
     })
 }
@@ -323,7 +333,9 @@ fn by_options(container: &Container, words: &[&str]) -> Option<Recognition> {
 fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
     let is_script = |word: &&str| *word == "run.sh" || word.ends_with("/run.sh");
     let at = words.iter().position(is_script)?;
-    let [ps_hosts, worker_hosts, kind, index, ps_count, worker_count, ..] = words.get(at + 1..)? else { return None };
+    let [ps_hosts, worker_hosts, kind, index, ps_count, worker_count, ..] = words.get(at + 1..)? else {
+        return None;
+    };
     let role = match *kind {
         "ps" => Role::Ps,
         "worker" => Role::Worker,
@@ -336,7 +348,10 @@ fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
         role,
         index: Some(index),
         job: None,
-        evidence: format!("run.sh with hosts, {kind} and {index} in the command of container {}", container.name),
+        evidence: format!(
+            "run.sh with hosts, {kind} and {index} in the command of container {}",
+            container.name
+        ),
         training: true,
     })
 }

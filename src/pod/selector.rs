@@ -35,7 +35,9 @@ pub enum SelectorError {
     #[error("the selector is empty: leave it out to select nothing, or write something like app=train")]
     Empty,
     /// A condition that is none of the known forms.
-    #[error("{condition:?} in selector {selector:?} is not a condition: write k=v, k!=v, k in (a,b), k notin (a,b), k or !k")]
+    #[error(
+        "{condition:?} in selector {selector:?} is not a condition: write k=v, k!=v, k in (a,b), k notin (a,b), k or !k"
+    )]
     Condition {
         /// The condition.
         condition: String,
@@ -43,7 +45,9 @@ pub enum SelectorError {
         selector: String,
     },
     /// A key that no label can have.
-    #[error("{key:?} in selector {selector:?} can't be a label's key: use letters, digits, '-', '_' and '.', at most 63, with an optional prefix/")]
+    #[error(
+        "{key:?} in selector {selector:?} can't be a label's key: use letters, digits, '-', '_' and '.', at most 63, with an optional prefix/"
+    )]
     Key {
         /// The key.
         key: String,
@@ -51,7 +55,9 @@ pub enum SelectorError {
         selector: String,
     },
     /// A value that no label can have.
-    #[error("{value:?} in selector {selector:?} can't be a label's value: use letters, digits, '-', '_' and '.', at most 63")]
+    #[error(
+        "{value:?} in selector {selector:?} can't be a label's value: use letters, digits, '-', '_' and '.', at most 63"
+    )]
     Value {
         /// The value.
         value: String,
@@ -102,12 +108,15 @@ impl From<Selector> for String {
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |values: &BTreeSet<String>| values.iter().map(String::as_str).collect::<Vec<_>>().join(",");
+        let list =
+            |values: &BTreeSet<String>| values.iter().map(String::as_str).collect::<Vec<_>>().join(",");
         for (index, condition) in self.conditions.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             match condition {
                 Condition::In(key, values) if values.len() == 1 => write!(f, "{comma}{key}={}", list(values)),
-                Condition::NotIn(key, values) if values.len() == 1 => write!(f, "{comma}{key}!={}", list(values)),
+                Condition::NotIn(key, values) if values.len() == 1 => {
+                    write!(f, "{comma}{key}!={}", list(values))
+                }
                 Condition::In(key, values) => write!(f, "{comma}{key} in ({})", list(values)),
                 Condition::NotIn(key, values) => write!(f, "{comma}{key} notin ({})", list(values)),
                 Condition::Exists(key) => write!(f, "{comma}{key}"),
@@ -158,7 +167,8 @@ fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
 
 fn key(text: &str, selector: &str) -> Result<String, SelectorError> {
     let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
-    let label = |text: &str| text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+    let label =
+        |text: &str| text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
     let prefixed = prefix.is_none_or(|prefix| (1..=253).contains(&prefix.len()) && label(prefix));
     if prefixed && !name.is_empty() && is_name(name) {
         Ok(text.to_owned())

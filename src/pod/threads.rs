@@ -44,7 +44,8 @@ use serde::{Deserialize, Serialize};
 
 use super::processes::{Processes, processes};
 use super::{
-    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, THREADS_ANNOTATION, recognise, training,
+    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, THREADS_ANNOTATION,
+    recognise, training,
 };
 use crate::cpu::{CpuSet, Topology};
 
@@ -283,7 +284,10 @@ fn decide(
     }
     let basis = basis.ok_or_else(|| "the container has no CPU limit, so nothing says how many".to_owned())?;
     if container.env_from {
-        return Err("envFrom may set any variable, and what it sets is not visible here: what is set there wins".into());
+        return Err(
+            "envFrom may set any variable, and what it sets is not visible here: what is set there wins"
+                .into(),
+        );
     }
     let (processes, shared_by) = match processes(pod, container) {
         Processes::Known { count, evidence } => (count.get(), evidence),
@@ -300,7 +304,8 @@ fn decide(
         BasisOrigin::Limit => format!("a CPU limit that gives {}", basis.cpus),
         BasisOrigin::Request => format!("a CPU request that gives {}", basis.cpus),
     };
-    let divided = shared_by.map_or_else(String::new, |by| format!(", shared by {processes} processes ({by})"));
+    let divided =
+        shared_by.map_or_else(String::new, |by| format!(", shared by {processes} processes ({by})"));
     Ok(ThreadEnvironment {
         profile,
         threads: Some(sizes.intra),
@@ -314,7 +319,8 @@ fn decide(
 /// The container's profile, and what chose it.
 fn profile(pod: &Pod, policy: &Policy, threads: &ThreadPolicy) -> Result<(Profile, String), String> {
     if let Some(word) = pod.annotations.get(THREADS_ANNOTATION) {
-        let profile = word.parse().map_err(|unknown| format!("annotation {THREADS_ANNOTATION}: {unknown}"))?;
+        let profile =
+            word.parse().map_err(|unknown| format!("annotation {THREADS_ANNOTATION}: {unknown}"))?;
         return Ok((profile, format!("annotation {THREADS_ANNOTATION}")));
     }
     let recognition = recognise(pod);
@@ -369,7 +375,11 @@ const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
 
 /// The variables to add, and those that the container has.
-fn variables(profile: Profile, sizes: &Sizes, container: &Container) -> (BTreeMap<String, String>, Vec<String>) {
+fn variables(
+    profile: Profile,
+    sizes: &Sizes,
+    container: &Container,
+) -> (BTreeMap<String, String>, Vec<String>) {
     // Each variable with others that set the same pool and that it would overrule.
     let mut table: Vec<(&str, usize, &[&str])> = vec![
         (INTRA, sizes.intra, &[]),
@@ -381,17 +391,18 @@ fn variables(profile: Profile, sizes: &Sizes, container: &Container) -> (BTreeMa
         ("NUMBA_NUM_THREADS", sizes.input, &[]),
     ];
     match profile {
-        Profile::Ps => table.extend([
-            (GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]),
-            (GRPC_THREADS, sizes.inter, &[]),
-        ]),
+        Profile::Ps => {
+            table
+                .extend([(GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]), (GRPC_THREADS, sizes.inter, &[])]);
+        }
         Profile::Openmp => table.push(("KMP_BLOCKTIME", 1, &[])),
         Profile::Limit | Profile::Embedding | Profile::Off => {}
     }
     let mut added = BTreeMap::new();
     let mut kept = Vec::new();
     for (name, size, others) in table {
-        let mut set = [name].into_iter().chain(others.iter().copied()).filter(|name| container.env.contains_key(*name));
+        let mut set =
+            [name].into_iter().chain(others.iter().copied()).filter(|name| container.env.contains_key(*name));
         match set.next() {
             Some(first) => kept.extend([first].into_iter().chain(set).map(str::to_owned)),
             None => {
@@ -425,3 +436,6 @@ fn expected(profile: Profile, sizes: &Sizes, container: &Container, processes: u
     };
     each.checked_mul(processes)
 }
+
+#[cfg(test)]
+mod tests;
