@@ -79,7 +79,7 @@ pub enum ManifestError {
         pod: String,
         /// What is wrong.
         #[source]
-        source: PodError,
+        source: Box<PodError>,
     },
 }
 
@@ -170,7 +170,7 @@ fn read<T: DeserializeOwned>(text: &str, form: Form) -> Result<Vec<T>, (usize, F
                 documents.push(document.map_err(|error| {
                     let failure = Failure {
                         line: error.location().map(|location| location.line()).filter(|&line| line > 0),
-                        message: error.without_snippet().to_string(),
+                        message: error.render_with_formatter(&serde_saphyr::UserMessageFormatter),
                         not_json: false,
                     };
                     (documents.len() + 1, failure)
@@ -277,7 +277,7 @@ impl Document {
                 document,
                 item: (!single).then_some(index),
                 pod: name_for_people(&pod.metadata),
-                source,
+                source: Box::new(source),
             })?);
         }
         Ok(())
@@ -288,3 +288,6 @@ fn name_for_people(metadata: &ObjectMeta) -> String {
     let name = metadata.name.as_ref().or(metadata.generate_name.as_ref());
     name.map_or_else(|| "a pod without a name".to_owned(), |name| format!("pod {name}"))
 }
+
+#[cfg(test)]
+mod tests;

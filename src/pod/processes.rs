@@ -74,3 +74,62 @@ fn names_hosts(container: &Container, words: &[&str]) -> bool {
     option(words, &options).is_some()
         || container.env.keys().any(|name| name.to_ascii_lowercase().contains("hostfile"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number for a command, `1 by default`, or what hides it.
+    fn count(command: &str, env: &[(&str, Option<&str>)]) -> String {
+        let value = |value: Option<&str>| {
+            value.map_or(EnvSource::Reference, |value| EnvSource::Value(value.to_owned()))
+        };
+        let container = Container {
+            args: vec!["sh".to_owned(), "-c".to_owned(), command.to_owned()],
+            env: env.iter().map(|&(name, text)| (name.to_owned(), value(text))).collect(),
+            ..Container::default()
+        };
+        match processes(&Pod::default(), &container) {
+            Processes::Known { count, evidence: Some(_) } => count.to_string(),
+            Processes::Known { count, evidence: None } => format!("{count} by default"),
+            Processes::Unknown { evidence } => evidence,
+        }
+    }
+
+    #[test]
+    fn commands() {
+        let cases = [
+            ("python train.py", "1 by default"),
+            ("torchrun --nproc_per_node=4 train.py", "4"),
+            ("torchrun --nproc-per-node 4 --nnodes 2 train.py", "4"),
+            ("python -m torch.distributed.run --nproc_per_node='8' x.py", "8"),
+            ("torchrun --nproc_per_node=auto train.py", "--nproc_per_node=auto"),
+            ("torchrun --nproc_per_node=0 train.py", "--nproc_per_node=0"),
+            ("torchrun --nproc_per_node=-2 train.py", "--nproc_per_node=-2"),
+            ("torchrun --nproc_per_node=$N train.py", "--nproc_per_node=$N"),
+            ("mpirun -np 6 --bind-to none python train.py", "6"),
+            ("/usr/bin/mpiexec -n 2 python train.py", "2"),
+            ("horovodrun -np 3 python train.py", "3"),
+            ("mpirun -np 16 -H a:4,b:4 python train.py", "1 by default"),
+            ("mpirun -np 16 --hostfile /etc/mpi/hostfile python train.py", "1 by default"),
+            ("sort -n 5 file", "1 by default"),
+        ];
+        for (command, expected) in cases {
+            assert_eq!(count(command, &[]), expected, "{command}");
+        }
+    }
+
+    #[test]
+    fn variables() {
+        assert_eq!(count("torchrun train.py", &[("PET_NPROC_PER_NODE", Some("2"))]), "2");
+        assert_eq!(count("torchrun --nproc_per_node=4 x", &[("PET_NPROC_PER_NODE", Some("2"))]), "4");
+        assert_eq!(
+            count("torchrun x", &[("PET_NPROC_PER_NODE", None)]),
+            "PET_NPROC_PER_NODE comes from elsewhere"
+        );
+        assert_eq!(
+            count("mpirun -np 8 x", &[("OMPI_MCA_orte_default_hostfile", Some("/etc/mpi/hostfile"))]),
+            "1 by default"
+        );
+    }
+}

@@ -97,8 +97,8 @@ pub fn recognise(pod: &Pod) -> Recognition {
         role: Role::Other,
         index: None,
         job: None,
-        evidence: "no label of a known training operator, no TF_CONFIG, no labels name, job and task, no --job_name \
-                   with --task_index and no run.sh with hosts on a command line"
+        evidence: "no operator's label, no TF_CONFIG, no labels name, job and task, no --job_name with --task_index, \
+                   no run.sh with hosts"
             .to_owned(),
         training: false,
     })

@@ -392,7 +392,8 @@ fn variables(
     ];
     match profile {
         Profile::Ps => {
-            table.extend([(GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]), (GRPC_THREADS, sizes.inter, &[])])
+            table
+                .extend([(GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]), (GRPC_THREADS, sizes.inter, &[])]);
         }
         Profile::Openmp => table.push(("KMP_BLOCKTIME", 1, &[])),
         Profile::Limit | Profile::Embedding | Profile::Off => {}
@@ -435,3 +436,6 @@ fn expected(profile: Profile, sizes: &Sizes, container: &Container, processes: u
     };
     each.checked_mul(processes)
 }
+
+#[cfg(test)]
+mod tests;

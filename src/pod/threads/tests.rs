@@ -1,0 +1,231 @@
+use super::*;
+use crate::cpu::Cpu;
+use crate::pod::Resources;
+
+fn pod(role: &str) -> Pod {
+    let key = "training.kubeflow.org/replica-type".to_owned();
+    Pod {
+        labels: BTreeMap::from([(key, role.to_owned())]),
+        containers: vec![container("main")],
+        ..Pod::default()
+    }
+}
+
+fn container(name: &str) -> Container {
+    Container { name: name.to_owned(), ..Container::default() }
+}
+
+fn set(container: &mut Container, name: &str, value: &str) {
+    container.env.insert(name.to_owned(), EnvSource::Value(value.to_owned()));
+}
+
+fn environment(pod: &Pod, basis: ThreadBasis) -> ThreadEnvironment {
+    thread_environment(pod, &pod.containers[0], &Policy::default(), &ThreadPolicy::default(), Some(basis))
+}
+
+fn written(environment: &ThreadEnvironment) -> String {
+    let short = |name: &str| {
+        let name = name.replace("TF_GRPC_WORKER_CACHE_", "GRPC_").replace("_NUM_THREADS", "");
+        name.replace("TF_NUM_", "").replace("_THREADS", "").to_lowercase()
+    };
+    let pairs: Vec<_> =
+        environment.variables.iter().map(|(name, value)| format!("{}={value}", short(name))).collect();
+    pairs.join(" ")
+}
+
+#[test]
+fn profiles() {
+    let basis = ThreadBasis::exclusive(8, 4, 2);
+    let cases = [
+        ("limit", "mkl=8 numba=8 numexpr=8 omp=8 openblas=8 interop=8 intraop=8", Some(8), Some(16)),
+        (
+            "openmp",
+            "kmp_blocktime=1 mkl=4 numba=8 numexpr=8 omp=4 openblas=4 interop=2 intraop=4",
+            Some(4),
+            Some(8),
+        ),
+        ("embedding", "mkl=1 numba=8 numexpr=8 omp=1 openblas=1 interop=8 intraop=1", Some(1), Some(9)),
+        (
+            "ps",
+            "mkl=4 numba=8 numexpr=8 omp=4 openblas=4 grpc_queues=8 grpc=8 interop=8 intraop=4",
+            Some(4),
+            Some(28),
+        ),
+        ("off", "", None, None),
+        ("Limit", "", None, None),
+    ];
+    for (profile, variables, threads, expected) in cases {
+        let mut pod = pod("worker");
+        pod.annotations.insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
+        let found = environment(&pod, basis);
+        assert_eq!(written(&found), variables, "{profile}");
+        assert_eq!((found.threads, found.expected_threads), (threads, expected), "{profile}");
+        assert_eq!(found.profile.to_string(), if threads.is_some() { profile } else { "off" });
+    }
+}
+
+#[test]
+fn roles_choose_profiles() {
+    let basis = ThreadBasis::exclusive(2, 2, 1);
+    let ps = environment(&pod("ps"), basis);
+    assert_eq!(ps.profile, Profile::Ps);
+    assert_eq!(ps.variables["TF_GRPC_WORKER_CACHE_QUEUES"], "4");
+    assert_eq!(ps.variables["TF_NUM_INTRAOP_THREADS"], "1");
+    assert_eq!(ps.reason, "profile ps, by role ps: 2 exclusive CPUs");
+    assert_eq!(environment(&pod("worker"), basis).profile, Profile::Limit);
+    assert_eq!(
+        environment(&pod("ps"), ThreadBasis::exclusive(64, 32, 2)).variables["TF_GRPC_WORKER_CACHE_QUEUES"],
+        "16"
+    );
+
+    let mut stranger = pod("worker");
+    stranger.labels.clear();
+    let none = environment(&stranger, basis);
+    assert!(none.variables.is_empty() && none.reason.starts_with("not a training pod"), "{}", none.reason);
+    stranger.annotations.insert(THREADS_ANNOTATION.to_owned(), "limit".to_owned());
+    assert_eq!(environment(&stranger, basis).variables.len(), 7);
+}
+
+#[test]
+fn who_gets_none() {
+    let basis = ThreadBasis::exclusive(2, 2, 1);
+    let reason = |change: fn(&mut Container)| {
+        let mut pod = pod("worker");
+        change(&mut pod.containers[0]);
+        let found = environment(&pod, basis);
+        assert!(found.variables.is_empty());
+        assert_eq!((found.profile, found.threads, found.expected_threads), (Profile::Off, None, None));
+        found.reason
+    };
+    assert_eq!(reason(|c| c.kind = ContainerKind::Init), "only the pod's app containers get thread counts");
+    assert_eq!(
+        reason(|c| c.kind = ContainerKind::Sidecar),
+        "only the pod's app containers get thread counts"
+    );
+    assert_eq!(reason(|c| c.name = "istio-proxy".to_owned()), "Istio's proxy sizes its own pools");
+    assert_eq!(reason(|c| c.name = "linkerd-proxy".to_owned()), "Linkerd's proxy sizes its own pools");
+    assert_eq!(
+        reason(|c| c.image = "example.com:5000/x/pause:3.9".to_owned()),
+        "the pod's sandbox sizes its own pools"
+    );
+    assert!(reason(|c| c.env_from = true).starts_with("envFrom may set any variable"));
+    assert!(
+        reason(|c| c.args = vec!["--nproc_per_node=auto".to_owned()]).contains("(--nproc_per_node=auto)")
+    );
+    let without = pod("worker");
+    let found = thread_environment(
+        &without,
+        &without.containers[0],
+        &Policy::default(),
+        &ThreadPolicy::default(),
+        None,
+    );
+    assert_eq!(found.reason, "the container has no CPU limit, so nothing says how many");
+}
+
+#[test]
+fn what_the_owner_set_wins() {
+    let basis = ThreadBasis::exclusive(4, 4, 1);
+    let with = |names: &[&str]| {
+        let mut pod = pod("worker");
+        names.iter().for_each(|name| set(&mut pod.containers[0], name, "3"));
+        environment(&pod, basis)
+    };
+    let found = with(&["TF_NUM_INTRAOP_THREADS"]);
+    assert_eq!(written(&found), "mkl=4 numba=4 numexpr=4 omp=4 openblas=4 interop=4");
+    assert_eq!(found.kept, ["TF_NUM_INTRAOP_THREADS"]);
+    assert_eq!(found.expected_threads, Some(7));
+    // What libraries prefer to OMP_NUM_THREADS would overrule it.
+    let found = with(&["OMP_NUM_THREADS"]);
+    assert_eq!(written(&found), "numba=4 interop=4 intraop=4");
+    assert_eq!(found.kept, ["OMP_NUM_THREADS"]);
+    let found = with(&["GOTO_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS", "UNRELATED"]);
+    assert_eq!(written(&found), "numba=4 omp=4 interop=4 intraop=4");
+    assert_eq!(found.kept, ["GOTO_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS"]);
+
+    let mut hidden = pod("worker");
+    hidden.containers[0].env.insert("TF_NUM_INTEROP_THREADS".to_owned(), EnvSource::Reference);
+    let found = environment(&hidden, basis);
+    assert_eq!(found.kept, ["TF_NUM_INTEROP_THREADS"]);
+    assert_eq!(found.expected_threads, None);
+}
+
+#[test]
+fn processes_share() {
+    let basis = ThreadBasis::exclusive(8, 4, 2);
+    let with = |change: fn(&mut Pod)| {
+        let mut pod = pod("worker");
+        change(&mut pod);
+        let found = environment(&pod, basis);
+        (found.threads, found.expected_threads)
+    };
+    assert_eq!(with(|_| ()), (Some(8), Some(16)));
+    let annotated = |text: &str| {
+        let mut pod = pod("worker");
+        pod.annotations.insert(PROCESSES_ANNOTATION.to_owned(), text.to_owned());
+        let found = environment(&pod, basis);
+        (found.threads, found.expected_threads)
+    };
+    assert_eq!(annotated("4"), (Some(2), Some(16)));
+    assert_eq!(annotated("3"), (Some(2), Some(12)));
+    assert_eq!(annotated("99"), (Some(1), Some(198)));
+    assert_eq!(annotated("0"), (None, None));
+    assert_eq!(with(|pod| set(&mut pod.containers[0], "PET_NPROC_PER_NODE", "2")), (Some(4), Some(16)));
+}
+
+#[test]
+fn quotas() {
+    let with = |limit: Option<u64>, request: Option<u64>, whole: Option<u64>, policy: &ThreadPolicy| {
+        let resources = Resources { cpu_limit: limit, cpu_request: request, ..Resources::default() };
+        let container = Container { resources, ..container("main") };
+        let resources = Resources { cpu_limit: whole, ..Resources::default() };
+        let pod = Pod { resources, ..Pod::default() };
+        ThreadBasis::of_quota(&pod, &container, policy).map(|basis| (basis.cpus, basis.origin))
+    };
+    let floor = ThreadPolicy::default();
+    let ceil =
+        ThreadPolicy { rounding: Rounding::Ceil, no_limit: NoLimit::Request, ..ThreadPolicy::default() };
+    assert_eq!(with(Some(2500), None, None, &floor), Some((2, BasisOrigin::Limit)));
+    assert_eq!(with(Some(2500), None, None, &ceil), Some((3, BasisOrigin::Limit)));
+    assert_eq!(with(Some(300), None, None, &floor), Some((1, BasisOrigin::Limit)));
+    assert_eq!(with(Some(2000), None, Some(8000), &ceil), Some((2, BasisOrigin::Limit)));
+    assert_eq!(with(None, Some(1000), Some(8000), &ceil), Some((8, BasisOrigin::Limit)));
+    assert_eq!(with(Some(0), None, None, &ceil), None);
+    assert_eq!(with(None, Some(1500), None, &floor), None);
+    assert_eq!(with(None, Some(1500), None, &ceil), Some((2, BasisOrigin::Request)));
+    let basis = ThreadBasis::exclusive(8, 4, 2).at_most(3);
+    assert_eq!((basis.cpus, basis.cores), (3, 3));
+    assert_eq!(ThreadBasis::exclusive(8, 4, 2).at_most(0).cpus, 1);
+}
+
+#[test]
+fn a_set_on_a_machine() {
+    // CPUs 0 to 7: two threads to a core, four CPUs to a NUMA node; of CPU 8 nothing is known.
+    let known = |id: u32| Cpu { id, core: Some(id / 2), socket: Some(0), numa: Some(id / 4), llc: None };
+    let unknown = Cpu { id: 8, core: None, socket: None, numa: None, llc: None };
+    let cpus: Vec<_> = (0..8).map(known).chain([unknown]).collect();
+    let topology = Topology { online: "0-8".parse().unwrap(), cpus, ..Topology::default() };
+    let counts = |set: &str| {
+        let basis = ThreadBasis::of_set(&set.parse().unwrap(), &topology);
+        (basis.cpus, basis.cores, basis.numa)
+    };
+    assert_eq!(counts("0-3"), (4, 2, 1));
+    assert_eq!(counts("0,2,4,6"), (4, 4, 2));
+    assert_eq!(counts("3-4"), (2, 2, 2));
+    assert_eq!(counts("0-1,8"), (3, 2, 1));
+    assert_eq!(counts("8"), (1, 1, 1));
+    assert_eq!(counts("20"), (1, 1, 1));
+}
+
+#[test]
+fn words_for_profiles() {
+    for profile in PROFILES {
+        assert_eq!(profile.to_string().parse(), Ok(profile));
+        assert_eq!(serde_json::to_value(profile).unwrap(), profile.to_string());
+    }
+    let error = "fast".parse::<Profile>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "\"fast\" is not a thread profile: write limit, openmp, embedding, ps or off"
+    );
+}
