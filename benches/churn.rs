@@ -10,9 +10,11 @@ mod machines;
 mod random;
 #[path = "../tests/placement/rival.rs"]
 mod rival;
+#[path = "support/spread.rs"]
+mod spread;
 
 use churn::{Chooser, Sizes, run};
-use random::spread;
+use spread::spread;
 
 const STEPS: usize = 1500;
 const SEED: u64 = 20_240_229;
@@ -29,7 +31,9 @@ fn main() {
         ("kubelet packed, by LLC", Chooser::KubeletPackedByLlc),
     ];
     for (what, sizes) in [("2, 4, … 32", Sizes::Even), ("2, 3, … 32", Sizes::Any)] {
-        println!("{STEPS} steps, sizes {what}, at most 80 % full, one core reserved; share worse than the best");
+        println!(
+            "{STEPS} steps, sizes {what}, at most 80 % full, one core reserved; share worse than the best"
+        );
         println!(
             "{:38}{:25}{:>6} {:>8} {:>10} {:>7} {:>7}  {:>9} {:>9} {:>9}",
             "machine", "chooser", "placed", "any", "strangers", "NUMA", "LLC", "median", "p99", "max"
@@ -37,9 +41,10 @@ fn main() {
         for (machine, topology) in &machines {
             for (name, chooser) in choosers {
                 let mut outcome = run(topology, chooser, sizes, STEPS, SEED);
-                let share = |count: usize| format!("{:.1} %", 100.0 * count as f64 / outcome.placements as f64);
-                let shares =
-                    [outcome.worse, outcome.worse_strangers, outcome.worse_numa, outcome.worse_llcs].map(share);
+                let share =
+                    |count: usize| format!("{:.1} %", 100.0 * count as f64 / outcome.placements as f64);
+                let shares = [outcome.worse, outcome.worse_strangers, outcome.worse_numa, outcome.worse_llcs]
+                    .map(share);
                 // The kubelet's times are those of our unhurried copy, so they are not shown.
                 let times = if chooser == Chooser::Pinfold {
                     spread(&mut outcome.times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6))
@@ -48,7 +53,14 @@ fn main() {
                 };
                 println!(
                     "{machine:38}{name:25}{:>6} {:>8} {:>10} {:>7} {:>7}  {:>9} {:>9} {:>9}",
-                    outcome.placements, shares[0], shares[1], shares[2], shares[3], times[0], times[1], times[2]
+                    outcome.placements,
+                    shares[0],
+                    shares[1],
+                    shares[2],
+                    shares[3],
+                    times[0],
+                    times[1],
+                    times[2]
                 );
             }
         }

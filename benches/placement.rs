@@ -7,12 +7,15 @@
 mod machines;
 #[path = "../tests/placement/random.rs"]
 mod random;
+#[path = "support/spread.rs"]
+mod spread;
 
 use std::time::{Duration, Instant};
 
 use machines::{cpu, even, machine};
 use pinfold::cpu::{CpuSet, Placer, Topology};
-use random::{Random, spread};
+use random::Random;
+use spread::spread;
 
 /// Free sets per row of the table.
 const DRAWS: usize = 400;
@@ -26,7 +29,8 @@ fn main() {
 fn large_machines() -> Vec<(&'static str, Topology)> {
     let mixed = (0..512).map(|id: i32| {
         // Cores of 8, 4, 2, 1 and 1 CPUs in every 16.
-        let core = id / 16 * 5 + [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4][usize::try_from(id % 16).unwrap()];
+        let core =
+            id / 16 * 5 + [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4][usize::try_from(id % 16).unwrap()];
         cpu(id.cast_unsigned(), core, id / 256, id / 64, id / 16)
     });
     let crossing = (0..512).map(|id: i32| cpu(id.cast_unsigned(), id / 2, id / 96, id / 64, id / 40));
@@ -47,8 +51,14 @@ fn large_machines() -> Vec<(&'static str, Topology)> {
 }
 
 /// How a machine can look when a decision is due.
-const STATES: [&str; 6] =
-    ["fresh", "whole cores at random", "CPUs at random", "halves of cores", "each LLC differs", "after churn"];
+const STATES: [&str; 6] = [
+    "fresh",
+    "whole cores at random",
+    "CPUs at random",
+    "halves of cores",
+    "each LLC differs",
+    "after churn",
+];
 
 fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Random) -> CpuSet {
     let share = 20 + random.below(70);
@@ -66,7 +76,9 @@ fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Rand
                 let spoiled = *whole.entry(cpu.core).or_insert_with(|| random.below(10) < 8);
                 !(first && spoiled)
             }
-            "each LLC differs" => random.below(100) < *per_llc.entry(cpu.llc).or_insert_with(|| random.below(101)),
+            "each LLC differs" => {
+                random.below(100) < *per_llc.entry(cpu.llc).or_insert_with(|| random.below(101))
+            }
             _ => true,
         };
         if keep {

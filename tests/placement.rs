@@ -4,6 +4,8 @@
 mod brute;
 #[path = "placement/churn.rs"]
 mod churn;
+#[path = "placement/command.rs"]
+mod command;
 #[path = "placement/kubelet.rs"]
 mod kubelet;
 #[path = "placement/machines.rs"]
@@ -22,7 +24,12 @@ use proptest::prelude::*;
 /// Machines of 8 CPUs, one of each shape that a search could get wrong.
 fn small_machines() -> Vec<(&'static str, Topology)> {
     let list = |cpus: [(i32, i32, i32, i32); 8]| {
-        machine(cpus.iter().zip(0..).map(|(&(core, socket, numa, llc), id)| cpu(id, core, socket, numa, llc)).collect())
+        machine(
+            cpus.iter()
+                .zip(0..)
+                .map(|(&(core, socket, numa, llc), id)| cpu(id, core, socket, numa, llc))
+                .collect(),
+        )
     };
     vec![
         ("one thread per core, two NUMA nodes", even(8, 1, 4, 4, 2)),
@@ -36,43 +43,79 @@ fn small_machines() -> Vec<(&'static str, Topology)> {
         (
             "two big cores and four small",
             list([
-                (0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0),
-                (2, 0, 0, 1), (3, 0, 0, 1), (4, 0, 0, 1), (5, 0, 0, 1),
+                (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 0, 1),
+                (3, 0, 0, 1),
+                (4, 0, 0, 1),
+                (5, 0, 0, 1),
             ]),
         ),
         (
             "three threads, two, two and one",
             list([
-                (0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 1, 1), (3, 0, 1, 1),
-                (0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 1, 1), (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 1, 1),
+                (3, 0, 1, 1),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 1, 1),
+                (0, 0, 0, 0),
             ]),
         ),
         (
             "LLCs, NUMA nodes and sockets that cross",
             list([
-                (0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 1, 1),
-                (4, 0, 1, 1), (5, 1, 1, 1), (6, 1, 2, 1), (7, 1, 2, 2),
+                (0, 0, 0, 0),
+                (1, 0, 0, 0),
+                (2, 0, 0, 0),
+                (3, 0, 1, 1),
+                (4, 0, 1, 1),
+                (5, 1, 1, 1),
+                (6, 1, 2, 1),
+                (7, 1, 2, 2),
             ]),
         ),
         (
             "a grid of NUMA nodes and LLCs",
             list([
-                (0, 0, 0, 0), (1, 0, 0, 1), (2, 0, 0, 2), (3, 0, 0, 3),
-                (4, 1, 1, 0), (5, 1, 1, 1), (6, 1, 1, 2), (7, 1, 1, 3),
+                (0, 0, 0, 0),
+                (1, 0, 0, 1),
+                (2, 0, 0, 2),
+                (3, 0, 0, 3),
+                (4, 1, 1, 0),
+                (5, 1, 1, 1),
+                (6, 1, 1, 2),
+                (7, 1, 1, 3),
             ]),
         ),
         (
             "cores in pieces",
             list([
-                (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0),
-                (1, 1, 1, 1), (2, 1, 1, 1), (2, 1, 0, 1), (3, 1, 0, 1),
+                (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (0, 0, 1, 0),
+                (1, 0, 1, 0),
+                (1, 1, 1, 1),
+                (2, 1, 1, 1),
+                (2, 1, 0, 1),
+                (3, 1, 0, 1),
             ]),
         ),
         (
             "some groups unknown",
             list([
-                (0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, -1), (1, 0, 0, -1),
-                (2, -1, 1, -1), (2, -1, 1, -1), (-1, 1, -1, 1), (-1, 1, -1, 1),
+                (0, 0, 0, 0),
+                (0, 0, 0, 0),
+                (1, 0, 0, -1),
+                (1, 0, 0, -1),
+                (2, -1, 1, -1),
+                (2, -1, 1, -1),
+                (-1, 1, -1, 1),
+                (-1, 1, -1, 1),
             ]),
         ),
     ]
@@ -83,7 +126,12 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet) {
     assert!(placer.is_exact(), "{name}: {topology:?}");
     for (n, (cost, cpus)) in brute::best(topology, free).into_iter().enumerate() {
         let ours = placer.place(free, n).unwrap();
-        assert_eq!((&ours.cpus, ours.cost), (&cpus, cost), "{name}: {n} out of {free} of {:?}", topology.cpus);
+        assert_eq!(
+            (&ours.cpus, ours.cost),
+            (&cpus, cost),
+            "{name}: {n} out of {free} of {:?}",
+            topology.cpus
+        );
     }
 }
 
@@ -116,8 +164,10 @@ fn orderly() -> impl Strategy<Value = Topology> {
     let cores = proptest::collection::vec(1_usize..=4, 1..=8);
     (cores, 1_i32..5, 1_i32..5, 1_i32..5, Just((0..12).collect::<Vec<u32>>()).prop_shuffle()).prop_map(
         |(cores, per_socket, per_numa, per_llc, ids)| {
-            let threads = cores.iter().zip(0..).flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
-            let place = |(core, &id): (i32, &u32)| cpu(id, core, core / per_socket, core / per_numa, core / per_llc);
+            let threads =
+                cores.iter().zip(0..).flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
+            let place =
+                |(core, &id): (i32, &u32)| cpu(id, core, core / per_socket, core / per_numa, core / per_llc);
             machine(threads.zip(&ids).map(place).collect())
         },
     )
@@ -165,7 +215,10 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
         }
         let served = case.serve(&topology, |request| placer.place(&request.free, request.n).unwrap().cpus);
         let (request, ours) = served.last().unwrap();
-        assert!(case.expected.is_some() || case.expected_uncore_ids.is_some(), "{name}: nothing to compare with");
+        assert!(
+            case.expected.is_some() || case.expected_uncore_ids.is_some(),
+            "{name}: nothing to compare with"
+        );
         if let Some(expected) = &case.expected {
             let theirs: CpuSet = expected.iter().copied().collect();
             if theirs.is_empty() {
@@ -174,7 +227,10 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
                 continue;
             }
             let (our_cost, their_cost) = (placer.cost(ours), placer.cost(&theirs));
-            assert!(our_cost <= their_cost, "{name}: {ours} costs {our_cost:?}, {theirs} costs {their_cost:?}");
+            assert!(
+                our_cost <= their_cost,
+                "{name}: {ours} costs {our_cost:?}, {theirs} costs {their_cost:?}"
+            );
             if our_cost == their_cost {
                 equal += 1;
             } else {
@@ -242,6 +298,8 @@ fn no_placement_under_churn_is_worse_than_the_best() {
 /// The comparison can tell: another algorithm does worse under the same requests.
 #[test]
 fn the_kubelet_is_worse_under_churn() {
-    let outcome = churn::run(&machines::epyc_nps1(), Chooser::KubeletPacked, Sizes::Even, 200, 7);
-    assert!(outcome.worse_llcs > 0, "{outcome:?}");
+    for chooser in [Chooser::KubeletPacked, Chooser::KubeletPackedByLlc] {
+        let outcome = churn::run(&machines::epyc_nps4(), chooser, Sizes::Any, 200, 7);
+        assert!(outcome.worse > 0 && outcome.worse_numa > 0, "{chooser:?}: {outcome:?}");
+    }
 }

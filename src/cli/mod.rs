@@ -1,6 +1,7 @@
 //! Arguments, subcommands, and what a person sees.
 
 mod output;
+mod place;
 mod topology;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Place(place::PlaceArgs),
     Topology(topology::TopologyArgs),
 }
 
@@ -28,6 +30,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let done: anyhow::Result<ExitCode> = match cli.command {
+        Command::Place(args) => place::run(&args),
         Command::Topology(args) => topology::run(&args),
     };
     match done {

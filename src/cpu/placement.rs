@@ -107,7 +107,8 @@ impl Placer {
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
-        let (mut numa, mut socket, mut llc) = (Numbering::default(), Numbering::default(), Numbering::default());
+        let (mut numa, mut socket, mut llc) =
+            (Numbering::default(), Numbering::default(), Numbering::default());
         let mut cores = Numbering::default();
         let mut core_sizes = vec![0; cpus.len()];
         let mut membership = Vec::with_capacity(cpus.len());

@@ -57,7 +57,9 @@ impl Machine {
         let cpu = |index: usize| topology.cpus[index];
         Self {
             ids: topology.cpus.iter().map(|cpu| cpu.id).collect(),
-            cores: masks(&|i| if cpu(i).core.is_some() { (cpu(i).core, None) } else { (None, Some(cpu(i).id)) }),
+            cores: masks(&|i| {
+                if cpu(i).core.is_some() { (cpu(i).core, None) } else { (None, Some(cpu(i).id)) }
+            }),
             numa: masks(&|i| (cpu(i).numa, None)),
             sockets: masks(&|i| (cpu(i).socket, None)),
             llcs: masks(&|i| (cpu(i).llc, None)),

@@ -47,7 +47,8 @@ pub(crate) fn run(topology: &Topology, chooser: Chooser, sizes: Sizes, steps: us
     let optimum = Optimum::new(topology);
     let mut random = Random(seed);
     let first_core = topology.cpus[0].core;
-    let usable: CpuSet = topology.cpus.iter().filter(|cpu| cpu.core != first_core).map(|cpu| cpu.id).collect();
+    let usable: CpuSet =
+        topology.cpus.iter().filter(|cpu| cpu.core != first_core).map(|cpu| cpu.id).collect();
     let mut free = usable.clone();
     let mut held: Vec<CpuSet> = Vec::new();
     let mut outcome = Outcome::default();
@@ -64,7 +65,10 @@ pub(crate) fn run(topology: &Topology, chooser: Chooser, sizes: Sizes, steps: us
                 Chooser::KubeletPackedByLlc => rival::packed(topology, &free, size, true).unwrap(),
             };
             outcome.times.push(start.elapsed());
-            assert!(cpus.len() == size && cpus.is_subset(&free), "{chooser:?} took {cpus} for {size} of {free}");
+            assert!(
+                cpus.len() == size && cpus.is_subset(&free),
+                "{chooser:?} took {cpus} for {size} of {free}"
+            );
             let best = optimum.of(&free, size);
             let cost = placer.cost(&cpus);
             outcome.placements += 1;
@@ -107,7 +111,8 @@ impl Optimum {
             let inside = numbers.iter().filter(|(_, cell)| set & (1 << **cell) != 0);
             inside.map(|(groups, _)| groups[kind]).collect::<BTreeSet<_>>().len()
         };
-        let mut sets: Vec<_> = (0..1 << count).map(|set| ([0, 1, 2].map(|kind| spanned(set, kind)), set)).collect();
+        let mut sets: Vec<_> =
+            (0..1 << count).map(|set| ([0, 1, 2].map(|kind| spanned(set, kind)), set)).collect();
         sets.sort_unstable();
         Self { cells, count, sets }
     }

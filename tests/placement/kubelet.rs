@@ -115,7 +115,8 @@ impl Case {
             let mut allowed = if from_init.len() >= n { from_init.clone() } else { free.union(&from_init) };
             let mut first = CpuSet::new();
             if let Some(hint) = hint {
-                let hinted = topology.cpus.iter().filter(|cpu| cpu.numa.is_some_and(|numa| hint.contains(&numa)));
+                let hinted =
+                    topology.cpus.iter().filter(|cpu| cpu.numa.is_some_and(|numa| hint.contains(&numa)));
                 let by_socket = self.option("align-by-socket");
                 let near = |other: &pinfold::cpu::Cpu| {
                     hinted.clone().any(|cpu| cpu.id == other.id || by_socket && cpu.socket == other.socket)

@@ -71,8 +71,10 @@ impl Taking<'_> {
             let Some((&level, deeper)) = path.split_first() else { return };
             let inside = taking.topology.cpus.iter().filter(|cpu| within.contains(cpu.id));
             let ids: BTreeSet<u32> = inside.map(level).collect();
-            let mut ids: Vec<(usize, u32)> =
-                ids.into_iter().map(|id| (taking.free_in(level, id).intersection(within).len(), id)).collect();
+            let mut ids: Vec<(usize, u32)> = ids
+                .into_iter()
+                .map(|id| (taking.free_in(level, id).intersection(within).len(), id))
+                .collect();
             ids.sort_unstable();
             for (_, id) in ids {
                 if deeper.is_empty() {

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::plan::{Cell, Kind, Plan, Rules, Shape};
 use super::price::{
-    FREE_CORE, FREE_LLC, FREE_NUMA, LEFT_IN_LLC, LEFT_IN_NUMA, LLC, NEVER, NUMA, Price, SOCKET, STRANGER, times,
+    FREE_CORE, FREE_LLC, FREE_NUMA, LEFT_IN_LLC, LEFT_IN_NUMA, LLC, NEVER, NUMA, Price, SOCKET, STRANGER,
+    times,
 };
 use crate::cpu::CpuSet;
 
@@ -111,7 +112,8 @@ impl<'a> Search<'a> {
     pub(super) fn run(self) -> CpuSet {
         let Some(root) = self.parts.last().map(|part| part.node) else { return CpuSet::new() };
         // The whole machine has one list with one entry: nothing is open there, and only `wanted` is of use.
-        let Some(entry) = self.nodes[root].lists.clone().next().map(|list| self.lists[list].entries.start) else {
+        let Some(entry) = self.nodes[root].lists.clone().next().map(|list| self.lists[list].entries.start)
+        else {
             return CpuSet::new();
         };
         self.recover(root, entry)
@@ -210,10 +212,9 @@ impl<'a> Search<'a> {
         let free = threads.len();
         let (low, high) = (self.least(free), free.min(self.wanted));
         let first = self.lists.len();
-        for (counts, pattern) in [
-            (low..(high + 1).min(cpus.len()), touched | missing),
-            (low.max(cpus.len())..high + 1, touched),
-        ] {
+        for (counts, pattern) in
+            [(low..(high + 1).min(cpus.len()), touched | missing), (low.max(cpus.len())..high + 1, touched)]
+        {
             let start = self.counts.len();
             for count in counts {
                 self.enter(count, own, pattern, outer);
@@ -310,9 +311,11 @@ impl<'a> Search<'a> {
                 if self.nodes[a].cheapest + self.nodes[b].cheapest + pair.charge + outer > self.bound {
                     return;
                 }
-                let (list_a, list_b) = (self.lists[list_a].entries.clone(), self.lists[list_b].entries.clone());
+                let (list_a, list_b) =
+                    (self.lists[list_a].entries.clone(), self.lists[list_b].entries.clone());
                 // The longer list goes inside: its loop is the tight one.
-                let (few, many) = if list_a.len() < list_b.len() { (list_a, list_b) } else { (list_b, list_a) };
+                let (few, many) =
+                    if list_a.len() < list_b.len() { (list_a, list_b) } else { (list_b, list_a) };
                 let (counts, costs) = (&self.counts[many.clone()], &self.costs[many]);
                 for entry in few {
                     let (count, cost) = (self.counts[entry], self.costs[entry] + pair.charge);
@@ -417,7 +420,8 @@ fn fewest_strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> usize {
     let mut of_whole = vec![Some(0)];
     for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
         let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];
-        for (before, strangers) in of_whole.iter().enumerate().filter_map(|(count, s)| s.map(|s| (count, s))) {
+        for (before, strangers) in of_whole.iter().enumerate().filter_map(|(count, s)| s.map(|s| (count, s)))
+        {
             for (slot, count) in next[before..].iter_mut().zip(0..=cores * size) {
                 let strangers = strangers + usize::from(count % size > 0);
                 *slot = Some(slot.map_or(strangers, |least: usize| least.min(strangers)));
