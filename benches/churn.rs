@@ -10,9 +10,11 @@ mod machines;
 mod random;
 #[path = "../tests/placement/rival.rs"]
 mod rival;
+#[path = "support/spread.rs"]
+mod spread;
 
 use churn::{Chooser, Sizes, run};
-use random::spread;
+use spread::spread;
 
 const STEPS: usize = 1500;
 const SEED: u64 = 20_240_229;

@@ -7,12 +7,15 @@
 mod machines;
 #[path = "../tests/placement/random.rs"]
 mod random;
+#[path = "support/spread.rs"]
+mod spread;
 
 use std::time::{Duration, Instant};
 
 use machines::{cpu, even, machine};
 use pinfold::cpu::{CpuSet, Placer, Topology};
-use random::{Random, spread};
+use random::Random;
+use spread::spread;
 
 /// Free sets per row of the table.
 const DRAWS: usize = 400;

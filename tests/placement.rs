@@ -4,6 +4,8 @@
 mod brute;
 #[path = "placement/churn.rs"]
 mod churn;
+#[path = "placement/command.rs"]
+mod command;
 #[path = "placement/kubelet.rs"]
 mod kubelet;
 #[path = "placement/machines.rs"]
@@ -296,6 +298,8 @@ fn no_placement_under_churn_is_worse_than_the_best() {
 /// The comparison can tell: another algorithm does worse under the same requests.
 #[test]
 fn the_kubelet_is_worse_under_churn() {
-    let outcome = churn::run(&machines::epyc_nps1(), Chooser::KubeletPacked, Sizes::Even, 200, 7);
-    assert!(outcome.worse_llcs > 0, "{outcome:?}");
+    for chooser in [Chooser::KubeletPacked, Chooser::KubeletPackedByLlc] {
+        let outcome = churn::run(&machines::epyc_nps4(), chooser, Sizes::Any, 200, 7);
+        assert!(outcome.worse > 0 && outcome.worse_numa > 0, "{chooser:?}: {outcome:?}");
+    }
 }

@@ -5,7 +5,7 @@ use pinfold::cpu::{Cpu, CpuSet, Topology};
 /// One CPU; group ids below 0 are unknown.
 pub(crate) fn cpu(id: u32, core: i32, socket: i32, numa: i32, llc: i32) -> Cpu {
     let known = |id| u32::try_from(id).ok();
-    Cpu { id, core: known(core), socket: known(socket), numa: known(numa), llc: known(llc) }
+    Cpu { id, core: known(core), socket: known(socket), numa: known(numa), llc: known(llc), ..Cpu::default() }
 }
 
 /// The machine with these CPUs, all online.

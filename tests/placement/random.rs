@@ -1,6 +1,4 @@
-//! Numbers that are the same on every run, and what to say of many times.
-
-use std::time::Duration;
+//! Numbers that look random and are the same on every run.
 
 /// SplitMix64: small, and the same everywhere.
 pub(crate) struct Random(pub(crate) u64);
@@ -14,11 +12,4 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         usize::try_from((z ^ (z >> 31)) % end as u64).unwrap()
     }
-}
-
-/// The median, the 99th percentile and the longest.
-pub(crate) fn spread(times: &mut [Duration]) -> [Duration; 3] {
-    times.sort_unstable();
-    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-    [at(50), at(99), at(100)]
 }

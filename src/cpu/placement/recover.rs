@@ -71,12 +71,20 @@ impl Search<'_> {
                             }
                         }
                         (Some(list_a), Some(list_b)) => {
-                            let mut others = self.lists[list_b].entries.clone().rev().peekable();
-                            for one in self.lists[list_a].entries.clone() {
-                                let taken = self.counts[one];
-                                while others.next_if(|&other| taken + self.counts[other] > count).is_some() {}
-                                if let Some(&other) = others.peek()
-                                    && taken + self.counts[other] == count
+                            let (list_a, list_b) = (&self.lists[list_a].entries, &self.lists[list_b].entries);
+                            let (ones, others) = (&self.counts[list_a.clone()], &self.counts[list_b.clone()]);
+                            let most = others.last().copied().unwrap_or_default();
+                            let from = ones.partition_point(|&taken| taken + most < count);
+                            let to = ones.partition_point(|&taken| taken < count);
+                            // As one part gives more, the other gives less: `end` only moves down.
+                            let mut end = others.len();
+                            for (one, &taken) in (list_a.start + from..).zip(&ones[from..to]) {
+                                while end > 0 && taken + others[end - 1] > count {
+                                    end -= 1;
+                                }
+                                let Some(last) = end.checked_sub(1) else { break };
+                                let other = list_b.start + last;
+                                if taken + others[last] == count
                                     && self.costs[one] + self.costs[other] == price
                                 {
                                     let split = (self.best(sets, a, one), self.best(sets, b, other));
