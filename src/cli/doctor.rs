@@ -79,7 +79,7 @@ fn examine(config: &Config) -> Vec<Finding> {
     match topology::read(&config.root) {
         Ok(topology) => findings.extend(machine(&topology)),
         Err(error) => {
-            findings.push(bad("CPUs", error.to_string(), "name the folder that holds sys/ with --root"))
+            findings.push(bad("CPUs", error.to_string(), "name the folder that holds sys/ with --root"));
         }
     }
     match Cgroups::detect(&config.cgroup_root) {

@@ -37,7 +37,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 /// A plain table with these headings.
 pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     // Text that is piped has no width to fit into.
     let width = if console::Term::stdout().is_term() { console::Term::stdout().size().1 } else { 160 };
     table.set_width(width);

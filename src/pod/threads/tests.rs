@@ -201,8 +201,9 @@ fn quotas() {
 #[test]
 fn a_set_on_a_machine() {
     // CPUs 0 to 7: two threads to a core, four CPUs to a NUMA node; of CPU 8 nothing is known.
-    let known = |id: u32| Cpu { id, core: Some(id / 2), socket: Some(0), numa: Some(id / 4), llc: None };
-    let unknown = Cpu { id: 8, core: None, socket: None, numa: None, llc: None };
+    let known =
+        |id: u32| Cpu { id, core: Some(id / 2), socket: Some(0), numa: Some(id / 4), llc: None, kind: None };
+    let unknown = Cpu { id: 8, core: None, socket: None, numa: None, llc: None, kind: None };
     let cpus: Vec<_> = (0..8).map(known).chain([unknown]).collect();
     let topology = Topology { online: "0-8".parse().unwrap(), cpus, ..Topology::default() };
     let counts = |set: &str| {
