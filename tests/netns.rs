@@ -1,5 +1,7 @@
 //! Network namespaces on the real kernel. Needs root; without it the tests fail and say so.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail the test")]
+
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

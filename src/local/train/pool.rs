@@ -151,10 +151,10 @@ impl Shared {
             let task = self.task.read().unwrap_or_else(PoisonError::into_inner);
             task.as_ref().map(|task| task.caller.clone())
         };
-        if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if let Some(caller) = caller {
-                caller.unpark();
-            }
+        if self.pending.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(caller) = caller
+        {
+            caller.unpark();
         }
     }
 }
