@@ -33,7 +33,7 @@ fn routes() -> String {
 }
 
 fn inode(netns: &Netns) -> u64 {
-    u64::try_from(nix::sys::stat::fstat(netns.as_fd()).unwrap().st_ino).unwrap()
+    nix::sys::stat::fstat(netns.as_fd()).unwrap().st_ino
 }
 
 /// Whether any thread or any open file on this machine holds the namespace.
