@@ -38,7 +38,7 @@ enum Process {
     /// A worker.
     Worker {
         /// Examples of a step.
-        #[arg(long, default_value_t = 128, value_parser = value_parser!(u32).range(1..=65_536))]
+        #[arg(long, default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
         batch: u32,
         /// Stop after this many steps.
         #[arg(long)]
@@ -76,7 +76,7 @@ struct Job {
     #[arg(long, default_value_t = Geometry::default().dim, value_parser = value_parser!(u32).range(1..=256))]
     dim: u32,
     /// Units of the two hidden layers.
-    #[arg(long, num_args = 2, value_delimiter = ',', value_names = ["FIRST", "SECOND"],
+    #[arg(long, value_delimiter = ',', value_name = "FIRST,SECOND",
           default_values_t = Geometry::default().hidden, value_parser = value_parser!(u32).range(1..=4096))]
     hidden: Vec<u32>,
     /// Where the data and the starting parameters come from.
@@ -133,7 +133,7 @@ impl Train {
 
 impl Job {
     fn geometry(&self) -> anyhow::Result<Geometry> {
-        let hidden = self.hidden.as_slice().try_into().context("--hidden wants two numbers")?;
+        let hidden = self.hidden.as_slice().try_into().context("--hidden wants two numbers, like 128,64")?;
         let Self { features, vocabulary, dim, seed, .. } = *self;
         let parameters = u64::from(features) * u64::from(vocabulary) * u64::from(dim);
         if parameters > MAX_PARAMETERS {

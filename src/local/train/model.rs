@@ -71,7 +71,7 @@ impl Model {
 
     /// Loss and gradients of a batch. `rows` holds `dim` numbers for each row of the batch, `dense` all dense tensors
     /// one after the other.
-    pub fn step(&self, batch: &Batch, rows: Vec<f32>, dense: &[f32]) -> Gradients {
+    pub fn step(&self, batch: &Batch, rows: &[f32], dense: &[f32]) -> Gradients {
         let (count, inputs) = (batch.labels.len(), self.geometry.inputs());
         let [first, second] = self.geometry.hidden.map(|units| units as usize);
         let mut rest = dense;
@@ -107,7 +107,7 @@ impl Model {
     }
 
     /// The examples' embeddings side by side: one row of inputs for each example.
-    fn gather(&self, batch: &Batch, rows: Vec<f32>) -> Arc<Vec<f32>> {
+    fn gather(&self, batch: &Batch, rows: &[f32]) -> Arc<Vec<f32>> {
         let (dim, inputs) = (self.geometry.dim as usize, self.geometry.inputs());
         let mut x = Vec::with_capacity(batch.labels.len() * inputs);
         for &place in &batch.places {
@@ -288,8 +288,8 @@ mod tests {
         // Away from the kinks of ReLU and from vanishing embeddings, where differences say nothing.
         rows.iter_mut().for_each(|value| *value *= 10.0);
         dense.iter_mut().zip(1_u8..).for_each(|(value, n)| *value += f32::from(n % 5) * 0.05);
-        let gradients = model.step(&batch, rows.clone(), &dense);
-        let loss = |rows: &[f32], dense: &[f32]| model.step(&batch, rows.to_vec(), dense).loss;
+        let gradients = model.step(&batch, &rows, &dense);
+        let loss = |rows: &[f32], dense: &[f32]| model.step(&batch, rows, dense).loss;
         let step = 1e-2_f32;
         let check = |what: &str, index: usize, up: f32, down: f32, gradient: f32| {
             let slope = (up - down) / (2.0 * step);
@@ -323,8 +323,7 @@ mod tests {
     fn the_number_of_threads_changes_nothing() {
         let geometry = Geometry::default();
         let (batch, rows, dense) = start(geometry, 50);
-        let step =
-            |threads| Model::new(geometry, Pool::new(threads).unwrap()).step(&batch, rows.clone(), &dense);
+        let step = |threads| Model::new(geometry, Pool::new(threads).unwrap()).step(&batch, &rows, &dense);
         let alone = step(1);
         assert!(alone.loss > 0.1);
         for threads in [2, 3, 7] {

@@ -48,7 +48,6 @@ fn burst(memory: &mut [u64], mut at: usize) -> usize {
     for _ in 0..BURST {
         let word = &mut memory[at];
         *word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        #[expect(clippy::cast_possible_truncation, reason = "any place will do")]
         let next = (*word >> 32) as usize;
         at = next % WORDS;
     }

@@ -163,7 +163,7 @@ impl Servers<'_> {
         let layout = Layout { geometry: &self.options.geometry, batch, shards };
         let (rows, dense) = layout.join(&values)?;
 
-        let gradients = model.step(batch, rows, &dense);
+        let gradients = model.step(batch, &rows, &dense);
 
         let parts = layout.split(&gradients.rows, &gradients.dense);
         for (shard, (rows, (row_gradients, dense_gradients))) in owned.into_iter().zip(parts).enumerate() {
