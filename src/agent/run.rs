@@ -18,7 +18,7 @@ use super::folder::Folder;
 use super::http::{self, State};
 use super::owner::{Admission, Event, Node, Owner};
 use crate::host::watch::Watch;
-use crate::metrics::{AgentMetrics, Sources};
+use crate::metrics::{self, AgentMetrics, Sources};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -30,6 +30,7 @@ pub struct Agent {
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     stop: CancellationToken,
     tasks: JoinSet<anyhow::Result<()>>,
+    state: Arc<State>,
 }
 
 // === impl Agent ===
@@ -67,8 +68,9 @@ impl Agent {
         let sources = Sources::new(node.cgroups.clone(), node.proc.clone());
         let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone() });
         let ended = stop.clone();
+        let served = Arc::clone(&state);
         tasks.spawn(async move {
-            http::serve(listener, state, ended).await;
+            http::serve(listener, served, ended).await;
             Ok(())
         });
         let owner = Owner::new(node, metrics, published);
@@ -77,7 +79,7 @@ impl Agent {
             owner.run(inbox, ended).await;
             Ok(())
         });
-        Ok(Self { address, events, snapshot, stop, tasks })
+        Ok(Self { address, events, snapshot, stop, tasks, state })
     }
 
     /// Where it serves HTTP.
@@ -90,14 +92,13 @@ impl Agent {
         self.snapshot.borrow().clone()
     }
 
-    /// Waits for a state that fulfils a condition.
-    pub async fn wait_for(&self, mut condition: impl FnMut(&Snapshot) -> bool) -> anyhow::Result<()> {
-        let mut snapshot = self.snapshot.clone();
-        snapshot
-            .wait_for(|snapshot| snapshot.as_ref().is_some_and(|snapshot| condition(snapshot)))
-            .await
-            .map(|_| ())
-            .context("the agent ended")
+    /// What `/metrics` serves.
+    ///
+    /// # Errors
+    /// Nothing to serve before the first reconcile.
+    pub fn scrape(&self) -> anyhow::Result<String> {
+        let snapshot = self.snapshot().context("the first reconcile is still to come")?;
+        Ok(metrics::render(&snapshot, &self.state.sources, &self.state.metrics)?)
     }
 
     /// Asks, as a container runtime does before it creates a container, what that container gets.
@@ -108,13 +109,17 @@ impl Agent {
         answer.await.context("the agent has no answer")
     }
 
-    /// Waits until a task ends, which none should do by itself.
+    /// Waits until a task ends, which none should do by itself, and says which way.
     pub async fn ended(&mut self) -> anyhow::Result<()> {
-        match self.tasks.join_next().await {
-            Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
-            Some(Ok(Err(error))) => Err(error),
-            Some(Err(error)) => Err(error).context("a task of the agent broke"),
-            None => anyhow::bail!("the agent has no tasks"),
+        let joined = self.tasks.join_next().await;
+        verdict(joined)
+    }
+
+    /// An error if a task has ended by itself.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        match self.tasks.try_join_next() {
+            None => Ok(()),
+            joined => verdict(joined),
         }
     }
 
@@ -132,6 +137,15 @@ impl Agent {
             }
         }
         self.tasks.shutdown().await;
+    }
+}
+
+fn verdict(joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -> anyhow::Result<()> {
+    match joined {
+        Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
+        Some(Ok(Err(error))) => Err(error),
+        Some(Err(error)) => Err(error).context("a task of the agent broke"),
+        None => anyhow::bail!("the agent has no tasks"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod completions;
 mod config;
+mod demo;
 mod doctor;
 mod output;
 mod place;
@@ -21,6 +22,7 @@ pub(crate) use output::{Format, emit, json, table};
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100)]
 #[command(after_help = "Start here:
+  pinfold demo                 a real training job on this machine, shared, then pinned (needs root)
   pinfold doctor               what this node offers, what it lacks, what to do
   pinfold topology             draw the machine and who owns which CPUs
   pinfold run --pods ./pods    run the agent on the manifests in a folder
@@ -34,6 +36,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Run),
+    Demo(demo::Demo),
     Topology(topology::TopologyArgs),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
@@ -52,6 +55,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => args.run(),
+        Command::Demo(args) => args.run(),
         Command::Topology(args) => topology::run(&args),
         Command::Place(args) => place::run(&args),
         Command::Plan(args) => args.run(),

@@ -1,0 +1,288 @@
+//! The demo: a real training job on this machine, first shared, then pinned and sized by the real agent.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::job::{self, DemoPod, Mode, Size};
+use super::node::{LocalNode, Start, TREE};
+use super::sample::{Counters, Sample};
+use crate::agent::config::{Config, Wanted};
+use crate::agent::{Agent, Node};
+use crate::cpu::CpuSet;
+
+/// Not counted at the start of each half: connecting, filling caches, first allocations.
+const WARM_UP: Duration = Duration::from_secs(2);
+
+/// Time between two looks.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What is wanted.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long the measured job runs, both halves together.
+    pub seconds: u64,
+    /// Where the agent serves.
+    pub listen: SocketAddr,
+    /// Where the cgroup hierarchies are mounted.
+    pub cgroup_root: std::path::PathBuf,
+}
+
+/// What is to be seen at one moment.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// Which half.
+    pub mode: Mode,
+    /// Seconds of this half so far, and in all.
+    pub seconds: (u64, u64),
+    /// Where the agent serves.
+    pub address: SocketAddr,
+    /// The pods.
+    pub rows: Vec<Row>,
+}
+
+/// One pod.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub pod: String,
+    /// Its role.
+    pub role: String,
+    /// Its QoS class.
+    pub qos: String,
+    /// The CPUs it may run on.
+    pub cpus: CpuSet,
+    /// Whether they are its own.
+    pub exclusive: bool,
+    /// Its threads.
+    pub threads: u64,
+    /// Variables it was given.
+    pub env: BTreeMap<String, String>,
+    /// Training steps (requests for a server) per second.
+    pub steps_per_second: f64,
+    /// Context switches per second.
+    pub context_switches_per_second: f64,
+    /// Bytes received per second.
+    pub receive_bytes_per_second: f64,
+    /// Bytes sent per second.
+    pub transmit_bytes_per_second: f64,
+    /// CFS periods per second in which its quota ran out.
+    pub throttled_periods_per_second: f64,
+    /// Seconds from its first instruction to its CPUs being its own.
+    pub window_seconds: Option<f64>,
+    /// Why it has less than it is owed.
+    pub note: Option<String>,
+}
+
+/// One half in figures.
+#[derive(Debug, Clone, Serialize)]
+pub struct Half {
+    /// Steps of all workers per second.
+    pub steps_per_second: f64,
+    /// Context switches of the job, servers included, per step of a worker.
+    pub context_switches_per_step: f64,
+    /// CFS periods per second in which a quota of the job ran out.
+    pub throttled_periods_per_second: f64,
+    /// The step time that 99 of 100 steps keep, in milliseconds: median over the half's seconds.
+    pub step_ms_p99: Option<f64>,
+    /// Threads of the job.
+    pub threads: u64,
+}
+
+/// What the demo found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// How assignments were enforced.
+    pub enforcement: &'static str,
+    /// How long the job was measured, both halves together.
+    pub seconds: f64,
+    /// In the shared pool, threads as many as the host has.
+    pub shared: Half,
+    /// On CPUs of its own, threads sized to them.
+    pub pinned: Half,
+    /// The pods of the second half, with rates over all of it.
+    pub pods: Vec<Row>,
+}
+
+/// Runs the demo and cleans up, whatever comes of it.
+///
+/// `show` is called about once a second.
+///
+/// # Errors
+/// No CPU to give away, no cpuset controller, no rights, another demo, a process of the job that fails.
+/// `None` if it was told to stop.
+pub async fn run(
+    options: &Options,
+    stop: &CancellationToken,
+    mut show: impl FnMut(&Frame),
+) -> anyhow::Result<Option<Report>> {
+    let config = Config {
+        cgroup_root: options.cgroup_root.clone(),
+        trees: vec![TREE.to_owned()],
+        enforcement: Wanted::Cpuset,
+        listen: options.listen,
+        ..Config::default()
+    };
+    let mut node = Node::new(config)?;
+    let size = Size::of(&node.topology, &node.reserved)?;
+    let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
+    node.config.pods = Some(local.folder().to_owned());
+    let outcome = match Agent::start(node).await {
+        Ok(mut agent) => {
+            let outcome = tokio::select! {
+                outcome = halves(options, size, &mut agent, &mut local, &mut show) => outcome.map(Some),
+                () = stop.cancelled() => Ok(None),
+            };
+            agent.stop().await;
+            outcome
+        }
+        Err(error) => Err(error),
+    };
+    let closed = tokio::task::block_in_place(|| local.close());
+    let report = outcome?;
+    closed.context("the demo ran, but could not clean up")?;
+    Ok(report)
+}
+
+async fn halves(
+    options: &Options,
+    size: Size,
+    agent: &mut Agent,
+    local: &mut LocalNode,
+    show: &mut impl FnMut(&Frame),
+) -> anyhow::Result<Report> {
+    let total = Duration::from_secs(options.seconds);
+    let (shared, _, before) = half(Mode::Shared, size, total / 2, agent, local, show).await?;
+    tokio::task::block_in_place(|| local.stop_all())?;
+    let (pinned, pods, after) = half(Mode::Pinned, size, total / 2, agent, local, show).await?;
+    let enforcement = agent.snapshot().map_or("observe", |snapshot| snapshot.enforcement.name());
+    tokio::task::block_in_place(|| local.stop_all())?;
+    Ok(Report { enforcement, seconds: before + after, shared, pinned, pods })
+}
+
+/// Runs the job once: figures, pods with their rates, and the seconds measured.
+async fn half(
+    mode: Mode,
+    size: Size,
+    length: Duration,
+    agent: &mut Agent,
+    local: &mut LocalNode,
+    show: &mut impl FnMut(&Frame),
+) -> anyhow::Result<(Half, Vec<Row>, f64)> {
+    let run = match mode {
+        Mode::Shared => 1,
+        Mode::Pinned => 2,
+    };
+    let pods = job::pods(size, mode, run)?;
+    for DemoPod { pod, manifest, args, address } in &pods {
+        // As a runtime does: ask the agent, then create the container with what it says.
+        let container = pod.containers.first().context("a pod of the demo has no container")?;
+        let admission = agent.create(pod, &container.name).await?;
+        let env = admission.threads.variables;
+        let start = Start { pod, manifest, args: args.clone(), env, address: *address };
+        tokio::task::block_in_place(|| local.start(start))?;
+    }
+    // The first seconds are not counted, and neither is the time until every worker has said something.
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.tick().await;
+    let begun = Instant::now();
+    let mut base: Option<Sample> = None;
+    let mut last = sample(agent, local, &pods)?;
+    let mut p99 = Vec::new();
+    let seconds = length.as_secs().max(1);
+    loop {
+        ticks.tick().await;
+        local.check()?;
+        agent.check()?;
+        let now = sample(agent, local, &pods)?;
+        let running = begun.elapsed();
+        if base.is_none() {
+            let ready = now.workers().all(|worker| worker.steps > 0);
+            if running >= WARM_UP && ready {
+                base = Some(now.clone());
+            }
+            anyhow::ensure!(
+                running < Duration::from_secs(30),
+                "no worker made a step within 30 s: see above for what they said"
+            );
+        } else {
+            p99.extend(now.workers().filter_map(|worker| worker.step_ms_p99));
+        }
+        let measured =
+            base.as_ref().map_or(0, |base| (now.at - base.at).as_millis().saturating_add(500) / 1000);
+        let measured = u64::try_from(measured).unwrap_or(u64::MAX);
+        let rows = rows(&pods, agent, &last, &now);
+        show(&Frame { mode, seconds: (measured, seconds), address: agent.address(), rows });
+        if let Some(base) = base.as_ref().filter(|_| measured >= seconds) {
+            let rows = self::rows(&pods, agent, base, &now);
+            return Ok((figures(base, &now, p99), rows, (now.at - base.at).as_secs_f64()));
+        }
+        last = now;
+    }
+}
+
+/// A look at all pods: what the agent exports, and what their processes say.
+fn sample(agent: &Agent, local: &LocalNode, pods: &[DemoPod]) -> anyhow::Result<Sample> {
+    let text = tokio::task::block_in_place(|| agent.scrape())?;
+    let mut sample = Sample::parse(&text);
+    for pod in pods {
+        let counters = sample.pods.entry(pod.pod.name.clone()).or_default();
+        if let Some(line) = local.line(&pod.pod.name) {
+            counters.steps = line.steps;
+            counters.step_ms_p99 = line.step_ms_p99.map(f64::from);
+        }
+    }
+    Ok(sample)
+}
+
+fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<Row> {
+    let Some(snapshot) = agent.snapshot() else { return Vec::new() };
+    let seconds = (now.at - before.at).as_secs_f64();
+    let mut rows = Vec::new();
+    for DemoPod { pod, .. } in pods {
+        let Some(state) = snapshot.containers.iter().find(|state| state.uid.as_deref() == pod.cgroup_uid())
+        else {
+            continue;
+        };
+        let rate = |pick: fn(&Counters) -> u64| now.gain(before, &pod.name, pick) as f64 / seconds;
+        rows.push(Row {
+            pod: pod.name.clone(),
+            role: state.role.to_string(),
+            qos: state.qos.to_string(),
+            cpus: state.effective.clone().unwrap_or_default(),
+            exclusive: state.assigned.is_some(),
+            threads: now.pods.get(&pod.name).map_or(0, |counters| counters.threads),
+            env: state.threads.variables.clone(),
+            steps_per_second: rate(|counters| counters.steps),
+            context_switches_per_second: rate(|counters| counters.context_switches),
+            receive_bytes_per_second: rate(|counters| counters.receive_bytes),
+            transmit_bytes_per_second: rate(|counters| counters.transmit_bytes),
+            throttled_periods_per_second: rate(|counters| counters.throttled_periods),
+            window_seconds: state.window_seconds,
+            note: state.note.clone(),
+        });
+    }
+    rows
+}
+
+fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
+    let seconds = (now.at - base.at).as_secs_f64();
+    let job = || now.pods.keys().filter(|name| *name != "neighbour");
+    let gained = |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
+    let steps: u64 = job()
+        .filter(|name| name.starts_with("worker"))
+        .map(|name| now.gain(base, name, |one| one.steps))
+        .sum();
+    p99.sort_by(f64::total_cmp);
+    Half {
+        steps_per_second: steps as f64 / seconds,
+        context_switches_per_step: gained(|one| one.context_switches) as f64 / (steps.max(1)) as f64,
+        throttled_periods_per_second: gained(|one| one.throttled_periods) as f64 / seconds,
+        step_ms_p99: p99.get(p99.len() / 2).copied(),
+        threads: job().filter_map(|name| now.pods.get(name)).map(|counters| counters.threads).sum(),
+    }
+}

@@ -1,0 +1,220 @@
+//! [`LocalNode`]: what a kubelet and a container runtime do for a pod, done here: cgroups, namespaces, processes.
+//!
+//! Its cgroups lie in a tree of their own, never in a real kubelet's. Everything it makes ends with it: processes when
+//! their launcher goes, namespaces with the last process, cgroups when it is closed. After a kill -9 only cgroups are
+//! left (and the folder of manifests); the next one finds and removes them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::fcntl::Flock;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use super::train::progress::Line;
+use crate::host::cgroup::{Cgroups, Quota};
+use crate::host::netns::Switch;
+use crate::host::spawn::{Launcher, Process, Spawn, Stderr};
+use crate::pod::{self, Pod, Qos};
+
+/// The cgroup that holds everything.
+const TOP: &str = "pinfold-demo";
+
+/// The tree that the agent is pointed at.
+pub(super) const TREE: &str = "pinfold-demo/kubepods";
+
+/// Where the manifests lie.
+const FOLDER: &str = "/run/pinfold-demo";
+
+/// The kernel takes a moment to let go of a killed process.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A CFS period, as the kubelet sets it.
+const PERIOD: u64 = 100_000;
+
+/// A node of one machine, without a cluster.
+#[derive(Debug)]
+pub(super) struct LocalNode {
+    cgroups: Cgroups,
+    launcher: Launcher,
+    switch: Switch,
+    running: BTreeMap<String, Running>,
+    _lock: Flock<fs::File>,
+}
+
+/// A pod that was started.
+#[derive(Debug)]
+struct Running {
+    cgroup: String,
+    manifest: PathBuf,
+    process: Process,
+    latest: Arc<Mutex<Option<Line>>>,
+}
+
+/// One pod to start, of one container.
+#[derive(Debug)]
+pub(super) struct Start<'a> {
+    /// The pod, with a uid.
+    pub(super) pod: &'a Pod,
+    /// Its manifest, as JSON.
+    pub(super) manifest: &'a str,
+    /// The arguments of this program that the container runs.
+    pub(super) args: Vec<String>,
+    /// Variables for its environment.
+    pub(super) env: BTreeMap<String, String>,
+    /// Its address.
+    pub(super) address: Ipv4Addr,
+}
+
+// === impl LocalNode ===
+
+impl LocalNode {
+    /// Makes the tree and the network, after clearing away what a killed predecessor left.
+    ///
+    /// # Errors
+    /// Another one is running, or the kernel refuses a cgroup or a namespace.
+    pub(super) fn open(cgroups: Cgroups) -> anyhow::Result<Self> {
+        cgroups.create(TOP)?;
+        let lock =
+            crate::agent::lock(&cgroups.root().join(TOP)).context("another pinfold demo is running")?;
+        sweep(&cgroups)?;
+        cgroups.create(TREE)?;
+        cgroups.create(&format!("{TREE}/besteffort"))?;
+        cgroups.set_request(&format!("{TREE}/besteffort"), 0)?;
+        fs::create_dir_all(FOLDER).with_context(|| format!("can't make {FOLDER}"))?;
+        let launcher = Launcher::new().context("can't start the launcher's thread")?;
+        let switch = Switch::new()?;
+        Ok(Self { cgroups, launcher, switch, running: BTreeMap::new(), _lock: lock })
+    }
+
+    /// The folder of manifests.
+    pub(super) fn folder(&self) -> &'static Path {
+        Path::new(FOLDER)
+    }
+
+    /// Starts a pod: its manifest appears, then its cgroups, then its process in them.
+    pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<()> {
+        let Start { pod, manifest, args, env, address } = start;
+        let uid = pod.cgroup_uid().context("a pod of the demo has no uid")?;
+        let path = self.folder().join(format!("{}.json", pod.name));
+        // Written beside and renamed, so that the agent never reads half of it.
+        let draft = path.with_extension("new");
+        fs::write(&draft, manifest).with_context(|| format!("can't write {}", draft.display()))?;
+        fs::rename(&draft, &path).with_context(|| format!("can't write {}", path.display()))?;
+
+        let class = if pod::qos(pod) == Qos::BestEffort { "besteffort/" } else { "" };
+        let cgroup = format!("{TREE}/{class}pod{uid}");
+        let container = format!("{cgroup}/{}", pod.name);
+        for one in [&cgroup, &container] {
+            self.cgroups.create(one)?;
+            let resources = pod.containers.first().map(|container| container.resources).unwrap_or_default();
+            self.cgroups.set_request(one, resources.cpu_request.unwrap_or(0))?;
+            if let Some(limit) = resources.cpu_limit {
+                self.cgroups.set_quota(one, Quota { quota: Some(limit * PERIOD / 1000), period: PERIOD })?;
+            }
+        }
+        let mut process = self.launcher.spawn(Spawn {
+            program: std::env::current_exe().context("can't find this program's own file")?,
+            args: args.into_iter().map(OsString::from).collect(),
+            env,
+            cgroup_procs: self.cgroups.procs_files(&container),
+            netns: Some(self.switch.join(address)?),
+            stderr: Stderr::Inherit,
+        })?;
+        let latest = Arc::new(Mutex::new(None));
+        if let Some(stdout) = process.take_stdout() {
+            let latest = Arc::clone(&latest);
+            std::thread::spawn(move || follow(stdout, &latest));
+        }
+        self.running.insert(pod.name.clone(), Running { cgroup, manifest: path, process, latest });
+        Ok(())
+    }
+
+    /// What a pod's process said last.
+    pub(super) fn line(&self, pod: &str) -> Option<Line> {
+        let latest = &self.running.get(pod)?.latest;
+        latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// An error if a process has ended, which none should do by itself.
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        for (name, running) in &mut self.running {
+            if let Some(status) = running.process.try_wait()? {
+                anyhow::bail!(
+                    "the process of pod {name} ended by itself ({status}); see above for what it said"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every pod, as a deletion does: processes, then cgroups, then manifests.
+    pub(super) fn stop_all(&mut self) -> anyhow::Result<()> {
+        // All are asked at once, so that nobody waits for a peer that is gone.
+        for running in self.running.values_mut() {
+            running.process.kill(Signal::SIGTERM)?;
+        }
+        for (_, mut running) in std::mem::take(&mut self.running) {
+            running.process.stop(Duration::from_secs(2))?;
+            let class = running.cgroup.clone();
+            patiently(|| self.cgroups.remove(&class))?;
+            // Somebody may have tidied the folder; the pod is gone either way.
+            let _ = fs::remove_file(&running.manifest);
+        }
+        // The addresses are free again.
+        self.switch = Switch::new()?;
+        Ok(())
+    }
+
+    /// Ends every pod and removes all that was made.
+    pub(super) fn close(mut self) -> anyhow::Result<()> {
+        let stopped = self.stop_all();
+        sweep(&self.cgroups)?;
+        patiently(|| self.cgroups.remove(TOP))?;
+        stopped
+    }
+}
+
+/// Removes what a predecessor left: processes (there are none unless it died a moment ago), cgroups, manifests.
+fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
+    if cgroups.exists(TREE) {
+        for pid in cgroups.processes(TREE)? {
+            // It may have ended since; what matters is that the cgroup can be removed below.
+            let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    patiently(|| cgroups.remove(TREE))?;
+    match fs::remove_dir_all(FOLDER) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("can't remove {FOLDER}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Tries again for a while: a cgroup stays busy until the kernel has let go of its last process.
+fn patiently<E>(mut action: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match action() {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            done => return done,
+        }
+    }
+}
+
+/// Keeps the latest line that a process writes.
+fn follow(stdout: std::process::ChildStdout, latest: &Mutex<Option<Line>>) {
+    for text in BufReader::new(stdout).lines().map_while(Result::ok) {
+        if let Ok(line) = serde_json::from_str(&text) {
+            *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! [`Sample`]: the agent's own metrics, read the way Prometheus reads them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Counters of all pods at one moment.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) pods: BTreeMap<String, Counters>,
+}
+
+/// Counters of one pod.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Counters {
+    pub(super) threads: u64,
+    pub(super) context_switches: u64,
+    pub(super) throttled_periods: u64,
+    pub(super) receive_bytes: u64,
+    pub(super) transmit_bytes: u64,
+    /// By the process's own word, as are the step times.
+    pub(super) steps: u64,
+    pub(super) step_ms_p99: Option<f64>,
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// Reads Prometheus' text format and adds up each pod's series.
+    pub(super) fn parse(text: &str) -> Self {
+        let mut pods: BTreeMap<String, Counters> = BTreeMap::new();
+        for (name, pod, value) in text.lines().filter_map(series) {
+            let counters = pods.entry(pod.to_owned()).or_default();
+            match name {
+                "pinfold_container_threads" => counters.threads += value,
+                "pinfold_container_context_switches_total" => counters.context_switches += value,
+                "pinfold_container_cpu_throttled_periods_total" => counters.throttled_periods += value,
+                "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
+                "pinfold_pod_network_transmit_bytes_total" => counters.transmit_bytes += value,
+                _ => {}
+            }
+        }
+        Self { at: Instant::now(), pods }
+    }
+
+    /// How much a pod's counter has gained since an earlier sample.
+    pub(super) fn gain(&self, before: &Self, pod: &str, pick: fn(&Counters) -> u64) -> u64 {
+        let at = |sample: &Self| sample.pods.get(pod).map_or(0, pick);
+        at(self).saturating_sub(at(before))
+    }
+
+    /// The workers' counters.
+    pub(super) fn workers(&self) -> impl Iterator<Item = &Counters> {
+        self.pods.iter().filter(|(name, _)| name.starts_with("worker")).map(|(_, counters)| counters)
+    }
+}
+
+/// The name, the pod and the value in a line; nothing for comments and for series without a pod.
+fn series(line: &str) -> Option<(&str, &str, u64)> {
+    let (name, rest) = line.split_once('{')?;
+    let (labels, value) = rest.rsplit_once("} ")?;
+    let (_, pod) = labels.split_once("pod=\"")?;
+    let (pod, _) = pod.split_once('"')?;
+    let value: f64 = value.trim().parse().ok()?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "counters are whole and not negative"
+    )]
+    let whole = value.max(0.0) as u64;
+    Some((name, pod, whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_of_a_pod_are_added_up() {
+        let text = "# HELP pinfold_container_threads x\n\
+            pinfold_container_threads{namespace=\"demo\",pod=\"ps-0\",container=\"a\"} 3\n\
+            pinfold_container_context_switches_total{container=\"a\",kind=\"voluntary\",namespace=\"demo\",pod=\"ps-0\"} 1e3\n\
+            pinfold_container_context_switches_total{container=\"a\",kind=\"involuntary\",namespace=\"demo\",pod=\"ps-0\"} 7\n\
+            process_cpu_seconds_total 1\n";
+        let sample = Sample::parse(text);
+        let expected = Counters { threads: 3, context_switches: 1007, ..Counters::default() };
+        assert_eq!(sample.pods, BTreeMap::from([("ps-0".to_owned(), expected)]));
+    }
+}
