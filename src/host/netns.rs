@@ -74,13 +74,13 @@ impl Netns {
     where
         F: Future<Output = Result<(), NetError>>,
     {
-        self.run(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_io()
-                .build()
-                .map_err(|source| NetError::new("start", "a runtime for netlink", source))?;
-            runtime.block_on(async { work(Links::open()?).await })
-        })?
+        // Built before the namespace is entered: the first runtime of a process makes a pair of sockets that it keeps
+        // for ever, for signals, and a socket keeps the namespace it was made in.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .map_err(|source| NetError::new("start", "a runtime for netlink", source))?;
+        self.run(|| runtime.block_on(async { work(Links::open()?).await }))?
     }
 }
 
