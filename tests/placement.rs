@@ -178,7 +178,7 @@ fn some_of(topology: &Topology, bits: u32) -> CpuSet {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
     #[test]
     fn best_where_groups_have_nothing_to_do_with_each_other(topology in wild(), bits in any::<u32>()) {
