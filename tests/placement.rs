@@ -1,5 +1,8 @@
 //! Placement against brute force, against the kubelet's own cases, and under churn.
 
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 #[path = "placement/brute.rs"]
 mod brute;
 #[path = "placement/churn.rs"]
@@ -18,7 +21,7 @@ mod rival;
 use churn::{Chooser, Sizes};
 use kubelet::Cases;
 use machines::{cpu, even, machine};
-use pinfold::cpu::{CpuSet, Placer, Topology};
+use pinfold::cpu::{CpuSet, Placer, TooFewCpus, Topology};
 use proptest::prelude::*;
 
 /// Machines of 8 CPUs, one of each shape that a search could get wrong.
@@ -280,12 +283,23 @@ fn the_rival_answers_as_the_kubelet_does() {
     assert!(others.is_empty(), "{same} as the kubelet, {} not:\n{}", others.len(), others.join("\n"));
 }
 
+/// 64 cores of two threads; every NUMA node has a quarter of every LLC.
+fn grid() -> Topology {
+    let place = |id: u32| {
+        let core = id.cast_signed() % 64;
+        cpu(id, core, 0, core / 16, core % 4)
+    };
+    machine((0..128).map(place).collect())
+}
+
 #[test]
 fn no_placement_under_churn_is_worse_than_the_best() {
     for (name, topology) in [
         ("EPYC NPS1", machines::epyc_nps1()),
         ("EPYC NPS4", machines::epyc_nps4()),
         ("Xeon SNC2", machines::xeon_snc2()),
+        ("four sockets in each NUMA node", even(64, 2, 4, 16, 8)),
+        ("a grid of NUMA nodes and LLCs", grid()),
     ] {
         for sizes in [Sizes::Even, Sizes::Any] {
             let outcome = churn::run(&topology, Chooser::Pinfold, sizes, 200, 7);
@@ -302,4 +316,33 @@ fn the_kubelet_is_worse_under_churn() {
         let outcome = churn::run(&machines::epyc_nps4(), chooser, Sizes::Any, 200, 7);
         assert!(outcome.worse > 0 && outcome.worse_numa > 0, "{chooser:?}: {outcome:?}");
     }
+}
+
+/// Groups that cross each other wildly would take for ever: then placements are merely good, and quick.
+#[test]
+fn a_machine_beyond_reason_is_served_all_the_same() {
+    let mut random = random::Random(3);
+    let mut group = |count: usize| i32::try_from(random.below(count)).unwrap();
+    let cpus = (0..512).map(|id: u32| cpu(id, group(200), group(16), group(16), group(64)));
+    let topology = machine(cpus.collect());
+    let placer = Placer::new(&topology);
+    assert!(!placer.is_exact());
+    for n in [0, 1, 2, 31, 300, 511, 512] {
+        let placement = placer.place(&topology.online, n).unwrap();
+        assert_eq!((placement.cpus.len(), placer.cost(&placement.cpus)), (n, placement.cost));
+        assert_eq!(placer.place(&topology.online, n).unwrap(), placement);
+    }
+}
+
+#[test]
+fn only_free_cpus_that_are_online_count() {
+    let topology = even(4, 2, 2, 2, 2);
+    let placer = Placer::new(&topology);
+    let free: CpuSet = "3,7,8-20".parse().unwrap();
+    assert_eq!(placer.place(&free, 2).unwrap().cpus, "3,7".parse().unwrap());
+    assert_eq!(placer.place(&free, 3), Err(TooFewCpus { wanted: 3, free: 2 }));
+    assert_eq!(placer.cost(&free), placer.cost(&"3,7".parse().unwrap()));
+    let nothing = Placer::new(&Topology::default());
+    assert_eq!(nothing.place(&free, 0).unwrap().cpus, CpuSet::new());
+    assert_eq!(nothing.place(&free, 1), Err(TooFewCpus { wanted: 1, free: 0 }));
 }

@@ -65,12 +65,16 @@ impl Limits {
         Self { wanted, most, fewest }
     }
 
-    /// Bounds to try on the price, from the tightest, which usually holds, to the one that must.
-    pub(super) fn bounds(&self, strangers: usize) -> [Price; 3] {
+    /// Bounds to try on the price, from the tightest to the one that must hold.
+    pub(super) fn bounds(&self, strangers: usize) -> impl Iterator<Item = Price> + use<> {
         let least = times(strangers) * STRANGER;
         let [numa, sockets, llcs] =
             [0, 1, 2].map(|kind| times(self.fewest[kind][self.wanted]) * PRICES[kind]);
-        [least + numa + sockets + llcs + (LLC - 1), least + numa + (NUMA - 1), least + (STRANGER - 1)]
+        let tight = [least + numa + sockets + llcs + (LLC - 1), least + numa + (NUMA - 1)];
+        // With more strangers than an odd rest makes, whole cores have run out, and where the last of them are decides
+        // how far a placement spreads: then tight bounds hardly ever hold.
+        let worth_trying = if strangers > 1 { 0 } else { tight.len() };
+        tight.into_iter().take(worth_trying).chain([least + (STRANGER - 1)])
     }
 
     /// What may come from around a block.

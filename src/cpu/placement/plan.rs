@@ -179,13 +179,14 @@ impl Plan {
         let mut bits = 0;
         for (number, group) in groups.iter().enumerate() {
             if group.kind == Kind::Core || !sets.contains(&group_sets[number]) {
-                let missing_bit = u32::from(group.kind == Kind::Core);
-                if bits + 1 + missing_bit > MOST_BITS {
+                let width = if group.kind == Kind::Core { 2 } else { 1 };
+                if bits + width > MOST_BITS {
                     return None;
                 }
-                let (touched, missing) = (1 << bits, u64::from(missing_bit) << (bits + 1));
+                let missing = if group.kind == Kind::Core { 1 << (bits + 1) } else { 0 };
+                let touched = 1 << bits;
                 plan.crossing.push(Crossing { group: number, touched, missing });
-                bits += 1 + missing_bit;
+                bits += width;
             }
         }
         for (cell, (core, _)) in plan.cells[first_piece..].iter_mut().zip(&pieces) {
