@@ -18,6 +18,10 @@ mod random;
 #[path = "placement/rival.rs"]
 mod rival;
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
 use churn::{Chooser, Sizes};
 use kubelet::Cases;
 use machines::{cpu, even, machine};
@@ -316,6 +320,56 @@ fn the_kubelet_is_worse_under_churn() {
         let outcome = churn::run(&machines::epyc_nps4(), chooser, Sizes::Any, 200, 7);
         assert!(outcome.worse > 0 && outcome.worse_numa > 0, "{chooser:?}: {outcome:?}");
     }
+}
+
+/// The groups of the machines in tests/machines, as their own records tell.
+fn real_machines() -> Vec<(String, Topology)> {
+    type Groups = Option<Vec<Vec<u32>>>;
+    #[derive(serde::Deserialize)]
+    struct Truth {
+        online: Vec<u32>,
+        cores: Groups,
+        sockets: Groups,
+        numa: Groups,
+        llc: Groups,
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/truth.json");
+    let truth: BTreeMap<String, Truth> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let group = |groups: &Groups, id: u32| {
+        let of = groups.iter().flatten().position(|group| group.contains(&id));
+        of.map_or(-1, |number| i32::try_from(number).unwrap())
+    };
+    let topology = |of: &Truth| {
+        let (core, socket) = (|id| group(&of.cores, id), |id| group(&of.sockets, id));
+        let (numa, llc) = (|id| group(&of.numa, id), |id| group(&of.llc, id));
+        machine(of.online.iter().map(|&id| cpu(id, core(id), socket(id), numa(id), llc(id))).collect())
+    };
+    truth.iter().map(|(name, of)| (name.clone(), topology(of))).collect()
+}
+
+#[test]
+fn never_worse_than_the_kubelet_on_real_machines() {
+    let mut random = random::Random(11);
+    let mut better = 0;
+    let machines = real_machines();
+    assert!(machines.len() > 10);
+    for (name, topology) in machines {
+        let placer = Placer::new(&topology);
+        assert!(placer.is_exact(), "{name}");
+        for _ in 0..40 {
+            let share = random.below(100) + 1;
+            let free: CpuSet = topology.online.iter().filter(|_| random.below(100) < share).collect();
+            let n = random.below(free.len() + 1);
+            let ours = placer.place(&free, n).unwrap();
+            assert!(ours.cpus.len() == n && ours.cpus.is_subset(&free), "{name}: {n} of {free}");
+            for by_llc in [false, true] {
+                let theirs = placer.cost(&rival::packed(&topology, &free, n, by_llc).unwrap());
+                assert!(ours.cost <= theirs, "{name}: {n} of {free}: {:?} and {theirs:?}", ours.cost);
+                better += usize::from(ours.cost < theirs);
+            }
+        }
+    }
+    assert!(better > 0);
 }
 
 /// Groups that cross each other wildly would take for ever: then placements are merely good, and quick.
