@@ -30,9 +30,10 @@
 //! What no placement can do better than keeps the tables short: [`limits`]. At last the lowest ids are chosen among all
 //! cheapest splits: [`recover`].
 //!
-//! Where groups nest, the work is at most a few times the free CPUs times `n`, whatever the free set looks like. Only where groups cross each other wildly, which no real machine does, could it grow beyond
-//! reason; there [`Placer::new`] lets go of LLCs, then sockets, then NUMA nodes, until it does not, and
-//! [`Placer::is_exact`] says no.
+//! Where groups nest, the work is at most a few times the free CPUs times `n`, whatever the free set looks like. Only
+//! where groups cross each other wildly, which no real machine does, could it grow beyond reason; there
+//! [`Placer::new`] lets go of LLCs, then sockets, then NUMA nodes, until it does not, and [`Placer::is_exact`] says
+//! no.
 
 mod limits;
 mod plan;
