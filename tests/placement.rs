@@ -1,5 +1,8 @@
 //! Placement against brute force, against the kubelet's own cases, and under churn.
 
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 #[path = "placement/brute.rs"]
 mod brute;
 #[path = "placement/churn.rs"]
@@ -15,10 +18,14 @@ mod random;
 #[path = "placement/rival.rs"]
 mod rival;
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
 use churn::{Chooser, Sizes};
 use kubelet::Cases;
 use machines::{cpu, even, machine};
-use pinfold::cpu::{CpuSet, Placer, Topology};
+use pinfold::cpu::{CpuSet, Placer, TooFewCpus, Topology};
 use proptest::prelude::*;
 
 /// Machines of 8 CPUs, one of each shape that a search could get wrong.
@@ -178,7 +185,7 @@ fn some_of(topology: &Topology, bits: u32) -> CpuSet {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
     #[test]
     fn best_where_groups_have_nothing_to_do_with_each_other(topology in wild(), bits in any::<u32>()) {
@@ -280,12 +287,23 @@ fn the_rival_answers_as_the_kubelet_does() {
     assert!(others.is_empty(), "{same} as the kubelet, {} not:\n{}", others.len(), others.join("\n"));
 }
 
+/// 64 cores of two threads; every NUMA node has a quarter of every LLC.
+fn grid() -> Topology {
+    let place = |id: u32| {
+        let core = id.cast_signed() % 64;
+        cpu(id, core, 0, core / 16, core % 4)
+    };
+    machine((0..128).map(place).collect())
+}
+
 #[test]
 fn no_placement_under_churn_is_worse_than_the_best() {
     for (name, topology) in [
         ("EPYC NPS1", machines::epyc_nps1()),
         ("EPYC NPS4", machines::epyc_nps4()),
         ("Xeon SNC2", machines::xeon_snc2()),
+        ("four sockets in each NUMA node", even(64, 2, 4, 16, 8)),
+        ("a grid of NUMA nodes and LLCs", grid()),
     ] {
         for sizes in [Sizes::Even, Sizes::Any] {
             let outcome = churn::run(&topology, Chooser::Pinfold, sizes, 200, 7);
@@ -302,4 +320,83 @@ fn the_kubelet_is_worse_under_churn() {
         let outcome = churn::run(&machines::epyc_nps4(), chooser, Sizes::Any, 200, 7);
         assert!(outcome.worse > 0 && outcome.worse_numa > 0, "{chooser:?}: {outcome:?}");
     }
+}
+
+/// The groups of the machines in tests/machines, as their own records tell.
+fn real_machines() -> Vec<(String, Topology)> {
+    type Groups = Option<Vec<Vec<u32>>>;
+    #[derive(serde::Deserialize)]
+    struct Truth {
+        online: Vec<u32>,
+        cores: Groups,
+        sockets: Groups,
+        numa: Groups,
+        llc: Groups,
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/truth.json");
+    let truth: BTreeMap<String, Truth> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let group = |groups: &Groups, id: u32| {
+        let of = groups.iter().flatten().position(|group| group.contains(&id));
+        of.map_or(-1, |number| i32::try_from(number).unwrap())
+    };
+    let topology = |of: &Truth| {
+        let (core, socket) = (|id| group(&of.cores, id), |id| group(&of.sockets, id));
+        let (numa, llc) = (|id| group(&of.numa, id), |id| group(&of.llc, id));
+        machine(of.online.iter().map(|&id| cpu(id, core(id), socket(id), numa(id), llc(id))).collect())
+    };
+    truth.iter().map(|(name, of)| (name.clone(), topology(of))).collect()
+}
+
+#[test]
+fn never_worse_than_the_kubelet_on_real_machines() {
+    let mut random = random::Random(11);
+    let mut better = 0;
+    let machines = real_machines();
+    assert!(machines.len() > 10);
+    for (name, topology) in machines {
+        let placer = Placer::new(&topology);
+        assert!(placer.is_exact(), "{name}");
+        for _ in 0..40 {
+            let share = random.below(100) + 1;
+            let free: CpuSet = topology.online.iter().filter(|_| random.below(100) < share).collect();
+            let n = random.below(free.len() + 1);
+            let ours = placer.place(&free, n).unwrap();
+            assert!(ours.cpus.len() == n && ours.cpus.is_subset(&free), "{name}: {n} of {free}");
+            for by_llc in [false, true] {
+                let theirs = placer.cost(&rival::packed(&topology, &free, n, by_llc).unwrap());
+                assert!(ours.cost <= theirs, "{name}: {n} of {free}: {:?} and {theirs:?}", ours.cost);
+                better += usize::from(ours.cost < theirs);
+            }
+        }
+    }
+    assert!(better > 0);
+}
+
+/// Groups that cross each other wildly would take for ever: then placements are merely good, and quick.
+#[test]
+fn a_machine_beyond_reason_is_served_all_the_same() {
+    let mut random = random::Random(3);
+    let mut group = |count: usize| i32::try_from(random.below(count)).unwrap();
+    let cpus = (0..512).map(|id: u32| cpu(id, group(200), group(16), group(16), group(64)));
+    let topology = machine(cpus.collect());
+    let placer = Placer::new(&topology);
+    assert!(!placer.is_exact());
+    for n in [0, 1, 2, 31, 300, 511, 512] {
+        let placement = placer.place(&topology.online, n).unwrap();
+        assert_eq!((placement.cpus.len(), placer.cost(&placement.cpus)), (n, placement.cost));
+        assert_eq!(placer.place(&topology.online, n).unwrap(), placement);
+    }
+}
+
+#[test]
+fn only_free_cpus_that_are_online_count() {
+    let topology = even(4, 2, 2, 2, 2);
+    let placer = Placer::new(&topology);
+    let free: CpuSet = "3,7,8-20".parse().unwrap();
+    assert_eq!(placer.place(&free, 2).unwrap().cpus, "3,7".parse().unwrap());
+    assert_eq!(placer.place(&free, 3), Err(TooFewCpus { wanted: 3, free: 2 }));
+    assert_eq!(placer.cost(&free), placer.cost(&"3,7".parse().unwrap()));
+    let nothing = Placer::new(&Topology::default());
+    assert_eq!(nothing.place(&free, 0).unwrap().cpus, CpuSet::new());
+    assert_eq!(nothing.place(&free, 1), Err(TooFewCpus { wanted: 1, free: 0 }));
 }

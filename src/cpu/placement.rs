@@ -27,13 +27,15 @@
 //! (`j` → price) is enough: [`search`]. The blocks form a tree that is planned once per machine: [`plan`]. Where the
 //! groups of a machine nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA nodes), each group is one
 //! block of the tree. Where they cross, a block's table also tells which of the crossing groups are touched.
-//! At last the lowest ids are chosen among all cheapest splits: [`recover`].
+//! What no placement can do better than keeps the tables short: [`limits`]. At last the lowest ids are chosen among all
+//! cheapest splits: [`recover`].
 //!
-//! The work is at most the number of free CPUs times `n`, whatever the free set looks like, and much less when
-//! groups are alike. Only where groups cross each other wildly, which no real machine does, could it grow beyond
-//! reason; there [`Placer::new`] lets go of LLCs, then sockets, then NUMA nodes, until it does not, and
-//! [`Placer::is_exact`] says no.
+//! Where groups nest, the work is at most a few times the free CPUs times `n`, whatever the free set looks like. Only
+//! where groups cross each other wildly, which no real machine does, could it grow beyond reason; there
+//! [`Placer::new`] lets go of LLCs, then sockets, then NUMA nodes, until it does not, and [`Placer::is_exact`] says
+//! no.
 
+mod limits;
 mod plan;
 mod price;
 mod recover;

@@ -16,9 +16,9 @@ pub(crate) fn machine(mut cpus: Vec<Cpu>) -> Topology {
 }
 
 /// A machine of equal cores, counted through sockets; the second threads of all cores follow the first ones, as Linux
-/// counts on most servers. Each number says how many of the cores next to each other make one group.
+/// counts on most servers. The last three numbers say how many cores next to each other make one group, 0 if unknown.
 pub(crate) fn even(cores: u32, threads: u32, per_socket: u32, per_numa: u32, per_llc: u32) -> Topology {
-    let group = |core: u32, per: u32| if per == 0 { -1 } else { (core / per).cast_signed() };
+    let group = |core: u32, per: u32| core.checked_div(per).map_or(-1, u32::cast_signed);
     let cpus = (0..cores * threads).map(|id| {
         let core = id % cores;
         cpu(id, core.cast_signed(), group(core, per_socket), group(core, per_numa), group(core, per_llc))

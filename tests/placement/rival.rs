@@ -20,7 +20,7 @@ type Level = fn(&Cpu) -> u32;
 const SOCKET: Level = |cpu| cpu.socket.unwrap_or_default();
 const NUMA: Level = |cpu| cpu.numa.unwrap_or_default();
 const LLC: Level = |cpu| cpu.llc.unwrap_or_default();
-const CORE: Level = |cpu| cpu.core.unwrap_or_default();
+const CORE: Level = |cpu| cpu.core.unwrap_or(cpu.id + 100_000);
 
 /// What the kubelet would take, or `None` if too little is free.
 pub(crate) fn packed(topology: &Topology, free: &CpuSet, n: usize, align_by_llc: bool) -> Option<CpuSet> {

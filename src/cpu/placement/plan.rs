@@ -51,6 +51,9 @@ pub(super) enum Kind {
     Socket,
 }
 
+/// The kinds of groups that a placement spans.
+pub(super) const SPANNED: [Kind; 3] = [Kind::Numa, Kind::Socket, Kind::Llc];
+
 /// A group that is open in some block: the block has CPUs of it, not all of them, and others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crossing {
@@ -76,7 +79,7 @@ pub(super) enum Shape {
     Join(usize, usize),
 }
 
-/// How patterns of crossing groups go into a block and out of it. All empty where groups nest.
+/// How a block stands among the groups, and how patterns of crossing groups go into it and out of it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
     /// Groups that contain this block and more.
@@ -89,6 +92,8 @@ pub(super) struct Rules {
     pub(super) untouched: u64,
     /// Crossing groups that are complete in this block and in neither of its parts.
     pub(super) closing: Vec<Crossing>,
+    /// For each of [`SPANNED`], the groups that have CPUs in this block and outside of it.
+    pub(super) astride: [Vec<usize>; 3],
 }
 
 /// A cell while the plan is made, with its place among the groups.
@@ -174,13 +179,14 @@ impl Plan {
         let mut bits = 0;
         for (number, group) in groups.iter().enumerate() {
             if group.kind == Kind::Core || !sets.contains(&group_sets[number]) {
-                let missing_bit = u32::from(group.kind == Kind::Core);
-                if bits + 1 + missing_bit > MOST_BITS {
+                let width = if group.kind == Kind::Core { 2 } else { 1 };
+                if bits + width > MOST_BITS {
                     return None;
                 }
-                let (touched, missing) = (1 << bits, u64::from(missing_bit) << (bits + 1));
+                let missing = if group.kind == Kind::Core { 1 << (bits + 1) } else { 0 };
+                let touched = 1 << bits;
                 plan.crossing.push(Crossing { group: number, touched, missing });
-                bits += 1 + missing_bit;
+                bits += width;
             }
         }
         for (cell, (core, _)) in plan.cells[first_piece..].iter_mut().zip(&pieces) {
@@ -210,6 +216,12 @@ impl Plan {
                 own.push(number);
             } else if cpus.is_subset(members) {
                 rules.outer.push(number);
+            }
+            if let Some(kind) = SPANNED.iter().position(|&kind| kind == group.kind)
+                && !members.is_disjoint(cpus)
+                && !members.is_subset(cpus)
+            {
+                rules.astride[kind].push(number);
             }
         }
         for crossing in &self.crossing {

@@ -31,10 +31,16 @@ impl Search<'_> {
     }
 
     /// The number of the best set of a table entry.
+    #[inline]
     fn best(&self, sets: &mut Sets, node: usize, entry: usize) -> usize {
-        if sets.known[entry] != 0 {
-            return sets.known[entry];
+        match sets.known[entry] {
+            0 => self.find(sets, node, entry),
+            known => known,
         }
+    }
+
+    /// Finds the best set of a table entry, and those of the entries that it is made of.
+    fn find(&self, sets: &mut Sets, node: usize, entry: usize) -> usize {
         let count = self.counts[entry];
         let set = match &self.nodes[node].shape {
             NodeShape::Empty => 0,
@@ -143,9 +149,11 @@ impl Sets {
     /// Of two unions, the one with the lower ids.
     fn better(&self, old: Option<(usize, usize)>, new: (usize, usize)) -> Option<(usize, usize)> {
         let Some(old) = old else { return Some(new) };
-        let unions = |(a, b): (usize, usize)| self.get(a).iter().zip(self.get(b)).map(|(a, b)| a | b);
-        for (old_word, new_word) in unions(old).zip(unions(new)) {
-            let differ = old_word ^ new_word;
+        let (old_a, old_b, new_a, new_b) =
+            (self.get(old.0), self.get(old.1), self.get(new.0), self.get(new.1));
+        for ((old_a, old_b), (new_a, new_b)) in old_a.iter().zip(old_b).zip(new_a.iter().zip(new_b)) {
+            let new_word = new_a | new_b;
+            let differ = (old_a | old_b) ^ new_word;
             if differ != 0 {
                 let lowest = differ & differ.wrapping_neg();
                 return Some(if new_word & lowest != 0 { new } else { old });

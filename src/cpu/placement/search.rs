@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::limits::{Around, Limits, fewest_strangers};
 use super::plan::{Cell, Kind, Plan, Rules, Shape};
 use super::price::{
     FREE_CORE, FREE_LLC, FREE_NUMA, LEFT_IN_LLC, LEFT_IN_NUMA, LLC, NEVER, NUMA, Price, SOCKET, STRANGER,
@@ -15,8 +16,9 @@ pub(super) struct Search<'a> {
     pub(super) plan: &'a Plan,
     pub(super) wanted: usize,
     total_free: usize,
-    /// For each group of the plan, what touching it costs.
+    /// For each group of the plan, what touching it costs, and what it can give.
     prices: Vec<Price>,
+    limits: Limits,
     /// No best placement costs more than this.
     bound: Price,
     /// For each block of the plan, its part in the joins above it.
@@ -63,6 +65,15 @@ struct Part {
     untouched: u64,
 }
 
+/// What is around a node, in the rest of the machine.
+#[derive(Debug, Clone, Copy)]
+struct Outer {
+    /// The price of the groups that contain the node and more.
+    price: Price,
+    /// What may come from groups touched already.
+    around: Around,
+}
+
 /// The table entries with one pattern of crossing groups.
 #[derive(Debug, Clone)]
 pub(super) struct List {
@@ -84,11 +95,14 @@ pub(super) struct Pair {
 impl<'a> Search<'a> {
     /// `is_free` tells for each CPU of the plan; at least `wanted` must be free.
     pub(super) fn new(plan: &'a Plan, is_free: &[bool], wanted: usize) -> Self {
+        let strangers = fewest_strangers(plan, is_free, wanted);
+        let limits = Limits::new(plan, is_free, wanted, strangers);
         let mut search = Self {
             plan,
             wanted,
             total_free: is_free.iter().filter(|&&free| free).count(),
             prices: prices(plan, is_free),
+            limits,
             bound: NEVER,
             parts: Vec::with_capacity(plan.blocks.len()),
             nodes: Vec::with_capacity(plan.blocks.len() + 1),
@@ -99,34 +113,57 @@ impl<'a> Search<'a> {
             threads: Vec::with_capacity(plan.ids.len()),
             rows: Vec::new(),
         };
-        search.nodes.push(Node { shape: NodeShape::Empty, free: 0, lists: 0..0, cheapest: NEVER });
         if wanted > 0 {
-            // Lower numbers of the price can only grow to this: no sum carries over.
-            search.bound = times(fewest_strangers(plan, is_free, wanted)) * STRANGER + (STRANGER - 1);
-            search.fill(is_free);
+            for bound in search.limits.bounds(strangers) {
+                search.bound = bound;
+                search.fill(is_free);
+                if search.root().is_some() {
+                    break;
+                }
+            }
         }
         search
     }
 
     /// The best placement.
     pub(super) fn run(self) -> CpuSet {
-        let Some(root) = self.parts.last().map(|part| part.node) else { return CpuSet::new() };
-        // The whole machine has one list with one entry: nothing is open there, and only `wanted` is of use.
-        let Some(entry) = self.nodes[root].lists.clone().next().map(|list| self.lists[list].entries.start)
-        else {
-            return CpuSet::new();
-        };
-        self.recover(root, entry)
+        match self.root() {
+            Some((node, entry)) => self.recover(node, entry),
+            None => CpuSet::new(),
+        }
+    }
+
+    /// The node of the whole machine and its table's only entry: nothing is open there, and only `wanted` is of use.
+    fn root(&self) -> Option<(usize, usize)> {
+        let node = self.parts.last()?.node;
+        let list = self.nodes[node].lists.clone().next()?;
+        Some((node, self.lists[list].entries.start))
     }
 
     fn fill(&mut self, is_free: &[bool]) {
         let plan = self.plan;
+        self.parts.clear();
+        self.nodes.clear();
+        self.lists.clear();
+        self.pairs.clear();
+        self.counts.clear();
+        self.costs.clear();
+        self.threads.clear();
+        self.nodes.push(Node { shape: NodeShape::Empty, free: 0, lists: 0..0, cheapest: NEVER });
         for block in &plan.blocks {
             let own = block.own.iter().map(|&group| self.prices[group]).sum();
-            let outer = block.rules.outer.iter().map(|&group| self.prices[group]).sum();
+            let outer = Outer {
+                price: block.rules.outer.iter().map(|&group| self.prices[group]).sum(),
+                around: self.limits.around(&block.rules),
+            };
             let node = match block.shape {
                 Shape::Leaf(cell) => match &plan.cells[cell] {
-                    Cell::Cores(cores) => self.cores(cores, is_free, own, outer),
+                    Cell::Cores(cores) => {
+                        // Seen from a part of the cell, the rest may come from the cell, too.
+                        let around = self.limits.around_part(&block.rules, &block.own);
+                        let inner = Outer { price: own + outer.price, around };
+                        self.cores(cores, is_free, own, outer, inner)
+                    }
                     Cell::Piece { cpus, touched, missing } => {
                         self.piece(cpus, is_free, (*touched, *missing), own, outer)
                     }
@@ -141,7 +178,7 @@ impl<'a> Search<'a> {
     }
 
     /// The node of a cell of whole cores: its classes, joined.
-    fn cores(&mut self, cores: &[usize], is_free: &[bool], own: Price, outer: Price) -> usize {
+    fn cores(&mut self, cores: &[usize], is_free: &[bool], own: Price, outer: Outer, inner: Outer) -> usize {
         let mut classes: Vec<(usize, usize, usize)> = Vec::with_capacity(cores.len());
         for &core in cores {
             let cpus = &self.plan.cores[core];
@@ -157,15 +194,14 @@ impl<'a> Search<'a> {
         let mut node = 0;
         while let Some(chunk) = chunks.next() {
             let last = chunks.peek().is_none();
-            let inner = (0, own + outer);
-            let (own, outer) = if last { (own, outer) } else { inner };
+            let (own, outer) = if last { (own, outer) } else { (0, inner) };
             let start = self.threads.len();
             for &(_, _, core) in chunk {
                 self.threads.extend(self.plan.cores[core].iter().filter(|&&cpu| is_free[cpu]));
             }
             let (size, each, _) = chunk[0];
             let alone = node == 0;
-            let (class_own, class_outer) = if alone { (own, outer) } else { inner };
+            let (class_own, class_outer) = if alone { (own, outer) } else { (0, inner) };
             let class = self.class(size, each, start..self.threads.len(), class_own, class_outer);
             node = if alone {
                 class
@@ -179,7 +215,7 @@ impl<'a> Search<'a> {
 
     /// The node of alike cores. The least price is known without a search: whole cores and at most one part, or as
     /// few of the partly free cores as hold enough.
-    fn class(&mut self, size: usize, each: usize, threads: Range<usize>, own: Price, outer: Price) -> usize {
+    fn class(&mut self, size: usize, each: usize, threads: Range<usize>, own: Price, outer: Outer) -> usize {
         let free = threads.len();
         let low = self.least(free);
         let start = self.counts.len();
@@ -204,7 +240,7 @@ impl<'a> Search<'a> {
         is_free: &[bool],
         (touched, missing): (u64, u64),
         own: Price,
-        outer: Price,
+        outer: Outer,
     ) -> usize {
         let from = self.threads.len();
         self.threads.extend(cpus.iter().filter(|&&cpu| is_free[cpu]));
@@ -225,7 +261,7 @@ impl<'a> Search<'a> {
     }
 
     /// The node of two disjoint ones.
-    fn join(&mut self, a: Part, b: Part, rules: &Rules, own: Price, outer: Price) -> usize {
+    fn join(&mut self, a: Part, b: Part, rules: &Rules, own: Price, outer: Outer) -> usize {
         let (free_a, free_b) = (self.nodes[a.node].free, self.nodes[b.node].free);
         let free = free_a + free_b;
         if free == 0 {
@@ -249,7 +285,7 @@ impl<'a> Search<'a> {
             for pair in &self.pairs[pairs.clone()] {
                 let slot = patterns.binary_search(&pair.pattern).unwrap_or_default();
                 let row = &mut rows[slot * width..(slot + 1) * width];
-                self.add_up(a.node, b.node, *pair, outer, low, row);
+                self.add_up(a.node, b.node, *pair, outer.price, low, row);
             }
         }
         let first = self.lists.len();
@@ -345,15 +381,15 @@ impl<'a> Search<'a> {
     }
 
     /// Adds a table entry, unless no best placement can contain it. `outer` is what the groups around cost.
-    fn enter(&mut self, count: usize, price: Price, pattern: u64, outer: Price) {
-        if price + outer > self.bound {
+    fn enter(&mut self, count: usize, price: Price, pattern: u64, outer: Outer) {
+        if price + outer.price + self.limits.rest(count, outer.around) > self.bound {
             return;
         }
         self.counts.push(count);
         self.costs.push(price);
         if count == self.wanted {
             let open: Price = self.plan.crossing.iter().map(|group| self.rest_charge(*group, pattern)).sum();
-            self.bound = self.bound.min(price + outer + open);
+            self.bound = self.bound.min(price + outer.price + open);
         }
     }
 
@@ -392,46 +428,4 @@ fn prices(plan: &Plan, is_free: &[bool]) -> Vec<Price> {
         }
     };
     plan.groups.iter().map(price).collect()
-}
-
-/// The fewest cores held in part by any placement, wherever it is: bounds every table before the search begins.
-fn fewest_strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> usize {
-    let mut partly: Vec<usize> = Vec::new();
-    let mut whole: Vec<usize> = Vec::new();
-    for core in &plan.cores {
-        match core.iter().filter(|&&cpu| is_free[cpu]).count() {
-            0 => {}
-            free if free == core.len() => {
-                if whole.len() < core.len() {
-                    whole.resize(core.len(), 0);
-                }
-                whole[core.len() - 1] += 1;
-            }
-            free => partly.push(free),
-        }
-    }
-    // How many partly free cores, the fullest first, hold each count.
-    partly.sort_unstable_by(|a, b| b.cmp(a));
-    let mut of_partly = vec![0];
-    for (&free, used) in partly.iter().zip(1..) {
-        of_partly.extend(std::iter::repeat_n(used, free));
-    }
-    // The fewest strangers among entirely free cores for each count, one core size after the other.
-    let mut of_whole = vec![Some(0)];
-    for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
-        let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];
-        for (before, strangers) in of_whole.iter().enumerate().filter_map(|(count, s)| s.map(|s| (count, s)))
-        {
-            for (slot, count) in next[before..].iter_mut().zip(0..=cores * size) {
-                let strangers = strangers + usize::from(count % size > 0);
-                *slot = Some(slot.map_or(strangers, |least: usize| least.min(strangers)));
-            }
-        }
-        of_whole = next;
-    }
-    let splits = of_whole.iter().enumerate().filter_map(|(count, &strangers)| {
-        let rest = of_partly.get(wanted - count)?;
-        Some(strangers? + rest)
-    });
-    splits.min().unwrap_or(plan.ids.len())
 }
