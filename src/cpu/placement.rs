@@ -73,7 +73,7 @@ pub struct Placement {
 
 /// A request for more CPUs than are free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} CPUs wanted but only {free} are free: ask for fewer, or free some")]
+#[error("too few free CPUs: {wanted} wanted, {free} free")]
 pub struct TooFewCpus {
     /// CPUs asked for.
     pub wanted: usize,

@@ -1,0 +1,231 @@
+//! The demo as a user runs it: its figures, and that nothing is left behind, whatever ends it.
+//!
+//! These tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// One demo at a time: it owns a tree of cgroups.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Whether tests on the real kernel are to run; without, says which is left out.
+fn kernel_tests(name: &str) -> Option<MutexGuard<'static, ()>> {
+    if std::env::var_os("PINFOLD_KERNEL_TESTS").is_none() {
+        eprintln!("left to tests/run (needs root and cgroups): {name}");
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+fn pinfold() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.env_remove("PINFOLD_LOG");
+    command
+}
+
+fn demo(arguments: &[&str]) -> Command {
+    let mut command = pinfold();
+    command.arg("demo").args(["--listen", "127.0.0.1:0"]).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap_or(-1), text(stdout), text(stderr))
+}
+
+/// What a demo may leave: cgroups, processes, manifests, network namespaces, links.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    cgroups: BTreeSet<PathBuf>,
+    processes: BTreeSet<String>,
+    folder: bool,
+    links: BTreeSet<String>,
+}
+
+impl Left {
+    fn now() -> Self {
+        let mut cgroups = BTreeSet::new();
+        find("pinfold-demo", Path::new("/sys/fs/cgroup"), 2, &mut cgroups);
+        let names = |path: &str| -> BTreeSet<String> {
+            fs::read_dir(path)
+                .unwrap()
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect()
+        };
+        let trains = |pid: &String| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.contains("pinfold train ")
+        };
+        Self {
+            cgroups,
+            processes: names("/proc").into_iter().filter(trains).collect(),
+            folder: Path::new("/run/pinfold-demo").exists(),
+            links: names("/sys/class/net"),
+        }
+    }
+
+    fn nothing(links: &BTreeSet<String>) -> Self {
+        Self { cgroups: BTreeSet::new(), processes: BTreeSet::new(), folder: false, links: links.clone() }
+    }
+}
+
+fn find(name: &str, dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() && !path.is_symlink() {
+            if entry.file_name().to_string_lossy().starts_with(name) {
+                found.insert(path);
+            } else if depth > 0 {
+                find(name, &path, depth - 1, found);
+            }
+        }
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+}
+
+#[test]
+fn the_figures_of_a_short_demo() {
+    let Some(_alone) = kernel_tests("the_figures_of_a_short_demo") else { return };
+    let before = Left::now();
+    let (code, stdout, stderr) = run(&mut demo(&["--seconds", "4", "-o", "json"]));
+    assert_eq!(code, 0, "{stderr}");
+    let last = stdout.lines().last().unwrap();
+    let report: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert_eq!(report["enforcement"], "cpuset");
+    assert!(report["seconds"].as_f64().unwrap() >= 4.0, "{report}");
+    for half in ["shared", "pinned"] {
+        assert!(report[half]["steps_per_second"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(report[half]["context_switches_per_step"].as_f64().unwrap() > 0.0, "{report}");
+    }
+    let pods = report["pods"].as_array().unwrap();
+    let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
+    assert_eq!(worker["exclusive"], true, "{worker}");
+    let own: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
+    assert_eq!(worker["env"]["TF_NUM_INTRAOP_THREADS"], own.len().to_string(), "{worker}");
+    for other in pods.iter().filter(|pod| pod["pod"] != "worker-0") {
+        let theirs: pinfold::cpu::CpuSet = other["cpus"].as_str().unwrap().parse().unwrap();
+        assert!(theirs.is_disjoint(&own), "{other}");
+    }
+    // The job talks through its own network, and the agent counts it.
+    assert!(worker["receive_bytes_per_second"].as_f64().unwrap() > 0.0, "{worker}");
+    assert_eq!(Left::now(), Left::nothing(&before.links));
+}
+
+#[test]
+fn ten_kills_and_a_rerun_that_finds_nothing_left() {
+    let Some(_alone) = kernel_tests("ten_kills_and_a_rerun_that_finds_nothing_left") else { return };
+    let links = Left::now().links;
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+    eprintln!("seed {seed}");
+    let mut random = u64::from(seed) | 1;
+    for round in 0..10 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let delay = Duration::from_millis((random >> 33) % 8000);
+        let mut child = demo(&["--seconds", "4", "-o", "json"]).spawn().unwrap();
+        std::thread::sleep(delay);
+        // It may have come to its end already, which is a moment like any other.
+        let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
+        child.wait().unwrap();
+        // Its processes end with it, by themselves; the kernel needs a moment.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !Left::now().processes.is_empty() {
+            assert!(Instant::now() < deadline, "round {round}, killed after {delay:?}: {:?}", Left::now());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(Left::now().links, links, "round {round}, killed after {delay:?}");
+    }
+    let (code, _, stderr) = run(&mut demo(&["--seconds", "2", "-o", "json"]));
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(Left::now(), Left::nothing(&links));
+}
+
+#[test]
+fn an_interrupt_cleans_up() {
+    let Some(_alone) = kernel_tests("an_interrupt_cleans_up") else { return };
+    let links = Left::now().links;
+    for (signal, delay) in [(Signal::SIGINT, 3000), (Signal::SIGTERM, 700)] {
+        let child = demo(&["--seconds", "60"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        send(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{stderr}");
+        assert!(stderr.contains("interrupted"), "{stderr}");
+        assert_eq!(Left::now(), Left::nothing(&links), "{signal}");
+    }
+}
+
+#[test]
+fn a_second_demo_is_told_of_the_first() {
+    let Some(_alone) = kernel_tests("a_second_demo_is_told_of_the_first") else { return };
+    let first = demo(&["--seconds", "60"]).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Left::now().processes.is_empty() {
+        assert!(Instant::now() < deadline, "the first demo started nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (code, _, stderr) = run(&mut demo(&["--seconds", "2"]));
+    send(&first, Signal::SIGINT);
+    let ended = first.wait_with_output().unwrap();
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("another pinfold demo is running"), "{stderr}");
+    assert_eq!(
+        ended.status.code(),
+        Some(130),
+        "the first was disturbed: {}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
+}
+
+#[test]
+fn what_is_missing_is_said_in_a_sentence() {
+    let empty = tempfile::tempdir().unwrap();
+    let root = empty.path().to_str().unwrap();
+    if nix::unistd::geteuid().is_root() {
+        let (code, _, stderr) = run(&mut demo(&["--cgroup-root", root]));
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("no cgroup hierarchy with the cpuset controller"), "{stderr}");
+        use std::os::unix::process::CommandExt;
+        // The binary may lie where nobody may go, so a copy is run.
+        let copy = empty.path().join("pinfold");
+        fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
+        fs::set_permissions(empty.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let (code, _, stderr) = run(Command::new(&copy).arg("demo").uid(65_534).gid(65_534));
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("needs root"), "{stderr}");
+    } else {
+        let (code, _, stderr) = run(&mut demo(&[]));
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("needs root"), "{stderr}");
+    }
+    let (code, _, stderr) = run(&mut demo(&["--seconds", "0"]));
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("--seconds"), "{stderr}");
+}
+
+#[test]
+fn a_port_that_is_taken_leaves_nothing() {
+    let Some(_alone) = kernel_tests("a_port_that_is_taken_leaves_nothing") else { return };
+    let links = Left::now().links;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, _, stderr) = run(pinfold().args(["demo", "--listen", &address]).stdin(Stdio::null()));
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("can't listen on") && stderr.contains(&address), "{stderr}");
+    assert_eq!(Left::now(), Left::nothing(&links));
+}
