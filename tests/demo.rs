@@ -107,7 +107,7 @@ fn the_figures_of_a_short_demo() {
     let last = stdout.lines().last().unwrap();
     let report: serde_json::Value = serde_json::from_str(last).unwrap();
     assert_eq!(report["enforcement"], "cpuset");
-    assert!(report["seconds"].as_f64().unwrap() >= 4.0, "{report}");
+    assert!(report["seconds"].as_f64().unwrap() > 3.5, "{report}");
     for half in ["shared", "pinned"] {
         assert!(report[half]["steps_per_second"].as_f64().unwrap() > 0.0, "{report}");
         assert!(report[half]["context_switches_per_step"].as_f64().unwrap() > 0.0, "{report}");
@@ -115,6 +115,7 @@ fn the_figures_of_a_short_demo() {
     let pods = report["pods"].as_array().unwrap();
     let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
     assert_eq!(worker["exclusive"], true, "{worker}");
+    assert!(worker["window_seconds"].as_f64().unwrap() < 1.0, "{worker}");
     let own: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
     assert_eq!(worker["env"]["TF_NUM_INTRAOP_THREADS"], own.len().to_string(), "{worker}");
     for other in pods.iter().filter(|pod| pod["pod"] != "worker-0") {

@@ -336,6 +336,7 @@ impl Owner {
                 errors.extend(self.account(&applied));
                 let (after, read) = self.node.observe(&pods)?;
                 (observed, ledger) = (after, read);
+                self.note_windows(&observed);
             }
         }
         self.windows.retain(|path, _| paths(&observed).any(|other| other == *path));
@@ -430,24 +431,31 @@ impl Owner {
                 None => tracing::debug!("{}", done.step),
             }
             errors.extend(error);
-            if let (Step::Cpus { path, reason: Reason::Own, .. }, Outcome::Done) = (&done.step, &done.outcome)
-            {
+            if let (Step::Cpus { reason: Reason::Own, .. }, Outcome::Done) = (&done.step, &done.outcome) {
                 tracing::info!("{}", done.step);
-                self.note_window(path);
             }
         }
         errors
     }
 
-    fn note_window(&mut self, path: &str) {
-        if self.old.contains(path) || self.windows.contains_key(path) {
-            return;
+    /// Notes, for containers that have just got their CPUs, how long after their first instruction that was.
+    ///
+    /// A container may be born with them, in a pod whose set was narrowed before: that counts as a window of zero.
+    fn note_windows(&mut self, observed: &Observed) {
+        for container in observed.pods.iter().flat_map(|pod| &pod.containers) {
+            let cgroup = &container.cgroup;
+            let owned = container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default();
+            let path = &cgroup.path;
+            let known = self.old.contains(path) || self.windows.contains_key(path);
+            if known || owned.is_empty() || cgroup.cpuset.effective != owned {
+                continue;
+            }
+            let processes = self.node.cgroups.processes(path).unwrap_or_default();
+            let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
+            let window = ages.fold(0.0, f64::max);
+            self.metrics.window_seconds.observe(window);
+            self.windows.insert(path.clone(), window);
         }
-        let processes = self.node.cgroups.processes(path).unwrap_or_default();
-        let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
-        let window = ages.fold(0.0, f64::max);
-        self.metrics.window_seconds.observe(window);
-        self.windows.insert(path.to_owned(), window);
     }
 
     /// Takes note of CPUs that went offline or came online.

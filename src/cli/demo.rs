@@ -197,12 +197,15 @@ fn summary(report: &Report) -> String {
     let mut text = format!("{}\n{table}\n", style("What changed").bold());
     for row in report.pods.iter().filter(|row| row.exclusive) {
         let threads = row.env.get("TF_NUM_INTRAOP_THREADS").map_or("-", String::as_str);
-        let window = row
-            .window_seconds
-            .map_or_else(|| "not seen".to_owned(), |window| format!("{:.0} ms", window * 1e3));
+        // The kernel notes the start of a process in hundredths of a second.
+        let window = match row.window_seconds {
+            None => "at a time that was not seen".to_owned(),
+            Some(window) if window < 0.02 => "within 20 ms of its first instruction".to_owned(),
+            Some(window) => format!("{:.0} ms after its first instruction", window * 1e3),
+        };
         let _ = writeln!(
             text,
-            "  {}: CPUs {} of its own, TF_NUM_INTRAOP_THREADS={threads}, pinned {window} after its first instruction",
+            "  {}: CPUs {} of its own, TF_NUM_INTRAOP_THREADS={threads}, pinned {window}",
             row.pod, row.cpus
         );
     }

@@ -58,7 +58,7 @@ fn prints_the_placement_for_people() {
 #[test]
 fn too_few_free_cpus_are_an_answer_of_its_own() {
     let root = machine();
-    let sentence = "9 CPUs wanted but only 8 are free: ask for fewer, or free some";
+    let sentence = "too few free CPUs: 9 wanted, 8 free";
     let (code, out, error) = place(root.path(), &["9", "-o", "json"]);
     assert_eq!((code, out, error), (Some(1), format!("{{\"error\":\"{sentence}\"}}\n"), String::new()));
     let (code, out, error) = place(root.path(), &["9"]);
