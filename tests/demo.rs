@@ -2,6 +2,8 @@
 //!
 //! These tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
