@@ -352,6 +352,7 @@ impl Owner {
             reserved: &node.reserved,
             policy: &node.config.policy,
             pods,
+            without_uid: false,
         }
     }
 

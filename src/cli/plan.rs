@@ -109,7 +109,14 @@ impl Input {
 
 fn planned(pods: &[Pod], topology: &Topology, reserved: CpuSet, config: &Config) -> Planned {
     let placer = Placer::new(topology);
-    let inputs = Inputs { topology, placer: &placer, reserved: &reserved, policy: &config.policy, pods };
+    let inputs = Inputs {
+        topology,
+        placer: &placer,
+        reserved: &reserved,
+        policy: &config.policy,
+        pods,
+        without_uid: true,
+    };
     let decisions = decide(&inputs, &Ledger::default());
     let shared = decisions.desired.shared();
     let mut containers = Vec::new();

@@ -25,6 +25,8 @@ pub struct Inputs<'a> {
     pub policy: &'a Policy,
     /// The pods of this node, the earlier the sooner served.
     pub pods: &'a [Pod],
+    /// Whether pods without a uid are given CPUs: in a plan on paper, yes; where their cgroups must be found, no.
+    pub without_uid: bool,
 }
 
 /// What is decided for one container of a known pod.
@@ -85,7 +87,7 @@ pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
         let taken = union(claims.values().flat_map(BTreeMap::values)).union(inputs.reserved);
         let free = inputs.topology.online.difference(&taken);
         let mine = claims.entry(pod.key.clone()).or_default();
-        pod.place(mine, free, inputs.placer, &mut notes);
+        pod.place(mine, free, inputs, &mut notes);
     }
     claims.retain(|_, mine| !mine.is_empty());
     let mut decisions = Decisions::default();
@@ -139,7 +141,7 @@ impl<'a> Asked<'a> {
         &self,
         mine: &mut BTreeMap<String, CpuSet>,
         free: CpuSet,
-        placer: &Placer,
+        inputs: &Inputs<'_>,
         notes: &mut BTreeMap<(usize, String), String>,
     ) {
         let has = |name: &str| mine.get(name).map_or(0, CpuSet::len);
@@ -148,6 +150,14 @@ impl<'a> Asked<'a> {
             .map(|(container, cpus)| (container.name.as_str(), cpus.saturating_sub(has(&container.name))))
             .filter(|(_, cpus)| *cpus > 0)
             .collect();
+        if self.pod.cgroup_uid().is_none() && !inputs.without_uid {
+            for (name, _) in missing {
+                let note = "stays in the shared pool: its cgroup can't be found without metadata.uid";
+                notes.insert((self.index, name.to_owned()), note.to_owned());
+            }
+            return;
+        }
+        let placer = inputs.placer;
         let total = missing.iter().map(|(_, cpus)| cpus).sum();
         let mut free = free;
         let mut together = placer.place(&free, total).map(|placement| placement.cpus).ok();
@@ -209,3 +219,6 @@ impl<'a> Asked<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -300,6 +300,7 @@ fn decide(
     let sizes = Sizes::of(profile, basis, processes);
     let (variables, kept) = variables(profile, &sizes, container);
     let from = match basis.origin {
+        BasisOrigin::Exclusive if basis.cpus == 1 => "1 exclusive CPU".to_owned(),
         BasisOrigin::Exclusive => format!("{} exclusive CPUs", basis.cpus),
         BasisOrigin::Limit => format!("a CPU limit that gives {}", basis.cpus),
         BasisOrigin::Request => format!("a CPU request that gives {}", basis.cpus),

@@ -1,0 +1,165 @@
+use super::*;
+use crate::cpu::{Numbering, Shape};
+use crate::pod::Resources;
+
+/// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
+fn machine() -> Topology {
+    Topology::from_shape(Shape {
+        sockets: 2,
+        numa_per_socket: 1,
+        llcs_per_numa: 1,
+        cores_per_llc: 4,
+        threads_per_core: 2,
+        numbering: Numbering::SiblingsAdjacent,
+    })
+}
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+/// A worker whose containers have these names, kinds and CPU limits in thousandths.
+fn pod(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+    let container = |&(name, kind, cpu): &(&str, ContainerKind, u64)| Container {
+        name: name.to_owned(),
+        kind,
+        resources: Resources {
+            cpu_request: Some(cpu),
+            cpu_limit: Some(cpu),
+            memory_request: Some(1 << 20),
+            memory_limit: Some(1 << 20),
+        },
+        ..Container::default()
+    };
+    Pod {
+        namespace: "train".to_owned(),
+        name: uid.to_owned(),
+        uid: Some(uid.to_owned()),
+        labels: [("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned())].into(),
+        containers: containers.iter().map(container).collect(),
+        ..Pod::default()
+    }
+}
+
+fn app(uid: &str, cpus: u64) -> Pod {
+    pod(uid, &[("main", ContainerKind::App, cpus * 1000)])
+}
+
+fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
+    let topology = machine();
+    let placer = Placer::new(&topology);
+    let reserved = default_reserved(&topology);
+    let policy = Policy::default();
+    let without_uid = false;
+    decide(
+        &Inputs {
+            topology: &topology,
+            placer: &placer,
+            reserved: &reserved,
+            policy: &policy,
+            pods,
+            without_uid,
+        },
+        ledger,
+    )
+}
+
+fn ledger(claims: &[(&str, &str, &str)]) -> Ledger {
+    let mut ledger = Ledger::default();
+    for (uid, name, cpus) in claims {
+        ledger.promise(uid, name, &set(cpus));
+    }
+    ledger
+}
+
+fn cpus(decisions: &Decisions) -> Vec<String> {
+    let list =
+        |decision: &Decision| decision.cpus.as_ref().map_or_else(|| "shared".to_owned(), CpuSet::to_string);
+    decisions.containers.iter().map(list).collect()
+}
+
+#[test]
+fn the_reserved_core_is_kept_and_the_rest_is_dealt() {
+    let decisions = decided(&[app("a", 8), app("b", 6), app("c", 1)], &Ledger::default());
+    assert_eq!(cpus(&decisions), ["8-15", "2-7", "shared"]);
+    assert_eq!(decisions.desired.shared(), set("0-1"));
+    assert!(decisions.containers[2].note.as_deref().unwrap().contains("1 wanted, 0 free"));
+    assert_eq!(decisions.desired.whole, ["a", "b"]);
+}
+
+#[test]
+fn what_runs_stays_wherever_it_is() {
+    // Spread as no placement would have it, on a reserved CPU even: moving it would be worse.
+    let decisions = decided(&[app("b", 2), app("a", 3)], &ledger(&[("a", "main", "0,5,9")]));
+    assert_eq!(cpus(&decisions)[1], "0,5,9");
+    assert!(decisions.containers[0].cpus.as_ref().unwrap().is_disjoint(&set("0-1,5,9")));
+}
+
+#[test]
+fn a_stranger_keeps_its_claim() {
+    let decisions = decided(&[app("a", 6)], &ledger(&[("gone", "main", "2-7")]));
+    assert_eq!(decisions.desired.claims["gone"]["main"], set("2-7"));
+    assert_eq!(cpus(&decisions), ["8-13"]);
+}
+
+#[test]
+fn a_claim_that_is_owed_no_more_is_dropped() {
+    let mut shared = app("a", 6);
+    shared.annotations.insert(crate::pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
+    let decisions = decided(&[shared, app("b", 8)], &ledger(&[("a", "main", "8-13")]));
+    assert_eq!(cpus(&decisions), ["shared", "8-15"]);
+    assert!(!decisions.desired.claims.contains_key("a"));
+}
+
+#[test]
+fn a_claim_grows_and_shrinks_where_it_is() {
+    let held = ledger(&[("a", "main", "8-11")]);
+    let grown = decided(&[app("a", 6)], &held);
+    assert!(set("8-11").is_subset(grown.containers[0].cpus.as_ref().unwrap()), "{:?}", cpus(&grown));
+    assert_eq!(grown.containers[0].cpus.as_ref().unwrap().len(), 6);
+    let shrunk = decided(&[app("a", 2)], &held);
+    assert_eq!(cpus(&shrunk), ["8-9"]);
+}
+
+#[test]
+fn pod_mates_share_a_core_rather_than_two_with_strangers() {
+    let pair = pod("a", &[("one", ContainerKind::App, 1000), ("two", ContainerKind::App, 1000)]);
+    assert_eq!(cpus(&decided(&[pair], &Ledger::default())), ["2", "3"]);
+}
+
+#[test]
+fn init_containers_run_inside_and_sidecars_count() {
+    let mixed = pod(
+        "a",
+        &[
+            ("fetch", ContainerKind::Init, 8000),
+            ("proxy", ContainerKind::Sidecar, 1000),
+            ("main", ContainerKind::App, 3000),
+            ("log", ContainerKind::App, 500),
+        ],
+    );
+    let decisions = decided(&[mixed], &Ledger::default());
+    assert_eq!(cpus(&decisions), ["2-5", "2", "3-5", "shared"]);
+    assert_eq!(decisions.desired.inside["a"], ["fetch"]);
+    // Its quota must still hold the container that shares.
+    assert!(decisions.desired.whole.is_empty());
+}
+
+#[test]
+fn a_pod_that_fits_in_part_gets_a_part() {
+    let two = pod("a", &[("big", ContainerKind::App, 12_000), ("small", ContainerKind::App, 4000)]);
+    let decisions = decided(&[two], &Ledger::default());
+    assert_eq!(decisions.containers[0].cpus.as_ref().unwrap().len(), 12);
+    assert_eq!(decisions.containers[1].cpus, None);
+    assert!(decisions.containers[1].note.is_some());
+}
+
+#[test]
+fn a_pod_whose_cgroup_cannot_be_found_takes_nothing() {
+    let mut nameless = app("a", 2);
+    nameless.uid = None;
+    let decisions = decided(&[nameless], &Ledger::default());
+    assert_eq!(cpus(&decisions), ["shared"]);
+    assert!(decisions.containers[0].note.as_deref().unwrap().contains("metadata.uid"));
+    assert_eq!(decisions.desired.shared(), machine().online);
+}
