@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use comfy_table::CellAlignment;
 use console::{Term, style};
-use indicatif::HumanBytes;
+use indicatif::{HumanBytes, ProgressBar};
 
 use super::Format;
 use super::run::{log, runtime};
@@ -57,6 +57,7 @@ impl Demo {
             let ended = signals(stop.clone())?;
             let report = demo::run(&options, &stop, |frame| screen.show(frame)).await;
             ended.abort();
+            screen.spinner.finish_and_clear();
             report
         })?;
         let Some(report) = done else {
@@ -91,16 +92,27 @@ struct Screen {
     format: Format,
     lines: usize,
     half: Option<Mode>,
+    /// Where there is no table to look at; it draws on standard error, and only if that is a terminal.
+    spinner: ProgressBar,
 }
 
 // === impl Screen ===
 
 impl Screen {
     fn new(format: Format) -> Self {
-        Self { term: Term::stdout(), format, lines: 0, half: None }
+        let term = Term::stdout();
+        let seen = format == Format::Text && term.is_term();
+        let spinner = if seen { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+        Self { term, format, lines: 0, half: None, spinner }
     }
 
     fn show(&mut self, frame: &Frame) {
+        let half = match frame.mode {
+            Mode::Shared => "shared",
+            Mode::Pinned => "pinned and sized",
+        };
+        self.spinner.set_message(format!("{half}: {} of {} s", frame.seconds.0, frame.seconds.1));
+        self.spinner.tick();
         if self.format == Format::Json {
             return;
         }
