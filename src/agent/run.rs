@@ -60,7 +60,8 @@ impl Agent {
             tasks.spawn(folder.run(events.clone()));
         }
         for tree in &node.config.trees {
-            let watch = Watch::new(&node.cgroups.root().join(tree), 2)
+            // A class, a pod, a container: the runtime writes a container's CPUs after it has made the cgroup.
+            let watch = Watch::new(&node.cgroups.root().join(tree), 3)
                 .with_context(|| format!("can't watch the pods' tree {tree}"))?;
             tasks.spawn(follow(watch, events.clone()));
         }
