@@ -312,7 +312,10 @@ impl Owner {
             self.old = paths(&observed).collect();
         }
         self.keep_promises(&mut ledger, &observed);
-        let decisions = decide(&self.inputs(&pods), &ledger);
+        let mut decisions = decide(&self.inputs(&pods), &ledger);
+        if self.node.enforcement == Enforcement::Observe {
+            decisions.only_what_is(&pods, &ledger);
+        }
         if let Some((pod, container, reply)) = question {
             self.answer(&pods, pod, container, &decisions, reply);
         }
