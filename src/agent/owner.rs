@@ -338,6 +338,7 @@ impl Owner {
                 let applied = pin::apply(steps, &self.node.cgroups);
                 errors.extend(self.account(&applied));
                 let (after, read) = self.node.observe(&pods)?;
+                self.note_windows(&observed, &after);
                 (observed, ledger) = (after, read);
             }
         }
@@ -406,7 +407,7 @@ impl Owner {
         let _ = reply.send(admission);
     }
 
-    /// Counts what was done, notes windows, and returns what went wrong as sentences.
+    /// Counts what was done and returns what went wrong as sentences.
     fn account(&mut self, applied: &[Applied]) -> Vec<String> {
         let mut errors = Vec::new();
         for done in applied {
@@ -433,24 +434,35 @@ impl Owner {
                 None => tracing::debug!("{}", done.step),
             }
             errors.extend(error);
-            if let (Step::Cpus { path, reason: Reason::Own, .. }, Outcome::Done) = (&done.step, &done.outcome)
-            {
+            if let (Step::Cpus { reason: Reason::Own, .. }, Outcome::Done) = (&done.step, &done.outcome) {
                 tracing::info!("{}", done.step);
-                self.note_window(path);
             }
         }
         errors
     }
 
-    fn note_window(&mut self, path: &str) {
-        if self.old.contains(path) || self.windows.contains_key(path) {
-            return;
+    /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
+    fn note_windows(&mut self, before: &Observed, after: &Observed) {
+        let all = |observed: &Observed| -> Vec<_> {
+            observed.pods.iter().flat_map(|pod| pod.containers.clone()).collect()
+        };
+        for container in all(after) {
+            let path = container.cgroup.path;
+            let own = container.mark.map(|mark| mark.cpus()).unwrap_or_default();
+            let in_force = !own.is_empty() && container.cgroup.cpuset.effective == own;
+            if !in_force || self.old.contains(&path) || self.windows.contains_key(&path) {
+                continue;
+            }
+            // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
+            let had = all(before)
+                .into_iter()
+                .any(|other| other.cgroup.path == path && other.cgroup.cpuset.effective == own);
+            let processes = self.node.cgroups.processes(&path).unwrap_or_default();
+            let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
+            let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
+            self.metrics.window_seconds.observe(window);
+            self.windows.insert(path, window);
         }
-        let processes = self.node.cgroups.processes(path).unwrap_or_default();
-        let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
-        let window = ages.fold(0.0, f64::max);
-        self.metrics.window_seconds.observe(window);
-        self.windows.insert(path.to_owned(), window);
     }
 
     /// Takes note of CPUs that went offline or came online.
