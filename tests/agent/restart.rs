@@ -64,9 +64,9 @@ fn moves_nothing() {
         assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(0.0), "its window was not seen");
         assert_eq!(state(&kernel, &scene), before, "a restart moves nothing");
         if end == "SIGTERM" {
-            agent.stop()
+            agent.stop();
         } else {
-            agent.kill()
+            agent.kill();
         }
         assert_eq!(state(&kernel, &scene), before, "{end} leaves every assignment");
     }
