@@ -5,41 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
-use bzip2::read::BzDecoder;
 use pinfold::cpu::{CoreKind, CpuSet, Topology};
 use pinfold::host::topology::{TopologyError, read};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-/// File names that the reader may look at; the archives hold thousands of others.
-const WANTED: [&str; 22] = [
-    "online",
-    "offline",
-    "present",
-    "possible",
-    "thread_siblings",
-    "thread_siblings_list",
-    "core_cpus",
-    "core_cpus_list",
-    "core_siblings",
-    "core_siblings_list",
-    "package_cpus",
-    "package_cpus_list",
-    "physical_package_id",
-    "level",
-    "type",
-    "shared_cpu_list",
-    "shared_cpu_map",
-    "cpulist",
-    "cpumap",
-    "distance",
-    "meminfo",
-    "cpu_capacity",
-];
+#[path = "support/machine.rs"]
+mod machine;
+
+use machine::{archives, unpack};
 
 /// What is known of a machine: which CPUs are together. `None`: not judged.
 #[derive(Deserialize)]
@@ -49,10 +26,6 @@ struct Truth {
     sockets: Option<Vec<Vec<u32>>>,
     numa: Option<Vec<Vec<u32>>>,
     llc: Option<Vec<Vec<u32>>>,
-}
-
-fn machines() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines")
 }
 
 fn set(list: &str) -> CpuSet {
@@ -67,33 +40,7 @@ struct Machine {
 
 impl Machine {
     fn unpack(name: &str) -> Self {
-        let folder = TempDir::new().unwrap();
-        let archive = fs::File::open(machines().join(format!("{name}.tar.bz2"))).unwrap();
-        let mut archive = tar::Archive::new(BzDecoder::new(archive));
-        let mut files = 0;
-        for entry in archive.entries().unwrap() {
-            let mut entry = entry.unwrap();
-            let path = entry.path().unwrap().into_owned();
-            let below = path.components().skip(1).collect::<PathBuf>();
-            let ours = below.starts_with("sys/devices/system/cpu")
-                || below.starts_with("sys/devices/system/node")
-                || below.to_str().is_some_and(|path| path.starts_with("sys/devices/cpu_"));
-            // Folders count by themselves: an offline CPU's may be empty.
-            let to = folder.path().join(&below);
-            if ours && entry.header().entry_type().is_dir() {
-                fs::create_dir_all(&to).unwrap();
-            } else if ours
-                && entry.header().entry_type().is_file()
-                && WANTED.iter().any(|name| below.ends_with(name))
-            {
-                let mut content = Vec::new();
-                entry.read_to_end(&mut content).unwrap();
-                fs::create_dir_all(to.parent().unwrap()).unwrap();
-                fs::write(to, content).unwrap();
-                files += 1;
-            }
-        }
-        assert!(files > 0, "{name} holds no file that the reader looks at");
+        let folder = unpack(name);
         Self { root: folder.path().to_owned(), _folder: folder }
     }
 
@@ -168,10 +115,10 @@ fn by_id(topology: &Topology, id: impl Fn(&pinfold::cpu::Cpu) -> Option<u32>) ->
 
 #[test]
 fn real_machines_are_read_as_they_are() {
-    let truth = fs::read_to_string(machines().join("truth.json")).unwrap();
+    let truth = fs::read_to_string(archives().join("truth.json")).unwrap();
     let truth: BTreeMap<String, Truth> = serde_json::from_str(&truth).unwrap();
     assert_eq!(truth.len(), 14);
-    let archives = fs::read_dir(machines()).unwrap().filter(|entry| {
+    let archives = fs::read_dir(archives()).unwrap().filter(|entry| {
         entry.as_ref().unwrap().file_name().to_str().is_some_and(|name| name.ends_with(".tar.bz2"))
     });
     assert_eq!(archives.count(), truth.len(), "every archive has its truth");

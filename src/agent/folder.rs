@@ -36,7 +36,13 @@ impl Folder {
         // The watch is set before the first reading, so that no change falls between the two.
         let mut watch = Watch::new(&self.path, 0).context("can't watch the folder of pod manifests")?;
         loop {
-            let event = tokio::task::block_in_place(|| self.read());
+            // On a thread of its own: a folder that takes long to read must not hold up the agent's end.
+            let read = tokio::task::spawn_blocking(move || {
+                let event = self.read();
+                (self, event)
+            });
+            let event;
+            (self, event) = read.await.context("reading the folder of pod manifests broke")?;
             if events.send(event).await.is_err() {
                 return Ok(());
             }
@@ -58,7 +64,7 @@ impl Folder {
         };
         self.files.retain(|path, _| found.contains(path));
         for path in found {
-            match read_manifest(&path) {
+            match read_entry(&path) {
                 Ok(pods) => {
                     self.files.insert(path, pods);
                 }
@@ -83,9 +89,17 @@ pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
     let files = manifests(path).with_context(|| format!("can't list {}", path.display()))?;
     let mut pods = Vec::new();
     for file in files {
-        pods.extend(read_manifest(&file)?);
+        pods.extend(read_entry(&file)?);
     }
     Ok(pods)
+}
+
+/// The pods in one of a folder's manifests.
+fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
+    // A pipe without a writer would be waited for without end.
+    let strange = fs::metadata(path).is_ok_and(|kind| !kind.is_file());
+    anyhow::ensure!(!strange, "{} is no file: only files are read as manifests", path.display());
+    read_manifest(path)
 }
 
 /// The pods in a manifest file.

@@ -312,7 +312,10 @@ impl Owner {
             self.old = paths(&observed).collect();
         }
         self.keep_promises(&mut ledger, &observed);
-        let decisions = decide(&self.inputs(&pods), &ledger);
+        let mut decisions = decide(&self.inputs(&pods), &ledger);
+        if self.node.enforcement == Enforcement::Observe {
+            decisions.only_what_is(&pods, &ledger);
+        }
         if let Some((pod, container, reply)) = question {
             self.answer(&pods, pod, container, &decisions, reply);
         }
@@ -335,8 +338,8 @@ impl Owner {
                 let applied = pin::apply(steps, &self.node.cgroups);
                 errors.extend(self.account(&applied));
                 let (after, read) = self.node.observe(&pods)?;
+                self.note_windows(&observed, &after);
                 (observed, ledger) = (after, read);
-                self.note_windows(&observed);
             }
         }
         self.windows.retain(|path, _| paths(&observed).any(|other| other == *path));
@@ -405,7 +408,7 @@ impl Owner {
         let _ = reply.send(admission);
     }
 
-    /// Counts what was done, notes windows, and returns what went wrong as sentences.
+    /// Counts what was done and returns what went wrong as sentences.
     fn account(&mut self, applied: &[Applied]) -> Vec<String> {
         let mut errors = Vec::new();
         for done in applied {
@@ -439,21 +442,22 @@ impl Owner {
         errors
     }
 
-    /// Notes, for containers that have just got their CPUs, how long after their first instruction that was.
-    ///
-    /// A container may be born with them, in a pod whose set was narrowed before: that counts as a window of zero.
-    fn note_windows(&mut self, observed: &Observed) {
-        for container in observed.pods.iter().flat_map(|pod| &pod.containers) {
-            let cgroup = &container.cgroup;
-            let owned = container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default();
-            let path = &cgroup.path;
-            let known = self.old.contains(path) || self.windows.contains_key(path);
-            if known || owned.is_empty() || cgroup.cpuset.effective != owned {
+    /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
+    fn note_windows(&mut self, before: &Observed, after: &Observed) {
+        for container in after.containers() {
+            let path = &container.cgroup.path;
+            let own = container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default();
+            let in_force = !own.is_empty() && container.cgroup.cpuset.effective == own;
+            if !in_force || self.old.contains(path) || self.windows.contains_key(path) {
                 continue;
             }
+            // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
+            let had = before
+                .containers()
+                .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);
             let processes = self.node.cgroups.processes(path).unwrap_or_default();
             let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
-            let window = ages.fold(0.0, f64::max);
+            let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
             self.metrics.window_seconds.observe(window);
             self.windows.insert(path.clone(), window);
         }
@@ -540,7 +544,7 @@ pub fn environment(
 }
 
 fn paths(observed: &Observed) -> impl Iterator<Item = String> + '_ {
-    observed.pods.iter().flat_map(|pod| &pod.containers).map(|container| container.cgroup.path.clone())
+    observed.containers().map(|container| container.cgroup.path.clone())
 }
 
 /// An error and its causes in one line.

@@ -61,7 +61,8 @@ impl Agent {
             tasks.spawn(folder.run(events.clone()));
         }
         for tree in &node.config.trees {
-            let watch = Watch::new(&node.cgroups.root().join(tree), 2)
+            // A class, a pod, a container: the runtime writes a container's CPUs after it has made the cgroup.
+            let watch = Watch::new(&node.cgroups.root().join(tree), 3)
                 .with_context(|| format!("can't watch the pods' tree {tree}"))?;
             tasks.spawn(follow(watch, events.clone()));
         }
@@ -179,13 +180,14 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
 /// # Errors
 /// What [`Agent::start`] says, or a task that ended by itself.
 pub async fn run(config: Config) -> anyhow::Result<()> {
+    // First of all: until it is set, the first process of a container hears no SIGTERM at all.
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let node = Node::new(config)?;
     let _lock = lock(node.cgroups.root())?;
     tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
     tracing::info!("enforcement {}: {}", node.enforcement.name(), node.enforcement_reason);
     let mut agent = Agent::start(node).await?;
     tracing::info!("serving http://{}/metrics", agent.address());
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: stopping; every assignment stays as it is"),
         _ = tokio::signal::ctrl_c() => tracing::info!("interrupted: stopping; every assignment stays as it is"),

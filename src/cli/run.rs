@@ -29,7 +29,11 @@ impl Run {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         log("info")?;
         let config = Config::load(self.overrides)?;
-        runtime()?.block_on(crate::agent::run(config))?;
+        let runtime = runtime()?;
+        let done = runtime.block_on(crate::agent::run(config));
+        // Manifests that are still being read are of no more use, and not waited for.
+        runtime.shutdown_background();
+        done?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -57,6 +57,23 @@ pub struct Decisions {
     pub desired: Desired,
 }
 
+// === impl Decisions ===
+
+impl Decisions {
+    /// Takes back whatever the kernel doesn't say already, for a Pinfold that only looks: what nobody enforces is
+    /// nobody's own.
+    pub fn only_what_is(&mut self, pods: &[Pod], ledger: &Ledger) {
+        for decision in &mut self.containers {
+            let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
+            let owned = union(uid.map(|uid| ledger.of(uid)).unwrap_or_default().values());
+            if decision.cpus.take_if(|cpus| !cpus.is_subset(&owned)).is_some() {
+                decision.note = Some("stays in the shared pool: Pinfold only looks here".to_owned());
+            }
+        }
+        self.desired.claims.clone_from(&ledger.claims);
+    }
+}
+
 /// The default reservation: the core of the lowest online CPU.
 pub fn default_reserved(topology: &Topology) -> CpuSet {
     topology.online.first().map(|cpu| topology.core_of(cpu)).unwrap_or_default()

@@ -75,6 +75,11 @@ impl Observed {
         (observed, ledger)
     }
 
+    /// Every container's cgroup.
+    pub fn containers(&self) -> impl Iterator<Item = &ObservedContainer> {
+        self.pods.iter().flat_map(|pod| &pod.containers)
+    }
+
     /// The cgroups of a pod's container; usually one, for a moment two while a container is replaced.
     pub fn container(&self, uid: &str, name: &str) -> Option<&ObservedContainer> {
         let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?;

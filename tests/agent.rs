@@ -1,0 +1,29 @@
+//! The agent on the real kernel: real cgroups, real processes, and the program itself.
+//!
+//! Needs root, a cgroup hierarchy with cpuset and two CPUs, so plain `cargo test` leaves these tests to `tests/run` and
+//! names them. Every test makes a pods' tree of its own and touches no other.
+
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/agent.rs"]
+mod agent;
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/kernel.rs"]
+mod kernel;
+
+#[path = "agent/churn.rs"]
+mod churn;
+#[path = "agent/drift.rs"]
+mod drift;
+#[path = "agent/life.rs"]
+mod life;
+#[path = "agent/pinning.rs"]
+mod pinning;
+#[path = "agent/release.rs"]
+mod release;
+#[path = "agent/restart.rs"]
+mod restart;
+#[path = "agent/serving.rs"]
+mod serving;

@@ -1,0 +1,243 @@
+//! Pods come, change and go at random, and the agent is killed at random moments.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Duration;
+
+use pinfold::cpu::CpuSet;
+use pinfold::pin::Mark;
+
+use crate::agent::{Agent, Manifests, Settings, best_effort, worker, worker_with};
+use crate::kernel::{Kernel, Tree, kernel_tests};
+
+#[path = "../placement/random.rs"]
+mod random;
+
+use random::Random;
+
+/// How many events, and how many times the agent is killed among them.
+const EVENTS: usize = 200;
+const KILLS: usize = 10;
+
+/// A pod of the test.
+struct Pod {
+    uid: String,
+    /// CPUs that it asks for; none for one that asks for nothing.
+    cpus: Option<usize>,
+    shared: bool,
+    cgroup: Option<String>,
+    container: Option<String>,
+    manifest: bool,
+}
+
+// === impl Pod ===
+
+impl Pod {
+    fn manifest(&self) -> String {
+        match self.cpus {
+            Some(cpus) if self.shared => {
+                worker_with(&self.uid, &self.uid, cpus, "pinfold.io/cpus: shared", "")
+            }
+            Some(cpus) => worker(&self.uid, &self.uid, cpus),
+            None => best_effort(&self.uid, &self.uid),
+        }
+    }
+}
+
+struct Churn<'a> {
+    kernel: &'a Kernel,
+    tree: Tree<'a>,
+    manifests: Manifests,
+    random: Random,
+    pods: Vec<Pod>,
+    made: usize,
+}
+
+// === impl Churn ===
+
+impl Churn<'_> {
+    fn event(&mut self) {
+        let index = self.random.below(self.pods.len().max(1));
+        match self.random.below(10) {
+            0..=2 if self.pods.len() < 8 => self.create(),
+            3..=4 if !self.pods.is_empty() => self.remove(index),
+            5 => self.annotate(index),
+            6 => self.replace_container(index),
+            _ => self.next_piece(index),
+        }
+    }
+
+    /// A pod that is to come: its manifest and its cgroups follow piece by piece, in any order.
+    fn create(&mut self) {
+        self.made += 1;
+        let most = self.kernel.online.len() - 1;
+        let cpus = (self.random.below(3) > 0).then(|| 1 + self.random.below(most));
+        let uid = format!("uid{}", self.made);
+        self.pods.push(Pod { uid, cpus, shared: false, cgroup: None, container: None, manifest: false });
+        let newest = self.pods.len() - 1;
+        self.next_piece(newest);
+    }
+
+    fn next_piece(&mut self, index: usize) {
+        let manifest_first = self.random.below(2) == 0;
+        let Some(pod) = self.pods.get_mut(index) else { return };
+        if !pod.manifest && (manifest_first || pod.container.is_some()) {
+            pod.manifest = true;
+            self.manifests.put(&format!("{}.yaml", pod.uid), &pod.manifest());
+        } else if pod.cgroup.is_none() {
+            let class = if pod.cpus.is_some() { "" } else { "besteffort" };
+            pod.cgroup = Some(self.tree.pod(class, &pod.uid));
+        } else if let (Some(cgroup), None) = (&pod.cgroup, &pod.container) {
+            self.made += 1;
+            let container = self.tree.container(cgroup, &format!("c{}", self.made));
+            if let Some(cpus) = pod.cpus {
+                self.kernel.set_quota(&container, u64::try_from(cpus).unwrap());
+            }
+            self.tree.start(&container);
+            pod.container = Some(container);
+        }
+    }
+
+    fn remove(&mut self, index: usize) {
+        let pod = self.pods.swap_remove(index);
+        let manifest_first = self.random.below(2) == 0;
+        let file = format!("{}.yaml", pod.uid);
+        if pod.manifest && manifest_first {
+            self.manifests.remove(&file);
+        }
+        if let Some(cgroup) = &pod.cgroup {
+            self.tree.remove(cgroup);
+        }
+        if pod.manifest && !manifest_first {
+            self.manifests.remove(&file);
+        }
+    }
+
+    fn annotate(&mut self, index: usize) {
+        let Some(pod) = self.pods.get_mut(index) else { return };
+        pod.shared = !pod.shared;
+        if pod.manifest {
+            self.manifests.put(&format!("{}.yaml", pod.uid), &pod.manifest());
+        }
+    }
+
+    fn replace_container(&mut self, index: usize) {
+        let Some(pod) = self.pods.get_mut(index) else { return };
+        if let Some(container) = pod.container.take() {
+            self.tree.remove(&container);
+        }
+    }
+
+    /// What marks claim, by container. Nobody's claim meets another's or the reserved CPUs, at any moment.
+    fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
+        let mut claims = BTreeMap::new();
+        for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
+            let marks = pod.containers.iter().map(|container| &container.mark).chain([&pod.mark]);
+            for mark in marks.flatten() {
+                for (name, cpus) in Mark::parse(mark).unwrap().claims {
+                    claims.insert(format!("{}/{name}", pod.uid), cpus);
+                }
+            }
+        }
+        let mut all = self.kernel.first();
+        for (owner, cpus) in &claims {
+            assert!(
+                cpus.is_disjoint(&all),
+                "{when}: {owner} claims {cpus}, and {all} is others' or reserved: {claims:?}"
+            );
+            all = all.union(cpus);
+        }
+        claims
+    }
+
+    /// What must hold once the agent has caught up, on the kernel's word alone; an error where it doesn't.
+    fn invariants(&self) -> Result<(), String> {
+        let claims = self.claims("at the end");
+        let owned = claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        // Pods that are known and have no cgroup yet are served in their turn, so all of them count.
+        let wanting = self.pods.iter().filter(|pod| pod.manifest && !pod.shared);
+        let enough = wanting.filter_map(|pod| pod.cpus).sum::<usize>() < self.kernel.online.len();
+        for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
+            let known = self.pods.iter().find(|known| known.uid == pod.uid).unwrap();
+            let owed = known.manifest && !known.shared && known.cpus.is_some();
+            let claim = claims.get(&format!("{}/main", pod.uid));
+            // One whose manifest is still to come may be owed anything: nothing is taken from it, and nothing given.
+            if !owed && claim.is_some() {
+                return Err(format!("{} owns {claim:?} and is owed nothing", pod.path));
+            }
+            if owed && claim.is_none() && enough {
+                return Err(format!("{} owns nothing, and there is enough for all", pod.path));
+            }
+            if claim.is_none() && pod.mark.is_some() {
+                return Err(format!("{} has a mark and owns nothing: {:?}", pod.path, pod.mark));
+            }
+            for container in &pod.containers {
+                let now = &container.cpuset.effective;
+                let good = match claim {
+                    Some(claim) => now == claim && container.quota.is_none_or(|quota| quota.quota.is_none()),
+                    None => now.is_disjoint(&owned) && self.kernel.first().is_subset(now),
+                };
+                if !good {
+                    return Err(format!("{}: {claim:?} is claimed, {container:?}", container.path));
+                }
+                let limit = known.cpus.filter(|_| claim.is_none()).map(|cpus| cpus as u64 * 100_000);
+                if limit.is_some() && self.kernel.quota(&container.path) != limit {
+                    return Err(format!("{}: its quota should be {limit:?}, {container:?}", container.path));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn settled(churn: &Churn<'_>, agent: &Agent) {
+    let mut wrong = Ok(());
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while std::time::Instant::now() < deadline {
+        wrong = churn.invariants();
+        if wrong.is_ok() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{wrong:?}\n{}", agent.log());
+}
+
+#[test]
+fn invariants_survive_it() {
+    let Some(kernel) = kernel_tests() else { return };
+    let seed = std::env::var("PINFOLD_TEST_SEED").ok().map_or_else(
+        || u64::from(std::process::id()) ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20,
+        |seed| seed.parse().unwrap(),
+    );
+    // Past the capture, so that it is known whatever happens.
+    writeln!(std::io::stderr(), "churn: PINFOLD_TEST_SEED={seed} repeats these events").unwrap();
+    let manifests = Manifests::new();
+    let tree = kernel.tree();
+    let settings = Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "1"]);
+    let mut churn =
+        Churn { kernel: &kernel, tree, manifests, random: Random(seed), pods: Vec::new(), made: 0 };
+    let mut agent = settings.start();
+    for number in 0..EVENTS {
+        churn.event();
+        std::thread::sleep(Duration::from_millis(churn.random.below(15) as u64));
+        if number % (EVENTS / KILLS) == EVENTS / KILLS - 1 {
+            agent.kill();
+            churn.claims(&format!("seed {seed}, event {number}"));
+            agent = settings.start();
+            if number % (2 * EVENTS / KILLS) == EVENTS / KILLS - 1 {
+                settled(&churn, &agent);
+            }
+        }
+    }
+    settled(&churn, &agent);
+    let status = agent.status().unwrap();
+    assert_eq!(status["unexplained"].as_array().unwrap().len(), 0, "{status:#}");
+    assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
+    // Everybody goes: nothing is owned, and nothing is left.
+    while !churn.pods.is_empty() {
+        churn.remove(0);
+    }
+    agent.eventually("all CPUs are shared", |status| status["exclusive"] == "");
+    agent.stop();
+}

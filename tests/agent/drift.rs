@@ -1,0 +1,78 @@
+//! Somebody else writes: it is counted once and repaired.
+
+use crate::agent::{Manifests, Settings, best_effort, in_force, worker, worker_with};
+use crate::kernel::{allowed, kernel_tests};
+
+#[test]
+fn is_counted_once_and_repaired() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 1, "", "main1"));
+    pods.put("web.yaml", &best_effort("web", "web-uid"));
+    let settings =
+        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds", "1"]);
+    let agent = settings.start();
+    let web = tree.pod("besteffort", "web-uid");
+    let web = tree.container(&web, "web1");
+    let web_pid = tree.start(&web);
+    let pod = tree.pod("", "worker-uid");
+    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup can't be wider than the one above it.
+    let pause = tree.container(&pod, "pause1");
+    tree.start(&pause);
+    let main = tree.container(&pod, "main1");
+    let pid = tree.start(&main);
+    let (own, others) = (kernel.last(), kernel.all_but_one());
+    let settled = || allowed(pid) == own && allowed(web_pid) == others;
+    agent.eventually("all is settled", |status| in_force(status, "worker-0") && settled());
+    let drift = |cause: &str| agent.metric("pinfold_drift_total", &[("cause", cause)]);
+    // Whoever makes a cgroup writes its CPUs too; what that raced with is not what is tested here.
+    let (written, overlap) = (drift("written").unwrap(), drift("overlap").unwrap());
+
+    // The owner's set, onto another CPU.
+    kernel.write_cpus(&main, &kernel.first());
+    agent.eventually("the owner is back", |_| settled());
+    agent.eventually("it is counted", |_| drift("written") == Some(written + 1.0));
+
+    // Another container's set, onto the owner's CPU.
+    kernel.write_cpus(&web, &kernel.online);
+    agent.eventually("the other one is back", |_| settled());
+    agent.eventually("it is counted", |_| drift("overlap") == Some(overlap + 1.0));
+
+    // Nothing more is counted when nothing more happens.
+    let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);
+    let seen = timer();
+    agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
+    assert_eq!((drift("written"), drift("overlap")), (Some(written + 1.0), Some(overlap + 1.0)));
+    assert_eq!((drift("ancestor"), drift("offline")), (Some(0.0), Some(0.0)));
+    let status = agent.status().unwrap();
+    assert_eq!(status["drift"].as_array().unwrap().len(), 0, "{status:#}");
+    agent.stop();
+}
+
+#[test]
+fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
+    // The clock can't help here.
+    let settings =
+        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds", "3600"]);
+    let agent = settings.start();
+    let pod = tree.pod("", "worker-uid");
+    let main = tree.container(&pod, "main1");
+    let pid = tree.start(&main);
+    agent.eventually("the worker is pinned", |_| allowed(pid) == kernel.last());
+    for (class, uid) in [("", "a"), ("burstable", "b"), ("besteffort", "c")] {
+        let pod = tree.pod(class, uid);
+        let path = tree.container(&pod, "c1");
+        let other = tree.start(&path);
+        agent.eventually("a new one is shared", |_| allowed(other) == kernel.all_but_one());
+        // runc writes the CPUs of a container that it makes after the cgroup has appeared.
+        kernel.write_cpus(&pod, &kernel.online);
+        kernel.write_cpus(&path, &kernel.online);
+        agent.eventually(&format!("{path} is moved away again"), |_| allowed(other) == kernel.all_but_one());
+    }
+    agent.stop();
+}

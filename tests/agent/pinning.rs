@@ -1,0 +1,167 @@
+//! A pod appears and is pinned, whatever comes first and whoever names the cgroups.
+
+use pinfold::cpu::CpuSet;
+
+use crate::agent::{Manifests, Settings, assigned, best_effort, container, in_force, worker, worker_with};
+use crate::kernel::{allowed, kernel_tests};
+
+#[test]
+fn manifest_then_cgroup() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
+    let own = kernel.last();
+    let others = kernel.all_but_one();
+
+    let web = tree.pod("besteffort", "web-uid");
+    let web = tree.container(&web, "web1");
+    let web_pid = tree.start(&web);
+    assert_eq!(allowed(web_pid), kernel.online);
+    pods.put("web.yaml", &best_effort("web", "web-uid"));
+    pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
+    let status = agent.eventually("the worker is known", |status| assigned(status, "worker-0").is_some());
+    assert_eq!(assigned(&status, "worker-0"), Some(own.clone()));
+
+    let pod = tree.pod("", "worker-uid");
+    kernel.set_quota(&pod, 1);
+    let main = tree.container(&pod, "main1");
+    kernel.set_quota(&main, 1);
+    let pid = tree.start(&main);
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+            && container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
+            && kernel.quota(&main).is_none()
+            && kernel.quota(&pod).is_none()
+            && kernel.effective(&web) == others
+    });
+
+    // The kernel's own words.
+    assert_eq!(kernel.written(&main), own);
+    assert_eq!(kernel.effective(&main), own);
+    assert_eq!(kernel.effective(&pod), own);
+    assert_eq!(kernel.written(&web), others);
+    assert_eq!(allowed(pid), own);
+    assert_eq!(allowed(web_pid), others);
+    assert_eq!(kernel.quota(&main), None, "quota of the container");
+    assert_eq!(kernel.quota(&pod), None, "quota of the pod");
+
+    // What the agent says.
+    assert_eq!(status["exclusive"], own.to_string());
+    assert_eq!(status["shared"], others.to_string());
+    assert_eq!(status["reserved"], others.to_string());
+    let one = container(&status, "worker-0", "main").unwrap();
+    assert_eq!(one["role"], "worker");
+    assert_eq!(one["qos"], "Guaranteed");
+    assert_eq!(one["cgroup"], main.as_str());
+    assert_eq!(container(&status, "web", "main").unwrap()["assigned"], serde_json::Value::Null);
+    assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
+
+    let labels = [("namespace", "train"), ("pod", "worker-0"), ("container", "main")];
+    assert_eq!(agent.metric("pinfold_container_cpus_assigned", &labels), Some(1.0));
+    assert_eq!(agent.metric("pinfold_container_cpus_allowed", &labels), Some(1.0));
+    assert_eq!(agent.metric("pinfold_pod_owned_cpus", &labels[..2]), Some(1.0));
+    assert!(agent.metric("pinfold_container_threads_expected", &labels).unwrap() >= 1.0);
+    assert_eq!(agent.metric("pinfold_container_threads", &labels), Some(1.0));
+    assert!(agent.metric("pinfold_container_context_switches_total", &labels).unwrap() > 0.0);
+    assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(4.0));
+    assert_eq!(agent.metric("pinfold_steps_total", &[("outcome", "failed")]).unwrap_or(0.0), 0.0);
+    assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(1.0));
+    let window = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
+    assert!(window < 1.0, "pinned {window} s after its first instruction");
+    assert_eq!(one["windowSeconds"].as_f64(), Some(window));
+    let web = [("pod", "web"), ("container", "main")];
+    assert_eq!(agent.metric("pinfold_container_cpus_assigned", &web), Some(0.0));
+    agent.stop();
+}
+
+#[test]
+fn cgroup_then_manifest_with_a_sandbox() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
+    let pod = tree.pod("", "0a-1b");
+    let pause = tree.container(&pod, "5a4db0e5");
+    let pause_pid = tree.start(&pause);
+    let main = tree.container(&pod, "c0ffee");
+    let pid = tree.start(&main);
+    let id = "containerd://other";
+    assert!(!worker("x", "y", 1).contains(id));
+
+    // Two cgroups and no status: nothing tells which one is the container.
+    pods.put("worker.yaml", &worker("worker-0", "0a-1b", 1));
+    agent.eventually("the pod is known", |status| assigned(status, "worker-0").is_some());
+    assert_eq!(allowed(pid), kernel.all_but_one(), "the claimed CPU is nobody's yet");
+
+    pods.put("worker.yaml", &worker_with("worker-0", "0a-1b", 1, "", "c0ffee"));
+    agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    assert_eq!(allowed(pid), kernel.last());
+    assert_eq!(kernel.written(&main), kernel.last());
+    assert_eq!(allowed(pause_pid), kernel.all_but_one(), "the sandbox stays in the shared pool");
+    assert_eq!(kernel.effective(&pod), kernel.online, "the pod holds what its cgroups hold");
+    agent.stop();
+}
+
+#[test]
+fn systemd_names() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree_named("kubepods.slice", &["kubepods-besteffort.slice"]);
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker("worker-0", "8f0d6986-3554-402b", 1));
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    let web =
+        tree.make(&format!("{0}/kubepods-besteffort.slice/kubepods-besteffort-podbe_1.slice", tree.path));
+    let web = tree.make(&format!("{web}/cri-containerd-beef.scope"));
+    let web_pid = tree.start(&web);
+    let pod = tree.make(&format!("{}/kubepods-pod8f0d6986_3554_402b.slice", tree.path));
+    let main = tree.make(&format!("{pod}/cri-containerd-c0ffee.scope"));
+    let pid = tree.start(&main);
+    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    assert_eq!(own.len(), 1);
+    assert_eq!(allowed(pid), own);
+    agent.eventually("the other one is moved away", |_| allowed(web_pid).is_disjoint(&own));
+    agent.stop();
+}
+
+#[test]
+fn a_kubelet_that_pins_is_left_alone() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let root = tempfile::TempDir::new().unwrap();
+    std::os::unix::fs::symlink("/sys", root.path().join("sys")).unwrap();
+    std::os::unix::fs::symlink("/proc", root.path().join("proc")).unwrap();
+    let kubelet = root.path().join("var/lib/kubelet");
+    std::fs::create_dir_all(&kubelet).unwrap();
+    let state = r#"{"policyName":"static","defaultCpuSet":"0-1","checksum":1353318690}"#;
+    std::fs::write(kubelet.join("cpu_manager_state"), state).unwrap();
+    let settings =
+        Settings::new(&tree.path, &pods, &kernel.first()).with(&["--root", root.path().to_str().unwrap()]);
+    let agent = settings.start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    kernel.set_quota(&main, 1);
+    let before = (kernel.written(&pod), kernel.written(&main));
+    let pid = tree.start(&main);
+    let status = agent.eventually("the container is seen running", |status| {
+        container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
+    });
+    assert_eq!(status["enforcement"], "observe");
+    assert!(status["enforcementReason"].as_str().unwrap().contains("static"), "{status:#}");
+    assert_eq!((kernel.written(&pod), kernel.written(&main)), before);
+    assert_eq!(allowed(pid), kernel.online);
+    assert_eq!(kernel.quota(&main), Some(100_000));
+    assert_eq!(kernel.cgroups.mark(&pod).unwrap(), None);
+    assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
+    assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
+    assert_eq!(agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]), Some(1.0));
+    // What nobody enforces is nobody's own.
+    let exclusive: CpuSet = status["exclusive"].as_str().unwrap().parse().unwrap();
+    let labels = [("pod", "worker-0"), ("container", "main")];
+    let said = agent.metric("pinfold_container_cpus_assigned", &labels);
+    assert_eq!((exclusive.to_string().as_str(), said), ("", Some(0.0)), "{status:#}");
+    agent.stop();
+}

@@ -1,0 +1,240 @@
+//! HTTP, ports, locks, and how the agent ends.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use pinfold::metrics::{FAMILIES, Kind};
+
+use crate::agent::{Agent, Manifests, Settings, best_effort, in_force, worker};
+use crate::http::ask;
+use crate::kernel::kernel_tests;
+
+#[test]
+fn answers() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    for (method, path, status, says) in [
+        ("GET", "/healthz", 200, "ok"),
+        ("GET", "/readyz", 200, "ready"),
+        ("GET", "/", 200, "/metrics"),
+        ("GET", "/metrics", 200, "# TYPE pinfold_node_cpus gauge"),
+        ("GET", "/metrics?name=x", 200, "# TYPE pinfold_node_cpus gauge"),
+        ("GET", "/status", 200, "\"enforcement\": \"cpuset\""),
+        ("GET", "/nothing", 404, "/metrics"),
+        ("POST", "/metrics", 405, "only GET"),
+        ("DELETE", "/nothing", 405, "only GET"),
+        ("HEAD", "/metrics", 200, ""),
+        ("HEAD", "/nothing", 404, ""),
+    ] {
+        let answer = ask(agent.address, method, path).unwrap();
+        assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+        assert!(answer.body.contains(says), "{method} {path}: {answer:?}");
+        assert_eq!(method == "HEAD", answer.body.is_empty(), "{method} {path}: {answer:?}");
+        assert_eq!(status == 405, answer.head.contains("\r\nallow: get, head"), "{answer:?}");
+    }
+    let metrics = ask(agent.address, "HEAD", "/metrics").unwrap();
+    assert!(metrics.head.contains("content-type: text/plain; version=0.0.4"), "{metrics:?}");
+    let status = ask(agent.address, "GET", "/status").unwrap();
+    assert!(status.head.contains("content-type: application/json"), "{status:?}");
+
+    // What is no HTTP is refused, and nobody else notices.
+    let mut stream = TcpStream::connect(agent.address).unwrap();
+    stream.write_all(b"\x16\x03\x01hello\r\n\r\n").unwrap();
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    assert!(text.is_empty() || text.starts_with(b"HTTP/1.1 400"), "{:?}", String::from_utf8_lossy(&text));
+    assert_eq!(agent.get("/healthz").status, 200);
+    agent.stop();
+}
+
+#[test]
+fn slow_clients_hold_nobody_up() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    let slow = |count: usize, text: &str| -> Vec<TcpStream> {
+        let one = |_| {
+            let mut stream = TcpStream::connect(agent.address).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+            stream
+        };
+        (0..count).map(one).collect()
+    };
+    let few = slow(10, "GET /metrics HTTP/1.1\r\nHost: slow");
+    let start = Instant::now();
+    assert_eq!(agent.get("/metrics").status, 200);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    // More than are served at once: they are cut off after a while, also those that say nothing or have been served.
+    for text in ["GET /metrics HTTP/1.1\r\nHost: slow", "", "GET /healthz HTTP/1.1\r\nHost: slow\r\n\r\n"] {
+        let many = slow(40, text);
+        let start = Instant::now();
+        assert_eq!(agent.get("/metrics").status, 200);
+        assert!(start.elapsed() < Duration::from_secs(15), "{text:?}: {:?}", start.elapsed());
+        drop(many);
+    }
+    drop(few);
+    agent.stop();
+}
+
+#[test]
+fn is_not_ready_before_it_has_read_the_manifests() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    // So many pods that reading them takes a while.
+    let many: String = (0..20_000)
+        .map(|number| format!("---\n{}", best_effort(&format!("p{number}"), &format!("u{number}"))))
+        .collect();
+    pods.put("many.yaml", &many);
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start_early();
+    for path in ["/metrics", "/status", "/readyz"] {
+        let answer = agent.get(path);
+        assert_eq!(answer.status, 503, "{path}: {answer:?}");
+        assert!(answer.body.contains("not ready"), "{answer:?}");
+    }
+    assert_eq!(agent.get("/healthz").status, 200);
+    // And it ends at once, whatever it is doing.
+    agent.stop();
+}
+
+#[test]
+fn ends_at_once_in_the_middle_of_a_burst() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    for number in 0..40 {
+        let uid = format!("uid{number}");
+        pods.put(&format!("{uid}.yaml"), &worker(&uid, &uid, 1));
+        let pod = tree.pod(if number % 2 == 0 { "" } else { "burstable" }, &uid);
+        let main = tree.container(&pod, &format!("c{number}"));
+        if number < 5 {
+            tree.start(&main);
+        }
+    }
+    let (status, took, log) = agent.terminate();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(took < Duration::from_secs(2), "{took:?}\n{log}");
+    assert!(log.contains("SIGTERM"), "{log}");
+}
+
+#[test]
+fn one_agent_on_a_node() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    let settings = Settings::new(&tree.path, &pods, &kernel.first());
+    let agent = settings.start();
+    let Output { status, stderr, .. } = settings.command().output().unwrap();
+    let error = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2), "{error}");
+    assert!(error.contains("another pinfold owns the cgroups"), "{error}");
+    assert_eq!(agent.get("/healthz").status, 200);
+    agent.stop();
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let settings = Settings::new(&tree.path, &pods, &kernel.first());
+    let mut command = settings.command();
+    // The later flag would be a mistake, so the setting comes from where nothing else sets it.
+    let args: Vec<_> = command.get_args().skip(3).map(ToOwned::to_owned).collect();
+    command = crate::agent::pinfold();
+    command.arg("run").args(args).env("PINFOLD_LISTEN", &address);
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let error = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2), "{error}");
+    let last = error.lines().last().unwrap();
+    assert!(last.starts_with("pinfold: ") && last.contains(&address) && last.contains("--listen"), "{error}");
+}
+
+/// An agent with a pinned worker and another pod: every family has something to show.
+fn busy(check: impl FnOnce(&Agent, &str)) {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
+    pods.put("web.yaml", &best_effort("web", "web-uid"));
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    for (class, uid) in [("", "worker-uid"), ("besteffort", "web-uid")] {
+        let pod = tree.pod(class, uid);
+        let main = tree.container(&pod, &format!("{uid}-1"));
+        tree.start(&main);
+    }
+    agent.eventually("all is settled", |status| {
+        in_force(status, "worker-0")
+            && status["containers"].as_array().unwrap().iter().all(|one| one["running"] == true)
+    });
+    check(&agent, &agent.get("/metrics").body);
+    agent.stop();
+}
+
+#[test]
+fn promtool_finds_nothing() {
+    busy(|_, text| {
+        let mut promtool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
+        promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let Output { status, stdout, stderr } = promtool.wait_with_output().unwrap();
+        let says = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        assert!(status.success() && says.is_empty(), "{status}: {says}\n{text}");
+    });
+}
+
+#[test]
+fn families_are_as_the_table_says() {
+    busy(|_, text| {
+        let mut seen = 0;
+        for family in FAMILIES {
+            let series: Vec<&str> =
+                text.lines().filter(|line| line.split(['{', ' ']).next() == Some(family.name)).collect();
+            let interface = family.name.starts_with("pinfold_pod_network_") && family.kind == Kind::Counter;
+            // The pods of this test use the node's network, whose counters are not theirs.
+            assert_eq!(series.is_empty(), interface, "{}\n{text}", family.name);
+            if series.is_empty() {
+                continue;
+            }
+            seen += 1;
+            let kind = match family.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+            };
+            assert!(text.contains(&format!("# TYPE {} {kind}\n", family.name)), "{}", family.name);
+            assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
+            let mut wanted = family.labels.to_vec();
+            wanted.sort_unstable();
+            for line in series {
+                let labels =
+                    line.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |it| it.0);
+                let mut names: Vec<&str> =
+                    labels.split("\",").filter_map(|label| Some(label.split_once("=\"")?.0)).collect();
+                names.sort_unstable();
+                assert_eq!(names, wanted, "{line}");
+            }
+        }
+        assert!(seen > 15, "{seen} families only");
+        let tabled = |name: &str| FAMILIES.iter().any(|family| family.name == name);
+        for line in text
+            .lines()
+            .filter(|line| line.starts_with("pinfold_container_") || line.starts_with("pinfold_pod_"))
+        {
+            let name = line.split(['{', ' ']).next().unwrap();
+            assert!(tabled(name), "{name} is not in the table");
+        }
+    });
+}

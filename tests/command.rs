@@ -1,0 +1,375 @@
+//! The program as people and scripts meet it: answers, mistakes, exit codes.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "support/machine.rs"]
+mod machine;
+
+/// A machine of two sockets, 32 CPUs and two threads a core.
+const MACHINE: &str = "32amd64-4s2n4c-cgroup";
+
+const PODS: &str = "apiVersion: v1
+kind: Pod
+metadata:
+  name: worker-0
+  namespace: train
+  labels: {training.kubeflow.org/job-name: job, training.kubeflow.org/replica-type: worker}
+spec:
+  containers:
+  - name: main
+    image: tf
+    resources: {limits: {cpu: 4, memory: 1Gi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop}
+spec:
+  containers:
+  - {name: main, image: web}
+";
+
+fn pinfold() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PINFOLD_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn finish(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+fn run(args: &[&str]) -> (Option<i32>, String, String) {
+    finish(pinfold().args(args))
+}
+
+/// Runs, requires success and silence on the side, and reads the answer.
+fn json(args: &[&str]) -> Value {
+    let (code, out, error) = run(args);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{args:?}");
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args:?}: {error}\n{out}"))
+}
+
+/// A file in a folder of its own.
+fn file(name: &str, text: &str) -> (TempDir, String) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn topology_for_programs() {
+    let machine = machine::unpack(MACHINE);
+    let topology = json(&["topology", "--root", text(machine.path()), "-o", "json"]);
+    let cpus = topology["cpus"].as_array().unwrap();
+    let online: pinfold::cpu::CpuSet = topology["online"].as_str().unwrap().parse().unwrap();
+    assert!(!online.is_empty());
+    for key in ["id", "core", "socket", "numa", "llc"] {
+        assert!(cpus.iter().all(|cpu| cpu.get(key).is_some()), "{key}: {}", cpus[0]);
+    }
+    let (code, out, error) = run(&["topology", "--root", text(machine.path())]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    assert!(out.lines().count() > 4, "{out}");
+}
+
+#[test]
+fn place_answers_and_refuses() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    let topology = json(&["topology", "--root", root, "-o", "json"]);
+    let online = topology["online"].as_str().unwrap();
+    let placed = json(&["place", "2", "--root", root, "--free", online, "-o", "json"]);
+    let cpus: pinfold::cpu::CpuSet = placed["cpus"].as_str().unwrap().parse().unwrap();
+    assert_eq!(cpus.len(), 2);
+    assert_eq!(placed["cost"]["numa"], 1);
+    let (code, out, error) = run(&["place", "4000", "--root", root, "-o", "json"]);
+    let refused: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, error.as_str()), (Some(1), ""));
+    assert!(refused["error"].as_str().unwrap().contains("4000 CPUs wanted"), "{refused}");
+}
+
+#[test]
+fn plan_for_programs() {
+    let machine = machine::unpack(MACHINE);
+    let (_folder, pods) = file("pods.yaml", PODS);
+    let plan = json(&["plan", "--root", text(machine.path()), "--pods", &pods, "-o", "json"]);
+    let containers = plan["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 2);
+    for key in ["namespace", "pod", "container", "role", "qos", "entitlement", "cpus", "mems", "env"] {
+        assert!(containers.iter().all(|one| one.get(key).is_some()), "{key}: {plan:#}");
+    }
+    let [worker, web] = [&containers[0], &containers[1]];
+    assert_eq!(
+        [&worker["namespace"], &worker["pod"], &worker["container"], &worker["role"], &worker["qos"]],
+        ["train", "worker-0", "main", "worker", "Guaranteed"]
+    );
+    assert_eq!(worker["entitlement"]["kind"], "exclusive");
+    assert_eq!(worker["entitlement"]["cpus"], 4);
+    assert!(worker["entitlement"]["reason"].as_str().unwrap().contains("Guaranteed"));
+    let cpus: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
+    assert_eq!(cpus.len(), 4);
+    assert_eq!(worker["env"]["TF_NUM_INTRAOP_THREADS"], "4");
+    assert_eq!((&web["role"], &web["qos"]), (&"other".into(), &"BestEffort".into()));
+    assert_eq!(web["entitlement"]["kind"], "shared");
+    assert_eq!(web["entitlement"].get("cpus"), None);
+    let shared: pinfold::cpu::CpuSet = web["cpus"].as_str().unwrap().parse().unwrap();
+    assert!(shared.is_disjoint(&cpus));
+    assert_eq!(plan["shared"], web["cpus"]);
+}
+
+#[test]
+fn explain_knows_its_pods() {
+    let machine = machine::unpack(MACHINE);
+    let (_folder, pods) = file("pods.yaml", PODS);
+    let root = text(machine.path());
+    let (code, out, error) = run(&["explain", "train/worker-0", "--pods", &pods, "--root", root]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    assert!(out.contains("Role worker") && out.contains("TF_NUM_INTRAOP_THREADS=4"), "{out}");
+    let (code, out, error) = run(&["explain", "worker-9", "--pods", &pods, "--root", root]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert_eq!(error, "pinfold: no pod worker-9 in these manifests; there are: train/worker-0, shop/web\n");
+    let twins = PODS.replace("name: web,", "name: worker-0,");
+    let (_folder, pods) = file("pods.yaml", &twins);
+    let (code, _, error) = run(&["explain", "worker-0", "--pods", &pods, "--root", root]);
+    assert!(code == Some(2) && error.contains("NAMESPACE/NAME"), "{error}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    let (_one, good) = file("pods.yaml", PODS);
+    let (_two, broken) = file("broken.yaml", "kind: Pod\nmetadata: [\n");
+    let (_three, deployment) = file("deployment.yaml", "apiVersion: apps/v1\nkind: Deployment\n");
+    let (_four, unknown_key) = file("pinfold.yaml", "reconcileSecond: 3\n");
+    let (_five, wrong_value) = file("pinfold.yaml", "reserved: 3-1\n");
+    let (_six, no_utf8) = file("x.yaml", "");
+    fs::write(&no_utf8, b"kind: \xff\xfe").unwrap();
+    let cases: [(&[&str], &[&str]); 20] = [
+        (&["place", "2", "--root", root, "--free", "3-1"], &["--free", "3-1"]),
+        (&["place", "2", "--root", root, "--free", "0,x"], &["--free", "x"]),
+        (&["place", "many", "--root", root], &["many"]),
+        (&["place", "2", "--root", "/nowhere"], &["/nowhere"]),
+        (&["topology", "--root", "/nowhere"], &["/nowhere"]),
+        (&["plan", "--pods", &good, "--root", "/nowhere"], &["/nowhere"]),
+        (&["plan", "--pods", "/nowhere.yaml", "--root", root], &["/nowhere.yaml", "No such file"]),
+        (&["plan", "--pods", &broken, "--root", root], &["broken.yaml", "document 1"]),
+        (&["plan", "--pods", &deployment, "--root", root], &["deployment.yaml", "Deployment"]),
+        (&["plan", "--pods", &no_utf8, "--root", root], &["x.yaml"]),
+        (&["plan", "--pods", &good, "--root", root, "--reserved", "4000"], &["reserved", "4000"]),
+        (&["plan", "--root", root], &["--pods"]),
+        (&["config", "--config", "/nowhere.yaml"], &["/nowhere.yaml"]),
+        (&["config", "--config", &unknown_key], &["pinfold.yaml", "reconcileSecond"]),
+        (&["config", "--config", &wrong_value], &["pinfold.yaml", "3-1"]),
+        (&["config", "--reserved", "3-1"], &["--reserved", "3-1"]),
+        (&["config", "--tree", "../x"], &["../x"]),
+        (&["config", "--colour"], &["--colour"]),
+        (&["config", "-o", "xml"], &["xml", "json"]),
+        (&["sing"], &["sing"]),
+    ];
+    for (args, named) in cases {
+        let (code, out, error) = run(args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {error}");
+        for name in named {
+            assert!(error.contains(name), "{args:?} doesn't name {name}: {error}");
+        }
+        assert!(!error.contains("panicked") && !error.contains("Error {"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_environment_are_named() {
+    for (name, value) in [
+        ("PINFOLD_RESERVED", "3-1"),
+        ("PINFOLD_RECONCILE_SECONDS", "0"),
+        ("PINFOLD_RECONCILE_SECONDS", "soon"),
+        ("PINFOLD_LISTEN", "everywhere"),
+        ("PINFOLD_ENFORCEMENT", "maybe"),
+        ("PINFOLD_TREES", "a/../b"),
+        ("PINFOLD_CONFIG", "/nowhere.yaml"),
+    ] {
+        let (code, out, error) = finish(pinfold().arg("config").env(name, value));
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{name}={value}: {error}");
+        assert!(error.contains(value), "{name}={value}: {error}");
+    }
+    let (code, _, error) = finish(pinfold().args(["run", "--pods", "/"]).env("PINFOLD_LOG", "=,="));
+    assert!(code == Some(2) && error.contains("PINFOLD_LOG"), "{error}");
+}
+
+/// A folder that looks like cgroup v2 with cpuset, and a machine: an agent can start there without any rights.
+fn node() -> (TempDir, [String; 4]) {
+    let machine = machine::unpack(MACHINE);
+    let cgroups = machine.path().join("cgroup");
+    fs::create_dir(&cgroups).unwrap();
+    fs::write(cgroups.join("cgroup.controllers"), "cpuset cpu\n").unwrap();
+    let args = ["--root", text(machine.path()), "--cgroup-root", text(&cgroups)].map(str::to_owned);
+    (machine, args)
+}
+
+#[test]
+fn run_says_why_it_cannot() {
+    let (machine, args) = node();
+    let start = |more: &[&str]| finish(pinfold().arg("run").args(&args).args(more));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, _, error) = start(&["--listen", &address]);
+    assert!(code == Some(2) && error.contains(&address) && error.contains("--listen"), "{error}");
+    let (code, _, error) = start(&["--listen", "127.0.0.1:0", "--pods", "/nowhere"]);
+    assert!(code == Some(2) && error.contains("/nowhere") && error.contains("--pods"), "{error}");
+    let (code, _, error) = start(&["--reserved", "4000"]);
+    assert!(code == Some(2) && error.contains("4000"), "{error}");
+    let nothing = text(machine.path()).to_owned() + "/sys";
+    let (code, _, error) =
+        finish(pinfold().args(["run", "--cgroup-root", &nothing, "--listen", "127.0.0.1:0"]));
+    assert!(code == Some(2) && error.contains(&nothing) && error.contains("--cgroup-root"), "{error}");
+}
+
+#[test]
+fn piped_output_is_plain() {
+    let (_machine, node) = node();
+    let root = node[1].as_str();
+    let (_folder, pods) = file("pods.yaml", PODS);
+    let doctor: Vec<&str> = ["doctor"].into_iter().chain(node.iter().map(String::as_str)).collect();
+    let cases: [&[&str]; 8] = [
+        &["topology", "--root", root],
+        &["place", "3", "--root", root],
+        &["plan", "--pods", &pods, "--root", root],
+        &["explain", "web", "--pods", &pods, "--root", root],
+        &["config"],
+        &["--help"],
+        &["plan", "--help"],
+        &doctor,
+    ];
+    for args in cases {
+        let (code, out, error) = run(args);
+        assert!(matches!(code, Some(0 | 1)), "{args:?}: {error}");
+        assert!(!out.is_empty() && !out.contains('\x1b') && !error.contains('\x1b'), "{args:?}: {out:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    let (_folder, pods) = file("pods.yaml", PODS);
+    let cases: [&[&str]; 5] = [
+        &["topology", "--root", root],
+        &["topology", "--root", root, "-o", "json"],
+        &["plan", "--pods", &pods, "--root", root],
+        &["completions", "bash"],
+        &["config"],
+    ];
+    for args in cases {
+        let mut child = pinfold().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The reader is gone before anything is written.
+        drop(child.stdout.take());
+        let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+        assert_eq!((status.code(), String::from_utf8(stderr).unwrap().as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let (code, help, _) = run(&["--help"]);
+    assert_eq!(code, Some(0));
+    let commands: Vec<&str> = help
+        .lines()
+        .skip_while(|line| !line.starts_with("Commands:"))
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
+        .filter(|name| !name.is_empty() && *name != "help")
+        .collect();
+    assert!(commands.len() >= 9, "{commands:?}");
+    for command in commands {
+        let (code, long, error) = run(&[command, "--help"]);
+        assert_eq!((code, error.as_str()), (Some(0), ""));
+        let explained = ["Example:", "Examples:", "Exit codes:"].iter().any(|word| long.contains(word));
+        assert!(explained, "{command} --help shows no example: {long}");
+        let (_, short, _) = run(&[command, "-h"]);
+        assert!(short.contains("Usage: pinfold "), "{short}");
+    }
+    let (code, version, _) = run(&["--version"]);
+    assert_eq!((code, version), (Some(0), format!("pinfold {}\n", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn completions_are_scripts() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, script, _) = run(&["completions", shell]);
+        assert_eq!(code, Some(0));
+        assert!(script.contains("topology") && script.contains("reserved"), "{shell}: {script}");
+        assert!(!script.contains("neighbour"), "what is hidden is not offered");
+        let check = Command::new(shell).arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut check = match check {
+            Ok(check) => check,
+            // bash is wherever this is built; the others are checked where they are.
+            Err(error) if shell != "bash" => {
+                writeln!(
+                    std::io::stderr(),
+                    "completions_are_scripts: no {shell} here to read its script: {error}"
+                )
+                .unwrap();
+                continue;
+            }
+            Err(error) => panic!("bash: {error}"),
+        };
+        check.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        let Output { status, stderr, .. } = check.wait_with_output().unwrap();
+        assert!(status.success(), "{shell}: {}", String::from_utf8_lossy(&stderr));
+    }
+    let (code, _, error) = run(&["completions", "cmd.exe"]);
+    assert!(code == Some(2) && error.contains("bash"), "{error}");
+}
+
+#[test]
+fn what_config_prints_is_a_configuration() {
+    let (_folder, first) =
+        file("first.yaml", "reserved: 0-1\npolicy:\n  selector: 'team in (ml, hpc)'\ntrees: [a, b/c]\n");
+    let (code, out, error) = run(&["config", "--config", &first]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    let (_folder, second) = file("second.yaml", &out);
+    assert_eq!(run(&["config", "--config", &second]).1, out);
+    assert_eq!(
+        json(&["config", "--config", &second, "-o", "json"])["trees"],
+        serde_json::json!(["a", "b/c"])
+    );
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let (_folder, config) =
+        file("pinfold.yaml", "reconcileSeconds: 20\nreserved: '2'\nlisten: 127.0.0.1:1\n");
+    let (code, out, error) = finish(
+        pinfold()
+            .args(["config", "--config", &config, "-o", "json", "--reconcile-seconds", "40"])
+            .env("PINFOLD_RECONCILE_SECONDS", "30")
+            .env("PINFOLD_RESERVED", "3"),
+    );
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    let config: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&config["reconcileSeconds"], &config["reserved"], &config["listen"]),
+        (&40.into(), &"3".into(), &"127.0.0.1:1".into())
+    );
+}

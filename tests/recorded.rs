@@ -1,0 +1,134 @@
+//! The cgroups of real nodes, as they were recorded: see `tests/data/cgroups/README.md`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bzip2::read::BzDecoder;
+use pinfold::host::cgroup::{Cgroups, PodCgroup, Version};
+use pinfold::pin::{Ledger, Observed};
+use tempfile::TempDir;
+
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cgroups")
+}
+
+fn unpack(version: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let archive = fs::File::open(data().join(format!("{version}.tar.bz2"))).unwrap();
+    tar::Archive::new(BzDecoder::new(archive)).unpack(folder.path()).unwrap();
+    folder
+}
+
+/// What the API server said of one pod.
+struct Told {
+    path: String,
+    /// Ids of the containers that run, and of those that have ended.
+    running: Vec<String>,
+    ended: Vec<String>,
+}
+
+fn told(version: &str) -> Vec<Told> {
+    let text = fs::read_to_string(data().join(format!("{version}-pods.txt"))).unwrap();
+    let mut pods: Vec<Told> = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if line.starts_with(' ') {
+            let pod = pods.last_mut().unwrap();
+            let ids = if words[2] == "running" { &mut pod.running } else { &mut pod.ended };
+            ids.push(words[4].to_owned());
+        } else {
+            let path = words[2].trim_start_matches('/').to_owned();
+            pods.push(Told { path, running: Vec::new(), ended: Vec::new() });
+        }
+    }
+    pods
+}
+
+/// Every file below a folder with its content.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            let content = fs::read(&path).unwrap();
+            found.insert(path, content);
+        }
+    }
+    found
+}
+
+/// Reads the recorded node and compares it with what was told of its pods.
+fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
+    let before = contents(root);
+    let cgroups = Cgroups::detect(root).unwrap();
+    assert_eq!(cgroups.version, version);
+    assert!(cgroups.counts_cpu());
+    let pods = cgroups.scan("kubepods").unwrap();
+    let told = told(name);
+    assert_eq!(pods.len(), told.len());
+    for told in told {
+        let pod = pods.iter().find(|pod| pod.path == told.path).unwrap_or_else(|| panic!("no {}", told.path));
+        let uid = told.path.rsplit_once("/pod").unwrap().1;
+        assert_eq!(pod.uid, uid);
+        let mut ids: Vec<&str> = pod.containers.iter().map(|container| container.id.as_str()).collect();
+        for id in &told.running {
+            let at =
+                ids.iter().position(|other| other == id).unwrap_or_else(|| panic!("{}: no {id}", pod.path));
+            ids.remove(at);
+        }
+        assert_eq!(ids.len(), 1, "{}: the sandbox and nothing else is left", pod.path);
+        assert!(told.ended.iter().all(|id| pod.containers.iter().all(|container| container.id != *id)));
+        for container in &pod.containers {
+            assert!(container.populated, "{} runs", container.path);
+            assert_eq!((&container.mark, &pod.mark), (&None, &None));
+            assert_eq!(container.path, format!("{}/{}", pod.path, container.id));
+        }
+    }
+    // Nothing is owned, and nothing unexplained.
+    let (observed, ledger) = Observed::new(pods.clone(), &[]);
+    assert_eq!((ledger, observed.pods.len()), (Ledger::default(), pods.len()));
+    assert_eq!(contents(root), before, "nothing is written");
+    pods
+}
+
+/// CPUs written and in force, and the quota in thousandths of a CPU, of the container whose id starts so.
+fn container(pods: &[PodCgroup], id: &str) -> (String, String, Option<u64>) {
+    let mut all = pods.iter().flat_map(|pod| &pod.containers);
+    let found = all.find(|container| container.id.starts_with(id)).unwrap();
+    let quota = found.quota.unwrap();
+    let thousandths = quota.quota.map(|limit| limit * 1000 / quota.period);
+    (found.cpuset.cpus.to_string(), found.cpuset.effective.to_string(), thousandths)
+}
+
+fn is(cpus: &str, effective: &str, quota: Option<u64>) -> (String, String, Option<u64>) {
+    (cpus.to_owned(), effective.to_owned(), quota)
+}
+
+#[test]
+fn cgroup_v1() {
+    let folder = unpack("v1");
+    // The recording begins at the pods' tree; what tells a v1 hierarchy lies above.
+    fs::write(folder.path().join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
+    let pods = scan(folder.path(), "v1", Version::V1);
+    assert_eq!(container(&pods, "22e1116d"), is("0-1", "0-1", Some(200)));
+    assert_eq!(container(&pods, "529cd501"), is("0", "0", None));
+    assert_eq!(container(&pods, "146c28df"), is("0-1", "0-1", None));
+    let pod = pods.iter().find(|pod| pod.uid.starts_with("4661fbb0")).unwrap();
+    assert_eq!(pod.quota.and_then(|quota| quota.quota), Some(60_000));
+}
+
+#[test]
+fn cgroup_v2_with_partitions() {
+    let folder = unpack("v2");
+    let pods = scan(folder.path(), "v2", Version::V2);
+    // The partitions: what was written is not what is in force.
+    assert_eq!(container(&pods, "54da2aae"), is("0-7", "2-3", Some(1500)));
+    assert_eq!(container(&pods, "ca39d95f"), is("", "6-7", Some(500)));
+    assert_eq!(container(&pods, "2df255db"), is("", "0-1,4-5", Some(300)));
+    assert_eq!(container(&pods, "82b64f00"), is("", "0-1,4-5", None));
+}
