@@ -105,7 +105,7 @@ fn a_stranger_keeps_its_claim() {
 #[test]
 fn a_claim_that_is_owed_no_more_is_dropped() {
     let mut shared = app("a", 6);
-    shared.annotations.insert(crate::pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
+    shared.annotations.insert(pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
     let decisions = decided(&[shared, app("b", 8)], &ledger(&[("a", "main", "8-13")]));
     assert_eq!(cpus(&decisions), ["shared", "8-15"]);
     assert!(!decisions.desired.claims.contains_key("a"));
