@@ -17,4 +17,7 @@ done
 jq -e '.enforcement == "partition" or .enforcement == "cpuset"' <<<"$report" >/dev/null ||
     fail "nothing was enforced: $(jq -c .enforcement <<<"$report")"
 jq -e '.pods | length > 0' <<<"$report" >/dev/null || fail "the report names no pods"
+owned=$(jq -r '.pods[] | select(.exclusive) | .cpus' <<<"$report" | while read -r cpus; do expand "$cpus"; done)
+[[ -n $owned ]] || fail "no pod of the demo owned CPUs"
+equal "CPUs that two pods of the demo owned" "" "$(sort <<<"$owned" | uniq -d)"
 equal "what the demo left behind" "" "$(diff <(echo "$before") <(left) || true)"
