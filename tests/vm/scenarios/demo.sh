@@ -17,6 +17,10 @@ done
 jq -e '.enforcement == "partition" or .enforcement == "cpuset"' <<<"$report" >/dev/null ||
     fail "nothing was enforced: $(jq -c .enforcement <<<"$report")"
 jq -e '.pods | length > 0' <<<"$report" >/dev/null || fail "the report names no pods"
+for half in shared pinned; do
+    jq -e ".$half.steps_per_second > 0" <<<"$report" >/dev/null ||
+        fail "no step was made in the $half half; under emulation only a release build is fast enough"
+done
 owned=$(jq -r '.pods[] | select(.exclusive) | .cpus' <<<"$report" | while read -r cpus; do expand "$cpus"; done)
 [[ -n $owned ]] || fail "no pod of the demo owned CPUs"
 equal "CPUs that two pods of the demo owned" "" "$(sort <<<"$owned" | uniq -d)"
