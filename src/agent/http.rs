@@ -24,6 +24,9 @@ const CONNECTIONS: usize = 32;
 /// A client that sends its request more slowly than this is cut off.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// No client keeps its place for longer, whatever it does.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What requests are answered from.
 #[derive(Debug)]
 pub(super) struct State {
@@ -63,8 +66,8 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
                 .serve_connection(TokioIo::new(stream), answer);
             tokio::select! {
                 () = stop.cancelled() => {}
-                // A client that goes away in the middle is no concern of ours.
-                _ = connection => {}
+                // A client that goes away in the middle, or never reads its answer, is no concern of ours.
+                _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
             }
             drop(place);
         });

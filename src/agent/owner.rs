@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::config::{Config, Wanted};
 use crate::cpu::{CpuSet, Placer, Topology};
-use crate::host::cgroup::Cgroups;
+use crate::host::cgroup::{Cgroups, PodCgroup};
 use crate::host::{file, proc::Proc, topology};
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Decisions, Inputs, decide, default_reserved};
@@ -91,15 +91,19 @@ impl Node {
         Ok(Self { topology, cgroups, proc, reserved, enforcement, enforcement_reason, config })
     }
 
-    /// Reads the pods' trees as they are now.
+    /// Reads the pods' trees as they are now, and finds which of the pods is where.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
+        Ok(Observed::new(self.scan()?, pods))
+    }
+
+    fn scan(&self) -> anyhow::Result<Vec<PodCgroup>> {
         let mut found = Vec::new();
         for tree in &self.config.trees {
             found.extend(
                 self.cgroups.scan(tree).with_context(|| format!("can't read the pods' tree {tree}"))?,
             );
         }
-        Ok(Observed::new(found, pods))
+        Ok(found)
     }
 }
 
@@ -273,6 +277,13 @@ impl Owner {
         let start = Instant::now();
         if let Err(error) = tokio::task::block_in_place(|| self.reconcile(why, question)) {
             tracing::error!("reconcile failed: {error:#}");
+            // What was known stays known, and says that it is old.
+            let last = self.published.borrow().clone();
+            if let Some(last) = last {
+                let errors =
+                    vec![format!("the last reconcile failed, this is the state before it: {error:#}")];
+                self.published.send_replace(Some(Arc::new(Snapshot { errors, ..(*last).clone() })));
+            }
         }
         self.metrics.reconciles.with_label_values(&[why.name()]).inc();
         self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
@@ -288,8 +299,9 @@ impl Owner {
         self.announced.push((pod, Instant::now() + PROMISE));
     }
 
-    /// The pods of the folder, then those that a runtime spoke of.
-    fn known(&mut self) -> Vec<Pod> {
+    /// The pods of the folder, then those that a runtime spoke of; in either, those that are here come first, so that a
+    /// manifest that never runs holds up nobody.
+    fn known(&mut self, found: &[PodCgroup]) -> Vec<Pod> {
         let now = Instant::now();
         self.announced.retain(|(_, until)| *until > now);
         let mut known = self.pods.clone();
@@ -298,6 +310,8 @@ impl Owner {
                 known.push(pod.clone());
             }
         }
+        let here: BTreeSet<&str> = found.iter().map(|pod| pod.uid.as_str()).collect();
+        known.sort_by_key(|pod| !pod.cgroup_uid().is_some_and(|uid| here.contains(uid)));
         known
     }
 
@@ -306,8 +320,9 @@ impl Owner {
         why: Why,
         question: Option<(&Pod, &str, oneshot::Sender<Admission>)>,
     ) -> anyhow::Result<()> {
-        let pods = self.known();
-        let (mut observed, mut ledger) = self.node.observe(&pods)?;
+        let found = self.node.scan()?;
+        let pods = self.known(&found);
+        let (mut observed, mut ledger) = Observed::new(found, &pods);
         if why == Why::Start {
             self.old = paths(&observed).collect();
         }

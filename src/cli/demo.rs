@@ -190,17 +190,20 @@ fn cells(row: &Row) -> [String; 10] {
 fn summary(report: &Report) -> String {
     let Report { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
-    let mut line = |name: &str, pick: fn(&Half) -> f64| {
-        let (before, after) = (pick(shared), pick(pinned));
+    let mut line = |name: &str, pick: fn(&Half) -> Option<f64>| {
+        let (Some(before), Some(after)) = (pick(shared), pick(pinned)) else {
+            table.add_row([name, "-", "-", "-"]);
+            return;
+        };
         let change =
             if before > 0.0 { format!("{:+.0} %", (after / before - 1.0) * 100.0) } else { "-".to_owned() };
         table.add_row([name.to_owned(), format!("{before:.1}"), format!("{after:.1}"), change]);
     };
-    line("steps/s, all workers", |half| half.steps_per_second);
+    line("steps/s, all workers", |half| Some(half.steps_per_second));
     line("context switches per step", |half| half.context_switches_per_step);
-    line("throttled periods/s", |half| half.throttled_periods_per_second);
-    line("step time p99, ms", |half| half.step_ms_p99.unwrap_or(0.0));
-    line("threads of the job", |half| half.threads as f64);
+    line("throttled periods/s", |half| Some(half.throttled_periods_per_second));
+    line("step time p99, ms", |half| half.step_ms_p99);
+    line("threads of the job", |half| Some(half.threads as f64));
     for index in 1..4 {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);

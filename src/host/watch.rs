@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use futures_util::StreamExt;
-use inotify::{EventMask, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
+use futures_util::{FutureExt, StreamExt};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
 
 /// What happens in a directory that a watch reports.
 const CHANGES: WatchMask = WatchMask::CREATE
@@ -55,17 +55,22 @@ impl Watch {
     /// What inotify says; the watch is of no more use then.
     pub async fn changed(&mut self) -> io::Result<()> {
         match self.events.next().await {
-            Some(Ok(event)) => {
-                if event.mask.contains(EventMask::IGNORED) {
-                    self.covered.retain(|_, watched| *watched != event.wd);
-                }
-            }
-            Some(Err(error)) => return Err(error),
+            Some(event) => self.note(&event?),
             None => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+        // A burst is one change: what is in the queue already needs no look of its own.
+        while let Some(Some(event)) = self.events.next().now_or_never() {
+            self.note(&event?);
         }
         // A directory made before its watch was set may hold others already, hence until nothing new is found.
         while self.cover() {}
         Ok(())
+    }
+
+    fn note(&mut self, event: &EventOwned) {
+        if event.mask.contains(EventMask::IGNORED) {
+            self.covered.retain(|_, watched| *watched != event.wd);
+        }
     }
 
     /// Watches directories that are new; says whether there were any.

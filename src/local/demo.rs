@@ -83,8 +83,8 @@ pub struct Row {
 pub struct Half {
     /// Steps of all workers per second.
     pub steps_per_second: f64,
-    /// Context switches of the job, servers included, per step of a worker.
-    pub context_switches_per_step: f64,
+    /// Context switches of the job, servers included, per step of a worker; null if no step was made.
+    pub context_switches_per_step: Option<f64>,
     /// CFS periods per second in which a quota of the job ran out.
     pub throttled_periods_per_second: f64,
     /// The step time that 99 of 100 steps keep, in milliseconds: median over the half's seconds.
@@ -280,7 +280,8 @@ fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
     p99.sort_by(f64::total_cmp);
     Half {
         steps_per_second: steps as f64 / seconds,
-        context_switches_per_step: gained(|one| one.context_switches) as f64 / (steps.max(1)) as f64,
+        context_switches_per_step: (steps > 0)
+            .then(|| gained(|one| one.context_switches) as f64 / steps as f64),
         throttled_periods_per_second: gained(|one| one.throttled_periods) as f64 / seconds,
         step_ms_p99: p99.get(p99.len() / 2).copied(),
         threads: job().filter_map(|name| now.pods.get(name)).map(|counters| counters.threads).sum(),

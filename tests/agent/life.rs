@@ -102,7 +102,7 @@ fn too_few_cpus_are_waited_for() {
     let one = container(&status, "worker-1", "main").unwrap();
     assert_eq!(one["assigned"], serde_json::Value::Null);
     let note = one["note"].as_str().unwrap();
-    assert!(note.contains("shared pool") && note.contains("0 are free"), "{note}");
+    assert!(note.contains("shared pool") && note.contains("0 free"), "{note}");
     assert_eq!(
         kernel.quota(&main),
         Some(u64::try_from(cpus).unwrap() * 100_000),
