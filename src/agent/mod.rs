@@ -7,14 +7,16 @@
 //!  every 10 s ────────────────────┘
 //! ```
 //!
-//! All that changes is changed by one task, the [`owner`]; others send it events and read what it publishes.
+//! All that changes is changed by one task, the owner; others send it events and read what it publishes.
 
 pub mod config;
 mod folder;
 mod http;
+mod node;
 mod owner;
 mod run;
 
 pub use folder::read_pods;
-pub use owner::{Admission, Event, Node, environment, reserved};
+pub use node::{Node, environment, reserved};
+pub use owner::{Admission, Event};
 pub use run::{Agent, lock, run};

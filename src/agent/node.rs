@@ -1,0 +1,136 @@
+//! [`Node`]: the machine, its cgroups and the configuration, and what follows from them at the start.
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use super::config::{Config, Wanted};
+use crate::cpu::{CpuSet, Topology};
+use crate::host::cgroup::{Cgroups, PodCgroup};
+use crate::host::{file, proc::Proc, topology};
+use crate::pin::decide::default_reserved;
+use crate::pin::{Enforcement, Ledger, Observed};
+use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
+
+/// The node as it was found at the start.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The effective configuration.
+    pub config: Config,
+    /// The machine.
+    pub topology: Topology,
+    /// Its cgroups.
+    pub cgroups: Cgroups,
+    /// Its processes.
+    pub proc: Proc,
+    /// CPUs that nobody is given.
+    pub reserved: CpuSet,
+    /// How assignments are enforced.
+    pub enforcement: Enforcement,
+    /// Why so.
+    pub enforcement_reason: String,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Looks at the node.
+    ///
+    /// # Errors
+    /// No topology, no cpuset controller, reserved CPUs that don't exist or leave none.
+    pub fn new(config: Config) -> anyhow::Result<Self> {
+        let topology = topology::read(&config.root)?;
+        let cgroups = Cgroups::detect(&config.cgroup_root)?;
+        let reserved = reserved(config.reserved.as_ref(), &topology)?;
+        let (enforcement, enforcement_reason) = enforcement(&config);
+        let proc = Proc::new(&config.root);
+        Ok(Self { topology, cgroups, proc, reserved, enforcement, enforcement_reason, config })
+    }
+
+    /// Reads the pods' trees as they are now, and finds which of the pods is where.
+    pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
+        Ok(Observed::new(self.scan()?, pods))
+    }
+
+    pub(super) fn scan(&self) -> anyhow::Result<Vec<PodCgroup>> {
+        let mut found = Vec::new();
+        for tree in &self.config.trees {
+            found.extend(
+                self.cgroups.scan(tree).with_context(|| format!("can't read the pods' tree {tree}"))?,
+            );
+        }
+        Ok(found)
+    }
+}
+
+/// The reserved CPUs: those asked for, else the core of the lowest CPU.
+///
+/// # Errors
+/// Reserved CPUs that are not online here.
+pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<CpuSet> {
+    let Some(asked) = asked.filter(|asked| !asked.is_empty()) else { return Ok(default_reserved(topology)) };
+    let missing = asked.difference(&topology.online);
+    anyhow::ensure!(
+        missing.is_empty(),
+        "reserved CPUs {missing} are not online here: the online ones are {}",
+        topology.online
+    );
+    Ok(asked.clone())
+}
+
+/// The one field of the kubelet's CPU Manager state that matters.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CpuManagerState {
+    policy_name: String,
+}
+
+fn enforcement(config: &Config) -> (Enforcement, String) {
+    if config.enforcement == Wanted::Observe {
+        return (Enforcement::Observe, "the configuration says so".to_owned());
+    }
+    let state = config.root.join("var/lib/kubelet/cpu_manager_state");
+    let policy = file::read_optional(&state).ok().flatten();
+    let policy = policy.and_then(|text| serde_json::from_str::<CpuManagerState>(&text).ok());
+    if let Some(policy) = policy.map(|state| state.policy_name).filter(|policy| policy != "none") {
+        let reason = format!(
+            "the kubelet's CPU Manager policy is {policy} ({}): two managers would undo each other; set it to none to \
+             let Pinfold pin",
+            state.display()
+        );
+        return (Enforcement::Observe, reason);
+    }
+    (
+        Enforcement::Cpuset,
+        "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved".to_owned(),
+    )
+}
+
+/// The thread environment of a container that owns `cpus`, or runs in the shared pool.
+pub(super) fn threads(
+    node: &Node,
+    pod: &Pod,
+    index: usize,
+    cpus: Option<&CpuSet>,
+    shared: &CpuSet,
+) -> ThreadEnvironment {
+    let config = &node.config;
+    environment(pod, index, cpus, shared, &node.topology, (&config.policy, &config.threads))
+}
+
+/// The thread environment of a pod's container, from the CPUs it owns or its quota in the shared pool.
+pub fn environment(
+    pod: &Pod,
+    index: usize,
+    cpus: Option<&CpuSet>,
+    shared: &CpuSet,
+    topology: &Topology,
+    (policy, threads): (&crate::pod::Policy, &ThreadPolicy),
+) -> ThreadEnvironment {
+    let missing = crate::pod::Container::default();
+    let container = pod.containers.get(index).unwrap_or(&missing);
+    let basis = match cpus {
+        Some(cpus) => Some(ThreadBasis::of_set(cpus, topology)),
+        None => ThreadBasis::of_quota(pod, container, threads).map(|basis| basis.at_most(shared.len())),
+    };
+    thread_environment(pod, container, policy, threads, basis)
+}
