@@ -8,6 +8,8 @@
 
 #[path = "support/agent.rs"]
 mod agent;
+#[path = "support/gate.rs"]
+mod gate;
 #[path = "support/http.rs"]
 mod http;
 #[path = "support/kernel.rs"]

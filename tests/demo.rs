@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+#[path = "support/gate.rs"]
+mod gate;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,13 +20,10 @@ use nix::unistd::Pid;
 /// One demo at a time: it owns a tree of cgroups.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Whether tests on the real kernel are to run; without, says which is left out.
-fn kernel_tests(name: &str) -> Option<MutexGuard<'static, ()>> {
-    if std::env::var_os("PINFOLD_KERNEL_TESTS").is_none() {
-        eprintln!("left to tests/run (needs root and cgroups): {name}");
-        return None;
-    }
-    Some(ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+/// The right to run demos, if this machine is meant for them.
+fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
+    let meant = gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs");
+    meant.then(|| ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
 fn pinfold() -> Command {
@@ -102,7 +102,7 @@ fn send(child: &Child, signal: Signal) {
 
 #[test]
 fn the_figures_of_a_short_demo() {
-    let Some(_alone) = kernel_tests("the_figures_of_a_short_demo") else { return };
+    let Some(_alone) = kernel_tests() else { return };
     let before = Left::now();
     let (code, stdout, stderr) = run(&mut demo(&["--seconds", "4", "-o", "json"]));
     assert_eq!(code, 0, "{stderr}");
@@ -131,7 +131,7 @@ fn the_figures_of_a_short_demo() {
 
 #[test]
 fn ten_kills_and_a_rerun_that_finds_nothing_left() {
-    let Some(_alone) = kernel_tests("ten_kills_and_a_rerun_that_finds_nothing_left") else { return };
+    let Some(_alone) = kernel_tests() else { return };
     let links = Left::now().links;
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
     eprintln!("seed {seed}");
@@ -159,7 +159,7 @@ fn ten_kills_and_a_rerun_that_finds_nothing_left() {
 
 #[test]
 fn an_interrupt_cleans_up() {
-    let Some(_alone) = kernel_tests("an_interrupt_cleans_up") else { return };
+    let Some(_alone) = kernel_tests() else { return };
     let links = Left::now().links;
     for (signal, delay) in [(Signal::SIGINT, 3000), (Signal::SIGTERM, 700)] {
         let child = demo(&["--seconds", "60"]).spawn().unwrap();
@@ -175,7 +175,7 @@ fn an_interrupt_cleans_up() {
 
 #[test]
 fn a_second_demo_is_told_of_the_first() {
-    let Some(_alone) = kernel_tests("a_second_demo_is_told_of_the_first") else { return };
+    let Some(_alone) = kernel_tests() else { return };
     let first = demo(&["--seconds", "60"]).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while Left::now().processes.is_empty() {
@@ -223,7 +223,7 @@ fn what_is_missing_is_said_in_a_sentence() {
 
 #[test]
 fn a_port_that_is_taken_leaves_nothing() {
-    let Some(_alone) = kernel_tests("a_port_that_is_taken_leaves_nothing") else { return };
+    let Some(_alone) = kernel_tests() else { return };
     let links = Left::now().links;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -74,7 +74,29 @@ impl Folder {
                 }
             }
         }
-        Event::Pods { pods: self.files.values().flatten().cloned().collect(), errors }
+        Event::Pods { pods: self.distinct(&mut errors), errors }
+    }
+
+    /// All pods, each uid once: the first file that holds it wins, and the others are named.
+    fn distinct(&self, errors: &mut Vec<String>) -> Vec<Pod> {
+        let mut first: BTreeMap<&str, &Path> = BTreeMap::new();
+        let mut pods = Vec::new();
+        for (path, pod) in self.files.iter().flat_map(|(path, pods)| pods.iter().map(move |pod| (path, pod)))
+        {
+            let again = pod.cgroup_uid().and_then(|uid| match first.get(uid) {
+                Some(other) => Some((uid, *other)),
+                None => first.insert(uid, path).and(None),
+            });
+            match again {
+                None => pods.push(pod.clone()),
+                Some((uid, other)) => errors.push(format!(
+                    "{}: pod {pod} has the uid {uid} of a pod in {}, which is the one that counts",
+                    path.display(),
+                    other.display()
+                )),
+            }
+        }
+        pods
     }
 }
 

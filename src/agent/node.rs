@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::config::{Config, Wanted};
 use crate::cpu::{CpuSet, Topology};
-use crate::host::cgroup::{Cgroups, PodCgroup};
+use crate::host::cgroup::Cgroups;
 use crate::host::{file, proc::Proc, topology};
 use crate::pin::decide::default_reserved;
 use crate::pin::{Enforcement, Ledger, Observed};
@@ -36,7 +36,7 @@ impl Node {
     /// Looks at the node.
     ///
     /// # Errors
-    /// No topology, no cpuset controller, reserved CPUs that don't exist or leave none.
+    /// No topology, no cpuset controller, reserved CPUs that don't exist.
     pub fn new(config: Config) -> anyhow::Result<Self> {
         let topology = topology::read(&config.root)?;
         let cgroups = Cgroups::detect(&config.cgroup_root)?;
@@ -48,17 +48,13 @@ impl Node {
 
     /// Reads the pods' trees as they are now, and finds which of the pods is where.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
-        Ok(Observed::new(self.scan()?, pods))
-    }
-
-    pub(super) fn scan(&self) -> anyhow::Result<Vec<PodCgroup>> {
         let mut found = Vec::new();
         for tree in &self.config.trees {
             found.extend(
                 self.cgroups.scan(tree).with_context(|| format!("can't read the pods' tree {tree}"))?,
             );
         }
-        Ok(found)
+        Ok(Observed::new(found, pods))
     }
 }
 

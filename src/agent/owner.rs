@@ -8,7 +8,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::node::{Node, threads};
 use crate::cpu::{CpuSet, Placer};
-use crate::host::cgroup::PodCgroup;
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Decisions, Inputs, decide, default_reserved};
@@ -155,7 +154,10 @@ impl Owner {
             match event {
                 None => {
                     self.look_at_cpus();
-                    self.turn(Why::Timer, None);
+                    // Before the folder has been read for the first time there is nobody to serve.
+                    if self.published.borrow().is_some() || self.node.config.pods.is_none() {
+                        self.turn(Why::Timer, None);
+                    }
                 }
                 Some(Event::Cgroups) => {
                     if self.published.borrow().is_some() {
@@ -179,7 +181,7 @@ impl Owner {
     /// One reconcile; file work blocks, so this thread is given up for others meanwhile.
     fn turn(&mut self, why: Why, question: Option<(&Pod, &str, oneshot::Sender<Admission>)>) {
         let start = Instant::now();
-        if let Err(error) = tokio::task::block_in_place(|| self.reconcile(why, question)) {
+        if let Err(error) = tokio::task::block_in_place(|| self.reconcile(question)) {
             tracing::error!("reconcile failed: {error:#}");
             // What was known stays known, and says that it is old.
             let last = self.published.borrow().clone();
@@ -203,9 +205,8 @@ impl Owner {
         self.announced.push((pod, Instant::now() + PROMISE));
     }
 
-    /// The pods of the folder, then those that a runtime spoke of; in either, those that are here come first, so that a
-    /// manifest that never runs holds up nobody.
-    fn known(&mut self, found: &[PodCgroup]) -> Vec<Pod> {
+    /// The pods of the folder, then those that a runtime spoke of.
+    fn known(&mut self) -> Vec<Pod> {
         let now = Instant::now();
         self.announced.retain(|(_, until)| *until > now);
         let mut known = self.pods.clone();
@@ -214,24 +215,21 @@ impl Owner {
                 known.push(pod.clone());
             }
         }
-        let here: BTreeSet<&str> = found.iter().map(|pod| pod.uid.as_str()).collect();
-        known.sort_by_key(|pod| !pod.cgroup_uid().is_some_and(|uid| here.contains(uid)));
         known
     }
 
     fn reconcile(
         &mut self,
-        why: Why,
         question: Option<(&Pod, &str, oneshot::Sender<Admission>)>,
     ) -> anyhow::Result<()> {
-        let found = self.node.scan()?;
-        let pods = self.known(&found);
-        let (mut observed, mut ledger) = Observed::new(found, &pods);
-        if why == Why::Start {
+        let pods = self.known();
+        let (mut observed, mut ledger) = self.node.observe(&pods)?;
+        if self.published.borrow().is_none() {
             self.old = paths(&observed).collect();
         }
         self.keep_promises(&mut ledger, &observed);
-        let mut decisions = decide(&self.inputs(&pods), &ledger);
+        let here = self.here(&observed);
+        let mut decisions = decide(&self.inputs(&pods, &here), &ledger);
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(&pods, &ledger);
         }
@@ -251,6 +249,13 @@ impl Owner {
         }
         self.drift = drift;
         let mut errors = self.errors.clone();
+        for tree in &self.node.config.trees {
+            if !self.node.cgroups.hands_down(tree)? {
+                errors.push(format!(
+                    "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
+                ));
+            }
+        }
         if self.node.enforcement == Enforcement::Cpuset {
             let steps = pin::plan(&observed, &ledger, &decisions.desired);
             if !steps.is_empty() {
@@ -258,6 +263,8 @@ impl Owner {
                 errors.extend(self.account(&applied));
                 let (after, read) = self.node.observe(&pods)?;
                 self.note_windows(&observed, &after);
+                // What was repaired and comes again is new drift.
+                self.drift = pin::drift(&after, &read, &self.node.topology.online);
                 (observed, ledger) = (after, read);
             }
         }
@@ -266,7 +273,14 @@ impl Owner {
         Ok(())
     }
 
-    fn inputs<'a>(&'a self, pods: &'a [Pod]) -> Inputs<'a> {
+    /// The uids of pods that have a cgroup, or that a runtime is about to create.
+    fn here(&self, observed: &Observed) -> BTreeSet<String> {
+        let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
+        let announced = self.announced.iter().filter_map(|(pod, _)| pod.cgroup_uid());
+        cgroups.chain(announced).map(str::to_owned).collect()
+    }
+
+    fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a BTreeSet<String>) -> Inputs<'a> {
         let node = &self.node;
         Inputs {
             topology: &node.topology,
@@ -274,7 +288,7 @@ impl Owner {
             reserved: &node.reserved,
             policy: &node.config.policy,
             pods,
-            without_uid: false,
+            here: Some(here),
         }
     }
 
@@ -301,27 +315,27 @@ impl Owner {
         decisions: &Decisions,
         reply: oneshot::Sender<Admission>,
     ) {
-        let same = |index: usize| pods.get(index).is_some_and(|other| other.cgroup_uid() == pod.cgroup_uid());
-        for decision in decisions.containers.iter().filter(|decision| same(decision.pod)) {
-            let Some(asked) = pod.containers.get(decision.container) else { continue };
-            if let (Some(cpus), Some(uid)) = (&decision.cpus, pod.cgroup_uid())
-                && decision.entitlement.cpus() > 0
-            {
+        let Some(uid) = pod.cgroup_uid() else { return };
+        let of_pod = |index: usize| pods.get(index).filter(|known| known.cgroup_uid() == Some(uid));
+        let mut found = None;
+        for decision in &decisions.containers {
+            let Some(known) = of_pod(decision.pod) else { continue };
+            let Some(asked) = known.containers.get(decision.container) else { continue };
+            if let Some(cpus) = decision.cpus.as_ref().filter(|_| decision.entitlement.cpus() > 0) {
                 self.promises.retain(|promise| promise.uid != uid || promise.container != asked.name);
                 let (uid, container, cpus) = (uid.to_owned(), asked.name.clone(), cpus.clone());
                 self.promises.push(Promise { uid, container, cpus, until: Instant::now() + PROMISE });
             }
+            if asked.name == container {
+                found = Some((known, decision));
+            }
         }
-        let decided = decisions.containers.iter().find(|decision| {
-            same(decision.pod)
-                && pod.containers.get(decision.container).is_some_and(|asked| asked.name == container)
-        });
-        let Some(decision) = decided else { return };
+        let Some((known, decision)) = found else { return };
         let owned = decision.cpus.as_ref();
         let admission = Admission {
             cpus: owned.cloned(),
             numa: owned.and_then(|cpus| self.node.topology.numa_of(cpus)),
-            threads: threads(&self.node, pod, decision.container, owned, &decisions.desired.shared()),
+            threads: threads(&self.node, known, decision.container, owned, &decisions.desired.shared()),
         };
         // Whoever asked may have given up waiting; the promise lapses by itself.
         let _ = reply.send(admission);
@@ -334,6 +348,10 @@ impl Owner {
             let (outcome, error) = match &done.outcome {
                 Outcome::Done => ("done", None),
                 Outcome::Gone => ("gone", None),
+                Outcome::Unmarked => (
+                    "unmarked",
+                    Some(format!("{}: not done, since the cgroup's mark can't be written", done.step)),
+                ),
                 Outcome::NotInForce { effective } => {
                     ("not_in_force", Some(format!("{}: written, but {effective} is in force", done.step)))
                 }

@@ -63,9 +63,11 @@ impl Agent {
         }
         for tree in &node.config.trees {
             // A class, a pod, a container: the runtime writes a container's CPUs after it has made the cgroup.
-            let watch = Watch::new(&node.cgroups.root().join(tree), 3)
-                .with_context(|| format!("can't watch the pods' tree {tree}"))?;
-            tasks.spawn(follow(watch, events.clone()));
+            for folder in node.cgroups.folders(tree) {
+                let watch = Watch::new(&folder, 3)
+                    .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
+                tasks.spawn(follow(watch, events.clone()));
+            }
         }
         let sources = Sources::new(node.cgroups.clone(), node.proc.clone());
         let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone() });

@@ -14,11 +14,15 @@ use crate::host::cgroup::{Cgroups, Version};
 use crate::host::topology;
 use crate::pin::Enforcement;
 
-/// Look at this node: what it offers, what it lacks, what follows, what to do. Nothing is changed.
+/// Look at this node: what it offers, what it lacks, what follows, what to do.
 ///
-/// To see whether marks can be kept, a cgroup pinfold-doctor is made and removed again.
+/// To see whether marks can be kept, a cgroup pinfold-doctor is made and removed again; nothing else is changed.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 pinning can work here, 1 it can't.")]
+#[command(after_help = "Examples:
+  pinfold doctor
+  pinfold doctor -o json
+
+Exit codes: 0 pinning can work here, 1 it can't.")]
 pub(super) struct Doctor {
     #[command(flatten)]
     overrides: Overrides,
@@ -88,7 +92,7 @@ fn examine(config: &Config) -> Vec<Finding> {
             findings.push(marks(&cgroups));
             findings.push(trees(config, &cgroups));
         }
-        Err(error) => findings.push(bad("cgroups", error.to_string(), "see the sentence above")),
+        Err(error) => findings.push(bad("cgroups", error.to_string(), "pinfold can't work without them")),
     }
     match Node::new(config.clone()) {
         Ok(node) => findings.push(enforcement(&node)),
@@ -218,16 +222,26 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
             "start the kubelet, or name its cgroup with --tree",
         );
     }
+    for tree in &there {
+        if !matches!(cgroups.hands_down(tree), Ok(true)) {
+            let finding =
+                format!("{tree} does not hand the cpuset controller down: its pods have no CPU sets");
+            let advice = format!("echo +cpuset > {}/{tree}/cgroup.subtree_control", cgroups.root().display());
+            return bad("pods", finding, &advice);
+        }
+    }
     let pods: usize = there.iter().filter_map(|tree| cgroups.scan(tree).ok()).map(|pods| pods.len()).sum();
     good("pods", format!("{pods} below {}", there.join(" and ")))
 }
 
 fn enforcement(node: &Node) -> Finding {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
+    if node.topology.online.is_subset(&node.reserved) {
+        let finding = format!("every online CPU is reserved ({}): none is left to give away", node.reserved);
+        return bad("reserved", finding, "reserve fewer CPUs with --reserved");
+    }
     match node.enforcement {
         Enforcement::Cpuset => good("enforcement", text),
-        Enforcement::Observe => {
-            weak("enforcement", text, "threads, metrics and plans go on; nothing is pinned")
-        }
+        Enforcement::Observe => bad("enforcement", text, "threads, metrics and plans go on meanwhile"),
     }
 }

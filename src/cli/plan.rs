@@ -52,13 +52,13 @@ struct Input {
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
     /// Folder that holds the machine's sys/.
-    #[arg(long, value_name = "DIR", default_value = "/")]
+    #[arg(long, value_name = "DIR", default_value = "/", env = "PINFOLD_ROOT")]
     root: PathBuf,
     /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
     /// Configuration file, for its policy and threads.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     config: Option<PathBuf>,
 }
 
@@ -109,14 +109,8 @@ impl Input {
 
 fn planned(pods: &[Pod], topology: &Topology, reserved: CpuSet, config: &Config) -> Planned {
     let placer = Placer::new(topology);
-    let inputs = Inputs {
-        topology,
-        placer: &placer,
-        reserved: &reserved,
-        policy: &config.policy,
-        pods,
-        without_uid: true,
-    };
+    let inputs =
+        Inputs { topology, placer: &placer, reserved: &reserved, policy: &config.policy, pods, here: None };
     let decisions = decide(&inputs, &Ledger::default());
     let shared = decisions.desired.shared();
     let mut containers = Vec::new();

@@ -29,6 +29,11 @@ pub(super) struct Release {
 
 impl Release {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        // The marks are in attributes that only root can see: to anyone else nothing would seem to be pinned.
+        anyhow::ensure!(
+            nix::unistd::geteuid().is_root(),
+            "release needs root, to see marks and to write: run it with sudo"
+        );
         let node = Node::new(Config::load(self.overrides)?)?;
         let (observed, _) = node.observe(&[])?;
         let steps = pin::release(&observed, &node.topology.online);
@@ -69,6 +74,7 @@ fn outcome(applied: Applied) -> (Step, Option<String>) {
     let error = match applied.outcome {
         Outcome::Done | Outcome::Gone | Outcome::NotInForce { .. } => None,
         Outcome::Failed(error) => Some(format!("{:#}", anyhow::Error::new(error))),
+        Outcome::Unmarked => Some("its mark can't be written".to_owned()),
         Outcome::Blocked { cpus } => Some(format!("CPUs {cpus} are still held by another")),
     };
     (applied.step, error)

@@ -14,6 +14,7 @@ use super::sample::{Counters, Sample};
 use crate::agent::config::{Config, Wanted};
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
+use crate::pin::Enforcement;
 
 /// Not counted at the start of each half: connecting, filling caches, first allocations.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -128,6 +129,9 @@ pub async fn run(
         ..Config::default()
     };
     let mut node = Node::new(config)?;
+    // A kubelet that pins by itself has no say in the demo's own tree.
+    (node.enforcement, node.enforcement_reason) =
+        (Enforcement::Cpuset, "the demo pins its own pods".to_owned());
     let size = Size::of(&node.topology, &node.reserved)?;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
     node.config.pods = Some(local.folder().to_owned());

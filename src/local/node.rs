@@ -84,14 +84,17 @@ impl LocalNode {
         cgroups.create(TOP)?;
         let lock =
             crate::agent::lock(&cgroups.root().join(TOP)).context("another pinfold demo is running")?;
-        sweep(&cgroups)?;
-        cgroups.create(TREE)?;
-        cgroups.create(&format!("{TREE}/besteffort"))?;
-        cgroups.set_request(&format!("{TREE}/besteffort"), 0)?;
-        fs::create_dir_all(FOLDER).with_context(|| format!("can't make {FOLDER}"))?;
-        let launcher = Launcher::new().context("can't start the launcher's thread")?;
-        let switch = Switch::new()?;
-        Ok(Self { cgroups, launcher, switch, running: BTreeMap::new(), _lock: lock })
+        match furnish(&cgroups) {
+            Ok((launcher, switch)) => {
+                Ok(Self { cgroups, launcher, switch, running: BTreeMap::new(), _lock: lock })
+            }
+            Err(error) => {
+                // What can't be removed either is the next one's to find; this error is the one to tell.
+                let _ = sweep(&cgroups);
+                let _ = cgroups.remove(TOP);
+                Err(error)
+            }
+        }
     }
 
     /// The folder of manifests.
@@ -180,6 +183,18 @@ impl LocalNode {
         patiently(|| self.cgroups.remove(TOP))?;
         stopped
     }
+}
+
+/// Makes what a node needs, after clearing away what a killed predecessor left.
+fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
+    sweep(cgroups)?;
+    cgroups.create(TREE)?;
+    let besteffort = format!("{TREE}/besteffort");
+    cgroups.create(&besteffort)?;
+    cgroups.set_request(&besteffort, 0)?;
+    fs::create_dir_all(FOLDER).with_context(|| format!("can't make {FOLDER}"))?;
+    let launcher = Launcher::new().context("can't start the launcher's thread")?;
+    Ok((launcher, Switch::new()?))
 }
 
 /// Removes what a predecessor left: processes (there are none unless it died a moment ago), cgroups, manifests.

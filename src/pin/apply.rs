@@ -27,6 +27,8 @@ pub enum Outcome {
     Gone,
     /// The kernel refused.
     Failed(CgroupError),
+    /// Not tried: the cgroup's mark could not be written.
+    Unmarked,
     /// Not tried: somebody who was to give up these CPUs still has them.
     Blocked {
         /// The CPUs.
@@ -36,9 +38,10 @@ pub enum Outcome {
 
 /// Carries out steps in their order.
 ///
-/// A failure doesn't stop the others, with one exception: nobody is given CPUs that another could not be moved off.
+/// A failure doesn't stop the others, with two exceptions: nobody is given CPUs that another could not be moved off, and
+/// nothing is written to a cgroup whose mark could not be, since what was there before would be forgotten.
 pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<Applied> {
-    let mut held = CpuSet::new();
+    let mut held = Held::default();
     let mut done = Vec::with_capacity(steps.len());
     for step in steps {
         let outcome = one(&step, cgroups, &mut held);
@@ -47,12 +50,27 @@ pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<Applied> {
     done
 }
 
-fn one(step: &Step, cgroups: &Cgroups, held: &mut CpuSet) -> Outcome {
+/// What later steps must keep off.
+#[derive(Default)]
+struct Held {
+    /// CPUs that somebody could not be moved off.
+    cpus: CpuSet,
+    /// Cgroups whose mark could not be written.
+    unmarked: Vec<String>,
+}
+
+fn one(step: &Step, cgroups: &Cgroups, held: &mut Held) -> Outcome {
+    let within = |cgroup: &String| {
+        step.path().strip_prefix(cgroup.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    if !matches!(step, Step::Mark { .. }) && held.unmarked.iter().any(within) {
+        return Outcome::Unmarked;
+    }
     let result = match step {
         Step::Mark { path, mark } => cgroups.set_mark(path, mark.as_ref().map(super::Mark::text).as_deref()),
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Cpus { path, cpus, reason } => {
-            let taken = cpus.intersection(held);
+            let taken = cpus.intersection(&held.cpus);
             if *reason == Reason::Own && !taken.is_empty() {
                 return Outcome::Blocked { cpus: taken };
             }
@@ -64,13 +82,16 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut CpuSet) -> Outcome {
         Err(error) if error.is_gone() => Outcome::Gone,
         Err(error) => Outcome::Failed(error),
     };
+    if let (Step::Mark { path, mark: Some(_) }, Outcome::Failed(_)) = (step, &outcome) {
+        held.unmarked.push(path.clone());
+    }
     if let (
         Step::Cpus { path, cpus, reason: Reason::Narrow },
         Outcome::NotInForce { .. } | Outcome::Failed(_),
     ) = (step, &outcome)
         && let Ok(now) = cgroups.cpuset(path)
     {
-        *held = held.union(&now.effective.difference(cpus));
+        held.cpus = held.cpus.union(&now.effective.difference(cpus));
     }
     outcome
 }

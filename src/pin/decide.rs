@@ -4,7 +4,7 @@
 //! CPUs a new claim gets is [`Placer`]'s choice alone. The containers of one pod are placed together first and then
 //! divided, so that the siblings on a core are pod mates rather than strangers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ledger::Ledger;
 use super::mark::union;
@@ -25,8 +25,9 @@ pub struct Inputs<'a> {
     pub policy: &'a Policy,
     /// The pods of this node, the earlier the sooner served.
     pub pods: &'a [Pod],
-    /// Whether pods without a uid are given CPUs: in a plan on paper, yes; where their cgroups must be found, no.
-    pub without_uid: bool,
+    /// The uids of pods that have a cgroup or are about to get one: only they are given CPUs. `None` in a plan on paper,
+    /// where every pod is.
+    pub here: Option<&'a BTreeSet<String>>,
 }
 
 /// What is decided for one container of a known pod.
@@ -167,9 +168,16 @@ impl<'a> Asked<'a> {
             .map(|(container, cpus)| (container.name.as_str(), cpus.saturating_sub(has(&container.name))))
             .filter(|(_, cpus)| *cpus > 0)
             .collect();
-        if self.pod.cgroup_uid().is_none() && !inputs.without_uid {
+        let absent = match (inputs.here, self.pod.cgroup_uid()) {
+            (None, _) => None,
+            (Some(_), None) => {
+                Some("stays in the shared pool: its cgroup can't be found without metadata.uid")
+            }
+            (Some(here), Some(uid)) if !here.contains(uid) => Some("gets its CPUs when its cgroup is there"),
+            _ => None,
+        };
+        if let Some(note) = absent {
             for (name, _) in missing {
-                let note = "stays in the shared pool: its cgroup can't be found without metadata.uid";
                 notes.insert((self.index, name.to_owned()), note.to_owned());
             }
             return;

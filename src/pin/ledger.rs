@@ -62,10 +62,10 @@ impl Observed {
             for container in &cgroup.containers {
                 let mark = ledger.read_mark(&container.path, container.mark.as_deref());
                 let marked = mark.as_ref().and_then(|mark| mark.claims.keys().next().cloned());
-                let name = known
-                    .and_then(|index| pods.get(index))
-                    .and_then(|pod| name_of(pod, &container.id, alone))
-                    .or(marked);
+                let name = match known.and_then(|index| pods.get(index)) {
+                    Some(pod) => name_of(pod, &container.id, alone, marked),
+                    None => marked,
+                };
                 containers.push(ObservedContainer { cgroup: container.clone(), mark, name });
             }
             ledger.enter(&cgroup.uid, mark.as_ref(), &containers);
@@ -91,8 +91,9 @@ impl Observed {
 
 /// Which of a pod's containers has this runtime id.
 ///
-/// Without any status, a pod's only container is its only cgroup.
-fn name_of(pod: &Pod, id: &str, alone: bool) -> Option<String> {
+/// Without any status, a pod's only container is its only cgroup. A mark counts until the status says that another cgroup
+/// is the container's: the one that was there first may have been the sandbox's.
+fn name_of(pod: &Pod, id: &str, alone: bool, marked: Option<String>) -> Option<String> {
     let same = |container: &&Container| container.runtime_id.as_deref() == Some(id);
     if let Some(container) = pod.containers.iter().find(same) {
         return Some(container.name.clone());
@@ -100,7 +101,7 @@ fn name_of(pod: &Pod, id: &str, alone: bool) -> Option<String> {
     let silent = pod.containers.iter().all(|container| container.runtime_id.is_none());
     match pod.containers.as_slice() {
         [only] if silent && alone => Some(only.name.clone()),
-        _ => None,
+        _ => marked.filter(|name| pod.container(name).is_none_or(|container| container.runtime_id.is_none())),
     }
 }
 
@@ -161,5 +162,59 @@ impl Ledger {
             }
         }
         self.unexplained.extend(found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pin::Before;
+
+    fn pod(runtime_id: Option<&str>) -> Pod {
+        let main = Container {
+            name: "main".to_owned(),
+            runtime_id: runtime_id.map(str::to_owned),
+            ..Container::default()
+        };
+        Pod { uid: Some("uid".to_owned()), containers: vec![main], ..Pod::default() }
+    }
+
+    /// The names found for a pod's cgroups, of which the marked one carries a claim of `main`.
+    fn names(pod: Pod, cgroups: &[&str], marked: Option<&str>) -> Vec<Option<String>> {
+        let mut mark = Mark::new(Before::default());
+        mark.claims.insert("main".to_owned(), "1".parse().unwrap());
+        let container = |id: &&str| ContainerCgroup {
+            path: format!("kubepods/poduid/{id}"),
+            id: (*id).to_owned(),
+            mark: (marked == Some(*id)).then(|| mark.text()),
+            ..ContainerCgroup::default()
+        };
+        let containers = cgroups.iter().map(container).collect();
+        let cgroup = PodCgroup { uid: "uid".to_owned(), containers, ..PodCgroup::default() };
+        let (observed, _) = Observed::new(vec![cgroup], &[pod]);
+        observed.containers().map(|container| container.name.clone()).collect()
+    }
+
+    fn main() -> Option<String> {
+        Some("main".to_owned())
+    }
+
+    #[test]
+    fn an_only_container_is_the_only_cgroup() {
+        assert_eq!(names(pod(None), &["c0ffee"], None), [main()]);
+        assert_eq!(names(pod(None), &["c0ffee", "pause"], None), [None, None]);
+    }
+
+    #[test]
+    fn a_status_names_its_cgroup_and_no_other() {
+        assert_eq!(names(pod(Some("c0ffee")), &["c0ffee", "pause"], None), [main(), None]);
+        assert_eq!(names(pod(Some("c0ffee")), &["pause"], None), [None]);
+    }
+
+    #[test]
+    fn a_mark_counts_until_the_status_says_otherwise() {
+        // The sandbox came first, alone and without a status, and was taken for the container.
+        assert_eq!(names(pod(None), &["c0ffee", "pause"], Some("pause")), [None, main()]);
+        assert_eq!(names(pod(Some("c0ffee")), &["c0ffee", "pause"], Some("pause")), [main(), None]);
     }
 }

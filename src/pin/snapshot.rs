@@ -29,7 +29,7 @@ pub struct Snapshot {
     pub containers: Vec<ContainerState>,
     /// Pods that own CPUs and that nobody told us of.
     pub strangers: Vec<Stranger>,
-    /// Where the kernel differed from the ledger when this was made, before repair.
+    /// Where the kernel differs from the ledger, and could not be repaired.
     pub drift: Vec<Drift>,
     /// What can't be explained and is left alone.
     pub unexplained: Vec<String>,

@@ -238,7 +238,8 @@ impl Phases {
         }
         if lift {
             self.lift_quota(path, pod.cgroup.quota);
-        } else {
+        } else if names.is_some() {
+            // Of a pod that nobody told us of it isn't known whether all its containers own CPUs.
             self.give_back_quota(path, pod.cgroup.quota, marked);
         }
     }

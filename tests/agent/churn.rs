@@ -154,7 +154,7 @@ impl Churn<'_> {
     fn invariants(&self) -> Result<(), String> {
         let claims = self.claims("at the end");
         let owned = claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
-        // Pods that are known and have no cgroup yet are served in their turn, so all of them count.
+        // Counted as if each had a cgroup: where that is enough for all, it is for those that have one.
         let wanting = self.pods.iter().filter(|pod| pod.manifest && !pod.shared);
         let enough = wanting.filter_map(|pod| pod.cpus).sum::<usize>() < self.kernel.online.len();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {

@@ -161,7 +161,8 @@ fn what_is_no_file_blocks_nobody() {
     std::fs::create_dir(pods.path().join("folder.yaml")).unwrap();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
-    let status = agent.eventually("the manifest is read", |status| assigned(status, "worker-0").is_some());
+    let status =
+        agent.eventually("the manifest is read", |status| container(status, "worker-0", "main").is_some());
     let errors = status["errors"].to_string();
     assert!(errors.contains("pipe.yaml") && errors.contains("folder.yaml"), "{errors}");
     agent.stop();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,16 +28,9 @@ pub(crate) struct Kernel {
 ///
 /// Once it is meant for it, what lacks is a failure: a check that was not made must not look like one that passed.
 pub(crate) fn kernel_tests() -> Option<Kernel> {
-    if std::env::var_os("PINFOLD_KERNEL_TESTS").is_none_or(|value| value != "1") {
-        let thread = std::thread::current();
-        let name = thread.name().unwrap_or("a test");
-        // Written past the capture of the test harness, which keeps what a passing test prints to itself.
-        // In one piece: other tests write at the same time.
-        let line = format!("{name}: left to tests/run (it needs root, cgroups with cpuset and two CPUs)\n");
-        let _ = std::io::stderr().write_all(line.as_bytes());
+    if !super::gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs") {
         return None;
     }
-    assert!(nix::unistd::geteuid().is_root(), "PINFOLD_KERNEL_TESTS=1 wants root: cgroups are written");
     let cgroups = Cgroups::detect(Path::new("/sys/fs/cgroup")).unwrap_or_else(|error| {
         panic!("PINFOLD_KERNEL_TESTS=1 wants a cgroup hierarchy with cpuset: {error}")
     });

@@ -88,6 +88,7 @@ impl CgroupError {
     pub fn is_gone(&self) -> bool {
         match self {
             Self::File(error) => error.is_gone(),
+            Self::Quota(error) => error.gone,
             Self::Directory { source, .. } => {
                 source.kind() == io::ErrorKind::NotFound
                     || source.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32)
@@ -176,6 +177,21 @@ impl Cgroups {
             }
         }
         Ok(file::write(&file, &cpus.to_string())?)
+    }
+
+    /// The folders in which a tree's changes are to be watched: where CPUs, and where quotas are written.
+    pub fn folders(&self, tree: &str) -> Vec<PathBuf> {
+        let roots = [Some(&self.cpuset), self.cpu.as_ref().filter(|cpu| **cpu != self.cpuset)];
+        roots.into_iter().flatten().map(|root| root.join(tree)).collect()
+    }
+
+    /// Whether the cgroups directly below one have CPU sets; on v2 the one above must hand the controller down.
+    pub fn hands_down(&self, path: &str) -> Result<bool, CgroupError> {
+        if self.version == Version::V1 {
+            return Ok(true);
+        }
+        let control = file::read_optional(&self.cpuset.join(path).join("cgroup.subtree_control"))?;
+        Ok(control.is_none_or(|control| control.split_whitespace().any(|name| name == "cpuset")))
     }
 
     /// Whether there is a CPU controller, with quotas and their statistics.

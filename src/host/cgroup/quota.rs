@@ -21,6 +21,8 @@ pub struct Quota {
 #[derive(Debug, thiserror::Error)]
 #[error("can't {operation} the CPU quota of cgroup {}", path.display())]
 pub struct QuotaError {
+    /// Whether the cgroup is gone.
+    pub(super) gone: bool,
     operation: &'static str,
     path: PathBuf,
     source: Box<dyn std::error::Error + Send + Sync>,
@@ -78,7 +80,7 @@ fn failed(
     path: &Path,
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> QuotaError {
-    QuotaError { operation, path: path.to_owned(), source: source.into() }
+    QuotaError { gone: !path.exists(), operation, path: path.to_owned(), source: source.into() }
 }
 
 fn controller(path: &Path, version: Version) -> CpuController {

@@ -109,8 +109,14 @@ impl Cgroups {
                 }
             }
             Version::V2 => {
+                // In a hybrid set-up the CPU controller belongs to a v1 hierarchy.
+                let wanted =
+                    if self.cpu_version() == Version::V2 { &["cpuset", "cpu"][..] } else { &["cpuset"] };
                 let control = self.root().join(parent).join("cgroup.subtree_control");
-                file::write(&control, "+cpuset +cpu")?;
+                let on = file::read(&control)?;
+                for name in wanted.iter().filter(|name| !on.split_whitespace().any(|one| one == **name)) {
+                    file::write(&control, &format!("+{name}"))?;
+                }
             }
         }
         Ok(())

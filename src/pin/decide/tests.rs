@@ -50,7 +50,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     let placer = Placer::new(&topology);
     let reserved = default_reserved(&topology);
     let policy = Policy::default();
-    let without_uid = false;
+    let here: BTreeSet<String> = ["a", "b", "c"].map(str::to_owned).into();
     decide(
         &Inputs {
             topology: &topology,
@@ -58,7 +58,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
             reserved: &reserved,
             policy: &policy,
             pods,
-            without_uid,
+            here: Some(&here),
         },
         ledger,
     )
@@ -162,4 +162,11 @@ fn a_pod_whose_cgroup_cannot_be_found_takes_nothing() {
     assert_eq!(cpus(&decisions), ["shared"]);
     assert!(decisions.containers[0].note.as_deref().unwrap().contains("metadata.uid"));
     assert_eq!(decisions.desired.shared(), machine().online);
+}
+
+#[test]
+fn a_pod_that_is_not_here_yet_takes_nothing() {
+    let decisions = decided(&[app("later", 8), app("a", 8)], &Ledger::default());
+    assert_eq!(cpus(&decisions), ["shared", "8-15"]);
+    assert!(decisions.containers[0].note.as_deref().unwrap().contains("when its cgroup is there"));
 }

@@ -272,6 +272,21 @@ fn a_mark_that_is_not_ours_is_left_alone() {
     assert_eq!(kernel.nodes["b/y"].cpus, set(ONLINE));
 }
 
+#[test]
+fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/x"]);
+        let mut wish = desired(&[("a", "x", "2-3")]);
+        wish.whole.push("a".to_owned());
+        kernel.settle(&wish);
+        // After a restart without its manifest, only the claim in the kernel is known.
+        let mut silent = desired(&[("a", "x", "2-3")]);
+        silent.names.clear();
+        assert_eq!(kernel.reconcile(&silent, usize::MAX), 0);
+        assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
+    }
+}
+
 /// A history: each entry gives or takes containers, or deals the CPUs anew.
 #[derive(Debug, Clone)]
 enum Change {
