@@ -146,7 +146,10 @@ impl Config {
 
     /// Reads the text of a configuration file; an empty one holds the defaults.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
-        let parsed: Option<Self> = serde_saphyr::from_str(text)?;
+        // The parser's own error repeats itself around a picture of the place; its words for users say it once.
+        let parsed: Option<Self> = serde_saphyr::from_str(text).map_err(|error| {
+            anyhow::anyhow!("{}", error.render_with_formatter(&serde_saphyr::UserMessageFormatter))
+        })?;
         let config = parsed.unwrap_or_default();
         config.check()?;
         Ok(config)
