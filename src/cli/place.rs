@@ -1,6 +1,5 @@
 //! `pinfold place`: which CPUs a container would get.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -54,7 +53,7 @@ pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
     );
     match place(&topology, &free, args.count) {
         Ok(placement) => {
-            print(&placed(&placement, args.output)?)?;
+            super::emit(&placed(&placement, args.output)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Err(refusal) => {
@@ -91,20 +90,10 @@ fn in_words(cost: Cost) -> String {
 /// Programs read the answer where they read every answer; people find it beside the other complaints.
 fn refuse(refusal: TooFewCpus, form: Format) -> anyhow::Result<()> {
     match form {
-        Format::Json => print(&json!({ "error": refusal.to_string() }).to_string()),
+        Format::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),
         Format::Text => {
             eprintln!("pinfold: {refusal}");
             Ok(())
         }
-    }
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    match writeln!(io::stdout(), "{text}") {
-        // Whoever reads the output, such as `head`, may have seen enough.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(error).context("can't write the placement")
-        }
-        _ => Ok(()),
     }
 }
