@@ -1,9 +1,12 @@
 //! How many placements are worse than the best when containers come and go: ours beside the kubelet's packed
-//! assignment, each on the machine as its own choices have left it. `cargo bench --bench churn`
+//! assignment, each on the machine as its own choices have left it. Then how many of ours are split over NUMA nodes by
+//! force, and how many of these splits one move or two would remove. `cargo bench --bench churn`
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/placement/churn.rs"]
 mod churn;
+#[path = "support/forced.rs"]
+mod forced;
 #[path = "../tests/placement/machines.rs"]
 mod machines;
 #[path = "../tests/placement/random.rs"]
@@ -14,6 +17,7 @@ mod rival;
 mod spread;
 
 use churn::{Chooser, Sizes, run};
+use pinfold::cpu::Topology;
 use spread::spread;
 
 const STEPS: usize = 1500;
@@ -65,5 +69,45 @@ fn main() {
             }
         }
         println!();
+    }
+    forced_splits(&machines);
+}
+
+/// How full the machine may be, in percent.
+const LOADS: [usize; 3] = [70, 80, 90];
+
+fn forced_splits(machines: &[(&str, Topology)]) {
+    println!(
+        "{STEPS} steps, sizes 2, 4, … 32, every owner movable; the share of forced splits that moves remove"
+    );
+    println!(
+        "{:38}{:>6} {:>7} {:>7} {:>7} {:>9} {:>9}  {:>29}  {:>29}",
+        "machine",
+        "load",
+        "owners",
+        "placed",
+        "split",
+        "one move",
+        "two",
+        "one: median, p99, max",
+        "two: median, p99, max"
+    );
+    for (machine, topology) in machines {
+        for load in LOADS {
+            let mut outcome = forced::run(topology, load, STEPS, SEED);
+            let share = |count: usize| match outcome.splits {
+                0 => "-".to_owned(),
+                splits => format!("{:.0} %", 100.0 * count as f64 / splits as f64),
+            };
+            let removed = outcome.removed.map(share);
+            let [one, two] = outcome.times.each_mut().map(|times| match times.is_empty() {
+                true => "-".to_owned(),
+                false => spread(times).map(|time| format!("{:.2} ms", time.as_secs_f64() * 1e3)).join(" "),
+            });
+            println!(
+                "{machine:38}{load:>4} % {:>7} {:>7} {:>7} {:>9} {:>9}  {one:>29}  {two:>29}",
+                outcome.owners, outcome.placements, outcome.splits, removed[0], removed[1]
+            );
+        }
     }
 }

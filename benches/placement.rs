@@ -1,6 +1,7 @@
 //! How long one decision takes. `cargo bench --bench placement`
 //!
-//! First a table: the spread over many free sets, among them the nastiest we know. Then single decisions by divan.
+//! First two tables: the spread over many free sets, among them the nastiest we know, for plain requests and for those
+//! with wishes. Then single decisions by divan.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/placement/machines.rs"]
@@ -13,7 +14,7 @@ mod spread;
 use std::time::{Duration, Instant};
 
 use machines::{cpu, even, machine};
-use pinfold::cpu::{CpuSet, Placer, Topology};
+use pinfold::cpu::{Cores, CpuSet, NumaNode, Order, Placer, Refusal, Request, Topology};
 use random::Random;
 use spread::spread;
 
@@ -22,6 +23,7 @@ const DRAWS: usize = 400;
 
 fn main() {
     table();
+    wishes();
     divan::main();
 }
 
@@ -128,6 +130,86 @@ fn table() {
                 spread(&mut times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6));
             let (_, n, of) = hardest;
             println!("{name:31} {state:22} {median:>9} {p99:>9} {max:>9}   {n} of {of}");
+        }
+    }
+}
+
+/// The machine with distances between its NUMA nodes, and a quarter of its CPUs isolated.
+fn told(mut topology: Topology) -> Topology {
+    let nodes = topology.numa_nodes();
+    let ids = || (0..).take(nodes.len());
+    let distance = |a: u32, b: u32| if a == b { 10 } else { 11 + a.abs_diff(b) };
+    let node = |(id, cpus): (u32, &CpuSet)| NumaNode {
+        id,
+        cpus: cpus.clone(),
+        memory_bytes: None,
+        distances: ids().map(|to| distance(id, to)).collect(),
+    };
+    topology.numa = ids().zip(&nodes).map(node).collect();
+    topology.isolated = topology.online.iter().filter(|id| id % 4 == 3).collect();
+    topology
+}
+
+/// What requests can want.
+fn requests() -> Vec<(&'static str, Request)> {
+    let near: CpuSet = "0".parse().unwrap();
+    let plain = Request::default();
+    vec![
+        ("spread", Request { order: Order::Spread, ..plain.clone() }),
+        ("whole", Request { cores: Cores::Whole, ..plain.clone() }),
+        ("single", Request { cores: Cores::Single, ..plain.clone() }),
+        ("near", Request { near: near.clone(), ..plain.clone() }),
+        ("avoid isolated", plain.clone()),
+        ("all", Request { order: Order::Spread, near, ..plain }),
+    ]
+}
+
+fn wishes() {
+    println!(
+        "\none decision with wishes, any count, {DRAWS} free sets per row, the best of three; refusals left out"
+    );
+    println!(
+        "{:31} {:15} {:22} {:>9} {:>9} {:>9}   hardest",
+        "machine", "wish", "state", "median", "p99", "max"
+    );
+    for (name, topology) in large_machines() {
+        let isolated = told(topology.clone());
+        let not_isolated = Topology { isolated: CpuSet::new(), ..isolated.clone() };
+        let placers = [isolated, not_isolated].map(|topology| Placer::new(&topology));
+        for (wish, request) in requests() {
+            let placer = if ["all", "avoid isolated"].contains(&wish) { &placers[0] } else { &placers[1] };
+            let note = if placer.is_exact_for(request.order) { "" } else { "; not exact" };
+            for state in ["fresh", "CPUs at random", "each LLC differs", "after churn"] {
+                let mut random = Random(20_240_229);
+                let mut times = Vec::new();
+                let mut hardest = (Duration::ZERO, 0, 0);
+                for _ in 0..DRAWS / 4 {
+                    let free = free_set(state, &topology, placer, &mut random);
+                    let most = if request.cores == Cores::Single { free.len() / 2 } else { free.len() };
+                    let mut request = Request { cpus: random.below(most + 1), ..request.clone() };
+                    match placer.place_as(&free, &request) {
+                        Ok(_) => {}
+                        Err(Refusal::NotWholeCores { less, .. }) => request.cpus = less,
+                        Err(_) => continue,
+                    }
+                    let time = (0..3).map(|_| {
+                        let start = Instant::now();
+                        std::hint::black_box(placer.place_as(std::hint::black_box(&free), &request)).unwrap();
+                        start.elapsed()
+                    });
+                    let time = time.min().unwrap();
+                    hardest = hardest.max((time, request.cpus, free.len()));
+                    times.push(time);
+                }
+                if times.is_empty() {
+                    println!("{name:31} {wish:15} {state:22} every request refused");
+                    continue;
+                }
+                let [median, p99, max] =
+                    spread(&mut times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6));
+                let (_, n, of) = hardest;
+                println!("{name:31} {wish:15} {state:22} {median:>9} {p99:>9} {max:>9}   {n} of {of}{note}");
+            }
         }
     }
 }

@@ -5,8 +5,8 @@
 //!
 //! # The one idea
 //!
-//! **The kernel keeps the state.** Who owns which CPUs is never in a file of ours. It is in the cgroups: in their CPU
-//! sets, and in a mark, an extended attribute that lives and dies with its cgroup ([`pin::Mark`]). A restart reads the
+//! **The kernel keeps the state.** Who owns which CPUs is never in a file of ours. It is in the cgroups: in their partitions
+//! and CPU sets, and in a mark, an extended attribute that lives and dies with its cgroup ([`pin::Mark`]). A restart reads the
 //! cgroups and knows everything; there is no checkpoint to corrupt, no drain to change a policy, no file to delete.
 //!
 //! # The rooms, in the order to read them
@@ -17,14 +17,16 @@
 //! |---|---|---|---|
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | I/O, clock, randomness, Kubernetes |
 //! | [`pod`] | what a pod is and is owed: QoS, role, entitlement, thread environment | `cpu` | I/O, current assignments |
+//! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them | — | I/O |
 //! | [`host`] | the only door to /proc, /sys, cgroupfs, netlink; every path under a root given to it | `cpu` | knowing pods or policy |
-//! | [`pin`] | ledger; observed and desired to steps; applying them; drift | `cpu` `pod` `host` | choosing CPUs itself, Kubernetes |
+//! | [`pin`] | ledger; observed and desired to steps; applying them; drift; quiet and foreign time | `cpu` `pod` `host` | choosing CPUs itself, Kubernetes |
+//! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out | `pod` `scene` | /sys, cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | changing anything |
 //! | [`agent`] | configuration, the one owner of the state, HTTP, start and stop | all above | an algorithm |
 //! | [`local`] | a node without a cluster: real cgroups and processes for the demo | all above | being needed by the agent |
 //! | [`cli`] | arguments, subcommands, what a person sees | all above | logic |
 //!
-//! The pure rooms (`cpu`, `pod`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be
+//! The pure rooms (`cpu`, `pod`, `scene`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be
 //! compared and printed, and applying one twice is the same as once: the second plan is empty.
 //!
 //! # One pod's way through the house
@@ -32,12 +34,12 @@
 //! 1. A manifest appears in the folder ([`pod::parse`]), or a runtime asks before it creates a container
 //!    ([`agent::Agent::create`]). Either becomes an event for the one owner task in [`agent`].
 //! 2. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason that a person can read.
-//! 3. [`pin::decide::decide`] keeps what runs and asks [`cpu::Placer`] for the rest; [`pod::thread_environment`] computes
+//! 3. [`pin::decide::decide`] keeps what runs, may move what allows it, and asks [`cpu::Placer`] for the rest; [`pod::thread_environment`] computes
 //!    the variables from the CPUs.
 //! 4. The container's cgroup appears ([`host::watch`]). [`pin::plan`] turns observed and desired into steps, ordered so that
 //!    no two containers own a CPU at any moment; [`pin::apply()`] carries them out and reads back what is in force.
 //! 5. The owner publishes a [`pin::Snapshot`]; [`metrics`] and `/status` read it.
-//! 6. Every 10 s the kernel is compared with the ledger ([`pin::drift()`]) and repaired. A quiet node makes empty plans.
+//! 6. Every 10 s, and whenever the kernel tells of a broken partition, the kernel is compared with the ledger ([`pin::drift()`]) and repaired. A quiet node makes empty plans.
 //! 7. SIGTERM: every assignment stays as it is. `pinfold release` hands them back.
 //!
 //! # Invariants
@@ -50,9 +52,11 @@
 
 pub mod agent;
 pub mod cli;
+pub mod cluster;
 pub mod cpu;
 pub mod host;
 pub mod local;
 pub mod metrics;
 pub mod pin;
 pub mod pod;
+pub mod scene;

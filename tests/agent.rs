@@ -19,8 +19,12 @@ mod kernel;
 mod churn;
 #[path = "agent/drift.rs"]
 mod drift;
+#[path = "agent/endurance.rs"]
+mod endurance;
 #[path = "agent/life.rs"]
 mod life;
+#[path = "agent/partition/mod.rs"]
+mod partition;
 #[path = "agent/pinning.rs"]
 mod pinning;
 #[path = "agent/release.rs"]

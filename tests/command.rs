@@ -222,6 +222,7 @@ fn node() -> (TempDir, [String; 4]) {
     let cgroups = machine.path().join("cgroup");
     fs::create_dir(&cgroups).unwrap();
     fs::write(cgroups.join("cgroup.controllers"), "cpuset cpu\n").unwrap();
+    fs::write(cgroups.join("cgroup.subtree_control"), "cpuset cpu\n").unwrap();
     let args = ["--root", text(machine.path()), "--cgroup-root", text(&cgroups)].map(str::to_owned);
     (machine, args)
 }

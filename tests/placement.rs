@@ -5,6 +5,8 @@
 
 #[path = "placement/brute.rs"]
 mod brute;
+#[path = "placement/brute_request.rs"]
+mod brute_request;
 #[path = "placement/churn.rs"]
 mod churn;
 #[path = "placement/command.rs"]
@@ -15,6 +17,10 @@ mod kubelet;
 mod machines;
 #[path = "placement/random.rs"]
 mod random;
+#[path = "placement/repack.rs"]
+mod repack;
+#[path = "placement/requests.rs"]
+mod requests;
 #[path = "placement/rival.rs"]
 mod rival;
 

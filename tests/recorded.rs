@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bzip2::read::BzDecoder;
 use pinfold::host::cgroup::{Cgroups, PodCgroup, Version};
-use pinfold::pin::{Ledger, Observed};
+use pinfold::pin::{Desired, Enforcement, Ledger, Observed, Scan, plan, release};
 use tempfile::TempDir;
 
 fn data() -> PathBuf {
@@ -89,11 +89,16 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
             assert_eq!(container.path, format!("{}/{}", pod.path, container.id));
         }
     }
-    // Nothing is owned, and nothing unexplained.
-    let (observed, ledger) = Observed::new(pods.clone(), &[]);
-    assert_eq!((ledger, observed.pods.len()), (Ledger::default(), pods.len()));
     assert_eq!(contents(root), before, "nothing is written");
     pods
+}
+
+/// What the ledger makes of the recorded node, of whose pods nobody tells it.
+fn ledger(root: &Path, pods: &[PodCgroup]) -> (Observed, Ledger) {
+    let around = Cgroups::detect(root).unwrap().surroundings(&["kubepods".to_owned()]).unwrap();
+    let (observed, ledger) = Observed::new(Scan { pods: pods.to_vec(), around, ..Scan::default() }, &[]);
+    assert_eq!(observed.pods.len(), pods.len());
+    (observed, ledger)
 }
 
 /// CPUs written and in force, and the quota in thousandths of a CPU, of the container whose id starts so.
@@ -115,6 +120,7 @@ fn cgroup_v1() {
     // The recording begins at the pods' tree; what tells a v1 hierarchy lies above.
     fs::write(folder.path().join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
     let pods = scan(folder.path(), "v1", Version::V1);
+    assert_eq!(ledger(folder.path(), &pods).1, Ledger::default());
     assert_eq!(container(&pods, "22e1116d"), is("0-1", "0-1", Some(200)));
     assert_eq!(container(&pods, "529cd501"), is("0", "0", None));
     assert_eq!(container(&pods, "146c28df"), is("0-1", "0-1", None));
@@ -131,4 +137,11 @@ fn cgroup_v2_with_partitions() {
     assert_eq!(container(&pods, "ca39d95f"), is("", "6-7", Some(500)));
     assert_eq!(container(&pods, "2df255db"), is("", "0-1,4-5", Some(300)));
     assert_eq!(container(&pods, "82b64f00"), is("", "0-1,4-5", None));
+    // Somebody made them by hand: they are reported, nobody else is given their CPUs, and no plan touches them.
+    let (observed, ledger) = ledger(folder.path(), &pods);
+    assert_eq!(ledger.barred.to_string(), "2-3,6-7");
+    assert_eq!((ledger.claims.len(), ledger.unexplained.len()), (0, 2), "{ledger:?}");
+    let desired = Desired { online: "0-7".parse().unwrap(), ..Desired::default() };
+    assert_eq!(plan(&observed, &ledger, &desired, Enforcement::Partition), Vec::new());
+    assert_eq!(release(&observed, &desired.online, &desired.all_memory), Vec::new());
 }

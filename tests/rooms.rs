@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each room and what it may import. The table in `src/lib.rs` shows the same to readers; `scene`, `nri` and `cluster`
-/// are still to come.
+/// Each room and what it may import. The table in `src/lib.rs` shows the same to readers; `nri` and `cluster` are
+/// still to come.
 const ROOMS: [(&str, &[&str]); 11] = [
     ("cpu", &[]),
     ("pod", &["cpu"]),

@@ -7,7 +7,8 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuSet;
-use crate::pod::{Policy, ThreadPolicy};
+use crate::pin::quiet::Quiet;
+use crate::pod::{Policy, ThreadPolicy, Wishes};
 
 /// Where the configuration file is looked for when none is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
@@ -36,6 +37,13 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Which pods are owed CPUs of their own.
     pub policy: Policy,
+    /// How CPUs are given; each is overruled by a pod's annotation `pinfold.io/NAME`.
+    pub cpus: Wishes,
+    /// How many running containers may be moved within an hour so that others need not be split; only those of pods that
+    /// allow it are.
+    pub moves_per_hour: u32,
+    /// Which of the kernel's own work is kept off exclusive CPUs.
+    pub quiet: Quiet,
     /// How thread counts follow from CPUs.
     pub threads: ThreadPolicy,
 }
@@ -47,6 +55,8 @@ pub enum Wanted {
     /// The strongest that the node offers.
     #[default]
     Auto,
+    /// Cpuset partitions, by which the kernel keeps everybody else off (cgroup v2, Linux 6.7 or newer).
+    Partition,
     /// Write `cpuset.cpus` of the pods' cgroups.
     Cpuset,
     /// Write nothing.
@@ -97,6 +107,9 @@ impl Default for Config {
             reconcile_seconds: 10,
             listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
             policy: Policy::default(),
+            cpus: Wishes::default(),
+            moves_per_hour: 0,
+            quiet: Quiet::default(),
             threads: ThreadPolicy::default(),
         }
     }

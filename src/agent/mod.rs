@@ -10,6 +10,7 @@
 //! All that changes is changed by one task, the owner; others send it events and read what it publishes.
 
 pub mod config;
+pub mod devices;
 mod folder;
 mod http;
 mod node;

@@ -5,10 +5,10 @@ use serde::Deserialize;
 
 use super::config::{Config, Wanted};
 use crate::cpu::{CpuSet, Topology};
-use crate::host::cgroup::Cgroups;
+use crate::host::cgroup::{Cgroups, Version};
 use crate::host::{file, proc::Proc, topology};
 use crate::pin::decide::default_reserved;
-use crate::pin::{Enforcement, Ledger, Observed};
+use crate::pin::{Enforcement, Ledger, Observed, Scan};
 use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
 
 /// The node as it was found at the start.
@@ -38,23 +38,44 @@ impl Node {
     /// # Errors
     /// No topology, no cpuset controller, reserved CPUs that don't exist.
     pub fn new(config: Config) -> anyhow::Result<Self> {
+        let kubelet = kubelet_pins(&config);
+        let mut node = Self::apart(config)?;
+        if let Some(reason) = kubelet.filter(|_| node.enforcement != Enforcement::Observe) {
+            (node.enforcement, node.enforcement_reason) = (Enforcement::Observe, reason);
+        }
+        Ok(node)
+    }
+
+    /// Looks at the node for the sake of pods that no kubelet knows of, whatever a kubelet may pin here.
+    ///
+    /// # Errors
+    /// As [`Node::new`].
+    pub fn apart(config: Config) -> anyhow::Result<Self> {
         let topology = topology::read(&config.root)?;
-        let cgroups = Cgroups::detect(&config.cgroup_root)?;
+        let mut cgroups = Cgroups::detect(&config.cgroup_root)?;
+        cgroups.heed_systemd(&config.root.join("run"));
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
-        let (enforcement, enforcement_reason) = enforcement(&config);
+        let (enforcement, enforcement_reason) = enforcement(&config, &cgroups)?;
         let proc = Proc::new(&config.root);
         Ok(Self { topology, cgroups, proc, reserved, enforcement, enforcement_reason, config })
     }
 
     /// Reads the pods' trees as they are now, and finds which of the pods is where.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
-        let mut found = Vec::new();
+        let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
         for tree in &self.config.trees {
-            found.extend(
+            scan.pods.extend(
                 self.cgroups.scan(tree).with_context(|| format!("can't read the pods' tree {tree}"))?,
             );
         }
-        Ok(Observed::new(found, pods))
+        let mut live = CpuSet::new();
+        for container in scan.pods.iter().flat_map(|pod| &pod.containers) {
+            if container.cpuset.partition.is_live() {
+                live = live.union(&container.cpuset.effective);
+            }
+        }
+        scan.lost = self.cgroups.lost(&self.topology.online, &live)?;
+        Ok(Observed::new(scan, pods))
     }
 }
 
@@ -80,25 +101,49 @@ struct CpuManagerState {
     policy_name: String,
 }
 
-fn enforcement(config: &Config) -> (Enforcement, String) {
-    if config.enforcement == Wanted::Observe {
-        return (Enforcement::Observe, "the configuration says so".to_owned());
-    }
+/// Why the kubelet's own CPU Manager leaves nothing to pin, if it does.
+fn kubelet_pins(config: &Config) -> Option<String> {
     let state = config.root.join("var/lib/kubelet/cpu_manager_state");
-    let policy = file::read_optional(&state).ok().flatten();
-    let policy = policy.and_then(|text| serde_json::from_str::<CpuManagerState>(&text).ok());
-    if let Some(policy) = policy.map(|state| state.policy_name).filter(|policy| policy != "none") {
-        let reason = format!(
+    let text = file::read_optional(&state).ok().flatten()?;
+    let policy = serde_json::from_str::<CpuManagerState>(&text).ok()?.policy_name;
+    (policy != "none").then(|| {
+        format!(
             "the kubelet's CPU Manager policy is {policy} ({}): two managers would undo each other; set it to none to \
              let Pinfold pin",
             state.display()
-        );
-        return (Enforcement::Observe, reason);
+        )
+    })
+}
+
+fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcement, String)> {
+    if config.enforcement == Wanted::Observe {
+        return Ok((Enforcement::Observe, "the configuration says so".to_owned()));
     }
-    (
-        Enforcement::Cpuset,
-        "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved".to_owned(),
-    )
+    let weaker = if cgroups.systemd {
+        "the pods' CPUs are set through systemd (AllowedCPUs); tasks outside the pods are not moved"
+    } else {
+        "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved"
+    };
+    if config.enforcement == Wanted::Cpuset {
+        return Ok((Enforcement::Cpuset, format!("the configuration says so: {weaker}")));
+    }
+    let offered =
+        cgroups.offers_partitions().context("can't find out whether the kernel offers cpuset partitions")?;
+    if offered {
+        let reason = "the kernel offers cpuset partitions: it keeps everybody else off an owner's CPUs";
+        return Ok((Enforcement::Partition, reason.to_owned()));
+    }
+    let lacking = match cgroups.version {
+        Version::V1 => "cgroup v1 has no cpuset partitions",
+        Version::V2 => {
+            "this kernel has no cpuset partitions below the top of the hierarchy (Linux 6.7 or newer does)"
+        }
+    };
+    anyhow::ensure!(
+        config.enforcement != Wanted::Partition,
+        "enforcement partition is not to be had: {lacking}; use auto or cpuset, or boot a newer kernel with cgroup v2"
+    );
+    Ok((Enforcement::Cpuset, format!("{lacking}: {weaker}")))
 }
 
 /// The thread environment of a container that owns `cpus`, or runs in the shared pool.

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::node::{Node, threads};
 use crate::cpu::{CpuSet, Placer};
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Decisions, Inputs, decide, default_reserved};
+use crate::pin::quiet::{Keeper, Quiet, Report};
 use crate::pin::{
     self, Applied, Drift, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
 };
@@ -18,6 +19,9 @@ use crate::pod::{Pod, ThreadEnvironment};
 
 /// How long CPUs that a runtime was told of wait for their container's cgroup.
 const PROMISE: Duration = Duration::from_secs(120);
+
+/// The time in which moves are counted.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// What the owner is told.
 #[derive(Debug)]
@@ -29,8 +33,8 @@ pub enum Event {
         /// Files that could not be read, as sentences.
         errors: Vec<String>,
     },
-    /// Something has changed below the pods' trees.
-    Cgroups,
+    /// The NUMA nodes of the devices of pods, by namespace and name.
+    Devices(BTreeMap<(String, String), CpuSet>),
     /// A runtime is about to create a container.
     Create {
         /// Its pod.
@@ -102,6 +106,19 @@ pub(super) struct Owner {
     drift: Vec<Drift>,
     metrics: AgentMetrics,
     published: watch::Sender<Option<Arc<Snapshot>>>,
+    /// Whether CPUs were given up, for others to have.
+    again: bool,
+    /// Partitions that the kernel refused since the timer rang last, and in which words.
+    refused: BTreeMap<String, String>,
+    keeper: Keeper,
+    quiet: Option<Report>,
+    /// NUMA nodes of the devices of pods, by namespace and name.
+    devices: BTreeMap<(String, String), CpuSet>,
+    /// When running containers were moved, within the last hour.
+    moved: Vec<Instant>,
+    /// CPUs that were missing in the last reconcile; those still missing in the next are lost.
+    missing: CpuSet,
+    lost: CpuSet,
 }
 
 // === impl Owner ===
@@ -113,6 +130,7 @@ impl Owner {
         published: watch::Sender<Option<Arc<Snapshot>>>,
     ) -> Self {
         let placer = Placer::new(&node.topology);
+        let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {
             placer,
             node,
@@ -125,6 +143,14 @@ impl Owner {
             drift: Vec::new(),
             metrics,
             published,
+            again: false,
+            refused: BTreeMap::new(),
+            keeper,
+            quiet: None,
+            devices: BTreeMap::new(),
+            moved: Vec::new(),
+            missing: CpuSet::new(),
+            lost: CpuSet::new(),
         }
     }
 
@@ -132,6 +158,7 @@ impl Owner {
     pub(super) async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,
+        cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) {
         let mut timer = tokio::time::interval(Duration::from_secs(self.node.config.reconcile_seconds));
@@ -141,27 +168,38 @@ impl Owner {
         if self.node.config.pods.is_none() {
             self.turn(Why::Start, None);
         }
+        let (mut rest, mut dirty) = (Instant::now(), false);
         loop {
-            // Both arms are cancel safe: an event that is not received stays in the channel.
+            // All arms are cancel safe: an event that is not received stays in the channel, a permit in the notifier.
             let event = tokio::select! {
                 () = stop.cancelled() => break,
                 event = events.recv() => match event {
                     Some(event) => Some(event),
                     None => break,
                 },
+                () = cgroups.notified(), if !dirty => {
+                    dirty = true;
+                    continue;
+                }
+                () = tokio::time::sleep_until(rest.into()), if dirty || self.again => {
+                    dirty = false;
+                    if self.published.borrow().is_some() {
+                        let start = Instant::now();
+                        self.turn(Why::Cgroups, None);
+                        // Whoever writes without end gets a fifth of a CPU from us, and no more.
+                        rest = Instant::now() + start.elapsed() * 4;
+                    }
+                    continue;
+                }
                 _ = timer.tick() => None,
             };
             match event {
                 None => {
                     self.look_at_cpus();
+                    self.refused.clear();
                     // Before the folder has been read for the first time there is nobody to serve.
                     if self.published.borrow().is_some() || self.node.config.pods.is_none() {
                         self.turn(Why::Timer, None);
-                    }
-                }
-                Some(Event::Cgroups) => {
-                    if self.published.borrow().is_some() {
-                        self.turn(Why::Cgroups, None);
                     }
                 }
                 Some(Event::Pods { pods, errors }) => {
@@ -170,6 +208,8 @@ impl Owner {
                     (self.pods, self.errors) = (pods, errors);
                     self.turn(why, None);
                 }
+                // For those that come; nobody is moved for it.
+                Some(Event::Devices(devices)) => self.devices = devices,
                 Some(Event::Create { pod, container, reply }) => {
                     self.announce(*pod.clone());
                     self.turn(Why::Create, Some((&pod, &container, reply)));
@@ -229,14 +269,22 @@ impl Owner {
         }
         self.keep_promises(&mut ledger, &observed);
         let here = self.here(&observed);
-        let mut decisions = decide(&self.inputs(&pods, &here), &ledger);
+        let moves = self.moves_left();
+        let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(&pods, &ledger);
         }
+        self.note_moves(&decisions);
+        // What was given up can be given once it is nobody's, which no change of a cgroup may tell us.
+        let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
+        self.again = !ledger.exclusive().is_subset(&kept.fold(CpuSet::new(), |all, cpus| all.union(cpus)));
+        decisions.desired.held_back = self.refused.keys().cloned().collect();
         if let Some((pod, container, reply)) = question {
             self.answer(&pods, pod, container, &decisions, reply);
         }
-        let drift = pin::drift(&observed, &ledger, &self.node.topology.online);
+        let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
+        self.look_for_lost(&ledger);
+        let drift = pin::drift(&observed, &ledger, &online, enforcement);
         for new in drift.iter().filter(|new| !self.drift.contains(new)) {
             tracing::warn!(
                 "drift ({}): {} should run on {} and runs on {}",
@@ -256,21 +304,53 @@ impl Owner {
                 ));
             }
         }
-        if self.node.enforcement == Enforcement::Cpuset {
-            let steps = pin::plan(&observed, &ledger, &decisions.desired);
-            if !steps.is_empty() {
-                let applied = pin::apply(steps, &self.node.cgroups);
-                errors.extend(self.account(&applied));
-                let (after, read) = self.node.observe(&pods)?;
-                self.note_windows(&observed, &after);
-                // What was repaired and comes again is new drift.
-                self.drift = pin::drift(&after, &read, &self.node.topology.online);
-                (observed, ledger) = (after, read);
+        let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
+        if !steps.is_empty() {
+            let applied = pin::apply(steps, &self.node.cgroups);
+            errors.extend(self.account(&applied));
+            let (after, read) = self.node.observe(&pods)?;
+            self.note_windows(&observed, &after);
+            // What was repaired and comes again is new drift.
+            self.drift = pin::drift(&after, &read, &online, enforcement);
+            (observed, ledger) = (after, read);
+        }
+        errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
+        for decision in &mut decisions.containers {
+            let seen = pods.get(decision.pod).and_then(|pod| {
+                observed.container(pod.cgroup_uid()?, &pod.containers.get(decision.container)?.name)
+            });
+            if let Some(says) = seen.and_then(|seen| self.refused.get(&seen.cgroup.path)) {
+                decision.note = Some(format!("stays in the shared pool: {says}"));
             }
         }
+        self.keep_quiet(&observed);
         self.windows.retain(|path, _| paths(&observed).any(|other| other == *path));
         self.publish(&pods, &observed, &ledger, &decisions, errors);
         Ok(())
+    }
+
+    /// How many running containers may be moved now.
+    fn moves_left(&mut self) -> usize {
+        if self.node.enforcement == Enforcement::Observe {
+            return 0;
+        }
+        self.moved.retain(|moved| moved.elapsed() < HOUR);
+        (self.node.config.moves_per_hour as usize).saturating_sub(self.moved.len())
+    }
+
+    fn note_moves(&mut self, decisions: &Decisions) {
+        for moved in &decisions.moves {
+            tracing::info!(
+                "{}/{}: container {} moves from {} to {} to make room",
+                moved.namespace,
+                moved.pod,
+                moved.container,
+                moved.from,
+                moved.to
+            );
+            self.metrics.moves.inc();
+            self.moved.push(Instant::now());
+        }
     }
 
     /// The uids of pods that have a cgroup, or that a runtime is about to create.
@@ -287,8 +367,11 @@ impl Owner {
             placer: &self.placer,
             reserved: &node.reserved,
             policy: &node.config.policy,
+            wishes: &node.config.cpus,
             pods,
             here: Some(here),
+            devices: &self.devices,
+            moves: 0,
         }
     }
 
@@ -345,38 +428,72 @@ impl Owner {
     fn account(&mut self, applied: &[Applied]) -> Vec<String> {
         let mut errors = Vec::new();
         for done in applied {
-            let (outcome, error) = match &done.outcome {
-                Outcome::Done => ("done", None),
-                Outcome::Gone => ("gone", None),
-                Outcome::Unmarked => (
-                    "unmarked",
-                    Some(format!("{}: not done, since the cgroup's mark can't be written", done.step)),
-                ),
-                Outcome::NotInForce { effective } => {
-                    ("not_in_force", Some(format!("{}: written, but {effective} is in force", done.step)))
-                }
-                Outcome::Failed(error) => {
-                    ("failed", Some(format!("{}: {:#}", done.step, anyhow::Error::msg(chain(error)))))
-                }
-                Outcome::Blocked { cpus } => (
-                    "blocked",
-                    Some(format!(
-                        "{}: not done, since CPUs {cpus} could not be taken from another",
-                        done.step
-                    )),
-                ),
-            };
+            let (outcome, error) = (done.outcome.name(), done.error());
             self.metrics.steps.with_label_values(&[outcome]).inc();
             match &error {
                 Some(error) => tracing::error!("{error}"),
                 None => tracing::debug!("{}", done.step),
             }
+            if let Step::Partition { path, .. } | Step::Exclusive { path, in_force: Some(_), .. } = &done.step
+                && let Some(error) = &error
+            {
+                // It is said, and tried again when the timer rings.
+                self.refused.insert(path.clone(), error.clone());
+                continue;
+            }
             errors.extend(error);
-            if let (Step::Cpus { reason: Reason::Own, .. }, Outcome::Done) = (&done.step, &done.outcome) {
+            let pinned = matches!(
+                &done.step,
+                Step::Cpus { reason: Reason::Own, .. } | Step::Partition { in_force: Some(_), .. }
+            );
+            if pinned && matches!(done.outcome, Outcome::Done) {
                 tracing::info!("{}", done.step);
             }
         }
         errors
+    }
+
+    /// Keeps the kernel's own work off the CPUs that are somebody's own by now.
+    fn keep_quiet(&mut self, observed: &Observed) {
+        let node = &self.node;
+        let options = match node.enforcement {
+            Enforcement::Observe => Quiet::default(),
+            Enforcement::Cpuset => node.config.quiet,
+            // There the kernel itself keeps them off.
+            Enforcement::Partition => Quiet { system_slices: false, ..node.config.quiet },
+        };
+        let mut exclusive = CpuSet::new();
+        for container in observed.containers() {
+            let own = container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default();
+            if container.cgroup.cpuset.effective == own {
+                exclusive = exclusive.union(&own);
+            }
+        }
+        // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
+        let report = self.keeper.turn(options, &exclusive, &node.topology.online, &node.cgroups, "");
+        for what in &report.moved {
+            tracing::debug!("off exclusive CPUs: {what}");
+        }
+        let said = |report: &Report| report.sentences();
+        if self.quiet.as_ref().map(said).unwrap_or_default() != said(&report) {
+            for sentence in report.sentences() {
+                tracing::warn!("{sentence}");
+            }
+        }
+        self.quiet = (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
+    }
+
+    /// Raises the alarm over CPUs that were missing twice.
+    fn look_for_lost(&mut self, ledger: &Ledger) {
+        let lost = ledger.lost.intersection(&self.missing);
+        if !lost.is_subset(&self.lost) {
+            tracing::error!(
+                "the kernel has lost CPUs {lost}: no cgroup has them, and only a reboot brings them back; they are not \
+                 used (a known fault of Linux 6.12 when a partition is left invalid; newer kernels don't have it)"
+            );
+        }
+        self.lost = lost;
+        self.missing = ledger.lost.clone();
     }
 
     /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
@@ -404,7 +521,7 @@ impl Owner {
     fn look_at_cpus(&mut self) {
         match topology::read(&self.node.config.root) {
             Ok(topology) if topology != self.node.topology => {
-                tracing::info!("online CPUs are now {}", topology.online);
+                tracing::info!("the machine has changed: online CPUs are now {}", topology.online);
                 self.placer = Placer::new(&topology);
                 if self.node.config.reserved.is_none() {
                     self.node.reserved = default_reserved(&topology);
@@ -412,7 +529,7 @@ impl Owner {
                 self.node.topology = topology;
             }
             Ok(_) => {}
-            Err(error) => tracing::error!("the topology stays as it was: {}", chain(&error)),
+            Err(error) => tracing::error!("the topology stays as it was: {:#}", anyhow::Error::new(error)),
         }
     }
 
@@ -441,6 +558,8 @@ impl Owner {
             reserved: node.reserved.clone(),
             shared,
             exclusive,
+            lost: self.lost.clone(),
+            quiet: self.quiet.clone(),
             containers,
             strangers: snapshot::strangers(observed, ledger),
             drift: self.drift.clone(),
@@ -452,15 +571,4 @@ impl Owner {
 
 fn paths(observed: &Observed) -> impl Iterator<Item = String> + '_ {
     observed.containers().map(|container| container.cgroup.path.clone())
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }

@@ -1,27 +1,37 @@
 //! Start and stop.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::config::Config;
+use super::devices::{CallError, DevicesError, PodResources};
 use super::folder::Folder;
 use super::http::{self, State};
 use super::node::Node;
 use super::owner::{Admission, Event, Owner};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::PARTITION;
 use crate::host::watch::Watch;
 use crate::metrics::{self, AgentMetrics, Sources};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
+
+/// How long the kubelet is left alone before it is asked again, if nothing happens meanwhile.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How long it is left alone whatever happens.
+const ASK_AT_MOST: Duration = Duration::from_millis(200);
 
 /// A running agent.
 #[derive(Debug)]
@@ -61,15 +71,19 @@ impl Agent {
             let folder = Folder::new(pods)?;
             tasks.spawn(folder.run(events.clone()));
         }
+        let (cgroups, appeared) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         for tree in &node.config.trees {
             // A class, a pod, a container: the runtime writes a container's CPUs after it has made the cgroup.
             for folder in node.cgroups.folders(tree) {
-                let watch = Watch::new(&folder, 3)
+                let watch = Watch::with_file(&folder, 3, Some(PARTITION))
                     .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
-                tasks.spawn(follow(watch, events.clone()));
+                tasks.spawn(follow(watch, [Arc::clone(&cgroups), Arc::clone(&appeared)]));
             }
         }
-        let sources = Sources::new(node.cgroups.clone(), node.proc.clone());
+        // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
+        let kubelet = PodResources::new(&node.config.root);
+        tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), events.clone()));
+        let sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone() });
         let ended = stop.clone();
         let served = Arc::clone(&state);
@@ -80,7 +94,7 @@ impl Agent {
         let owner = Owner::new(node, metrics, published);
         let ended = stop.clone();
         tasks.spawn(async move {
-            owner.run(inbox, ended).await;
+            owner.run(inbox, cgroups, ended).await;
             Ok(())
         });
         Ok(Self { address, events, snapshot, stop, tasks, state })
@@ -132,7 +146,7 @@ impl Agent {
         self.stop.cancel();
         drop(self.events);
         // The watchers wait for events that may never come.
-        let grace = tokio::time::sleep(std::time::Duration::from_millis(200));
+        let grace = tokio::time::sleep(Duration::from_millis(200));
         tokio::pin!(grace);
         loop {
             tokio::select! {
@@ -153,13 +167,56 @@ fn verdict(joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -
     }
 }
 
-/// Tells the owner of every change below a tree.
-async fn follow(mut watch: Watch, events: mpsc::Sender<Event>) -> anyhow::Result<()> {
+/// Tells the owner of changes below a tree; several before it looks are one.
+async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result<()> {
     loop {
         watch.changed().await.context("can't watch the pods' tree any longer")?;
-        // A reconcile that is queued already will see this change too.
-        if let Err(mpsc::error::TrySendError::Closed(_)) = events.try_send(Event::Cgroups) {
-            return Ok(());
+        for listener in &listeners {
+            listener.notify_one();
+        }
+    }
+}
+
+/// Asks the kubelet again and again which devices pods were given, and tells the owner of what is new.
+async fn ask_for_devices(
+    kubelet: PodResources,
+    cgroups: Arc<Notify>,
+    events: mpsc::Sender<Event>,
+) -> anyhow::Result<()> {
+    let mut told = BTreeMap::new();
+    let mut complaint = String::new();
+    loop {
+        match kubelet.list().await {
+            Ok(containers) => {
+                let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
+                for container in containers {
+                    let near = devices.entry((container.namespace, container.pod)).or_default();
+                    *near =
+                        container.devices.iter().fold(near.clone(), |all, device| all.union(&device.numa));
+                }
+                devices.retain(|_, near| !near.is_empty());
+                complaint.clear();
+                if devices != told {
+                    told.clone_from(&devices);
+                    if events.send(Event::Devices(devices)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            // Off a cluster there is none to ask.
+            Err(DevicesError::Call { source: CallError::NoSocket { .. }, .. }) => {}
+            Err(error) => {
+                let said = format!("{:#}", anyhow::Error::new(error));
+                if said != complaint {
+                    tracing::warn!("which devices pods have is not known: {said}");
+                    complaint = said;
+                }
+            }
+        }
+        tokio::time::sleep(ASK_AT_MOST).await;
+        tokio::select! {
+            () = tokio::time::sleep(ASK_AGAIN) => {}
+            () = cgroups.notified() => {}
         }
     }
 }

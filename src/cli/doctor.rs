@@ -16,7 +16,8 @@ use crate::pin::Enforcement;
 
 /// Look at this node: what it offers, what it lacks, what follows, what to do.
 ///
-/// To see whether marks can be kept, a cgroup pinfold-doctor is made and removed again; nothing else is changed.
+/// To see whether marks can be kept, a cgroup pinfold-doctor is made and removed again; to see how partitions fare here,
+/// pinfold-probe gets one free CPU for some milliseconds. Nothing else is changed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold doctor
@@ -95,7 +96,11 @@ fn examine(config: &Config) -> Vec<Finding> {
         Err(error) => findings.push(bad("cgroups", error.to_string(), "pinfold can't work without them")),
     }
     match Node::new(config.clone()) {
-        Ok(node) => findings.push(enforcement(&node)),
+        Ok(node) => {
+            findings.push(enforcement(&node));
+            findings.extend(partitions(&node));
+            findings.extend(lost(&node));
+        }
         Err(error) => findings.push(bad(
             "agent",
             format!("{error:#}"),
@@ -234,6 +239,63 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
     good("pods", format!("{pods} below {}", there.join(" and ")))
 }
 
+/// Tries a partition out, with a CPU that nobody owns.
+fn partitions(node: &Node) -> Option<Finding> {
+    if node.enforcement != Enforcement::Partition {
+        return None;
+    }
+    let what = "partitions";
+    let free = match node.observe(&[]) {
+        Ok((_, ledger)) => {
+            node.topology.online.difference(&ledger.exclusive().union(&ledger.barred).union(&node.reserved))
+        }
+        Err(error) => return Some(bad(what, format!("{error:#}"), "mend this first")),
+    };
+    let Some(cpu) = free.iter().last() else {
+        return Some(weak(
+            what,
+            "not tried: every CPU that is not reserved is owned".to_owned(),
+            "run doctor again when a pod has ended",
+        ));
+    };
+    Some(match node.cgroups.neighbours_can_break_partitions(cpu) {
+        Ok(false) => good(what, "a partition was made and holds against its neighbours".to_owned()),
+        Ok(true) => weak(
+            what,
+            "this kernel lets a neighbour's CPU set break a partition, and loses the CPUs of one that goes while \
+             broken, until the next boot; Pinfold keeps neighbours apart and mends at once"
+                .to_owned(),
+            "use a newer kernel (Linux 6.12 is like this, 7.2 is not)",
+        ),
+        Err(error) => bad(
+            what,
+            format!("a partition could not be made: {:#}", anyhow::Error::new(error)),
+            "run as root with CAP_SYS_ADMIN; see which cgroup has cpuset.cpus set, or use --enforcement cpuset",
+        ),
+    })
+}
+
+/// CPUs that the kernel has lost already, and sets that nobody explains.
+fn lost(node: &Node) -> Vec<Finding> {
+    let Ok((_, ledger)) = node.observe(&[]) else { return Vec::new() };
+    let mut findings = Vec::new();
+    if !ledger.lost.is_empty() {
+        findings.push(weak(
+            "lost CPUs",
+            format!("the kernel has lost CPUs {}: no cgroup has them, and they are not used", ledger.lost),
+            "reboot: nothing else brings them back",
+        ));
+    }
+    for sentence in ledger.unexplained {
+        findings.push(weak(
+            "unexplained",
+            sentence,
+            "find out who made it; pinfold release undoes its own only",
+        ));
+    }
+    findings
+}
+
 fn enforcement(node: &Node) -> Finding {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
     if node.topology.online.is_subset(&node.reserved) {
@@ -241,7 +303,10 @@ fn enforcement(node: &Node) -> Finding {
         return bad("reserved", finding, "reserve fewer CPUs with --reserved");
     }
     match node.enforcement {
-        Enforcement::Cpuset => good("enforcement", text),
+        Enforcement::Partition => good("enforcement", text),
+        Enforcement::Cpuset => {
+            weak("enforcement", text, "boot Linux 6.7 or newer with cgroup v2 for partitions")
+        }
         Enforcement::Observe => bad("enforcement", text, "threads, metrics and plans go on meanwhile"),
     }
 }

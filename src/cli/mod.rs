@@ -9,6 +9,7 @@ mod place;
 mod plan;
 mod release;
 mod run;
+mod scene;
 mod topology;
 mod train;
 
@@ -43,6 +44,7 @@ enum Command {
     Explain(plan::Explain),
     Doctor(doctor::Doctor),
     Release(release::Release),
+    Scene(scene::SceneArgs),
     Config(config::ConfigArgs),
     Completions(completions::Completions),
     #[command(hide = true)]
@@ -62,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => args.run(),
         Command::Doctor(args) => args.run(),
         Command::Release(args) => args.run(),
+        Command::Scene(args) => args.run(),
         Command::Config(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Train(args) => args.run(),

@@ -8,7 +8,9 @@ use clap::Args;
 use serde_json::json;
 
 use super::Format;
-use crate::cpu::{Cost, CpuSet, ParseCpuSetError, Placement, TooFewCpus, place};
+use crate::cpu::{
+    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, Placer, Refusal, Request,
+};
 use crate::host::topology;
 
 /// Show which CPUs a container would get on this machine, and how far they spread.
@@ -20,9 +22,11 @@ use crate::host::topology;
   pinfold place 8                         place 8 CPUs on this machine, all of it free
   pinfold place 8 --free 2-15,18-31       place them on what is free
   pinfold place 8 --root ./machine        place them on the machine whose sys/ was copied to ./machine
+  pinfold place 8 --cores whole --near 1  whole cores only, near NUMA node 1
+  pinfold place 8 --numa fewest           on no more NUMA nodes than 8 CPUs need, or not at all
   pinfold place 8 -o json                 print the answer for programs
 
-Exit codes: 0 placed, 1 too few CPUs are free, 2 bad input.")]
+Exit codes: 0 placed, 1 it can't be, 2 bad input.")]
 pub(super) struct PlaceArgs {
     /// How many CPUs.
     #[arg(value_name = "N")]
@@ -33,6 +37,21 @@ pub(super) struct PlaceArgs {
     /// CPUs that may be taken, as a list like 0-3,8; all online CPUs if not given.
     #[arg(long, value_name = "LIST")]
     free: Option<String>,
+    /// Close together, or evenly over NUMA nodes and LLCs.
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t)]
+    placement: Order,
+    /// Whole cores where the count allows, only whole cores, or one CPU of each with its siblings idle.
+    #[arg(long, value_enum, value_name = "RULE", default_value_t)]
+    cores: Cores,
+    /// NUMA nodes to be near to, as those of a GPU, like 0,2.
+    #[arg(long, value_name = "LIST", default_value = "")]
+    near: CpuSet,
+    /// On as few NUMA nodes as what is free allows, or on as few as so many CPUs need on the empty machine, or not at all.
+    #[arg(long, value_enum, value_name = "RULE", default_value_t)]
+    numa: Numa,
+    /// What to do about CPUs that were isolated at boot.
+    #[arg(long, value_enum, value_name = "RULE", default_value_t)]
+    isolated: Isolated,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -51,13 +70,21 @@ pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
         "--free names CPUs that are not online: {unknown} (online are {})",
         topology.online
     );
-    match place(&topology, &free, args.count) {
+    let request = Request {
+        cpus: args.count,
+        order: args.placement,
+        cores: args.cores,
+        near: args.near.clone(),
+        isolated: args.isolated,
+        fewest_numa: args.numa == Numa::Fewest,
+    };
+    match Placer::new(&topology).place_as(&free, &request) {
         Ok(placement) => {
             super::emit(&placed(&placement, args.output)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Err(refusal) => {
-            refuse(refusal, args.output)?;
+            refuse(&refusal, args.output)?;
             Ok(ExitCode::from(1))
         }
     }
@@ -72,7 +99,12 @@ fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
     Ok(match form {
         Format::Json => serde_json::to_string(placement).context("can't write the placement as JSON")?,
         Format::Text if placement.cpus.is_empty() => "no CPUs wanted, none taken".to_owned(),
-        Format::Text => format!("{}\n{}", placement.cpus, in_words(placement.cost)),
+        Format::Text if placement.idle.is_empty() => {
+            format!("{}\n{}", placement.cpus, in_words(placement.cost))
+        }
+        Format::Text => {
+            format!("{}\n{}; idle: {}", placement.cpus, in_words(placement.cost), placement.idle)
+        }
     })
 }
 
@@ -88,7 +120,7 @@ fn in_words(cost: Cost) -> String {
 }
 
 /// Programs read the answer where they read every answer; people find it beside the other complaints.
-fn refuse(refusal: TooFewCpus, form: Format) -> anyhow::Result<()> {
+fn refuse(refusal: &Refusal, form: Format) -> anyhow::Result<()> {
     match form {
         Format::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),
         Format::Text => {

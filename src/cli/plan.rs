@@ -10,18 +10,22 @@ use serde::Serialize;
 
 use super::Format;
 use crate::agent::config::{Config, Overrides};
-use crate::agent::{environment, read_pods, reserved};
+use crate::agent::{Node, environment, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
-use crate::pin::decide::{Inputs, decide};
+use crate::pin::decide::{Inputs, Moved, decide};
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
+
+/// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
+const MOST_RECONCILES: usize = 8;
 
 /// Show what the agent would do with these pods on this or that machine. Nothing is changed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold plan --pods job.yaml                       on this machine, all of it free
   pinfold plan --pods job.yaml --root ./machine      on the machine whose sys/ was copied to ./machine
+  pinfold plan --pods ./pods --live --moves 2        on this node as it is: who keeps, who comes, who would move
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
 pub(super) struct Plan {
     #[command(flatten)]
@@ -60,6 +64,15 @@ struct Input {
     /// Configuration file, for its policy and threads.
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     config: Option<PathBuf>,
+    /// Begin with what containers own on this node now, as the kernel says.
+    #[arg(long, conflicts_with = "root")]
+    live: bool,
+    /// Cgroup below which pods are found, with --live; may be repeated [default: the configuration's]
+    #[arg(long = "tree", value_name = "CGROUP", env = "PINFOLD_TREES", value_delimiter = ',')]
+    trees: Vec<String>,
+    /// How many running containers may be moved to make room [default: movesPerHour of the configuration]
+    #[arg(long, value_name = "N")]
+    moves: Option<u32>,
 }
 
 /// What would be done.
@@ -67,6 +80,8 @@ struct Input {
 struct Planned {
     reserved: CpuSet,
     shared: CpuSet,
+    /// Running containers that would make room for others, in the order in which they move.
+    moves: Vec<Moved>,
     containers: Vec<PlannedContainer>,
 }
 
@@ -96,22 +111,62 @@ struct PlannedContainer {
 
 impl Input {
     fn plan(&self) -> anyhow::Result<Planned> {
-        let config = Config::load(Overrides { config: self.config.clone(), ..Overrides::default() })?;
-        let topology = topology::read(&self.root)?;
-        let reserved = reserved(self.reserved.as_ref().or(config.reserved.as_ref()), &topology)?;
+        let overrides = Overrides {
+            config: self.config.clone(),
+            reserved: self.reserved.clone(),
+            trees: self.trees.clone(),
+            ..Overrides::default()
+        };
+        let mut config = Config::load(overrides)?;
+        if let Some(moves) = self.moves {
+            config.moves_per_hour = moves;
+        }
         let mut pods = Vec::new();
         for path in &self.pods {
             pods.extend(read_pods(path)?);
         }
-        Ok(planned(&pods, &topology, reserved, &config))
+        if self.live {
+            let node = Node::new(config)?;
+            let (_, ledger) = node.observe(&pods)?;
+            return Ok(planned(&pods, &node.topology, node.reserved, &node.config, ledger));
+        }
+        let topology = topology::read(&self.root)?;
+        let reserved = reserved(config.reserved.as_ref(), &topology)?;
+        Ok(planned(&pods, &topology, reserved, &config, Ledger::default()))
     }
 }
 
-fn planned(pods: &[Pod], topology: &Topology, reserved: CpuSet, config: &Config) -> Planned {
+fn planned(
+    pods: &[Pod],
+    topology: &Topology,
+    reserved: CpuSet,
+    config: &Config,
+    mut ledger: Ledger,
+) -> Planned {
     let placer = Placer::new(topology);
-    let inputs =
-        Inputs { topology, placer: &placer, reserved: &reserved, policy: &config.policy, pods, here: None };
-    let decisions = decide(&inputs, &Ledger::default());
+    let mut inputs = Inputs {
+        topology,
+        placer: &placer,
+        reserved: &reserved,
+        policy: &config.policy,
+        wishes: &config.cpus,
+        pods,
+        here: None,
+        devices: &BTreeMap::new(),
+        moves: config.moves_per_hour as usize,
+    };
+    let mut moves = Vec::new();
+    let mut decisions = decide(&inputs, &ledger);
+    // What is given up on the way is free in the next reconcile; one that changes nothing is the last.
+    for _ in 0..MOST_RECONCILES {
+        if decisions.desired.claims == ledger.claims {
+            break;
+        }
+        inputs.moves = inputs.moves.saturating_sub(decisions.moves.len());
+        moves.append(&mut decisions.moves);
+        ledger.claims.clone_from(&decisions.desired.claims);
+        decisions = decide(&inputs, &ledger);
+    }
     let shared = decisions.desired.shared();
     let mut containers = Vec::new();
     for decision in decisions.containers {
@@ -139,7 +194,7 @@ fn planned(pods: &[Pod], topology: &Topology, reserved: CpuSet, config: &Config)
             note: decision.note,
         });
     }
-    Planned { reserved, shared, containers }
+    Planned { reserved, shared, moves, containers }
 }
 
 // === impl Plan ===
@@ -175,7 +230,12 @@ fn in_table(planned: &Planned) -> String {
             container.note.clone().unwrap_or_else(|| container.entitlement.reason().to_owned()),
         ]);
     }
-    format!("{table}\nreserved {}, shared {}\n", planned.reserved, planned.shared)
+    let moved = |moved: &Moved| {
+        let Moved { namespace, pod, container, from, to } = moved;
+        format!("first, container {container} of {namespace}/{pod} moves from {from} to {to} to make room\n")
+    };
+    let moves: String = planned.moves.iter().map(moved).collect();
+    format!("{moves}{table}\nreserved {}, shared {}\n", planned.reserved, planned.shared)
 }
 
 // === impl Explain ===

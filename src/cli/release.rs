@@ -7,6 +7,8 @@ use clap::Args;
 use super::Format;
 use crate::agent::config::{Config, Overrides};
 use crate::agent::{Node, lock};
+use crate::cpu::CpuSet;
+use crate::pin::quiet::{Keeper, Quiet};
 use crate::pin::{self, Applied, Outcome, Step};
 
 /// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
@@ -36,13 +38,24 @@ impl Release {
         );
         let node = Node::new(Config::load(self.overrides)?)?;
         let (observed, _) = node.observe(&[])?;
-        let steps = pin::release(&observed, &node.topology.online);
+        let steps = pin::release(&observed, &node.topology.online, &node.cgroups.all_memory()?);
         let applied = if self.dry_run {
             steps.into_iter().map(|step| (step, None)).collect()
         } else {
             let _lock = lock(node.cgroups.root())?;
             pin::apply(steps, &node.cgroups).into_iter().map(outcome).collect::<Vec<_>>()
         };
+        if !self.dry_run {
+            let mut keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+            let quiet =
+                keeper.turn(Quiet::default(), &CpuSet::new(), &node.topology.online, &node.cgroups, "");
+            for restored in &quiet.restored {
+                tracing::info!("put back: {restored}");
+            }
+            for sentence in quiet.sentences() {
+                tracing::error!("{sentence}");
+            }
+        }
         let failed = applied.iter().filter(|(_, error)| error.is_some()).count();
         match self.output {
             Format::Json => {
@@ -55,7 +68,7 @@ impl Release {
             Format::Text => {
                 for (step, error) in &applied {
                     super::emit(&match error {
-                        Some(error) => format!("{step}: FAILED: {error}"),
+                        Some(error) => format!("FAILED: {error}"),
                         None => step.to_string(),
                     })?;
                 }
@@ -71,11 +84,10 @@ impl Release {
 }
 
 fn outcome(applied: Applied) -> (Step, Option<String>) {
+    // Others may have narrowed it since: what was there before is written, and that is all that is asked.
     let error = match applied.outcome {
-        Outcome::Done | Outcome::Gone | Outcome::NotInForce { .. } => None,
-        Outcome::Failed(error) => Some(format!("{:#}", anyhow::Error::new(error))),
-        Outcome::Unmarked => Some("its mark can't be written".to_owned()),
-        Outcome::Blocked { cpus } => Some(format!("CPUs {cpus} are still held by another")),
+        Outcome::NotInForce { .. } => None,
+        _ => applied.error(),
     };
     (applied.step, error)
 }

@@ -13,7 +13,7 @@ use crate::agent::config::{Config, Overrides};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
 use crate::host::topology;
-use crate::pin::Observed;
+use crate::pin::{Observed, Scan};
 
 pub(crate) use drawing::render;
 
@@ -55,7 +55,7 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
     // A machine without cgroups still has a topology to draw.
     let Ok(cgroups) = Cgroups::detect(&config.cgroup_root) else { return Ok(owners) };
     for tree in &config.trees {
-        for pod in Observed::new(cgroups.scan(tree)?, &[]).0.pods {
+        for pod in Observed::new(Scan { pods: cgroups.scan(tree)?, ..Scan::default() }, &[]).0.pods {
             let Some(mark) = pod.mark else { continue };
             for (container, cpus) in mark.claims {
                 owners.insert(format!("{}/{}/{container}", mark.namespace, mark.pod), cpus);

@@ -4,6 +4,9 @@ mod placement;
 mod set;
 mod topology;
 
-pub use placement::{Cost, Placement, Placer, TooFewCpus, place};
+pub use placement::{
+    Cores, Cost, Isolated, Move, Numa, Order, Owner, Placement, Placer, Refusal, Repacking, Request,
+    TooFewCpus, place,
+};
 pub use set::{CpuSet, MAX_CPU, ParseCpuSetError};
 pub use topology::{CoreKind, Cpu, Facts, NumaNode, Numbering, Shape, Topology};

@@ -19,6 +19,35 @@
 //!    5. free CPUs that remain in the LLCs touched;
 //! 6. the ascending list of its CPU ids, compared as lists are.
 //!
+//! # What a request can change
+//!
+//! A [`Request`] may want more than a number of CPUs. Its numbers, again compared from first to last, are:
+//!
+//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or the others ([`Isolated::Prefer`]). They come first, because the kernel
+//!    leaves all threads of a program on one isolated CPU: that is worse than any stranger;
+//! 2. strangers;
+//! 3. the distances of its CPUs to the nearest of the NUMA nodes that it wants to be [`near`](Request::near), added up.
+//!    Where the machine does not tell, 10 to itself and 20 to others, as the kernel has it;
+//! 4. the rest of the list above; or, for [`Order::Spread`]:
+//!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each: the least is the most even, and a NUMA node
+//!       that can't give its share makes it less even, not impossible,
+//!    2. the same for sockets,
+//!    3. the same for LLCs,
+//!    4. entirely free cores touched,
+//!    5. for NUMA nodes, the sum of the squares of the free CPUs that remain in each, whether touched or not,
+//!    6. the same for LLCs;
+//! 5. the ascending list of its CPU ids.
+//!
+//! With [`Cores::Whole`] only sets without strangers count. With [`Cores::Single`] only sets of CPUs of entirely free cores
+//! count, one CPU of each; then there are no strangers, the other CPUs of these cores are idle, and instead of entirely
+//! free cores touched, CPUs left idle are counted. Free CPUs that are left idle count as remaining.
+//!
+//! With [`fewest_numa`](Request::fewest_numa) only sets count that touch no more NUMA nodes than a request of that size
+//! needs where all online CPUs are free: [`numa`].
+//!
+//! Spreading is over the whole machine, however few CPUs are wanted, because memory bandwidth is what it is for. The
+//! kubelet's `distribute-cpus-across-numa` spreads over the fewest NUMA nodes that can hold the request.
+//!
 //! # Why it is exact and quick
 //!
 //! Every number of 1 to 5 is a sum of fixed prices: so much for touching a group, whatever is taken from it (and one
@@ -30,24 +59,46 @@
 //! What no placement can do better than keeps the tables short: [`limits`]. At last the lowest ids are chosen among all
 //! cheapest splits: [`recover`].
 //!
+//! The wishes of a request are sums, too: so much for each CPU that is far or isolated, and for a group the square of what
+//! is taken from it, which a table knows at each `j`. Squares need more than "touched" of groups that cross: for these a
+//! second plan has patterns that count.
+//!
 //! Where groups nest, the work is at most a few times the free CPUs times `n`, whatever the free set looks like. Only
 //! where groups cross each other wildly, which no real machine does, could it grow beyond reason; there
 //! [`Placer::new`] lets go of LLCs, then sockets, then NUMA nodes, until it does not, and [`Placer::is_exact`] says
-//! no.
+//! no. Counting patterns grow sooner: [`Placer::is_exact_for`].
 
+mod fewest;
+mod leaves;
 mod limits;
+mod numa;
 mod plan;
 mod price;
 mod recover;
+mod repack;
+mod request;
 mod search;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{CpuSet, Topology};
+use super::{CpuSet, NumaNode, Topology};
+pub use repack::{Move, Owner, Repacking};
+pub use request::{Cores, Isolated, Numa, Order, Refusal, Request, TooFewCpus};
+
+use fewest::{least, nearest_sums};
 use plan::Plan;
+use price::Wide;
+use request::Terms;
 use search::Search;
+
+/// The distance of a NUMA node to itself, and to others where the machine does not tell: the kernel's own numbers.
+const HERE: u32 = 10;
+const THERE: u32 = 20;
+
+/// The greatest distance that tells anything; kernels know none above 255.
+const FAR: u32 = 1000;
 
 /// What a placement shares and how far it spreads, in the order in which it matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
@@ -67,18 +118,11 @@ pub struct Cost {
 pub struct Placement {
     /// The CPUs chosen.
     pub cpus: CpuSet,
-    /// What they share and how far they spread.
+    /// CPUs that nobody may use: the siblings of the CPUs chosen, for [`Cores::Single`]; otherwise none.
+    #[serde(skip_serializing_if = "CpuSet::is_empty")]
+    pub idle: CpuSet,
+    /// What the CPUs chosen share and how far they spread.
     pub cost: Cost,
-}
-
-/// A request for more CPUs than are free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too few free CPUs: {wanted} wanted, {free} free")]
-pub struct TooFewCpus {
-    /// CPUs asked for.
-    pub wanted: usize,
-    /// Online CPUs that are free.
-    pub free: usize,
 }
 
 /// Places containers on one machine. Making it takes longer than a decision: keep it while the topology stays the same.
@@ -86,10 +130,17 @@ pub struct TooFewCpus {
 pub struct Placer {
     plan: Plan,
     exact: bool,
+    /// The plan for [`Order::Spread`] and whether it keeps every group, where that can't be the same.
+    counting: Option<(Plan, bool)>,
     /// For each online CPU by ascending id, its group of each kind, counted from 0.
     membership: Vec<Membership>,
     /// How many online CPUs each core has.
     core_sizes: Vec<usize>,
+    /// The NUMA nodes of the machine, as it tells of them.
+    numa: Vec<NumaNode>,
+    /// The kernel's id of the NUMA node of each online CPU by ascending id.
+    numa_of: Vec<Option<u32>>,
+    isolated: CpuSet,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -105,7 +156,10 @@ struct Membership {
 impl Placer {
     /// Plans the search for a machine.
     pub fn new(topology: &Topology) -> Self {
-        let (plan, exact) = Plan::new(topology);
+        let (plan, exact) = Plan::new(topology, false);
+        // Where no groups cross, patterns have nothing to count.
+        let crosses = !exact || !plan.crossing.is_empty();
+        let counting = crosses.then(|| Plan::new(topology, true));
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
@@ -121,7 +175,9 @@ impl Placer {
             let (numa, socket, llc) = (numa.of(cpu.numa), socket.of(cpu.socket), llc.of(cpu.llc));
             membership.push(Membership { core, numa, socket, llc });
         }
-        Self { plan, exact, membership, core_sizes }
+        let numa_of = cpus.iter().map(|cpu| cpu.numa).collect();
+        let (numa, isolated) = (topology.numa.clone(), topology.isolated.clone());
+        Self { plan, exact, counting, membership, core_sizes, numa, numa_of, isolated }
     }
 
     /// The best placement of `n` CPUs out of a free set; CPUs in it that are not online are ignored.
@@ -130,14 +186,167 @@ impl Placer {
     ///
     /// [`TooFewCpus`] when fewer than `n` online CPUs are free.
     pub fn place(&self, free: &CpuSet, n: usize) -> Result<Placement, TooFewCpus> {
-        let is_free: Vec<bool> = self.plan.ids.iter().map(|&id| free.contains(id)).collect();
-        let count = is_free.iter().filter(|&&free| free).count();
-        if count < n {
-            return Err(TooFewCpus { wanted: n, free: count });
+        match self.place_as(free, &Request { cpus: n, ..Request::default() }) {
+            Ok(placement) => Ok(placement),
+            Err(Refusal::TooFewCpus(refusal)) => Err(refusal),
+            // Only requests with wishes have these.
+            Err(
+                Refusal::TooFewOnWholeCores { wanted, free }
+                | Refusal::TooFewCores { wanted, free }
+                | Refusal::NotWholeCores { wanted, less: free, .. }
+                | Refusal::TooFewOnNuma { wanted, most: free, .. },
+            ) => Err(TooFewCpus { wanted, free }),
         }
-        let cpus = Search::new(&self.plan, &is_free, n).run();
-        let cost = self.cost(&cpus);
-        Ok(Placement { cpus, cost })
+    }
+
+    /// The best placement for a request out of a free set; CPUs in it that are not online are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`] when no choice of free CPUs meets the request.
+    pub fn place_as(&self, free: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
+        self.place_beside(free, &CpuSet::new(), request)
+    }
+
+    /// The same for one who has CPUs already and gets more: [`Request::fewest_numa`] counts for all of them together, and
+    /// everything else for the new ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`] when no choice of free CPUs meets the request.
+    pub fn place_beside(&self, free: &CpuSet, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
+        let plan = match (&self.counting, request.order) {
+            (Some((counting, _)), Order::Spread) => counting,
+            _ => &self.plan,
+        };
+        let is_free: Vec<bool> = self.plan.ids.iter().map(|&id| free.contains(id)).collect();
+        let unwanted = self.unwanted(&is_free, request.isolated);
+        let distances = self.distances(&request.near);
+        let whole =
+            if request.cores == Cores::Preferred { Vec::new() } else { self.on_whole_cores(&is_free) };
+        let terms = Terms {
+            wanted: request.cpus,
+            free: &is_free,
+            open: if request.cores == Cores::Preferred { &is_free } else { &whole },
+            unwanted: &unwanted,
+            distances: &distances,
+            order: request.order,
+            cores: request.cores,
+        };
+        self.enough(&terms)?;
+        let Some(least) = least(plan, &terms) else { return Err(self.not_whole_cores(&terms)) };
+        let plain = terms.order == Order::Pack && unwanted.is_empty() && distances.is_empty();
+        let mut cpus = if plain {
+            Search::<u128>::new(plan, terms, least).run().1
+        } else {
+            Search::<Wide>::new(plan, terms, least).run().1
+        };
+        if request.fewest_numa {
+            cpus = if plain {
+                self.on_fewest_numa::<u128>(plan, &terms, own, cpus)?
+            } else {
+                self.on_fewest_numa::<Wide>(plan, &terms, own, cpus)?
+            };
+        }
+        let (mut idle, mut cost) = (CpuSet::new(), self.cost(&cpus));
+        if request.cores == Cores::Single {
+            idle = self.siblings(&cpus);
+            cost.strangers = self.cost(&cpus.union(&idle)).strangers;
+        }
+        Ok(Placement { cpus, idle, cost })
+    }
+
+    /// Which CPUs a request would rather not have; empty if that makes no difference.
+    fn unwanted(&self, is_free: &[bool], isolated: Isolated) -> Vec<bool> {
+        if self.isolated.is_empty() || isolated == Isolated::Ignore {
+            return Vec::new();
+        }
+        let is_unwanted = |&id: &u32| self.isolated.contains(id) == (isolated == Isolated::Avoid);
+        let unwanted: Vec<bool> = self.plan.ids.iter().map(is_unwanted).collect();
+        let of_free = |unwanted_too: bool| {
+            unwanted.iter().zip(is_free).any(|(&unwanted, &free)| free && unwanted == unwanted_too)
+        };
+        if of_free(true) && of_free(false) { unwanted } else { Vec::new() }
+    }
+
+    /// How far each CPU is from the nearest of some NUMA nodes, counted from the least; empty if all are as far.
+    fn distances(&self, near: &CpuSet) -> Vec<usize> {
+        let mut known: BTreeMap<Option<u32>, u32> = BTreeMap::new();
+        for &numa in if near.is_empty() { &[][..] } else { &self.numa_of } {
+            known.entry(numa).or_insert_with(|| {
+                let to = |near| numa.map_or(THERE, |numa| self.distance(numa, near));
+                near.iter().map(to).min().unwrap_or(THERE).min(FAR)
+            });
+        }
+        let least = known.values().min().copied().unwrap_or_default();
+        if known.values().all(|&distance| distance == least) {
+            return Vec::new();
+        }
+        let steps = |numa| known.get(numa).map_or(0, |distance| (distance - least) as usize);
+        self.numa_of.iter().map(steps).collect()
+    }
+
+    /// The distance between two NUMA nodes, as either of them tells it.
+    fn distance(&self, from: u32, to: u32) -> u32 {
+        let place = |id| self.numa.iter().position(|node| node.id == id);
+        let told = match (place(from), place(to)) {
+            (Some(from), Some(to)) => {
+                let tells = |from: usize, to: usize| self.numa[from].distances.get(to).copied();
+                tells(from, to).or_else(|| tells(to, from))
+            }
+            _ => None,
+        };
+        told.unwrap_or(if from == to { HERE } else { THERE })
+    }
+
+    /// Which CPUs are on entirely free cores.
+    fn on_whole_cores(&self, is_free: &[bool]) -> Vec<bool> {
+        let mut free = vec![0; self.core_sizes.len()];
+        for (member, _) in self.membership.iter().zip(is_free).filter(|(_, free)| **free) {
+            free[member.core] += 1;
+        }
+        self.membership.iter().map(|member| free[member.core] == self.core_sizes[member.core]).collect()
+    }
+
+    fn enough(&self, terms: &Terms<'_>) -> Result<(), Refusal> {
+        let wanted = terms.wanted;
+        let count = |cpus: &[bool]| cpus.iter().filter(|&&is| is).count();
+        let free = count(terms.free);
+        let open = count(terms.open);
+        match terms.cores {
+            _ if free < wanted => Err(TooFewCpus { wanted, free }.into()),
+            Cores::Whole if open < wanted => Err(Refusal::TooFewOnWholeCores { wanted, free: open }),
+            Cores::Single => match self.open_cores(terms).len() {
+                free if free < wanted => Err(Refusal::TooFewCores { wanted, free }),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// The sizes of the cores that a request may have CPUs of.
+    fn open_cores(&self, terms: &Terms<'_>) -> Vec<usize> {
+        let mut open = vec![false; self.core_sizes.len()];
+        for (member, _) in self.membership.iter().zip(terms.open).filter(|(_, open)| **open) {
+            open[member.core] = true;
+        }
+        self.core_sizes.iter().zip(open).filter(|(_, open)| *open).map(|(&size, _)| size).collect()
+    }
+
+    fn not_whole_cores(&self, terms: &Terms<'_>) -> Refusal {
+        let (less, more) = nearest_sums(&self.open_cores(terms), terms.wanted);
+        Refusal::NotWholeCores { wanted: terms.wanted, less, more }
+    }
+
+    /// The other CPUs of the cores of a set.
+    fn siblings(&self, cpus: &CpuSet) -> CpuSet {
+        let mut held = vec![false; self.core_sizes.len()];
+        let members = || self.membership.iter().zip(&self.plan.ids);
+        for (member, _) in members().filter(|(_, id)| cpus.contains(**id)) {
+            held[member.core] = true;
+        }
+        let siblings = members().filter(|(member, id)| held[member.core] && !cpus.contains(**id));
+        siblings.map(|(_, &id)| id).collect()
     }
 
     /// What a set of CPUs shares and how far it spreads; CPUs in it that are not online are ignored.
@@ -157,9 +366,21 @@ impl Placer {
         Cost { strangers, numa: numa.count, sockets: sockets.count, llcs: llcs.count }
     }
 
-    /// Whether placements are the best by all the rules: no only where the machine's groups cross each other wildly.
+    /// Whether packed placements are the best by all the rules: no only where the machine's groups cross each other
+    /// wildly.
     pub fn is_exact(&self) -> bool {
         self.exact
+    }
+
+    /// The same for placements of an order. Groups that cross make [`Order::Spread`] harder than [`Order::Pack`].
+    ///
+    /// [`Request::fewest_numa`] is exact, too, unless more than 2,000 choices of so many NUMA nodes differ in more than ids:
+    /// then its answers keep the rule, and are the best of the choices looked at.
+    pub fn is_exact_for(&self, order: Order) -> bool {
+        match (&self.counting, order) {
+            (Some((_, exact)), Order::Spread) => *exact,
+            _ => self.exact,
+        }
     }
 }
 

@@ -62,6 +62,10 @@ pub struct Topology {
     pub online: CpuSet,
     /// CPUs that are present and switched off.
     pub offline: CpuSet,
+    /// Online CPUs that were isolated at boot, by `isolcpus=`: the kernel moves no threads to them, from them or
+    /// between them.
+    #[serde(skip_serializing_if = "CpuSet::is_empty")]
+    pub isolated: CpuSet,
     /// The online CPUs by ascending id.
     pub cpus: Vec<Cpu>,
     /// The NUMA nodes by ascending id; empty where the machine does not tell.
@@ -77,6 +81,8 @@ pub struct Facts {
     pub online: CpuSet,
     /// CPUs that are present and switched off.
     pub offline: CpuSet,
+    /// CPUs that were isolated at boot.
+    pub isolated: CpuSet,
     /// Sets of CPUs that are together on one core.
     pub cores: Vec<CpuSet>,
     /// Sets of CPUs that are together in one socket.
@@ -98,7 +104,7 @@ impl Topology {
     /// may for a moment while a CPU is switched on, CPUs that either says are together count as together. A CPU that
     /// no list names has no group. A CPU of several NUMA nodes, as kernels make with `numa=fake`, counts with the lowest.
     pub fn from_facts(facts: Facts) -> Self {
-        let Facts { online, offline, cores, sockets, llcs, kinds, mut numa } = facts;
+        let Facts { online, offline, isolated, cores, sockets, llcs, kinds, mut numa } = facts;
         let [core, socket, llc] = [cores, sockets, llcs].map(|lists| number(&lists, &online));
         let kind = |id| kinds.iter().find(|(_, cpus)| cpus.contains(id)).map(|&(kind, _)| kind);
         numa.sort_by_key(|node| node.id);
@@ -117,7 +123,8 @@ impl Topology {
             })
             .collect();
         let offline = offline.difference(&online);
-        Self { online, offline, cpus, numa }
+        let isolated = isolated.intersection(&online);
+        Self { online, offline, isolated, cpus, numa }
     }
 
     /// What is known of an online CPU.

@@ -2,11 +2,14 @@
 //!
 //! It knows neither pods nor policy: it reads what is there, and writes what it is told to.
 
+pub mod busy;
 pub mod cgroup;
 pub mod file;
+pub mod knobs;
 mod link;
 pub mod netns;
 pub mod online;
+pub mod pci;
 pub mod proc;
 pub mod spawn;
 pub mod topology;

@@ -64,7 +64,7 @@ impl Proc {
 
     /// Seconds since a process began; `None` for one that is gone. The kernel counts in hundredths.
     pub fn age_seconds(&self, pid: i32) -> Option<f64> {
-        let stat = Stat::from_read(fs::File::open(self.dir.join(format!("{pid}/stat"))).ok()?).ok()?;
+        let stat = self.stat(pid)?;
         let uptime = Uptime::from_read(fs::File::open(self.dir.join("uptime")).ok()?).ok()?;
         let started = stat.starttime as f64 / self.ticks_per_second as f64;
         Some((uptime.uptime - started).max(0.0))
@@ -93,8 +93,22 @@ impl Proc {
 
     /// CPU seconds, user and system, that a process has used; its threads included.
     pub fn cpu_seconds(&self, pid: i32) -> Option<f64> {
-        let stat = Stat::from_read(fs::File::open(self.dir.join(format!("{pid}/stat"))).ok()?).ok()?;
-        Some((stat.utime + stat.stime) as f64 / self.ticks_per_second as f64)
+        let stat = self.stat(pid)?;
+        Some(stat.utime.saturating_add(stat.stime) as f64 / self.ticks_per_second as f64)
+    }
+
+    fn stat(&self, pid: i32) -> Option<Stat> {
+        let text = fs::read(self.dir.join(format!("{pid}/stat"))).ok()?;
+        // The crate cuts `1 (name) S …` at the brackets without a look at what stands beside them.
+        let open = text.iter().position(|&byte| byte == b'(')?;
+        let close = text.iter().rposition(|&byte| byte == b')')?;
+        let beside = [text.first(), text.get(open.checked_sub(1)?), text.get(close + 1), text.get(close + 2)];
+        match beside {
+            [Some(b'0'..=b'9'), Some(b' '), Some(b' '), Some(b'A'..=b'Z' | b'a'..=b'z')] if open < close => {
+                Stat::from_read(Cursor::new(text)).ok()
+            }
+            _ => None,
+        }
     }
 }
 
@@ -125,6 +139,25 @@ mod tests {
         let proc = Proc::new(Path::new("/"));
         assert!(!proc.traffic(own_pid()).unwrap().contains_key("lo"));
         assert!(proc.network_namespace(own_pid()).unwrap().to_string_lossy().starts_with("net:["));
+    }
+
+    #[test]
+    fn a_line_cut_short_is_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("proc/1");
+        fs::create_dir_all(&dir).unwrap();
+        let whole = fs::read_to_string("/proc/self/stat").unwrap();
+        let proc = Proc::new(root.path());
+        for end in 0..whole.rfind(") ").unwrap() + 40 {
+            fs::write(dir.join("stat"), &whole[..end]).unwrap();
+            assert_eq!(proc.cpu_seconds(1), None, "{:?}", &whole[..end]);
+        }
+        for text in ["(init) S 0", " (init) S 0", ") S (", "1 )(", "1 (a)\u{e9}\u{e9} S"] {
+            fs::write(dir.join("stat"), text).unwrap();
+            assert_eq!(proc.cpu_seconds(1), None, "{text:?}");
+        }
+        fs::write(dir.join("stat"), &whole).unwrap();
+        assert!(proc.cpu_seconds(1).is_some());
     }
 
     #[test]

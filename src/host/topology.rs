@@ -71,7 +71,9 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
     let devices = root.join("sys/devices");
     let cpus = devices.join("system/cpu");
     let (online, offline) = on_and_off(&cpus)?;
-    let mut facts = Facts { online, offline, ..Facts::default() };
+    // Empty where no CPU was isolated at boot; there is no such file on some machines.
+    let isolated = list(&cpus.join("isolated"))?.unwrap_or_default();
+    let mut facts = Facts { online, offline, isolated, ..Facts::default() };
     // CPUs of one socket by its id, for kernels that don't list them; the id is -1 where the machine has none.
     let mut packages: BTreeMap<i64, CpuSet> = BTreeMap::new();
     for cpu in facts.online.iter() {

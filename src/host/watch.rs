@@ -1,7 +1,9 @@
 //! Being told of changes in directories: manifests that come and go, cgroups that are made and removed.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use futures_util::{FutureExt, StreamExt};
@@ -19,9 +21,29 @@ const CHANGES: WatchMask = WatchMask::CREATE
 pub struct Watch {
     root: PathBuf,
     depth: usize,
+    /// A file in each directory whose changes count too: those that the kernel itself tells of.
+    file: Option<&'static str>,
     events: EventStream<[u8; 4096]>,
     watches: Watches,
-    covered: HashMap<PathBuf, WatchDescriptor>,
+    covered: HashMap<PathBuf, Covered>,
+}
+
+/// A directory that is watched.
+struct Covered {
+    inode: u64,
+    /// Its own watch, and that of the file in it.
+    watched: Vec<WatchDescriptor>,
+    /// The only name in it that matters, where it lies above the root.
+    only: Option<OsString>,
+}
+
+/// What an event tells.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Told {
+    /// Something that the watch is for has changed.
+    change: bool,
+    /// There may be other directories than before.
+    directories: bool,
 }
 
 impl std::fmt::Debug for Watch {
@@ -39,75 +61,161 @@ impl Watch {
     /// # Errors
     /// What inotify says, for example that the user's limit of instances is reached.
     pub fn new(root: &Path, depth: usize) -> io::Result<Self> {
+        Self::with_file(root, depth, None)
+    }
+
+    /// As [`Watch::new`], and `file` in each directory is watched for changes that the kernel makes by itself.
+    ///
+    /// # Errors
+    /// As [`Watch::new`].
+    pub fn with_file(root: &Path, depth: usize, file: Option<&'static str>) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
-        let mut watch = Self { root: root.to_owned(), depth, events, watches, covered: HashMap::new() };
-        watch.cover();
+        let mut watch = Self { root: root.to_owned(), depth, file, events, watches, covered: HashMap::new() };
+        while watch.cover() {}
         Ok(watch)
     }
 
     /// Waits until something has changed. Several changes at once may be reported as one.
     ///
-    /// Cancel safe: an event is taken only when this returns.
+    /// Cancel safe: an event is taken only when this returns, or when it says nothing.
     ///
     /// # Errors
     /// What inotify says; the watch is of no more use then.
     pub async fn changed(&mut self) -> io::Result<()> {
-        match self.events.next().await {
-            Some(event) => self.note(&event?),
-            None => return Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-        // A burst is one change: what is in the queue already needs no look of its own.
-        while let Some(Some(event)) = self.events.next().now_or_never() {
-            self.note(&event?);
-        }
-        // A directory made before its watch was set may hold others already, hence until nothing new is found.
-        while self.cover() {}
-        Ok(())
-    }
-
-    fn note(&mut self, event: &EventOwned) {
-        if event.mask.contains(EventMask::IGNORED) {
-            self.covered.retain(|_, watched| *watched != event.wd);
-        }
-    }
-
-    /// Watches directories that are new; says whether there were any.
-    fn cover(&mut self) -> bool {
-        let mut found = Vec::new();
-        if self.root.is_dir() {
-            descend(&self.root, self.depth, &mut found);
-        } else if let Some(above) = self.root.ancestors().find(|path| path.is_dir()) {
-            found.push(above.to_owned());
-        }
-        let mut new = false;
-        for path in found {
-            if !self.covered.contains_key(&path)
-                && let Ok(watched) = self.watches.add(&path, CHANGES)
-            {
-                self.covered.insert(path, watched);
-                new = true;
+        loop {
+            let mut told = match self.events.next().await {
+                Some(event) => self.note(&event?),
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+            // A burst is one change: what is in the queue already needs no look of its own.
+            while let Some(Some(event)) = self.events.next().now_or_never() {
+                let more = self.note(&event?);
+                told.change |= more.change;
+                told.directories |= more.directories;
             }
+            // A directory made before its watch was set may hold others already, hence until nothing new is found.
+            while told.directories && self.cover() {}
+            if told.change {
+                return Ok(());
+            }
+        }
+    }
+
+    fn note(&mut self, event: &EventOwned) -> Told {
+        if event.mask.contains(EventMask::Q_OVERFLOW) {
+            return Told { change: true, directories: true };
+        }
+        let Some(at) = self.covered.values().find(|covered| covered.watched.contains(&event.wd)) else {
+            // The last word of a watch that we took off.
+            return Told::default();
+        };
+        if at.only.is_some() && at.only != event.name {
+            return Told::default();
+        }
+        if event.mask.contains(EventMask::IGNORED) {
+            // What is there now may have the same inode; it wants a watch of its own.
+            self.covered.retain(|_, covered| !covered.watched.contains(&event.wd));
+            return Told { change: true, directories: true };
+        }
+        Told { change: true, directories: event.mask.contains(EventMask::ISDIR) }
+    }
+
+    /// Watches the directories that are there, and no others; says whether one was new.
+    ///
+    /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until it is told to let go: of their end
+    /// it says nothing.
+    fn cover(&mut self) -> bool {
+        let mut found = HashMap::new();
+        let above = self.root.ancestors().skip(1).find(|path| path.is_dir());
+        if let Some(above) = above
+            && let Ok(inode) = above.metadata().map(|metadata| metadata.ino())
+        {
+            let rest = self.root.strip_prefix(above).ok();
+            let only = rest.and_then(|rest| Some(rest.components().next()?.as_os_str().to_owned()));
+            found.insert(above.to_owned(), (inode, only));
+        }
+        if let Ok(metadata) = self.root.metadata()
+            && metadata.is_dir()
+        {
+            descend(&self.root, metadata.ino(), self.depth, &mut found);
+        }
+        let watches = &mut self.watches;
+        self.covered.retain(|path, covered| {
+            let stays = found.get(path) == Some(&(covered.inode, covered.only.clone()));
+            if !stays {
+                for watched in covered.watched.drain(..) {
+                    // Of one that the kernel ended by itself it knows nothing any more.
+                    let _ = watches.remove(watched);
+                }
+            }
+            stays
+        });
+        let mut new = false;
+        for (path, (inode, only)) in found {
+            if self.covered.contains_key(&path) {
+                continue;
+            }
+            let Ok(watched) = self.watches.add(&path, CHANGES) else { continue };
+            let mut watched = vec![watched];
+            // A kernel without such a file, or one for which this cgroup has none, is fine.
+            let file = self.file.filter(|_| only.is_none());
+            watched.extend(file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()));
+            self.covered.insert(path, Covered { inode, watched, only });
+            new = true;
         }
         new
     }
 }
 
-fn descend(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
-    found.push(dir.to_owned());
+/// Finds a directory and those up to `depth` levels below it, with their inodes.
+fn descend(dir: &Path, inode: u64, depth: usize, found: &mut HashMap<PathBuf, (u64, Option<OsString>)>) {
+    found.insert(dir.to_owned(), (inode, None));
     if depth == 0 {
         return;
     }
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        descend(&entry.path(), depth - 1, found);
+        descend(&entry.path(), entry.ino(), depth - 1, found);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_gone_is_let_go_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("kubepods");
+        std::fs::create_dir(&root).unwrap();
+        let mut watch = Watch::new(&root, 2).unwrap();
+        let few = watch.covered.len();
+        for turn in 0..20 {
+            let pod = root.join(format!("pod{}", turn % 3));
+            std::fs::create_dir_all(pod.join("c0ffee")).unwrap();
+            watch.changed().await.unwrap();
+            std::fs::remove_dir_all(&pod).unwrap();
+            while watch.covered.len() > few {
+                tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+                    .await
+                    .unwrap()
+                    .unwrap();
+            }
+        }
+        // The root itself goes and comes back.
+        std::fs::remove_dir(&root).unwrap();
+        std::fs::create_dir(&root).unwrap();
+        watch.changed().await.unwrap();
+        std::fs::write(root.join("file"), "").unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed()).await.unwrap().unwrap();
+        assert_eq!(watch.covered.len(), few);
+        // What stands beside it is nobody's business.
+        std::fs::create_dir(dir.path().join("other")).unwrap();
+        let told = tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
+        assert!(told.is_err(), "{told:?}");
+    }
 
     #[tokio::test]
     async fn a_root_that_comes_later_and_what_is_in_it() {

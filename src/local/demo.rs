@@ -11,10 +11,9 @@ use tokio_util::sync::CancellationToken;
 use super::job::{self, DemoPod, Mode, Size};
 use super::node::{LocalNode, Start, TREE};
 use super::sample::{Counters, Sample};
-use crate::agent::config::{Config, Wanted};
+use crate::agent::config::Config;
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
-use crate::pin::Enforcement;
 
 /// Not counted at the start of each half: connecting, filling caches, first allocations.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -124,14 +123,11 @@ pub async fn run(
     let config = Config {
         cgroup_root: options.cgroup_root.clone(),
         trees: vec![TREE.to_owned()],
-        enforcement: Wanted::Cpuset,
         listen: options.listen,
         ..Config::default()
     };
-    let mut node = Node::new(config)?;
     // A kubelet that pins by itself has no say in the demo's own tree.
-    (node.enforcement, node.enforcement_reason) =
-        (Enforcement::Cpuset, "the demo pins its own pods".to_owned());
+    let mut node = Node::apart(config)?;
     let size = Size::of(&node.topology, &node.reserved)?;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
     node.config.pods = Some(local.folder().to_owned());

@@ -1,7 +1,9 @@
 //! [`AgentMetrics`]: counters of the agent's own doings.
 
 use prometheus::proto::MetricFamily;
-use prometheus::{CounterVec, Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    CounterVec, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
 
 use crate::pin::Cause;
 
@@ -19,6 +21,8 @@ pub struct AgentMetrics {
     pub drift: IntCounterVec,
     /// Time from a container's first instruction to its assignment in force.
     pub window_seconds: Histogram,
+    /// Running containers that were moved to make room.
+    pub moves: IntCounter,
     /// Manifests that can't be read now.
     pub manifest_errors: IntGauge,
     cpu_seconds: CounterVec,
@@ -59,6 +63,11 @@ impl AgentMetrics {
         let manifest_errors =
             IntGauge::new("pinfold_manifest_errors", "Pod manifests that can't be read now.")?;
         registry.register(Box::new(manifest_errors.clone()))?;
+        let moves = IntCounter::new(
+            "pinfold_moves_total",
+            "Running containers that were moved to make room for others.",
+        )?;
+        registry.register(Box::new(moves.clone()))?;
         let cpu_seconds =
             CounterVec::new(Opts::new("process_cpu_seconds_total", "CPU time used by the agent."), &[])?;
         registry.register(Box::new(cpu_seconds.clone()))?;
@@ -75,6 +84,7 @@ impl AgentMetrics {
             steps,
             drift,
             window_seconds,
+            moves,
             manifest_errors,
             cpu_seconds,
             started,

@@ -13,7 +13,7 @@ use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
 /// The families of one scrape.
-struct Board {
+pub(super) struct Board {
     registry: Registry,
     counters: BTreeMap<&'static str, CounterVec>,
     gauges: BTreeMap<&'static str, GaugeVec>,
@@ -44,7 +44,7 @@ impl Board {
     }
 
     /// Sets one series; a name that is not in the table, or labels that don't fit it, are an error.
-    fn set(&self, name: &str, labels: &[&str], value: f64) -> prometheus::Result<()> {
+    pub(super) fn set(&self, name: &str, labels: &[&str], value: f64) -> prometheus::Result<()> {
         if let Some(vec) = self.gauges.get(name) {
             vec.get_metric_with_label_values(labels)?.set(value);
         } else if let Some(vec) = self.counters.get(name) {
@@ -67,6 +67,10 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> prometheus::Res
     timed(&board, "state", || state(&board, snapshot))?;
     timed(&board, "cgroup", || cgroup(&board, snapshot, sources, &mut processes))?;
     timed(&board, "threads", || threads(&board, snapshot, sources, &processes))?;
+    timed(&board, "foreign", || {
+        let mut foreign = sources.foreign.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        foreign.collect(&board, snapshot, &sources.cgroups)
+    })?;
     timed(&board, "network", || network(&board, snapshot, sources, &processes))?;
     Ok(board.registry.gather())
 }
@@ -89,10 +93,12 @@ fn state(board: &Board, snapshot: &Snapshot) -> prometheus::Result<bool> {
         ("reserved", &snapshot.reserved),
         ("shared", &snapshot.shared),
         ("exclusive", &snapshot.exclusive),
+        ("lost", &snapshot.lost),
     ] {
         board.set("pinfold_node_cpus", &[state], cpus.len() as f64)?;
     }
-    board.set("pinfold_enforcement_info", &[snapshot.enforcement.name()], 1.0)?;
+    let enforcement = [snapshot.enforcement.name(), snapshot.enforcement_reason.as_str()];
+    board.set("pinfold_enforcement_info", &enforcement, 1.0)?;
     let mut owned: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for container in &snapshot.containers {
         let pod = [container.namespace.as_str(), container.pod.as_str()];

@@ -78,17 +78,31 @@ pub const FAMILIES: &[Family] = &[
         &["namespace", "pod", "container", "cpus", "policy"],
         "The CPUs that the container may run on, as a list, and whether they are its own.",
     ),
+    counter(
+        "pinfold_container_foreign_cpu_error_seconds_total",
+        CONTAINER,
+        "By how much the foreign CPU time may be wrong, either way.",
+    ),
+    counter(
+        "pinfold_container_foreign_cpu_seconds_total",
+        CONTAINER,
+        "Time in which the container's own CPUs were busy with something else than the container.",
+    ),
     gauge("pinfold_container_threads", CONTAINER, "Threads of the container now."),
     gauge(
         "pinfold_container_threads_expected",
         CONTAINER,
         "Threads that the pools sized by the container's thread environment add up to.",
     ),
-    gauge("pinfold_enforcement_info", &["enforcement"], "How assignments are enforced on this node."),
+    gauge(
+        "pinfold_enforcement_info",
+        &["enforcement", "reason"],
+        "How assignments are enforced on this node, and why.",
+    ),
     gauge(
         "pinfold_node_cpus",
         &["state"],
-        "CPUs of the node that are online, reserved, shared and exclusive.",
+        "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.",
     ),
     gauge(
         "pinfold_pod_info",

@@ -7,8 +7,10 @@
 mod agent;
 mod collect;
 mod families;
+mod foreign;
 mod switches;
 
+use std::path::Path;
 use std::sync::Mutex;
 
 use prometheus::{Encoder, TextEncoder};
@@ -29,14 +31,16 @@ pub struct Sources {
     pub proc: Proc,
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
+    foreign: Mutex<foreign::Foreign>,
 }
 
 // === impl Sources ===
 
 impl Sources {
-    /// Sources on these hierarchies and this /proc.
-    pub fn new(cgroups: Cgroups, proc: Proc) -> Self {
-        Self { cgroups, proc, switches: Mutex::default() }
+    /// Sources on these hierarchies and this /proc, of the machine whose `proc` and `sys` lie below `root`.
+    pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
+        let foreign = Mutex::new(foreign::Foreign::new(root));
+        Self { cgroups, proc, switches: Mutex::default(), foreign }
     }
 }
 

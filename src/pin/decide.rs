@@ -6,11 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Serialize;
+
 use super::ledger::Ledger;
-use super::mark::union;
+use super::mark::{union, usable};
 use super::steps::Desired;
 use crate::cpu::{CpuSet, Placer, Topology};
-use crate::pod::{self, Container, ContainerKind, Entitlement, Pod, Policy, Qos, Recognition};
+use crate::pod::{
+    self, Balancing, Container, ContainerKind, Entitlement, Pod, Policy, Qos, Recognition, Wishes,
+};
 
 /// What decisions are made from, besides the ledger.
 #[derive(Debug, Clone, Copy)]
@@ -23,11 +27,17 @@ pub struct Inputs<'a> {
     pub reserved: &'a CpuSet,
     /// Who counts.
     pub policy: &'a Policy,
+    /// How CPUs are given where a pod doesn't say.
+    pub wishes: &'a Wishes,
     /// The pods of this node, the earlier the sooner served.
     pub pods: &'a [Pod],
     /// The uids of pods that have a cgroup or are about to get one: only they are given CPUs. `None` in a plan on paper,
     /// where every pod is.
     pub here: Option<&'a BTreeSet<String>>,
+    /// NUMA nodes of the devices of pods, by namespace and name.
+    pub devices: &'a BTreeMap<(String, String), CpuSet>,
+    /// How many running containers may be moved now to make room for others.
+    pub moves: usize,
 }
 
 /// What is decided for one container of a known pod.
@@ -56,6 +66,23 @@ pub struct Decisions {
     pub containers: Vec<Decision>,
     /// What the kernel shall be brought to.
     pub desired: Desired,
+    /// Running containers that make room for others, in the order in which they move.
+    pub moves: Vec<Moved>,
+}
+
+/// A running container that is moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// Namespace of its pod.
+    pub namespace: String,
+    /// Its pod.
+    pub pod: String,
+    /// Its name.
+    pub container: String,
+    /// The CPUs it had.
+    pub from: CpuSet,
+    /// The CPUs it gets.
+    pub to: CpuSet,
 }
 
 // === impl Decisions ===
@@ -84,35 +111,24 @@ pub fn default_reserved(topology: &Topology) -> CpuSet {
 pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
     let asked: Vec<Asked> =
         inputs.pods.iter().enumerate().map(|(index, pod)| Asked::new(index, pod, inputs)).collect();
-    // Those who keep or lose are settled first, so that those who gain see what is free.
-    let mut claims = ledger.claims.clone();
+    let mut placing = place::Placing::new(inputs, ledger, &asked);
+    // Those who keep or lose are settled first: what they had is free in the next reconcile.
     for pod in &asked {
-        let mine = claims.entry(pod.key.clone()).or_default();
-        mine.retain(|name, cpus| match pod.wanted(name) {
-            Some(wanted) if wanted < cpus.len() => {
-                *cpus = inputs
-                    .placer
-                    .place(cpus, wanted)
-                    .map_or_else(|_| cpus.clone(), |placement| placement.cpus);
-                true
-            }
-            Some(_) => true,
-            None => false,
-        });
+        placing.keep(pod);
     }
-    let mut notes = BTreeMap::new();
     for pod in &asked {
-        let taken = union(claims.values().flat_map(BTreeMap::values)).union(inputs.reserved);
-        let free = inputs.topology.online.difference(&taken);
-        let mine = claims.entry(pod.key.clone()).or_default();
-        pod.place(mine, free, inputs, &mut notes);
+        placing.gain(pod);
     }
+    let place::Placing { mut claims, notes, moves, .. } = placing;
     claims.retain(|_, mine| !mine.is_empty());
-    let mut decisions = Decisions::default();
+    let mut decisions = Decisions { moves, ..Decisions::default() };
     decisions.desired.online = inputs.topology.online.clone();
     for pod in &asked {
         pod.conclude(claims.get(&pod.key), &notes, &mut decisions);
     }
+    decisions.desired.memory = memory::follow(&asked, &claims, ledger, inputs.topology);
+    decisions.desired.all_memory =
+        inputs.topology.numa.iter().filter(|numa| numa.memory_bytes != Some(0)).map(|numa| numa.id).collect();
     decisions.desired.claims = claims;
     decisions
 }
@@ -126,6 +142,9 @@ struct Asked<'a> {
     qos: Qos,
     recognition: Recognition,
     entitlements: Vec<Entitlement>,
+    wishes: Wishes,
+    /// Annotations that make no sense.
+    mistakes: Vec<String>,
 }
 
 // === impl Asked ===
@@ -133,6 +152,7 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn new(index: usize, pod: &'a Pod, inputs: &Inputs<'_>) -> Self {
         let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
+        let (wishes, mistakes) = pod::wishes(pod, inputs.wishes);
         Self {
             index,
             pod,
@@ -142,6 +162,8 @@ impl<'a> Asked<'a> {
             qos: pod::qos(pod),
             recognition: pod::recognise(pod),
             entitlements: pod.containers.iter().map(entitlement).collect(),
+            wishes,
+            mistakes,
         }
     }
 
@@ -154,53 +176,10 @@ impl<'a> Asked<'a> {
         self.owed().find(|(container, _)| container.name == name).map(|(_, cpus)| cpus)
     }
 
-    /// Adds what is missing in the pod's claims, out of `free`.
-    fn place(
-        &self,
-        mine: &mut BTreeMap<String, CpuSet>,
-        free: CpuSet,
-        inputs: &Inputs<'_>,
-        notes: &mut BTreeMap<(usize, String), String>,
-    ) {
-        let has = |name: &str| mine.get(name).map_or(0, CpuSet::len);
-        let missing: Vec<(&str, usize)> = self
-            .owed()
-            .map(|(container, cpus)| (container.name.as_str(), cpus.saturating_sub(has(&container.name))))
-            .filter(|(_, cpus)| *cpus > 0)
-            .collect();
-        let absent = match (inputs.here, self.pod.cgroup_uid()) {
-            (None, _) => None,
-            (Some(_), None) => {
-                Some("stays in the shared pool: its cgroup can't be found without metadata.uid")
-            }
-            (Some(here), Some(uid)) if !here.contains(uid) => Some("gets its CPUs when its cgroup is there"),
-            _ => None,
-        };
-        if let Some(note) = absent {
-            for (name, _) in missing {
-                notes.insert((self.index, name.to_owned()), note.to_owned());
-            }
-            return;
-        }
-        let placer = inputs.placer;
-        let total = missing.iter().map(|(_, cpus)| cpus).sum();
-        let mut free = free;
-        let mut together = placer.place(&free, total).map(|placement| placement.cpus).ok();
-        for (name, cpus) in missing {
-            let from = together.as_ref().unwrap_or(&free);
-            match placer.place(from, cpus) {
-                Ok(placement) => {
-                    free = free.difference(&placement.cpus);
-                    together = together.map(|set| set.difference(&placement.cpus));
-                    let claim = mine.entry(name.to_owned()).or_default();
-                    *claim = claim.union(&placement.cpus);
-                }
-                Err(error) => {
-                    let note = format!("stays in the shared pool: {error}");
-                    notes.insert((self.index, name.to_owned()), note);
-                }
-            }
-        }
+    /// What a person should know, besides the entitlement's reason.
+    fn note(&self, note: Option<&String>) -> Option<String> {
+        let all: Vec<&str> = note.into_iter().chain(&self.mistakes).map(String::as_str).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     fn conclude(
@@ -209,7 +188,7 @@ impl<'a> Asked<'a> {
         notes: &BTreeMap<(usize, String), String>,
         decisions: &mut Decisions,
     ) {
-        let all = mine.map(|mine| union(mine.values()));
+        let all = mine.map(usable);
         let mut inside = Vec::new();
         for (index, (container, entitlement)) in
             self.pod.containers.iter().zip(&self.entitlements).enumerate()
@@ -229,10 +208,16 @@ impl<'a> Asked<'a> {
                 recognition: self.recognition.clone(),
                 entitlement: entitlement.clone(),
                 cpus,
-                note: notes.get(&(self.index, container.name.clone())).cloned(),
+                note: self.note(notes.get(&(self.index, container.name.clone()))),
             });
         }
         let desired = &mut decisions.desired;
+        if self.wishes.partition == Balancing::Isolated {
+            desired.isolated.insert(self.key.clone());
+        }
+        if self.wishes.movable {
+            desired.movable.insert(self.key.clone());
+        }
         desired.names.insert(self.key.clone(), (self.pod.namespace.clone(), self.pod.name.clone()));
         if !inside.is_empty() {
             desired.inside.insert(self.key.clone(), inside);
@@ -245,5 +230,7 @@ impl<'a> Asked<'a> {
     }
 }
 
+mod memory;
+mod place;
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::Enforcement;
 use super::ledger::{Ledger, Observed};
 use crate::cpu::CpuSet;
 
@@ -30,11 +31,13 @@ pub enum Cause {
     Offline,
     /// Another container's cgroup was widened onto the owner's CPUs.
     Overlap,
+    /// The owner's partition was undone, or the kernel has made it invalid.
+    Partition,
 }
 
 impl Cause {
     /// All causes, for metrics that show zeroes.
-    pub const ALL: [Self; 4] = [Self::Written, Self::Ancestor, Self::Offline, Self::Overlap];
+    pub const ALL: [Self; 5] = [Self::Written, Self::Ancestor, Self::Offline, Self::Overlap, Self::Partition];
 
     /// Its name as a label value.
     pub fn name(self) -> &'static str {
@@ -43,12 +46,13 @@ impl Cause {
             Self::Ancestor => "ancestor",
             Self::Offline => "offline",
             Self::Overlap => "overlap",
+            Self::Partition => "partition",
         }
     }
 }
 
 /// Compares the kernel with the ledger. Cgroups that Pinfold never wrote to are new, not drifted.
-pub fn drift(observed: &Observed, ledger: &Ledger, online: &CpuSet) -> Vec<Drift> {
+pub fn drift(observed: &Observed, ledger: &Ledger, online: &CpuSet, enforcement: Enforcement) -> Vec<Drift> {
     let exclusive = ledger.exclusive();
     let mut found = Vec::new();
     for pod in &observed.pods {
@@ -59,16 +63,20 @@ pub fn drift(observed: &Observed, ledger: &Ledger, online: &CpuSet) -> Vec<Drift
             let now = &container.cgroup.cpuset;
             let assigned = mark.cpus();
             let there = assigned.intersection(online);
+            let partition = enforcement == Enforcement::Partition;
             let cause = if assigned.is_empty() {
-                (!now.effective.is_disjoint(&foreign)).then_some(Cause::Overlap)
+                // The kernel keeps members off partitions; whatever was written to them is not in force there.
+                (!partition && !now.effective.is_disjoint(&foreign)).then_some(Cause::Overlap)
+            } else if partition && !now.partition.is_live() {
+                Some(if there.is_empty() { Cause::Offline } else { Cause::Partition })
             } else if now.effective == assigned {
                 None
-            } else if now.cpus != assigned && now.cpus != there {
-                Some(Cause::Written)
-            } else if now.effective != there {
-                Some(Cause::Ancestor)
-            } else {
+            } else if partition && now.exclusive == assigned || !partition && now.effective == there {
                 Some(Cause::Offline)
+            } else if partition || (now.cpus != assigned && now.cpus != there) {
+                Some(Cause::Written)
+            } else {
+                Some(Cause::Ancestor)
             };
             if let Some(cause) = cause {
                 let path = container.cgroup.path.clone();

@@ -2,16 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use super::mark::{Mark, union};
+use super::mark::{IDLE, Mark, union};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+use crate::host::cgroup::{ContainerCgroup, PodCgroup, Surroundings};
 use crate::pod::{Container, Pod};
+
+/// The name of the cgroup, beside a pod's containers, that keeps CPUs idle.
+pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
+
+/// The cgroups as they were read.
+#[derive(Debug, Clone, Default)]
+pub struct Scan {
+    /// The pods' cgroups.
+    pub pods: Vec<PodCgroup>,
+    /// What is above and around them.
+    pub around: Surroundings,
+    /// Online CPUs that no cgroup has: the kernel lost them.
+    pub lost: CpuSet,
+}
 
 /// The pods' tree as it is now, with marks read and names found.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
     /// Every pod that has a cgroup.
     pub pods: Vec<ObservedPod>,
+    /// What is above and around them.
+    pub around: Surroundings,
 }
 
 /// A pod's cgroup.
@@ -43,6 +59,12 @@ pub struct ObservedContainer {
 pub struct Ledger {
     /// Per pod uid and container name. A claim outlives the container's cgroup: it lasts as long as the pod's.
     pub claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    /// The NUMA nodes that we bound a container's memory to, as in `claims`.
+    pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    /// CPUs that nobody can be given: strangers hold them, or the kernel has lost them.
+    pub barred: CpuSet,
+    /// CPUs that the kernel has lost, until the next boot.
+    pub lost: CpuSet,
     /// What can't be explained and is left alone, as sentences.
     pub unexplained: Vec<String>,
 }
@@ -51,13 +73,16 @@ pub struct Ledger {
 
 impl Observed {
     /// Finds out which pod and container each cgroup belongs to.
-    pub fn new(cgroups: Vec<PodCgroup>, pods: &[Pod]) -> (Self, Ledger) {
-        let mut ledger = Ledger::default();
-        let mut observed = Self::default();
-        for cgroup in cgroups {
+    pub fn new(scan: Scan, pods: &[Pod]) -> (Self, Ledger) {
+        let mut ledger = Ledger { barred: scan.lost.clone(), lost: scan.lost, ..Ledger::default() };
+        let mut observed = Self { pods: Vec::new(), around: scan.around };
+        for (path, cpus) in &observed.around.outside {
+            ledger.bar(path, cpus);
+        }
+        for cgroup in scan.pods {
             let known = pods.iter().position(|pod| pod.cgroup_uid() == Some(cgroup.uid.as_str()));
             let mark = ledger.read_mark(&cgroup.path, cgroup.mark.as_deref());
-            let alone = cgroup.containers.len() == 1;
+            let alone = cgroup.containers.iter().filter(|container| container.id != IDLE_CGROUP).count() == 1;
             let mut containers = Vec::new();
             for container in &cgroup.containers {
                 let mark = ledger.read_mark(&container.path, container.mark.as_deref());
@@ -68,8 +93,9 @@ impl Observed {
                 };
                 containers.push(ObservedContainer { cgroup: container.clone(), mark, name });
             }
-            ledger.enter(&cgroup.uid, mark.as_ref(), &containers);
-            observed.pods.push(ObservedPod { cgroup, mark, containers, known });
+            let pod = ObservedPod { cgroup, mark, containers, known };
+            ledger.enter(&pod);
+            observed.pods.push(pod);
         }
         ledger.find_overlaps();
         (observed, ledger)
@@ -94,6 +120,9 @@ impl Observed {
 /// Without any status, a pod's only container is its only cgroup. A mark counts until the status says that another cgroup
 /// is the container's: the one that was there first may have been the sandbox's.
 fn name_of(pod: &Pod, id: &str, alone: bool, marked: Option<String>) -> Option<String> {
+    if id == IDLE_CGROUP {
+        return Some(IDLE.to_owned());
+    }
     let same = |container: &&Container| container.runtime_id.as_deref() == Some(id);
     if let Some(container) = pod.containers.iter().find(same) {
         return Some(container.name.clone());
@@ -133,14 +162,53 @@ impl Ledger {
         }
     }
 
-    fn enter(&mut self, uid: &str, pod: Option<&Mark>, containers: &[ObservedContainer]) {
+    fn enter(&mut self, pod: &ObservedPod) {
+        let uid = &pod.cgroup.uid;
         // A container's own mark is written before its pod's claim is widened, so both count.
-        let marks = containers.iter().filter_map(|container| container.mark.as_ref());
-        for mark in pod.into_iter().chain(marks) {
+        let marks = pod.containers.iter().filter_map(|container| container.mark.as_ref());
+        for mark in pod.mark.iter().chain(marks) {
             for (name, cpus) in &mark.claims {
                 self.promise(uid, name, cpus);
             }
         }
+        for container in &pod.containers {
+            let bound = container.mark.as_ref().is_some_and(|mark| mark.before.numa.is_some());
+            if let Some(name) = container.name.as_ref().filter(|_| bound) {
+                let numa = container.cgroup.memory.numa.clone();
+                self.memory.entry(uid.clone()).or_default().insert(name.clone(), numa);
+            }
+        }
+        // What a partition has needs no mark to be known, as long as we know whose it is.
+        for container in &pod.containers {
+            let cpuset = &container.cgroup.cpuset;
+            let claimed = union(self.of(uid).values());
+            if cpuset.exclusive.is_subset(&claimed) || container.mark.is_some() {
+                continue;
+            }
+            match &container.name {
+                Some(name)
+                    if cpuset.partition.is_live()
+                        && container.cgroup.mark.is_none()
+                        && cpuset.exclusive.is_disjoint(&claimed) =>
+                {
+                    self.promise(uid, name, &cpuset.exclusive);
+                }
+                _ => self.bar(&container.cgroup.path, &cpuset.exclusive),
+            }
+        }
+        let held = &pod.cgroup.cpuset.exclusive;
+        let unsaid = held.difference(&union(self.of(uid).values())).difference(&self.barred);
+        if pod.mark.is_none() && !unsaid.is_empty() {
+            self.bar(&pod.cgroup.path, &unsaid);
+        }
+    }
+
+    /// Takes note of exclusive CPUs that nothing of ours explains.
+    fn bar(&mut self, path: &str, cpus: &CpuSet) {
+        self.barred = self.barred.union(cpus);
+        self.unexplained.push(format!(
+            "cgroup {path} holds CPUs {cpus} as exclusive, and Pinfold did not give them: they are left alone"
+        ));
     }
 
     fn find_overlaps(&mut self) {
@@ -191,7 +259,8 @@ mod tests {
         };
         let containers = cgroups.iter().map(container).collect();
         let cgroup = PodCgroup { uid: "uid".to_owned(), containers, ..PodCgroup::default() };
-        let (observed, _) = Observed::new(vec![cgroup], &[pod]);
+        let scan = Scan { pods: vec![cgroup], ..Scan::default() };
+        let (observed, _) = Observed::new(scan, &[pod]);
         observed.containers().map(|container| container.name.clone()).collect()
     }
 

@@ -38,6 +38,9 @@ pub struct Before {
     /// The quota that was lifted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
+    /// The NUMA nodes that were written to `cpuset.mems` before we chose some; empty where nothing had been.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<CpuSet>,
 }
 
 /// A mark that can't be read.
@@ -94,6 +97,15 @@ impl Mark {
     }
 }
 
+/// The name under which a pod claims CPUs that nobody is to use: the siblings of those that its containers own. No
+/// container can be called so.
+pub(super) const IDLE: &str = "/idle";
+
+/// What a pod's containers can use of its claims.
+pub(super) fn usable(claims: &BTreeMap<String, CpuSet>) -> CpuSet {
+    union(claims.iter().filter(|(name, _)| *name != IDLE).map(|(_, cpus)| cpus))
+}
+
 /// The CPUs in any of several sets.
 pub(super) fn union<'a>(sets: impl Iterator<Item = &'a CpuSet>) -> CpuSet {
     sets.fold(CpuSet::new(), |all, set| all.union(set))
@@ -106,7 +118,7 @@ mod tests {
     #[test]
     fn text_and_back() {
         let quota = Some(Quota { quota: Some(200_000), period: 100_000 });
-        let mut mark = Mark::new(Before { cpus: "0-7".parse().unwrap(), quota });
+        let mut mark = Mark::new(Before { cpus: "0-7".parse().unwrap(), quota, numa: None });
         mark.claims.insert("main".to_owned(), "2-3".parse().unwrap());
         assert_eq!(Mark::parse(&mark.text()).unwrap(), mark);
         assert!(mark.text().contains(r#""claims":{"main":"2-3"}"#), "{}", mark.text());

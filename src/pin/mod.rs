@@ -9,14 +9,17 @@
 //! into [`Step`]s; it is a pure function, and on its own result it yields nothing. [`apply`] carries steps out and
 //! reads back. [`drift`] says where the kernel was made to differ.
 //!
-//! Enforcement is `cpuset`: the exclusive set on the container's cgroup, what its containers hold on the pod's, the
-//! shared set on every other container. Tasks outside the pods' tree are not moved: that takes partitions.
+//! With enforcement `partition` the kernel keeps everybody else off an owner's CPUs, tasks outside the pods' tree
+//! included, and what it says is in force is the better half of the ledger. With `cpuset` we write the exclusive set on
+//! the container's cgroup, what its containers hold on the pod's, and the shared set on every other container.
 
 mod apply;
 pub mod decide;
 mod drift;
+pub mod foreign;
 mod ledger;
 mod mark;
+pub mod quiet;
 pub mod snapshot;
 mod steps;
 
@@ -24,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use apply::{Applied, Outcome, apply};
 pub use drift::{Cause, Drift, drift};
-pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
+pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
 pub use mark::{Before, Mark, MarkError};
 pub use snapshot::Snapshot;
 pub use steps::{Desired, Reason, Step, plan, release};
@@ -33,6 +36,8 @@ pub use steps::{Desired, Reason, Step, plan, release};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Enforcement {
+    /// By cpuset partitions: the kernel gives a CPU to nobody else.
+    Partition,
     /// By writing `cpuset.cpus` of the pods' cgroups.
     Cpuset,
     /// Not at all: Pinfold only looks.
@@ -43,6 +48,7 @@ impl Enforcement {
     /// Its name, as in the configuration and as a label value.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Partition => "partition",
             Self::Cpuset => "cpuset",
             Self::Observe => "observe",
         }

@@ -6,7 +6,9 @@ use super::Enforcement;
 use super::decide::Decisions;
 use super::drift::Drift;
 use super::ledger::{Ledger, Observed};
+use super::quiet::Report;
 use crate::cpu::{CpuSet, Topology};
+use crate::host::cgroup::Partition;
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
 
 /// The state of the node at one moment.
@@ -25,6 +27,11 @@ pub struct Snapshot {
     pub shared: CpuSet,
     /// CPUs that somebody owns.
     pub exclusive: CpuSet,
+    /// Online CPUs that the kernel has lost: no cgroup has them until the next boot.
+    pub lost: CpuSet,
+    /// What became of the kernel's own work, where it is kept off exclusive CPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quiet: Option<Report>,
     /// Containers of the known pods.
     pub containers: Vec<ContainerState>,
     /// Pods that own CPUs and that nobody told us of.
@@ -65,6 +72,9 @@ pub struct ContainerState {
     pub assigned: Option<CpuSet>,
     /// The CPUs it may run on by the kernel's word; `None` while it has no cgroup.
     pub effective: Option<CpuSet>,
+    /// What the kernel says that its cgroup is: `root`, `isolated`, `member`, or why it is none of these; `None` where
+    /// the kernel has no partitions, or while it has no cgroup.
+    pub partition: Option<String>,
     /// NUMA nodes of its CPUs, where the machine tells.
     pub numa: Option<CpuSet>,
     /// Its cgroup.
@@ -123,6 +133,10 @@ pub fn containers(
             entitlement: decision.entitlement.clone(),
             assigned: decision.cpus.clone(),
             effective,
+            partition: seen
+                .map(|seen| &seen.cgroup.cpuset.partition)
+                .filter(|partition| **partition != Partition::Unsupported)
+                .map(ToString::to_string),
             numa: topology.numa_of(cpus),
             cgroup: seen.map(|seen| seen.cgroup.path.clone()),
             running: seen.is_some_and(|seen| seen.cgroup.populated),

@@ -12,10 +12,11 @@
 //!    manifest in a folder has none, and a decision must not depend on where the pod was read.
 //! 3. [`recognise`] says which part of a training job the pod is, and which label, variable or argument shows it.
 //! 4. [`entitlement`] says whether a container gets CPUs of its own, and how many.
-//! 5. [`thread_environment`] sizes the container's thread pools from the CPUs it will have.
+//! 5. [`wishes`] says how the pod's owner wants those CPUs.
+//! 6. [`thread_environment`] sizes the container's thread pools from the CPUs it will have.
 //!
 //! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`]; [`PROCESSES_ANNOTATION`]
-//! tells what cannot be seen from outside. They are read from the pod, for all its containers.
+//! tells what cannot be seen from outside; those of [`Wishes`] say how. They are read from the pod, for all its containers.
 //!
 //! Invariant: a value that the pod's owner has set wins, wherever it comes from. Where the room cannot see whether a
 //! value is set, it withholds its own.
@@ -30,6 +31,7 @@ pub mod quantity;
 mod role;
 mod selector;
 mod threads;
+mod wishes;
 
 pub use entitlement::{Entitlement, Policy, Training, entitlement, training};
 pub use from_k8s::PodError;
@@ -43,6 +45,7 @@ pub use threads::{
     BasisOrigin, NoLimit, Profile, Rounding, ThreadBasis, ThreadEnvironment, ThreadPolicy, UnknownProfile,
     thread_environment,
 };
+pub use wishes::{Balancing, Memory, Wishes, wishes};
 
 /// Whether the pod's containers get CPUs of their own: `exclusive`, `required` or `shared`.
 pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";

@@ -7,17 +7,32 @@ use std::time::Duration;
 use pinfold::cpu::CpuSet;
 use pinfold::pin::Mark;
 
-use crate::agent::{Agent, Manifests, Settings, best_effort, worker, worker_with};
+use crate::agent::{Agent, Manifests, Settings, best_effort, patience, worker, worker_with};
 use crate::kernel::{Kernel, Tree, kernel_tests};
 
 #[path = "../placement/random.rs"]
-mod random;
+pub(crate) mod random;
 
 use random::Random;
 
 /// How many events, and how many times the agent is killed among them.
 const EVENTS: usize = 200;
 const KILLS: usize = 10;
+
+/// The seed of the events: `PINFOLD_TEST_SEED`, or a new one that is said so that it can be repeated.
+pub(crate) fn seed(test: &str) -> u64 {
+    let seed = std::env::var("PINFOLD_TEST_SEED").ok().map_or_else(
+        || u64::from(std::process::id()) ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20,
+        |seed| seed.parse().unwrap(),
+    );
+    say(&format!("{test}: PINFOLD_TEST_SEED={seed} repeats these events"));
+    seed
+}
+
+/// Says something past the capture, so that it is known whatever happens.
+pub(crate) fn say(line: &str) {
+    std::io::stderr().write_all(format!("{line}\n").as_bytes()).unwrap();
+}
 
 /// A pod of the test.
 struct Pod {
@@ -44,19 +59,29 @@ impl Pod {
     }
 }
 
-struct Churn<'a> {
+pub(crate) struct Churn<'a> {
     kernel: &'a Kernel,
-    tree: Tree<'a>,
-    manifests: Manifests,
-    random: Random,
+    pub(crate) tree: Tree<'a>,
+    pub(crate) manifests: Manifests,
+    pub(crate) random: Random,
     pods: Vec<Pod>,
     made: usize,
 }
 
 // === impl Churn ===
 
-impl Churn<'_> {
-    fn event(&mut self) {
+impl<'a> Churn<'a> {
+    pub(crate) fn new(kernel: &'a Kernel, seed: u64) -> Self {
+        let (manifests, tree) = (Manifests::new(), kernel.tree());
+        Self { kernel, tree, manifests, random: Random(seed), pods: Vec::new(), made: 0 }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        let reserved = self.kernel.first();
+        Settings::new(&self.tree.path, &self.manifests, &reserved).with(&["--reconcile-seconds", "1"])
+    }
+
+    pub(crate) fn event(&mut self) {
         let index = self.random.below(self.pods.len().max(1));
         match self.random.below(10) {
             0..=2 if self.pods.len() < 8 => self.create(),
@@ -129,7 +154,7 @@ impl Churn<'_> {
     }
 
     /// What marks claim, by container. Nobody's claim meets another's or the reserved CPUs, at any moment.
-    fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
+    pub(crate) fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
         let mut claims = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
             let marks = pod.containers.iter().map(|container| &container.mark).chain([&pod.mark]);
@@ -139,6 +164,7 @@ impl Churn<'_> {
                 }
             }
         }
+        self.partitions(when);
         let mut all = self.kernel.first();
         for (owner, cpus) in &claims {
             assert!(
@@ -150,10 +176,57 @@ impl Churn<'_> {
         claims
     }
 
+    /// The CPUs of live partitions. No two have a CPU in common, none has a reserved one, and none is lost; at any moment.
+    fn partitions(&self, when: &str) -> CpuSet {
+        let mut all = CpuSet::new();
+        for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
+            for container in pod.containers.iter().filter(|container| container.cpuset.partition.is_live()) {
+                let cpus = &container.cpuset.exclusive;
+                assert!(cpus.is_disjoint(&all.union(&self.kernel.first())), "{when}: {container:?}, {all}");
+                all = all.union(cpus);
+            }
+        }
+        let lost = self.kernel.cgroups.lost(&self.kernel.online, &all).unwrap();
+        assert!(lost.is_empty(), "{when}: the kernel has lost {lost}");
+        all
+    }
+
+    /// The CPUs in force, of containers that have what they are owed.
+    pub(crate) fn in_force(&self) -> BTreeMap<String, CpuSet> {
+        let claims = self.claims("now");
+        let mut found = BTreeMap::new();
+        for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
+            let owed = self.pods.iter().any(|known| known.uid == pod.uid && known.manifest && !known.shared);
+            let Some(claim) = claims.get(&format!("{}/main", pod.uid)).filter(|_| owed) else { continue };
+            for container in pod.containers.iter().filter(|container| container.cpuset.effective == *claim) {
+                found.insert(container.path.clone(), claim.clone());
+            }
+        }
+        found
+    }
+
+    /// Everybody goes.
+    pub(crate) fn clear(&mut self) {
+        while !self.pods.is_empty() {
+            self.remove(0);
+        }
+    }
+
+    /// The containers there are.
+    pub(crate) fn containers(&self) -> Vec<String> {
+        self.pods.iter().filter_map(|pod| pod.container.clone()).collect()
+    }
+
     /// What must hold once the agent has caught up, on the kernel's word alone; an error where it doesn't.
-    fn invariants(&self) -> Result<(), String> {
+    fn invariants(&self, enforcement: &str) -> Result<(), String> {
         let claims = self.claims("at the end");
-        let owned = claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let partition = enforcement == "partition";
+        // What a pod owns whose container is not there is open to others as long as the kernel has no partition for it.
+        let owned = if partition {
+            self.partitions("at the end")
+        } else {
+            claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus))
+        };
         // Counted as if each had a cgroup: where that is enough for all, it is for those that have one.
         let wanting = self.pods.iter().filter(|pod| pod.manifest && !pod.shared);
         let enough = wanting.filter_map(|pod| pod.cpus).sum::<usize>() < self.kernel.online.len();
@@ -174,7 +247,12 @@ impl Churn<'_> {
             for container in &pod.containers {
                 let now = &container.cpuset.effective;
                 let good = match claim {
+                    Some(_) if partition && !container.cpuset.partition.is_live() => false,
+                    None if partition && container.cpuset.partition.is_live() => false,
                     Some(claim) => now == claim && container.quota.is_none_or(|quota| quota.quota.is_none()),
+                    None if partition => {
+                        *now == shared_part(&container.cpuset.cpus, &self.kernel.online, &owned)
+                    }
                     None => now.is_disjoint(&owned) && self.kernel.first().is_subset(now),
                 };
                 if !good {
@@ -190,11 +268,19 @@ impl Churn<'_> {
     }
 }
 
-fn settled(churn: &Churn<'_>, agent: &Agent) {
+/// What the kernel leaves beside partitions to one who was given these CPUs by whomever: nobody needs to write to it.
+fn shared_part(written: &CpuSet, online: &CpuSet, owned: &CpuSet) -> CpuSet {
+    let shared = online.difference(owned);
+    let part = written.intersection(&shared);
+    if part.is_empty() { shared } else { part }
+}
+
+pub(crate) fn settled(churn: &Churn<'_>, agent: &Agent) {
     let mut wrong = Ok(());
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + patience();
+    let enforcement = agent.status().map(|status| status["enforcement"].as_str().unwrap().to_owned());
     while std::time::Instant::now() < deadline {
-        wrong = churn.invariants();
+        wrong = churn.invariants(enforcement.as_deref().unwrap_or_default());
         if wrong.is_ok() {
             return;
         }
@@ -206,17 +292,9 @@ fn settled(churn: &Churn<'_>, agent: &Agent) {
 #[test]
 fn invariants_survive_it() {
     let Some(kernel) = kernel_tests() else { return };
-    let seed = std::env::var("PINFOLD_TEST_SEED").ok().map_or_else(
-        || u64::from(std::process::id()) ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20,
-        |seed| seed.parse().unwrap(),
-    );
-    // Past the capture, so that it is known whatever happens.
-    writeln!(std::io::stderr(), "churn: PINFOLD_TEST_SEED={seed} repeats these events").unwrap();
-    let manifests = Manifests::new();
-    let tree = kernel.tree();
-    let settings = Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "1"]);
-    let mut churn =
-        Churn { kernel: &kernel, tree, manifests, random: Random(seed), pods: Vec::new(), made: 0 };
+    let seed = seed("churn");
+    let mut churn = Churn::new(&kernel, seed);
+    let settings = churn.settings();
     let mut agent = settings.start();
     for number in 0..EVENTS {
         churn.event();
@@ -234,10 +312,8 @@ fn invariants_survive_it() {
     let status = agent.status().unwrap();
     assert_eq!(status["unexplained"].as_array().unwrap().len(), 0, "{status:#}");
     assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
-    // Everybody goes: nothing is owned, and nothing is left.
-    while !churn.pods.is_empty() {
-        churn.remove(0);
-    }
+    // Nothing is owned, and nothing is left.
+    churn.clear();
     agent.eventually("all CPUs are shared", |status| status["exclusive"] == "");
     agent.stop();
 }

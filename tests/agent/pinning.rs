@@ -59,6 +59,23 @@ fn manifest_then_cgroup() {
     assert_eq!(container(&status, "web", "main").unwrap()["assigned"], serde_json::Value::Null);
     assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
 
+    // What a plan says that begins with this node as it is: a newcomer's name comes first, and it changes nothing.
+    pods.put("newcomer.yaml", &worker("newcomer", "newcomer-uid", 1));
+    let mut plan = crate::agent::pinfold();
+    plan.args(["plan", "--live", "-o", "json", "--reserved", &others.to_string(), "--tree", &tree.path]);
+    let output = plan.arg("--pods").arg(pods.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |pod: &str| {
+        let mut containers = planned["containers"].as_array().unwrap().iter();
+        containers.find(|one| one["pod"] == pod).unwrap().clone()
+    };
+    assert_eq!(
+        (&of("worker-0")["cpus"], &of("worker-0")["exclusive"]),
+        (&own.to_string().into(), &true.into())
+    );
+    assert_eq!(of("newcomer")["exclusive"], false, "{planned:#}");
+
     let labels = [("namespace", "train"), ("pod", "worker-0"), ("container", "main")];
     assert_eq!(agent.metric("pinfold_container_cpus_assigned", &labels), Some(1.0));
     assert_eq!(agent.metric("pinfold_container_cpus_allowed", &labels), Some(1.0));
@@ -66,7 +83,7 @@ fn manifest_then_cgroup() {
     assert!(agent.metric("pinfold_container_threads_expected", &labels).unwrap() >= 1.0);
     assert_eq!(agent.metric("pinfold_container_threads", &labels), Some(1.0));
     assert!(agent.metric("pinfold_container_context_switches_total", &labels).unwrap() > 0.0);
-    assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(4.0));
+    assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(5.0));
     assert_eq!(agent.metric("pinfold_steps_total", &[("outcome", "failed")]).unwrap_or(0.0), 0.0);
     assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(1.0));
     let window = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();

@@ -66,6 +66,19 @@ fn too_few_free_cpus_are_an_answer_of_its_own() {
 }
 
 #[test]
+fn a_split_is_refused_where_it_is_not_wanted() {
+    let root = machine();
+    let free = ["4", "--free", "0-2,4,6"];
+    let (code, out, _) = place(root.path(), &free);
+    assert_eq!((code, out.lines().next()), (Some(0), Some("0,2,4,6")));
+    let (code, out, error) = place(root.path(), &[&free[..], &["--numa", "fewest"]].concat());
+    let sentence = "4 CPUs need 1 NUMA node, and no NUMA node has more than 3 free CPUs: 3 on 0, 2 on 1";
+    assert_eq!((code, out, error), (Some(1), String::new(), format!("pinfold: {sentence}\n")));
+    let (code, _, error) = place(root.path(), &["4", "--numa", "one"]);
+    assert!(code == Some(2) && error.contains("fewest"), "{error}");
+}
+
+#[test]
 fn bad_lists_are_bad_input() {
     let root = machine();
     let (code, out, error) = place(root.path(), &["2", "--free", "3-1", "-o", "json"]);

@@ -88,6 +88,21 @@ impl Kernel {
         self.cgroups.cpuset(path).unwrap().effective
     }
 
+    /// What the kernel says of a cgroup's partition.
+    pub(crate) fn partition(&self, path: &str) -> String {
+        self.cgroups.partition(path).unwrap().to_string()
+    }
+
+    /// What a cgroup holds as exclusive.
+    pub(crate) fn exclusive(&self, path: &str) -> CpuSet {
+        self.cgroups.exclusive(path).unwrap()
+    }
+
+    /// Writes a file of a cgroup as somebody else would; says whether the kernel took it.
+    pub(crate) fn write(&self, path: &str, file: &str, text: &str) -> bool {
+        fs::write(self.cgroups.root().join(path).join(file), text).is_ok()
+    }
+
     /// The CPU limit in microseconds per period.
     pub(crate) fn quota(&self, path: &str) -> Option<u64> {
         self.cgroups.quota(path).unwrap().and_then(|quota| quota.quota)

@@ -28,13 +28,21 @@ within() {
 
 # The CPUs of a list like 0-2,5, one per line.
 expand() {
-    local part
+    local part cpu
     for part in ${1//,/ }; do
-        seq "${part%-*}" "${part#*-}"
+        for ((cpu = ${part%-*}; cpu <= ${part#*-}; cpu++)); do
+            echo "$cpu"
+        done
     done
 }
 
 # The CPUs that two lists have in common, one per line.
 common() {
     comm -12 <(expand "$1" | sort) <(expand "$2" | sort)
+}
+
+# Ends a scenario that this kernel has nothing to try for.
+not_here() {
+    echo "not here: $*"
+    exit 77
 }

@@ -1,15 +1,18 @@
 //! [`Limits`]: what no placement can do better than, so that tables stay short.
 
-use super::plan::{Plan, Rules, SPANNED};
-use super::price::{LLC, NUMA, Price, SOCKET, STRANGER, times};
-
-/// The price of one group of each of [`SPANNED`].
-const PRICES: [Price; 3] = [NUMA, SOCKET, LLC];
+use super::fewest::Least;
+use super::plan::{Kind, Plan, Rules, SPANNED};
+use super::price::Price;
+use super::request::{Cores, Order, Terms};
 
 /// How far a placement with the fewest strangers must spread at least.
 #[derive(Debug)]
 pub(super) struct Limits {
     wanted: usize,
+    /// Whether groups cost by the number of them that is touched.
+    by_number: bool,
+    /// Whether tight bounds are worth trying.
+    tight: bool,
     /// For each group of the plan, the most CPUs that it gives.
     most: Vec<usize>,
     /// For each of [`SPANNED`] and each count, the fewest groups that give so many.
@@ -31,8 +34,14 @@ struct Source {
 // === impl Limits ===
 
 impl Limits {
-    /// The limits of placements with so many strangers.
-    pub(super) fn new(plan: &Plan, is_free: &[bool], wanted: usize, strangers: usize) -> Self {
+    /// The limits of placements with no more than the least.
+    pub(super) fn new(plan: &Plan, terms: &Terms<'_>, least: Least) -> Self {
+        let Terms { wanted, open: is_free, .. } = *terms;
+        let strangers = least.strangers;
+        if terms.order == Order::Spread {
+            let fewest = [Vec::new(), Vec::new(), Vec::new()];
+            return Self { wanted, by_number: false, tight: false, most: vec![0; plan.groups.len()], fewest };
+        }
         let mut is_whole = vec![false; is_free.len()];
         let mut most_of_part = 0;
         for core in &plan.cores {
@@ -42,6 +51,13 @@ impl Limits {
                 for &cpu in core {
                     is_whole[cpu] = true;
                 }
+            }
+        }
+        let in_pieces = plan.groups.iter().any(|group| group.kind == Kind::Core);
+        if terms.cores == Cores::Single && !in_pieces {
+            is_whole.fill(false);
+            for cpu in plan.cores.iter().filter_map(|core| terms.lowest(core)) {
+                is_whole[cpu] = true;
             }
         }
         let most = |cpus: &Vec<usize>| {
@@ -62,19 +78,24 @@ impl Limits {
             fewest.resize(wanted + 1, sizes.len());
             fewest
         });
-        Self { wanted, most, fewest }
+        // With more strangers than an odd rest makes, whole cores have run out, and where the last of them are decides
+        // how far a placement spreads: then tight bounds hardly ever hold. No more do they where distances come first.
+        let tight = strangers <= 1 && terms.distances.is_empty();
+        Self { wanted, by_number: true, tight, most, fewest }
     }
 
     /// Bounds to try on the price, from the tightest to the one that must hold.
-    pub(super) fn bounds(&self, strangers: usize) -> impl Iterator<Item = Price> + use<> {
-        let least = times(strangers) * STRANGER;
-        let [numa, sockets, llcs] =
-            [0, 1, 2].map(|kind| times(self.fewest[kind][self.wanted]) * PRICES[kind]);
-        let tight = [least + numa + sockets + llcs + (LLC - 1), least + numa + (NUMA - 1)];
-        // With more strangers than an odd rest makes, whole cores have run out, and where the last of them are decides
-        // how far a placement spreads: then tight bounds hardly ever hold.
-        let worth_trying = if strangers > 1 { 0 } else { tight.len() };
-        tight.into_iter().take(worth_trying).chain([least + (STRANGER - 1)])
+    pub(super) fn bounds<P: Price>(&self, least: Least) -> impl Iterator<Item = P> + use<P> {
+        let strangers = P::UNWANTED.times(least.unwanted) + P::STRANGER.times(least.strangers);
+        let [numa, sockets, llcs] = [P::NUMA, P::SOCKET, P::LLC];
+        let fewest = |kind: usize| self.fewest[kind].get(self.wanted).copied().unwrap_or_default();
+        let (numa, sockets, llcs) = (numa.times(fewest(0)), sockets.times(fewest(1)), llcs.times(fewest(2)));
+        let tight = [
+            strangers + numa + sockets + llcs + P::LLC.just_below(),
+            strangers + numa + P::NUMA.just_below(),
+        ];
+        let worth_trying = if self.tight { tight.len() } else { 0 };
+        tight.into_iter().take(worth_trying).chain([strangers + P::STRANGER.just_below()])
     }
 
     /// What may come from around a block.
@@ -95,54 +116,15 @@ impl Limits {
     }
 
     /// The least price of all groups that must still be touched when so many CPUs are taken.
-    pub(super) fn rest(&self, count: usize, around: Around) -> Price {
-        let price = |kind: usize| {
+    #[inline]
+    pub(super) fn rest<P: Price>(&self, count: usize, around: Around) -> P {
+        if !self.by_number {
+            return P::NOTHING;
+        }
+        let fewest = |kind: usize| {
             let Source { besides, together } = around.0[kind];
-            let wanted = self.wanted.saturating_sub((count + besides).max(together));
-            times(self.fewest[kind][wanted]) * PRICES[kind]
+            self.fewest[kind][self.wanted.saturating_sub((count + besides).max(together))]
         };
-        price(0) + price(1) + price(2)
+        P::NUMA.times(fewest(0)) + P::SOCKET.times(fewest(1)) + P::LLC.times(fewest(2))
     }
-}
-
-/// The fewest cores held in part by any placement, wherever it is: bounds every table before the search begins.
-pub(super) fn fewest_strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> usize {
-    let mut partly: Vec<usize> = Vec::new();
-    let mut whole: Vec<usize> = Vec::new();
-    for core in &plan.cores {
-        match core.iter().filter(|&&cpu| is_free[cpu]).count() {
-            0 => {}
-            free if free == core.len() => {
-                if whole.len() < core.len() {
-                    whole.resize(core.len(), 0);
-                }
-                whole[core.len() - 1] += 1;
-            }
-            free => partly.push(free),
-        }
-    }
-    // How many partly free cores, the fullest first, hold each count.
-    partly.sort_unstable_by(|a, b| b.cmp(a));
-    let mut of_partly = vec![0];
-    for (&free, used) in partly.iter().zip(1..) {
-        of_partly.extend(std::iter::repeat_n(used, free));
-    }
-    // The fewest strangers among entirely free cores for each count, one core size after the other.
-    let mut of_whole = vec![Some(0)];
-    for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
-        let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];
-        for (before, strangers) in of_whole.iter().enumerate().filter_map(|(count, s)| s.map(|s| (count, s)))
-        {
-            for (slot, count) in next[before..].iter_mut().zip(0..=cores * size) {
-                let strangers = strangers + usize::from(count % size > 0);
-                *slot = Some(slot.map_or(strangers, |least: usize| least.min(strangers)));
-            }
-        }
-        of_whole = next;
-    }
-    let splits = of_whole.iter().enumerate().filter_map(|(count, &strangers)| {
-        let rest = of_partly.get(wanted - count)?;
-        Some(strangers? + rest)
-    });
-    splits.min().unwrap_or(plan.ids.len())
 }

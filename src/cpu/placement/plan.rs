@@ -24,6 +24,8 @@ pub(super) struct Plan {
     pub(super) blocks: Vec<Block>,
     /// Groups that no block is exactly: their touching is part of a table's pattern.
     pub(super) crossing: Vec<Crossing>,
+    /// Whether patterns count the CPUs taken of each crossing group, instead of only telling whether there are some.
+    pub(super) counting: bool,
 }
 
 /// CPUs that no group tells apart.
@@ -58,10 +60,12 @@ pub(super) const SPANNED: [Kind; 3] = [Kind::Numa, Kind::Socket, Kind::Llc];
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crossing {
     pub(super) group: usize,
-    /// The pattern bit that says that a CPU of it is taken.
+    /// The pattern bit that says that a CPU of it is taken; where patterns count, the lowest bit of `field`.
     pub(super) touched: u64,
-    /// For a core in pieces: the bit that says that a CPU of it is not taken. Otherwise 0.
+    /// For a core in pieces: the bit that says that a CPU of it is not taken. Otherwise, and where patterns count, 0.
     pub(super) missing: u64,
+    /// All bits that are its own, without `missing`.
+    pub(super) field: u64,
 }
 
 /// A part of the machine.
@@ -82,7 +86,7 @@ pub(super) enum Shape {
 /// How a block stands among the groups, and how patterns of crossing groups go into it and out of it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Groups that contain this block and more.
+    /// Groups that contain this block and more; where patterns count, without those that these count.
     pub(super) outer: Vec<usize>,
     /// Bits that hold whenever any CPU of this block is taken, and that its patterns leave out.
     pub(super) implied: u64,
@@ -90,6 +94,8 @@ pub(super) struct Rules {
     pub(super) keep: u64,
     /// Bits that hold when no CPU of this block is taken.
     pub(super) untouched: u64,
+    /// What the pattern of a leaf is for each CPU taken, where patterns count.
+    pub(super) unit: u64,
     /// Crossing groups that are complete in this block and in neither of its parts.
     pub(super) closing: Vec<Crossing>,
     /// For each of [`SPANNED`], the groups that have CPUs in this block and outside of it.
@@ -103,23 +109,23 @@ type Place = (Option<u32>, Option<u32>, Option<u32>);
 
 impl Plan {
     /// The plan, and whether it keeps every group.
-    pub(super) fn new(topology: &Topology) -> (Self, bool) {
+    pub(super) fn new(topology: &Topology, counting: bool) -> (Self, bool) {
         let forgettable = [Kind::Llc, Kind::Socket, Kind::Numa, Kind::Core];
         for forgotten in 0..forgettable.len() {
-            if let Some(plan) = Self::without(topology, &forgettable[..forgotten]) {
+            if let Some(plan) = Self::without(topology, &forgettable[..forgotten], counting) {
                 return (plan, forgotten == 0);
             }
         }
-        (Self::without(topology, &forgettable).unwrap_or_else(Self::empty), false)
+        (Self::without(topology, &forgettable, counting).unwrap_or_else(Self::empty), false)
     }
 
     fn empty() -> Self {
         let (ids, cores, cells, groups) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { ids, cores, cells, groups, blocks: Vec::new(), crossing: Vec::new() }
+        Self { ids, cores, cells, groups, blocks: Vec::new(), crossing: Vec::new(), counting: false }
     }
 
     /// The plan that takes no notice of some kinds of groups; none if it would take too long to search.
-    fn without(topology: &Topology, forgotten: &[Kind]) -> Option<Self> {
+    fn without(topology: &Topology, forgotten: &[Kind], counting: bool) -> Option<Self> {
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
@@ -143,7 +149,7 @@ impl Plan {
         let mut groups: Vec<Group> =
             group_of.into_iter().map(|((kind, _), cpus)| Group { kind, cpus }).collect();
 
-        let mut plan = Self { ids: cpus.iter().map(|cpu| cpu.id).collect(), ..Self::empty() };
+        let mut plan = Self { ids: cpus.iter().map(|cpu| cpu.id).collect(), counting, ..Self::empty() };
         let mut whole: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
         let mut leaves: Vec<CpuSet> = Vec::new();
         let mut pieces = Vec::new();
@@ -179,14 +185,16 @@ impl Plan {
         let mut bits = 0;
         for (number, group) in groups.iter().enumerate() {
             if group.kind == Kind::Core || !sets.contains(&group_sets[number]) {
-                let width = if group.kind == Kind::Core { 2 } else { 1 };
-                if bits + width > MOST_BITS {
+                let tells_missing = group.kind == Kind::Core && !counting;
+                let width = if counting { group.cpus.len().ilog2() + 1 } else { 1 };
+                let all = width + u32::from(tells_missing);
+                if bits + all > MOST_BITS {
                     return None;
                 }
-                let missing = if group.kind == Kind::Core { 1 << (bits + 1) } else { 0 };
-                let touched = 1 << bits;
-                plan.crossing.push(Crossing { group: number, touched, missing });
-                bits += width;
+                let missing = if tells_missing { 1 << (bits + width) } else { 0 };
+                let field = (u64::MAX >> (u64::BITS - width)) << bits;
+                plan.crossing.push(Crossing { group: number, touched: 1 << bits, missing, field });
+                bits += all;
             }
         }
         for (cell, (core, _)) in plan.cells[first_piece..].iter_mut().zip(&pieces) {
@@ -214,7 +222,9 @@ impl Plan {
             }
             if members == cpus {
                 own.push(number);
-            } else if cpus.is_subset(members) {
+            } else if cpus.is_subset(members)
+                && !(self.counting && self.crossing.iter().any(|crossing| crossing.group == number))
+            {
                 rules.outer.push(number);
             }
             if let Some(kind) = SPANNED.iter().position(|&kind| kind == group.kind)
@@ -230,6 +240,9 @@ impl Plan {
             if members.is_disjoint(cpus) {
                 continue;
             }
+            if self.counting && cpus.is_subset(members) {
+                rules.unit |= crossing.touched;
+            }
             if members.is_subset(cpus) {
                 let complete = |part: usize| members.is_subset(&sets[part]);
                 if let Shape::Join(a, b) = shape
@@ -238,6 +251,8 @@ impl Plan {
                 {
                     rules.closing.push(*crossing);
                 }
+            } else if self.counting {
+                rules.keep |= crossing.field;
             } else if in_pieces {
                 rules.keep |= crossing.touched | crossing.missing;
                 rules.untouched |= crossing.missing;
@@ -252,16 +267,18 @@ impl Plan {
 
     /// About how many table steps a search takes at most.
     fn work(&self, sets: &[CpuSet]) -> f64 {
-        let mut cells = vec![0.0_f64; self.blocks.len()];
+        // How many patterns its leaves can make, as a power of two.
+        let mut leaves = vec![0.0_f64; self.blocks.len()];
         let mut total = 0.0;
         for (number, block) in self.blocks.iter().enumerate() {
             match block.shape {
-                Shape::Leaf(_) => cells[number] = 1.0,
+                Shape::Leaf(_) if self.counting => leaves[number] = (sets[number].len() as f64 + 1.0).log2(),
+                Shape::Leaf(_) => leaves[number] = 1.0,
                 Shape::Join(a, b) => {
-                    cells[number] = cells[a] + cells[b];
+                    leaves[number] = leaves[a] + leaves[b];
                     let entries = |part: usize| {
                         let open = f64::from(self.blocks[part].rules.keep.count_ones());
-                        open.min(cells[part]).exp2() * sets[part].len() as f64
+                        open.min(leaves[part]).exp2() * sets[part].len() as f64
                     };
                     total += if self.crossing.is_empty() { 0.0 } else { entries(a) * entries(b) };
                 }

@@ -4,8 +4,11 @@
 //! order survives the union with a disjoint set, so each table entry has one best set, and only entries that lie on
 //! a cheapest way are ever asked for it.
 
+use super::leaves::Class;
 use super::plan::Plan;
-use super::search::{NodeShape, Search};
+use super::price::Price;
+use super::request::Cores;
+use super::search::{Node, NodeShape, Search};
 use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
@@ -21,7 +24,7 @@ struct Sets {
     known: Vec<usize>,
 }
 
-impl Search<'_> {
+impl<P: Price> Search<'_, P> {
     /// The placement that a table entry stands for.
     pub(super) fn recover(&self, node: usize, entry: usize) -> CpuSet {
         let width = self.plan.ids.len().div_ceil(BITS);
@@ -44,12 +47,21 @@ impl Search<'_> {
         let count = self.counts[entry];
         let set = match &self.nodes[node].shape {
             NodeShape::Empty => 0,
-            NodeShape::Class { size, each, threads } => {
+            NodeShape::Class { class, threads } => {
                 let threads = &self.threads[threads.clone()];
-                if each == size {
-                    sets.of_whole_cores(threads, *size, count)
+                let Class { size, each, unwanted } = *class;
+                let wanted = each - unwanted;
+                if self.terms.cores == Cores::Single {
+                    sets.add(&threads[..count])
+                } else if self.terms.cores == Cores::Preferred && unwanted > 0 && wanted > 0 {
+                    match count.checked_sub(threads.len() / each * wanted) {
+                        None | Some(0) => sets.of_part_cores(threads, each, wanted, count),
+                        Some(extra) => sets.of_mixed_cores(threads, *class, extra),
+                    }
+                } else if each == size {
+                    sets.of_whole_cores(threads, size, count)
                 } else {
-                    sets.of_part_cores(threads, *each, count)
+                    sets.of_part_cores(threads, each, each, count)
                 }
             }
             NodeShape::Piece { threads } => {
@@ -59,10 +71,11 @@ impl Search<'_> {
             NodeShape::Join { a, b, pairs } => {
                 let (a, b) = (*a, *b);
                 let pattern = self.pattern(node, entry);
+                let shared = self.shared(self.nodes[node].shared, count);
                 let mut best = None;
                 for pair in self.pairs[pairs.clone()].iter().filter(|pair| pair.pattern == pattern) {
                     // Nothing is the right price for this pair when its charge is already too much.
-                    let Some(price) = self.costs[entry].checked_sub(pair.charge) else { continue };
+                    let Some(price) = self.costs[entry].without(pair.charge + shared) else { continue };
                     match (pair.a, pair.b) {
                         (Some(list), None) => {
                             if let Some(one) = self.at(list, count).filter(|&one| self.costs[one] == price) {
@@ -109,7 +122,11 @@ impl Search<'_> {
     }
 
     fn pattern(&self, node: usize, entry: usize) -> u64 {
-        let lists = &self.lists[self.nodes[node].lists.clone()];
+        let Node { lists, is_split, .. } = &self.nodes[node];
+        if *is_split {
+            return 0;
+        }
+        let lists = &self.lists[lists.clone()];
         lists.iter().find(|list| list.entries.contains(&entry)).map_or(0, |list| list.pattern)
     }
 
@@ -172,16 +189,44 @@ impl Sets {
         self.add(touched.iter().filter(|cpu| !left_out.contains(cpu)))
     }
 
-    /// Of partly free cores, as few as hold the count: those with the lowest first CPUs, each with its first, and the
-    /// lowest of their others.
-    fn of_part_cores(&mut self, threads: &[usize], each: usize, count: usize) -> usize {
-        let touched = count.div_ceil(each);
-        let cores = threads.chunks(each).take(touched);
+    /// Of cores that give some of their CPUs, as few as hold the count: those with the lowest first CPUs, each with its
+    /// first, and the lowest of their others. Of the CPUs of `each` core, only the first so many are `wanted`.
+    fn of_part_cores(&mut self, threads: &[usize], each: usize, wanted: usize, count: usize) -> usize {
+        let touched = count.div_ceil(wanted);
+        let cores = threads.chunks(each).take(touched).map(|core| &core[..wanted]);
         let mut others: Vec<usize> = cores.clone().flat_map(|core| &core[1..]).copied().collect();
         others.sort_unstable();
         others.truncate(count - touched);
         let firsts: Vec<usize> = cores.map(|core| core[0]).collect();
         self.add(firsts.iter().chain(&others))
+    }
+
+    /// Of cores that have both, all the wanted CPUs and so many of the unwanted ones: of these, the lowest with which as
+    /// many cores are complete as can be. Where cores can't be complete, simply the lowest.
+    fn of_mixed_cores(&mut self, threads: &[usize], class: Class, extra: usize) -> usize {
+        let wanted = class.each - class.unwanted;
+        let cores = || threads.chunks(class.each);
+        let complete = if class.each == class.size { extra / class.unwanted } else { 0 };
+        let numbered = cores().enumerate();
+        let mut unwanted: Vec<(usize, usize)> =
+            numbered.flat_map(|(core, cpus)| cpus[wanted..].iter().map(move |&cpu| (cpu, core))).collect();
+        unwanted.sort_unstable();
+        let mut missing = vec![class.unwanted; cores().len()];
+        let mut taken = Vec::with_capacity(extra);
+        for (cpu, core) in unwanted {
+            if taken.len() == extra {
+                break;
+            }
+            missing[core] -= 1;
+            let mut fullest = missing.clone();
+            fullest.sort_unstable();
+            if taken.len() + 1 + fullest[..complete].iter().sum::<usize>() <= extra {
+                taken.push(cpu);
+            } else {
+                missing[core] += 1;
+            }
+        }
+        self.add(cores().flat_map(|core| &core[..wanted]).chain(&taken))
     }
 
     fn cpus(&self, plan: &Plan, set: usize) -> CpuSet {

@@ -2,55 +2,63 @@
 
 use std::ops::Range;
 
-use super::limits::{Around, Limits, fewest_strangers};
-use super::plan::{Cell, Kind, Plan, Rules, Shape};
-use super::price::{
-    FREE_CORE, FREE_LLC, FREE_NUMA, LEFT_IN_LLC, LEFT_IN_NUMA, LLC, NEVER, NUMA, Price, SOCKET, STRANGER,
-    times,
-};
+use super::fewest::Least;
+use super::leaves::Class;
+use super::limits::{Around, Limits};
+use super::plan::{Cell, Crossing, Group, Kind, Plan, Rules, SPANNED, Shape};
+use super::price::Price;
+use super::request::{Cores, Order, Terms};
 use crate::cpu::CpuSet;
 
 /// One decision under way.
 #[derive(Debug)]
-pub(super) struct Search<'a> {
+pub(super) struct Search<'a, P> {
     pub(super) plan: &'a Plan,
+    pub(super) terms: Terms<'a>,
     pub(super) wanted: usize,
     total_free: usize,
-    /// For each group of the plan, what touching it costs, and what it can give.
-    prices: Vec<Price>,
+    /// For each group of the plan, what touching it costs.
+    prices: Vec<P>,
+    /// Where a request is spread: for each group of the plan, how many free CPUs it has less than the one of its kind that
+    /// has the most.
+    behind: Vec<usize>,
     limits: Limits,
     /// No best placement costs more than this.
-    bound: Price,
+    bound: P,
     /// For each block of the plan, its part in the joins above it.
     parts: Vec<Part>,
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node<'a, P>>,
     pub(super) lists: Vec<List>,
     /// How the lists of two nodes go together, for every join.
-    pub(super) pairs: Vec<Pair>,
+    pub(super) pairs: Vec<Pair<P>>,
     /// Counts of CPUs, ascending within each list, and beside each the least price of taking that many.
     pub(super) counts: Vec<usize>,
-    pub(super) costs: Vec<Price>,
-    /// The free CPUs of cores, core by core, for classes and pieces.
+    pub(super) costs: Vec<P>,
+    /// The CPUs that cores give, core by core, for classes and pieces.
     pub(super) threads: Vec<usize>,
     /// Where a join adds up, before it is packed into lists.
-    rows: Vec<Price>,
+    rows: Vec<P>,
 }
 
 /// CPUs that have tables together: a class of cores, a piece of a core, or two other nodes.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct Node<'a, P> {
     pub(super) shape: NodeShape,
+    /// The groups that are exactly this node and whose price depends on how many CPUs are taken.
+    pub(super) shared: &'a [usize],
     free: usize,
     pub(super) lists: Range<usize>,
-    cheapest: Price,
+    /// Whether the patterns of these were put in after the node was made.
+    pub(super) is_split: bool,
+    cheapest: P,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum NodeShape {
     /// Nothing is free here.
     Empty,
-    /// Cores with the same number of CPUs and of free CPUs; the cores by their lowest free CPU.
-    Class { size: usize, each: usize, threads: Range<usize> },
+    /// Alike cores, by the first CPU that each gives.
+    Class { class: Class, threads: Range<usize> },
     /// A piece of a core.
     Piece { threads: Range<usize> },
     /// Two other nodes, and how their lists go together.
@@ -59,17 +67,30 @@ pub(super) enum NodeShape {
 
 /// A node and the rules of the block that it stands for.
 #[derive(Debug, Clone, Copy)]
-struct Part {
-    node: usize,
-    implied: u64,
-    untouched: u64,
+pub(super) struct Part {
+    pub(super) node: usize,
+    pub(super) implied: u64,
+    pub(super) untouched: u64,
+}
+
+/// The price of the groups that are exactly a node.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Own<'a, P> {
+    /// Whatever is taken.
+    fixed: P,
+    /// The groups whose price depends on how many CPUs are taken.
+    pub(super) shared: &'a [usize],
 }
 
 /// What is around a node, in the rest of the machine.
 #[derive(Debug, Clone, Copy)]
-struct Outer {
+pub(super) struct Outer<'a, P> {
     /// The price of the groups that contain the node and more.
-    price: Price,
+    price: P,
+    /// The same for groups whose price depends on how many CPUs are taken.
+    shared: [&'a [usize]; 2],
+    /// In a leaf: what will be its pattern for each CPU taken.
+    unit: u64,
     /// What may come from groups touched already.
     around: Around,
 }
@@ -83,27 +104,33 @@ pub(super) struct List {
 
 /// A list of one node, or nothing taken there, with a list of the other: what the join's pattern is, and what it adds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pair {
+pub(super) struct Pair<P> {
     pub(super) a: Option<usize>,
     pub(super) b: Option<usize>,
     pub(super) pattern: u64,
-    pub(super) charge: Price,
+    pub(super) charge: P,
+}
+
+// === impl Own ===
+
+impl<P: Price> Own<'_, P> {
+    pub(super) const NOTHING: Self = Self { fixed: P::NOTHING, shared: &[] };
 }
 
 // === impl Search ===
 
-impl<'a> Search<'a> {
-    /// `is_free` tells for each CPU of the plan; at least `wanted` must be free.
-    pub(super) fn new(plan: &'a Plan, is_free: &[bool], wanted: usize) -> Self {
-        let strangers = fewest_strangers(plan, is_free, wanted);
-        let limits = Limits::new(plan, is_free, wanted, strangers);
+impl<'a, P: Price> Search<'a, P> {
+    /// `least` is what every placement that meets the terms has at least, and some has.
+    pub(super) fn new(plan: &'a Plan, terms: Terms<'a>, least: Least) -> Self {
         let mut search = Self {
             plan,
-            wanted,
-            total_free: is_free.iter().filter(|&&free| free).count(),
-            prices: prices(plan, is_free),
-            limits,
-            bound: NEVER,
+            terms,
+            wanted: terms.wanted,
+            total_free: given(plan, &terms),
+            prices: prices(plan, &terms),
+            behind: if terms.order == Order::Spread { behind(plan, terms.free) } else { Vec::new() },
+            limits: Limits::new(plan, &terms, least),
+            bound: P::NEVER,
             parts: Vec::with_capacity(plan.blocks.len()),
             nodes: Vec::with_capacity(plan.blocks.len() + 1),
             lists: Vec::new(),
@@ -113,10 +140,10 @@ impl<'a> Search<'a> {
             threads: Vec::with_capacity(plan.ids.len()),
             rows: Vec::new(),
         };
-        if wanted > 0 {
-            for bound in search.limits.bounds(strangers) {
+        if terms.wanted > 0 {
+            for bound in search.limits.bounds(least) {
                 search.bound = bound;
-                search.fill(is_free);
+                search.fill();
                 if search.root().is_some() {
                     break;
                 }
@@ -125,11 +152,11 @@ impl<'a> Search<'a> {
         search
     }
 
-    /// The best placement.
-    pub(super) fn run(self) -> CpuSet {
+    /// The best placement and its price; no CPUs and more than any price if there is none.
+    pub(super) fn run(self) -> (P, CpuSet) {
         match self.root() {
-            Some((node, entry)) => self.recover(node, entry),
-            None => CpuSet::new(),
+            Some((node, entry)) => (self.costs[entry], self.recover(node, entry)),
+            None => (P::NEVER, CpuSet::new()),
         }
     }
 
@@ -140,7 +167,7 @@ impl<'a> Search<'a> {
         Some((node, self.lists[list].entries.start))
     }
 
-    fn fill(&mut self, is_free: &[bool]) {
+    fn fill(&mut self) {
         let plan = self.plan;
         self.parts.clear();
         self.nodes.clear();
@@ -149,129 +176,64 @@ impl<'a> Search<'a> {
         self.counts.clear();
         self.costs.clear();
         self.threads.clear();
-        self.nodes.push(Node { shape: NodeShape::Empty, free: 0, lists: 0..0, cheapest: NEVER });
+        let shape = NodeShape::Empty;
+        let is_split = false;
+        self.nodes.push(Node { shape, shared: &[], free: 0, lists: 0..0, is_split, cheapest: P::TOO_MUCH });
+        let spread = self.terms.order == Order::Spread;
         for block in &plan.blocks {
-            let own = block.own.iter().map(|&group| self.prices[group]).sum();
-            let outer = Outer {
-                price: block.rules.outer.iter().map(|&group| self.prices[group]).sum(),
-                around: self.limits.around(&block.rules),
+            let sum = |groups: &[usize]| groups.iter().map(|&group| self.prices[group]).sum();
+            let around = self.limits.around(&block.rules);
+            let unit = block.rules.unit;
+            let (own, outer) = if spread {
+                let own = Own { fixed: P::NOTHING, shared: &block.own[..] };
+                (own, Outer { price: P::NOTHING, shared: [&block.rules.outer, &[]], unit, around })
+            } else {
+                let own = Own { fixed: sum(&block.own), shared: &[][..] };
+                (own, Outer { price: sum(&block.rules.outer), shared: [&[], &[]], unit, around })
             };
             let node = match block.shape {
                 Shape::Leaf(cell) => match &plan.cells[cell] {
                     Cell::Cores(cores) => {
                         // Seen from a part of the cell, the rest may come from the cell, too.
                         let around = self.limits.around_part(&block.rules, &block.own);
-                        let inner = Outer { price: own + outer.price, around };
-                        self.cores(cores, is_free, own, outer, inner)
+                        let shared = [outer.shared[0], own.shared];
+                        let inner = Outer { price: own.fixed + outer.price, shared, unit, around };
+                        self.cores(cores, own, outer, inner)
                     }
-                    Cell::Piece { cpus, touched, missing } => {
-                        self.piece(cpus, is_free, (*touched, *missing), own, outer)
-                    }
+                    piece @ Cell::Piece { .. } => self.piece(piece, own, outer),
                 },
                 Shape::Join(a, b) => {
                     let (a, b) = (self.parts[a], self.parts[b]);
-                    self.join(a, b, &block.rules, own, outer)
+                    self.join(a, b, &block.rules, own, Outer { unit: 0, ..outer })
                 }
             };
+            if unit != 0 && matches!(block.shape, Shape::Leaf(_)) {
+                self.split(node, unit);
+            }
             self.parts.push(Part { node, implied: block.rules.implied, untouched: block.rules.untouched });
         }
     }
 
-    /// The node of a cell of whole cores: its classes, joined.
-    fn cores(&mut self, cores: &[usize], is_free: &[bool], own: Price, outer: Outer, inner: Outer) -> usize {
-        let mut classes: Vec<(usize, usize, usize)> = Vec::with_capacity(cores.len());
-        for &core in cores {
-            let cpus = &self.plan.cores[core];
-            let each = cpus.iter().filter(|&&cpu| is_free[cpu]).count();
-            if each > 0 {
-                classes.push((cpus.len(), each, core));
-            }
-        }
-        classes.sort_by_key(|&(size, each, core)| {
-            (size, each, self.plan.cores[core].iter().find(|&&cpu| is_free[cpu]).copied())
-        });
-        let mut chunks = classes.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)).peekable();
-        let mut node = 0;
-        while let Some(chunk) = chunks.next() {
-            let last = chunks.peek().is_none();
-            let (own, outer) = if last { (own, outer) } else { (0, inner) };
-            let start = self.threads.len();
-            for &(_, _, core) in chunk {
-                self.threads.extend(self.plan.cores[core].iter().filter(|&&cpu| is_free[cpu]));
-            }
-            let (size, each, _) = chunk[0];
-            let alone = node == 0;
-            let (class_own, class_outer) = if alone { (own, outer) } else { (0, inner) };
-            let class = self.class(size, each, start..self.threads.len(), class_own, class_outer);
-            node = if alone {
-                class
-            } else {
-                let plain = |node| Part { node, implied: 0, untouched: 0 };
-                self.join(plain(node), plain(class), &Rules::default(), own, outer)
-            };
-        }
-        node
-    }
-
-    /// The node of alike cores. The least price is known without a search: whole cores and at most one part, or as
-    /// few of the partly free cores as hold enough.
-    fn class(&mut self, size: usize, each: usize, threads: Range<usize>, own: Price, outer: Outer) -> usize {
-        let free = threads.len();
-        let low = self.least(free);
-        let start = self.counts.len();
-        for count in low..=free.min(self.wanted) {
-            let touched = count.div_ceil(each);
-            let price = if each < size {
-                times(touched) * STRANGER
-            } else {
-                times(touched) * FREE_CORE + if count.is_multiple_of(size) { 0 } else { STRANGER }
-            };
-            self.enter(count, price + own, 0, outer);
-        }
-        let first = self.lists.len();
-        self.close_list(0, start);
-        self.node(NodeShape::Class { size, each, threads }, free, first)
-    }
-
-    /// The node of a piece of a core, whose pattern says whether some CPU of it is taken, and some not.
-    fn piece(
-        &mut self,
-        cpus: &[usize],
-        is_free: &[bool],
-        (touched, missing): (u64, u64),
-        own: Price,
-        outer: Outer,
-    ) -> usize {
-        let from = self.threads.len();
-        self.threads.extend(cpus.iter().filter(|&&cpu| is_free[cpu]));
-        let threads = from..self.threads.len();
-        let free = threads.len();
-        let (low, high) = (self.least(free), free.min(self.wanted));
-        let first = self.lists.len();
-        for (counts, pattern) in
-            [(low..(high + 1).min(cpus.len()), touched | missing), (low.max(cpus.len())..high + 1, touched)]
-        {
-            let start = self.counts.len();
-            for count in counts {
-                self.enter(count, own, pattern, outer);
-            }
-            self.close_list(pattern, start);
-        }
-        self.node(NodeShape::Piece { threads }, free, first)
-    }
-
     /// The node of two disjoint ones.
-    fn join(&mut self, a: Part, b: Part, rules: &Rules, own: Price, outer: Outer) -> usize {
+    pub(super) fn join(
+        &mut self,
+        a: Part,
+        b: Part,
+        rules: &Rules,
+        own: Own<'a, P>,
+        outer: Outer<'a, P>,
+    ) -> usize {
         let (free_a, free_b) = (self.nodes[a.node].free, self.nodes[b.node].free);
         let free = free_a + free_b;
         if free == 0 {
             return 0;
         }
         // With nothing free on one side and nothing to add, the other side's tables will do.
-        if self.plan.crossing.is_empty() && own == 0 && (free_a == 0 || free_b == 0) {
+        let adds = own.fixed != P::NOTHING || !own.shared.is_empty();
+        if self.plan.crossing.is_empty() && !adds && (free_a == 0 || free_b == 0) {
             return if free_a == 0 { b.node } else { a.node };
         }
-        let pairs = self.pair(a, b, rules, own);
+        let pairs = self.pair(a, b, rules, own.fixed);
         let mut patterns: Vec<u64> = self.pairs[pairs.clone()].iter().map(|pair| pair.pattern).collect();
         patterns.sort_unstable();
         patterns.dedup();
@@ -279,7 +241,7 @@ impl<'a> Search<'a> {
         let (low, high) = (self.least(free), free.min(self.wanted));
         let width = (high + 1).saturating_sub(low);
         self.rows.clear();
-        self.rows.resize(patterns.len() * width, NEVER);
+        self.rows.resize(patterns.len() * width, P::NEVER);
         let mut rows = std::mem::take(&mut self.rows);
         if width > 0 {
             for pair in &self.pairs[pairs.clone()] {
@@ -292,18 +254,18 @@ impl<'a> Search<'a> {
         for (slot, &pattern) in patterns.iter().enumerate() {
             let start = self.counts.len();
             for (count, &price) in (low..).zip(&rows[slot * width..(slot + 1) * width]) {
-                if price != NEVER {
-                    self.enter(count, price, pattern, outer);
+                if price != P::NEVER {
+                    self.enter(count, price + self.shared(own.shared, count), pattern, outer);
                 }
             }
             self.close_list(pattern, start);
         }
         self.rows = rows;
-        self.node(NodeShape::Join { a: a.node, b: b.node, pairs }, free, first)
+        self.node(NodeShape::Join { a: a.node, b: b.node, pairs }, own.shared, free, first)
     }
 
     /// All ways for lists of two nodes to go together.
-    fn pair(&mut self, a: Part, b: Part, rules: &Rules, own: Price) -> Range<usize> {
+    fn pair(&mut self, a: Part, b: Part, rules: &Rules, own: P) -> Range<usize> {
         let mut pairs = std::mem::take(&mut self.pairs);
         let start = pairs.len();
         let this = &*self;
@@ -317,30 +279,76 @@ impl<'a> Search<'a> {
                 if list_a.is_none() && list_b.is_none() {
                     continue;
                 }
-                let pattern = pattern_a | pattern_b;
-                let charge: Price = rules.closing.iter().map(|group| this.charge(*group, pattern)).sum();
-                pairs.push(Pair {
-                    a: list_a,
-                    b: list_b,
-                    pattern: pattern & rules.keep,
-                    charge: charge + own,
-                });
+                let Some(pattern) = this.both(pattern_a, pattern_b) else { continue };
+                let charge: Option<P> = rules.closing.iter().map(|group| this.charge(*group, pattern)).sum();
+                if let Some(charge) = charge {
+                    let pattern = pattern & rules.keep;
+                    pairs.push(Pair { a: list_a, b: list_b, pattern, charge: charge + own });
+                }
             }
         }
         self.pairs = pairs;
         start..self.pairs.len()
     }
 
-    /// What a crossing group costs under a pattern in which nothing more will be taken.
-    fn charge(&self, group: super::plan::Crossing, pattern: u64) -> Price {
-        if pattern & group.touched == 0 {
-            return 0;
+    /// The pattern of two disjoint nodes together; none if the terms forbid it.
+    fn both(&self, a: u64, b: u64) -> Option<u64> {
+        if self.plan.counting {
+            return Some(a + b);
         }
-        self.prices[group.group] + if pattern & group.missing != 0 { STRANGER } else { 0 }
+        let twice = |group: &Crossing| group.missing != 0 && a & b & group.touched != 0;
+        if self.terms.cores == Cores::Single && self.plan.crossing.iter().any(twice) {
+            return None;
+        }
+        Some(a | b)
+    }
+
+    /// What a crossing group costs under a pattern in which nothing more will be taken; none if the terms forbid it.
+    fn charge(&self, crossing: Crossing, pattern: u64) -> Option<P> {
+        let Crossing { group, touched, missing, field } = crossing;
+        if pattern & field == 0 {
+            return Some(P::NOTHING);
+        }
+        let Group { kind, cpus } = &self.plan.groups[group];
+        let count = usize::try_from((pattern & field) >> touched.trailing_zeros()).unwrap_or(usize::MAX);
+        if self.plan.counting && *kind != Kind::Core {
+            return Some(self.shared(&[group], count));
+        }
+        let in_part = if self.plan.counting { count < cpus.len() } else { pattern & missing != 0 };
+        match self.terms.cores {
+            Cores::Preferred if in_part => Some(self.prices[group] + P::STRANGER),
+            Cores::Whole if in_part && *kind == Kind::Core => None,
+            Cores::Single if self.plan.counting && count > 1 => None,
+            _ => Some(self.prices[group]),
+        }
+    }
+
+    /// What groups cost whose price depends on how many CPUs are taken.
+    #[inline]
+    pub(super) fn shared(&self, groups: &[usize], count: usize) -> P {
+        if !P::HAS_WISHES {
+            return P::NOTHING;
+        }
+        let price = |&group: &usize| {
+            let (square, behind) = (count * count, count * self.behind[group]);
+            match self.plan.groups[group].kind {
+                Kind::Numa => P::NUMA.times(square) + P::LEFT_IN_NUMA.times(behind),
+                Kind::Socket => P::SOCKET.times(square),
+                Kind::Llc => P::LLC.times(square) + P::LEFT_IN_LLC.times(behind),
+                Kind::Core => P::NOTHING,
+            }
+        };
+        groups.iter().map(price).sum()
+    }
+
+    /// What the groups that are exactly a node cost when so many CPUs are taken.
+    #[inline]
+    pub(super) fn whole(&self, own: Own<'_, P>, count: usize) -> P {
+        own.fixed + self.shared(own.shared, count)
     }
 
     /// Lowers a row, which begins at `low` CPUs, to what a pair of lists can do.
-    fn add_up(&self, a: usize, b: usize, pair: Pair, outer: Price, low: usize, row: &mut [Price]) {
+    fn add_up(&self, a: usize, b: usize, pair: Pair<P>, outer: P, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
             (Some(list_a), Some(list_b)) => {
@@ -376,56 +384,112 @@ impl<'a> Search<'a> {
     }
 
     /// The fewest CPUs that a node must give, at least one: the rest must come from elsewhere.
-    fn least(&self, free: usize) -> usize {
+    pub(super) fn least(&self, free: usize) -> usize {
         self.wanted.saturating_sub(self.total_free - free).max(1)
     }
 
     /// Adds a table entry, unless no best placement can contain it. `outer` is what the groups around cost.
-    fn enter(&mut self, count: usize, price: Price, pattern: u64, outer: Outer) {
-        if price + outer.price + self.limits.rest(count, outer.around) > self.bound {
+    pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: Outer<'_, P>) {
+        let [groups, more] = outer.shared;
+        let with_outer = price + outer.price + self.shared(groups, count) + self.shared(more, count);
+        if with_outer + self.limits.rest(count, outer.around) > self.bound {
             return;
         }
         self.counts.push(count);
         self.costs.push(price);
         if count == self.wanted {
-            let open: Price = self.plan.crossing.iter().map(|group| self.rest_charge(*group, pattern)).sum();
-            self.bound = self.bound.min(price + outer.price + open);
+            let leaf = P::HAS_WISHES && outer.unit != 0;
+            let pattern = if leaf { outer.unit * count as u64 } else { pattern };
+            let open: Option<P> =
+                self.plan.crossing.iter().map(|group| self.rest_charge(*group, pattern)).sum();
+            if let Some(open) = open {
+                self.bound = self.bound.min(with_outer + open);
+            }
         }
     }
 
     /// Like [`Self::charge`] where all the rest of the machine stays untouched: then a core in pieces is held in part,
     /// if it is held.
-    fn rest_charge(&self, group: super::plan::Crossing, pattern: u64) -> Price {
+    fn rest_charge(&self, group: Crossing, pattern: u64) -> Option<P> {
         self.charge(group, if group.missing == 0 { pattern } else { pattern | group.missing })
     }
 
-    fn close_list(&mut self, pattern: u64, start: usize) {
+    /// Gives each entry of a leaf the pattern that counts it.
+    fn split(&mut self, node: usize, unit: u64) {
+        let first = self.lists.len();
+        for list in self.nodes[node].lists.clone() {
+            for entry in self.lists[list].entries.clone() {
+                let pattern = unit * self.counts[entry] as u64;
+                self.lists.push(List { pattern, entries: entry..entry + 1 });
+            }
+        }
+        self.nodes[node].lists = first..self.lists.len();
+        self.nodes[node].is_split = true;
+    }
+
+    pub(super) fn close_list(&mut self, pattern: u64, start: usize) {
         if start < self.counts.len() {
             self.lists.push(List { pattern, entries: start..self.counts.len() });
         }
     }
 
-    fn node(&mut self, shape: NodeShape, free: usize, first_list: usize) -> usize {
+    pub(super) fn node(
+        &mut self,
+        shape: NodeShape,
+        shared: &'a [usize],
+        free: usize,
+        first_list: usize,
+    ) -> usize {
         let lists = first_list..self.lists.len();
         let entries = self.lists[lists.clone()].iter().flat_map(|list| &self.costs[list.entries.clone()]);
-        // Halved, so that two of them can be added.
-        let cheapest = entries.min().copied().unwrap_or(NEVER >> 2);
-        self.nodes.push(Node { shape, free, lists, cheapest });
+        let cheapest = entries.min().copied().unwrap_or(P::TOO_MUCH);
+        self.nodes.push(Node { shape, shared, free, lists, is_split: false, cheapest });
         self.nodes.len() - 1
     }
 }
 
+/// How many CPUs all leaves give together.
+fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
+    if terms.cores != Cores::Single {
+        return terms.open.iter().filter(|&&open| open).count();
+    }
+    let gives = |cpus: &[usize]| terms.lowest(cpus).is_some();
+    let of_cell = |cell: &Cell| match cell {
+        Cell::Cores(cores) => cores.iter().filter(|&&core| gives(&plan.cores[core])).count(),
+        Cell::Piece { cpus, .. } => usize::from(gives(cpus)),
+    };
+    plan.cells.iter().map(of_cell).sum()
+}
+
 /// What touching each group costs.
-fn prices(plan: &Plan, is_free: &[bool]) -> Vec<Price> {
-    let price = |group: &super::plan::Group| {
-        let free = group.cpus.iter().filter(|&&cpu| is_free[cpu]).count();
-        let if_entirely_free = |price| if free == group.cpus.len() { price } else { 0 };
+fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
+    let price = |group: &Group| {
+        let free = group.cpus.iter().filter(|&&cpu| terms.free[cpu]).count();
+        let if_entirely_free = |price| if free == group.cpus.len() { price } else { P::NOTHING };
         match group.kind {
-            Kind::Numa => NUMA + if_entirely_free(FREE_NUMA) + times(free) * LEFT_IN_NUMA,
-            Kind::Socket => SOCKET,
-            Kind::Llc => LLC + if_entirely_free(FREE_LLC) + times(free) * LEFT_IN_LLC,
-            Kind::Core => if_entirely_free(FREE_CORE),
+            Kind::Numa => P::NUMA + if_entirely_free(P::FREE_NUMA) + P::LEFT_IN_NUMA.times(free),
+            Kind::Socket => P::SOCKET,
+            Kind::Llc => P::LLC + if_entirely_free(P::FREE_LLC) + P::LEFT_IN_LLC.times(free),
+            Kind::Core if terms.cores == Cores::Single => P::FREE_CORE.times(free.saturating_sub(1)),
+            Kind::Core => if_entirely_free(P::FREE_CORE),
         }
     };
     plan.groups.iter().map(price).collect()
+}
+
+/// For each group, how many free CPUs it has less than the one of its kind that has the most. Where two ways to take CPUs
+/// have the same sum of squares, the one with the lower sum of these over its CPUs is the one whose remains have the lower
+/// sum of squares.
+fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
+    let free: Vec<usize> =
+        plan.groups.iter().map(|group| group.cpus.iter().filter(|&&cpu| is_free[cpu]).count()).collect();
+    let most = |kind| {
+        let of_kind = plan.groups.iter().zip(&free).filter(|(group, _)| group.kind == kind);
+        of_kind.map(|(_, &free)| free).max().unwrap_or_default()
+    };
+    let most = SPANNED.map(|kind| (kind, most(kind)));
+    let behind = |(group, free): (&Group, &usize)| {
+        most.iter().find(|(kind, _)| *kind == group.kind).map_or(0, |(_, most)| most - free)
+    };
+    plan.groups.iter().zip(&free).map(behind).collect()
 }

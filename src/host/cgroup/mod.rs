@@ -4,8 +4,13 @@
 //! On cgroup v1 the same path is looked up in each controller's hierarchy.
 
 mod layout;
+mod memory;
+mod note;
+mod partition;
 mod quota;
+mod systemd;
 mod tree;
+mod usage;
 
 use std::fs;
 use std::io;
@@ -17,8 +22,12 @@ use serde::Serialize;
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
+pub use memory::Memory;
+pub use partition::{Above, Kind, PARTITION, Partition, Surroundings};
 pub use quota::{Quota, QuotaError, lifted};
+pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
+pub use usage::Usage;
 
 /// The extended attribute that holds a mark: the kernel keeps it with the cgroup and drops it with the cgroup.
 const MARK: &str = "trusted.pinfold";
@@ -41,6 +50,8 @@ pub struct Cgroups {
     cpuset: PathBuf,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    /// Whether systemd owns slices and scopes, so that their CPUs are set through it.
+    pub systemd: bool,
     /// Other hierarchies in which a container has a cgroup of its own when we make one.
     others: Vec<PathBuf>,
 }
@@ -71,6 +82,17 @@ pub enum CgroupError {
     /// The quota.
     #[error(transparent)]
     Quota(#[from] QuotaError),
+    /// A unit of systemd.
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
+    /// A partition was asked for, and the kernel took the write and did nothing.
+    #[error("the kernel makes no partition: {} says {says:?}", path.display())]
+    Partition {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        says: String,
+    },
     /// A directory could not be made, listed or removed, or an attribute not be set.
     #[error("can't {operation} cgroup {}", path.display())]
     Directory {
@@ -105,6 +127,10 @@ pub struct Cpuset {
     pub cpus: CpuSet,
     /// What is in force.
     pub effective: CpuSet,
+    /// What it may hold as exclusive (`cpuset.cpus.exclusive`); empty where nothing was written.
+    pub exclusive: CpuSet,
+    /// Whether it is a partition.
+    pub partition: Partition,
 }
 
 // === impl Cgroups ===
@@ -122,7 +148,7 @@ impl Cgroups {
         if v1.join("cpuset.cpus").exists() {
             let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
             let others = others.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).collect();
-            return Ok(Self { version: Version::V1, cpuset: v1, cpu, cpuacct, others });
+            return Ok(Self { version: Version::V1, cpuset: v1, cpu, cpuacct, systemd: false, others });
         }
         for v2 in [root.to_owned(), root.join("unified")] {
             let controllers = file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
@@ -131,10 +157,18 @@ impl Cgroups {
                 let both = controllers.split_whitespace().any(|name| name == "cpu");
                 let cpu = if both { Some(v2.clone()) } else { cpu };
                 let cpuacct = if both { Some(v2.clone()) } else { cpuacct };
-                return Ok(Self { version: Version::V2, cpuset: v2, cpu, cpuacct, others: Vec::new() });
+                let (systemd, others) = (false, Vec::new());
+                return Ok(Self { version: Version::V2, cpuset: v2, cpu, cpuacct, systemd, others });
             }
         }
         Err(CgroupError::NoCpuset { root: root.to_owned() })
+    }
+
+    /// Notes whether systemd runs on the node whose `/run` is at `run`.
+    ///
+    /// Only on cgroup v2: there it has a property for CPUs. On v1 it leaves cpusets alone.
+    pub fn heed_systemd(&mut self, run: &Path) {
+        self.systemd = self.version == Version::V2 && systemd::runs(run);
     }
 
     /// The mount point of the hierarchy with the cpuset controller.
@@ -155,10 +189,11 @@ impl Cgroups {
             Some(text) => parse(&dir.join(effective), &text)?,
             None => cpus.clone(),
         };
-        Ok(Cpuset { cpus, effective })
+        let (exclusive, partition) = (self.exclusive(path)?, self.partition(path)?);
+        Ok(Cpuset { cpus, effective, exclusive, partition })
     }
 
-    /// Writes the CPUs of a cgroup, and makes way in the cgroups below it where the kernel wants that.
+    /// Sets the CPUs of a cgroup (through systemd where it owns the cgroup), and makes way in the cgroups below it where the kernel wants that.
     ///
     /// On v1 a cgroup's set must hold its children's: a container that has made cgroups of its own is narrowed from below.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
@@ -175,6 +210,11 @@ impl Cgroups {
                     ignore_gone(self.set_cpus(&path, narrowed))?;
                 }
             }
+        }
+        if let Some(unit) = systemd::unit(path).filter(|_| self.systemd) {
+            // One that is gone is no unit any more, and systemd would say nothing.
+            file::read(&file)?;
+            return Ok(systemd::set(unit, systemd::Property::Cpus, cpus, &file)?);
         }
         Ok(file::write(&file, &cpus.to_string())?)
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::layout::{self, Entry};
-use super::{CgroupError, Cgroups, Cpuset, Quota, Version, directories, file, ignore_gone};
+use super::{CgroupError, Cgroups, Cpuset, Memory, Quota, Version, directories, file, ignore_gone};
 use crate::cpu::CpuSet;
 
 /// A pod's cgroup as it is now.
@@ -39,6 +39,8 @@ pub struct ContainerCgroup {
     pub mark: Option<String>,
     /// Whether it holds a process.
     pub populated: bool,
+    /// Its memory.
+    pub memory: Memory,
 }
 
 impl Cgroups {
@@ -84,6 +86,7 @@ impl Cgroups {
             quota: self.quota(&path)?,
             mark: self.mark(&path)?,
             populated: !self.processes(&path)?.is_empty(),
+            memory: self.memory(&path)?,
             id: id.to_owned(),
             path,
         })
@@ -104,8 +107,12 @@ impl Cgroups {
             Version::V1 => {
                 // A new v1 cpuset is empty, and an empty one takes no process.
                 for name in ["cpuset.mems", "cpuset.cpus"] {
-                    let given = file::read(&self.root().join(parent).join(name))?;
-                    file::write(&self.root().join(path).join(name), &given)?;
+                    let copy = || {
+                        let given = file::read(&self.root().join(parent).join(name))?;
+                        file::write(&self.root().join(path).join(name), &given)
+                    };
+                    // Somebody may narrow the parent between the two.
+                    copy().or_else(|_| copy())?;
                 }
             }
             Version::V2 => {

@@ -57,6 +57,9 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
             placer: &placer,
             reserved: &reserved,
             policy: &policy,
+            wishes: &Wishes::default(),
+            devices: &BTreeMap::new(),
+            moves: 0,
             pods,
             here: Some(&here),
         },
@@ -106,9 +109,12 @@ fn a_stranger_keeps_its_claim() {
 fn a_claim_that_is_owed_no_more_is_dropped() {
     let mut shared = app("a", 6);
     shared.annotations.insert(pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
-    let decisions = decided(&[shared, app("b", 8)], &ledger(&[("a", "main", "8-13")]));
-    assert_eq!(cpus(&decisions), ["shared", "8-15"]);
+    let pods = [shared, app("b", 10)];
+    let decisions = decided(&pods, &ledger(&[("a", "main", "8-13")]));
     assert!(!decisions.desired.claims.contains_key("a"));
+    // Its CPUs are another's only once they are nobody's.
+    assert_eq!(cpus(&decisions), ["shared", "shared"]);
+    assert_eq!(cpus(&decided(&pods, &Ledger::default()))[1].parse::<CpuSet>().unwrap().len(), 10);
 }
 
 #[test]
@@ -169,4 +175,59 @@ fn a_pod_that_is_not_here_yet_takes_nothing() {
     let decisions = decided(&[app("later", 8), app("a", 8)], &Ledger::default());
     assert_eq!(cpus(&decisions), ["shared", "8-15"]);
     assert!(decisions.containers[0].note.as_deref().unwrap().contains("when its cgroup is there"));
+}
+
+/// Two NUMA nodes have 6 and 4 free CPUs, others the rest.
+fn fewest(containers: &[(&str, ContainerKind, u64)], more: &[(&str, &str, &str)]) -> Decisions {
+    let mut pod = pod("a", containers);
+    pod.annotations.insert("pinfold.io/numa".to_owned(), "fewest".to_owned());
+    decided(&[pod], &ledger(&[&[("gone", "main", "8-11")], more].concat()))
+}
+
+#[test]
+fn who_wants_the_fewest_numa_nodes_shares_rather_than_being_split() {
+    let one = |cpus: u64| fewest(&[("main", ContainerKind::App, cpus * 1000)], &[]);
+    assert_eq!(cpus(&one(6)), ["2-7"]);
+    let refused = one(7);
+    assert_eq!(cpus(&refused), ["shared"]);
+    let note = "stays in the shared pool: 7 CPUs need 1 NUMA node, \
+                and no NUMA node has more than 6 free CPUs: 6 on 0, 4 on 1";
+    assert_eq!(refused.containers[0].note.as_deref(), Some(note));
+    assert_eq!(cpus(&one(10)), ["2-7,12-15"], "nobody has 10 CPUs on one NUMA node");
+    // Without the wish it is split.
+    assert_eq!(cpus(&decided(&[app("a", 7)], &ledger(&[("gone", "main", "8-11")]))), ["2-7,12"]);
+}
+
+#[test]
+fn growth_counts_with_what_is_there() {
+    let grown = |to: u64| fewest(&[("main", ContainerKind::App, to * 1000)], &[("a", "main", "4-7")]);
+    assert_eq!(cpus(&grown(6)), ["2-7"]);
+    let refused = grown(8);
+    assert_eq!(cpus(&refused), ["4-7"]);
+    let note = refused.containers[0].note.as_deref().unwrap();
+    assert!(note.starts_with("keeps the 4 CPUs that it has") && note.contains("more than 2 free"), "{note}");
+    assert_eq!(cpus(&grown(9))[0].parse::<CpuSet>().unwrap().len(), 9, "nobody has 9 on one NUMA node");
+    assert_eq!(cpus(&fewest(&[("main", ContainerKind::App, 2000)], &[("a", "main", "6-7,12-13")])), ["6-7"]);
+    // Split already, as it was before it had the wish: it gives back as it would without, and gets no more.
+    assert_eq!(
+        cpus(&fewest(&[("main", ContainerKind::App, 3000)], &[("a", "main", "6-7,12-13")])),
+        ["6-7,12"]
+    );
+    let stuck = fewest(&[("main", ContainerKind::App, 6000)], &[("a", "main", "6-7,12-13")]);
+    assert_eq!(cpus(&stuck), ["6-7,12-13"]);
+    assert!(stuck.containers[0].note.as_deref().unwrap().contains("the 4 that it has are on 2"));
+}
+
+#[test]
+fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
+    let pair = |one: u64, two: u64| {
+        let kind = ContainerKind::App;
+        fewest(&[("one", kind, one * 1000), ("two", kind, two * 1000)], &[])
+    };
+    assert_eq!(cpus(&pair(6, 4)), ["2-7", "12-15"]);
+    // Together they would fit one NUMA node, and none has so much: each is placed on its own.
+    assert_eq!(cpus(&pair(4, 4)), ["12-15", "2-5"]);
+    let one_stays = pair(5, 5);
+    assert_eq!(cpus(&one_stays), ["2-6", "shared"]);
+    assert!(one_stays.containers[1].note.as_deref().unwrap().contains("no NUMA node has more than 4"));
 }

@@ -1,5 +1,6 @@
 # The agent gives a training pod's container CPUs of its own, by the kernel's word; neither its death nor its restart moves
 # anything; release puts back what was.
+# vm: small large
 source tests/vm/check.sh
 
 cgroups=/sys/fs/cgroup

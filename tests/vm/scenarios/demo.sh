@@ -1,4 +1,5 @@
 # The demo shows a difference that it measured here, and leaves nothing behind.
+# vm: small
 source tests/vm/check.sh
 
 # The cgroups and links there are, to be compared with those afterwards.

@@ -1,4 +1,5 @@
 # Doctor finds that pinning can work here, on cgroup v2.
+# vm: small large
 source tests/vm/check.sh
 
 report=$("$PINFOLD" doctor) || fail "doctor says that pinning can't work here: $report"

@@ -1,4 +1,5 @@
 # Bridges, veth pairs and network namespaces can be made: the kernel loads their modules by itself when asked over netlink.
+# vm: small
 source tests/vm/check.sh
 
 cleanup() {

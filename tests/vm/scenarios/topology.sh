@@ -1,4 +1,5 @@
 # The machine that QEMU was asked for is the machine that Pinfold sees.
+# vm: small large
 source tests/vm/check.sh
 
 case ${PINFOLD_VM_MACHINE:?} in

@@ -1,11 +1,13 @@
-//! The planner against a model of the kernel's cpuset rules, for both cgroup versions.
+//! This planner against a model of the kernel's plain cpuset rules, for both cgroup versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Version};
+use super::super::{Desired, Reason, Step, plan, release};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Quota, Version};
+use crate::pin::{Enforcement, Ledger, Mark, Observed, Scan};
 
 const ONLINE: &str = "0-7";
 
@@ -69,7 +71,8 @@ impl Kernel {
     fn observe(&self) -> (Observed, Ledger) {
         let mut pods: Vec<PodCgroup> = Vec::new();
         for (path, node) in &self.nodes {
-            let cpuset = Cpuset { cpus: node.cpus.clone(), effective: self.effective(path) };
+            let (cpus, effective) = (node.cpus.clone(), self.effective(path));
+            let cpuset = Cpuset { cpus, effective, ..Cpuset::default() };
             let (mark, quota, path) = (node.mark.clone(), node.quota, path.clone());
             if let Some((_, id)) = path.rsplit_once('/') {
                 let id = id.to_owned();
@@ -80,6 +83,7 @@ impl Kernel {
                     quota,
                     mark,
                     populated: true,
+                    memory: Default::default(),
                 });
             } else {
                 pods.push(PodCgroup { uid: path.clone(), path, cpuset, quota, mark, containers: Vec::new() });
@@ -101,7 +105,7 @@ impl Kernel {
                 ..Default::default()
             })
             .collect();
-        Observed::new(pods, &known)
+        Observed::new(Scan { pods, ..Scan::default() }, &known)
     }
 
     /// Carries out one step as the kernel would, and checks what must hold at every moment.
@@ -112,6 +116,11 @@ impl Kernel {
             }
             Step::Quota { path, quota } => self.nodes.get_mut(path).unwrap().quota = Some(*quota),
             Step::Cpus { path, cpus, reason } => self.write(path, cpus, *reason),
+            Step::Exclusive { .. }
+            | Step::Partition { .. }
+            | Step::Memory { .. }
+            | Step::Make { .. }
+            | Step::Remove { .. } => panic!("{step}: neither partitions nor NUMA nodes here"),
         }
         for (owner, cpus) in &self.owned {
             for other in self.containers().filter(|other| *other != owner) {
@@ -146,7 +155,7 @@ impl Kernel {
     /// Plans and carries out, the first `steps` steps at most.
     fn reconcile(&mut self, desired: &Desired, steps: usize) -> usize {
         let (observed, ledger) = self.observe();
-        let plan = plan(&observed, &ledger, desired);
+        let plan = plan(&observed, &ledger, desired, Enforcement::Cpuset);
         // A container that appeared with everybody's CPUs is not our step's doing.
         self.owned.clear();
         for step in plan.iter().take(steps) {
@@ -158,7 +167,11 @@ impl Kernel {
     fn settle(&mut self, desired: &Desired) {
         self.reconcile(desired, usize::MAX);
         let (observed, ledger) = self.observe();
-        assert_eq!(plan(&observed, &ledger, desired), Vec::new(), "the second plan is not empty");
+        assert_eq!(
+            plan(&observed, &ledger, desired, Enforcement::Cpuset),
+            Vec::new(),
+            "the second plan is not empty"
+        );
         for path in self.containers() {
             let (pod, name) = path.split_once('/').unwrap();
             let claim = desired.claims.get(pod).and_then(|claims| claims.get(name));
@@ -236,7 +249,7 @@ fn everything_goes_back() {
         let (observed, _) = kernel.observe();
         // From here on nobody owns anything, in whatever order the CPUs come back.
         kernel.owned.clear();
-        for step in release(&observed, &set(ONLINE)) {
+        for step in release(&observed, &set(ONLINE), &CpuSet::new()) {
             kernel.step(&step);
         }
         for (path, node) in &kernel.nodes {
@@ -245,7 +258,7 @@ fn everything_goes_back() {
             assert_eq!(node.quota.unwrap().quota, Some(100_000), "{path}");
         }
         let (observed, _) = kernel.observe();
-        assert_eq!(release(&observed, &set(ONLINE)), Vec::new());
+        assert_eq!(release(&observed, &set(ONLINE), &CpuSet::new()), Vec::new());
     }
 }
 

@@ -1,0 +1,84 @@
+//! Cgroups: the names of pods and containers, and what their files and marks say.
+//!
+//! An input is a tree of files, as `pinfold_fuzz::Tree` takes it; its root is where the hierarchies are mounted. The
+//! content of a file called `mark` is also put on its cgroup as the mark.
+
+#![no_main]
+
+use std::cell::RefCell;
+
+use libfuzzer_sys::fuzz_target;
+use pinfold::cpu::CpuSet;
+use pinfold::host::cgroup::{CgroupError, Cgroups, PodCgroup};
+use pinfold::pin::{Mark, Observed, Scan, release};
+use pinfold_fuzz::{Node, Tree, files, says_why, text};
+
+/// Where pods are looked for, as the configuration has it by default.
+const TREES: [&str; 2] = ["kubepods", "kubepods.slice"];
+
+thread_local! {
+    static TREE: RefCell<Tree> = RefCell::new(Tree::new());
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some(text) = text(data) else { return };
+    TREE.with_borrow_mut(|tree| {
+        let nodes = files(text);
+        let marks: Vec<(String, String)> = nodes.iter().filter_map(|(path, node)| mark(path, node)).collect();
+        tree.set(nodes);
+        let cgroups = match Cgroups::detect(tree.root()) {
+            Ok(cgroups) => cgroups,
+            Err(error) => return says_why(&error),
+        };
+        let pods = TREES.iter().filter_map(|name| well(cgroups.scan(name))).flatten();
+        let pods: Vec<PodCgroup> = pods.map(|pod| marked(pod, &marks)).collect();
+        for pod in &pods {
+            assert!(!pod.uid.is_empty() && TREES.iter().any(|name| pod.path.starts_with(name)), "{pod:?}");
+            assert!(cgroups.exists(&pod.path));
+            for container in &pod.containers {
+                assert!(!container.id.is_empty() && container.path.starts_with(&pod.path), "{container:?}");
+                well(cgroups.cpu_stat(&container.path));
+                well(cgroups.usage(&container.path));
+                cgroups.in_the_way(&container.path, &container.cpuset.cpus);
+            }
+        }
+        let online: CpuSet = (0..8).collect();
+        let all_memory = well(cgroups.all_memory()).unwrap_or_default();
+        let around = well(cgroups.surroundings(&TREES.map(str::to_owned))).unwrap_or_default();
+        let lost = well(cgroups.lost(&online, &CpuSet::new())).unwrap_or_default();
+        assert!(lost.is_subset(&online));
+        well(cgroups.all_cpus());
+        well(cgroups.hands_down("kubepods"));
+        let (observed, ledger) = Observed::new(Scan { pods, around, lost }, &[]);
+        for owned in ledger.claims.values().flat_map(|claims| claims.values()) {
+            assert!(owned.is_subset(&ledger.exclusive()));
+        }
+        for step in release(&observed, &online, &all_memory) {
+            assert!(TREES.iter().any(|name| step.path().starts_with(name)), "{step:?}");
+        }
+    });
+});
+
+/// What a call came to; an error must say why.
+fn well<T>(result: Result<T, CgroupError>) -> Option<T> {
+    result.inspect_err(|error| says_why(error)).ok()
+}
+
+fn mark(path: &str, node: &Node) -> Option<(String, String)> {
+    let (cgroup, Node::File(content)) = (path.strip_suffix("/mark")?, node) else { return None };
+    Some((cgroup.to_owned(), String::from_utf8_lossy(content).into_owned()))
+}
+
+/// A pod with the marks that the input has for it. Folders in memory take extended attributes only from root, and the
+/// targets run as anybody, so marks are handed over here.
+fn marked(mut pod: PodCgroup, marks: &[(String, String)]) -> PodCgroup {
+    let of = |path: &str| marks.iter().find(|(cgroup, _)| cgroup == path).map(|(_, mark)| mark.clone());
+    pod.mark = of(&pod.path);
+    for container in &mut pod.containers {
+        container.mark = of(&container.path);
+        if let Some(Ok(mark)) = container.mark.as_deref().map(Mark::parse) {
+            assert!(mark.claims.values().all(|claim| claim.is_subset(&mark.cpus())));
+        }
+    }
+    pod
+}

@@ -1,0 +1,25 @@
+//! The kubelet's PodResources answer.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pinfold::agent::devices::{numa_of_pod, parse_list};
+use pinfold::cpu::MAX_CPU;
+use pinfold_fuzz::says_why;
+
+fuzz_target!(|data: &[u8]| {
+    let list = match parse_list(data) {
+        Ok(list) => list,
+        Err(error) => return says_why(&error),
+    };
+    for container in &list {
+        let numa = numa_of_pod(&list, &container.namespace, &container.pod);
+        assert!(container.devices.iter().all(|device| device.numa.is_subset(&numa)));
+        let sets = container.devices.iter().map(|device| &device.numa).chain([&container.cpus]);
+        assert!(sets.into_iter().flat_map(|set| set.iter()).all(|id| id <= MAX_CPU));
+    }
+    // A message may be sent in parts, and fields of a later kubelet are passed over.
+    let later = [0x78, 0x01, 0x7a, 0x02, b'o', b'k'];
+    let twice = [data, &later, data].concat();
+    assert_eq!(parse_list(&twice).expect("two answers in one"), [list.clone(), list].concat());
+});

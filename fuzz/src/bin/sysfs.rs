@@ -1,0 +1,78 @@
+//! A machine's files, below `sys` and `proc`: its topology, with placements on it; its knobs; processes.
+//!
+//! An input is a tree of files, as `pinfold_fuzz::Tree` takes it. `proc/1` is the process that is looked at, and
+//! `0000:3b:00.0` the device.
+
+#![no_main]
+
+use std::cell::RefCell;
+
+use libfuzzer_sys::fuzz_target;
+use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
+use pinfold::host::knobs::{Kind, Knobs};
+use pinfold::host::proc::Proc;
+use pinfold::host::{online, pci, topology};
+use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
+
+/// Machines with more CPUs than this are left out: reading a file for each of thousands leaves time for little else.
+const MOST_CPUS: usize = 128;
+
+thread_local! {
+    static TREE: RefCell<Tree> = RefCell::new(Tree::new());
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some(text) = text(data) else { return };
+    let large = |list: &str| list.parse::<CpuSet>().is_ok_and(|cpus| cpus.len() > MOST_CPUS);
+    if text.lines().filter_map(|line| line.split_once(" = ")).any(|(_, content)| large(content)) {
+        return;
+    }
+    TREE.with_borrow_mut(|tree| {
+        tree.set(files(text));
+        let root = tree.root();
+        match topology::read(root) {
+            Ok(topology) => machine(&topology),
+            Err(error) => says_why(&error),
+        }
+        if let Err(error) = online::online_cpus(&root.join("sys")) {
+            says_why(&error);
+        }
+        knobs(&Knobs::new(root));
+        processes(&Proc::new(root));
+        let _ = pci::numa_node(root, "0000:3b:00.0");
+    });
+});
+
+fn machine(topology: &Topology) {
+    check_groups(topology);
+    assert!(!topology.online.is_empty());
+    let half = topology.online.len() / 2;
+    let numbers = [1, 2, half, half + 1];
+    let request = |cpus| Request { cpus, ..Request::default() };
+    let mut requests: Vec<Request> = numbers.into_iter().map(request).collect();
+    let near = topology.numa.last().map(|node| node.id).into_iter().collect();
+    requests.insert(0, Request { order: Order::Spread, near, ..request(half / 4) });
+    requests.insert(1, Request { cores: Cores::Single, ..request(1) });
+    check_places(topology, &Placer::new(topology), &topology.online, &requests);
+}
+
+fn knobs(knobs: &Knobs) {
+    let seen = match knobs.read(&Kind::ALL.into_iter().collect()) {
+        Ok(seen) => seen,
+        Err(error) => return says_why(&error),
+    };
+    for (knob, cpus) in &seen.values {
+        assert_eq!(knobs.get(knob).as_ref(), Ok(&Some(cpus.clone())), "{knob}");
+    }
+    for (knob, why) in &seen.unreadable {
+        assert!(!why.is_empty() && !seen.values.contains_key(knob), "{knob}");
+    }
+    let _ = (knobs.irq_name(0), knobs.irqbalance());
+}
+
+fn processes(proc: &Proc) {
+    let _ = (proc.threads(1), proc.traffic(1), proc.network_namespace(1));
+    for seconds in [proc.age_seconds(1), proc.cpu_seconds(1)].into_iter().flatten() {
+        assert!(seconds >= 0.0, "{seconds} seconds");
+    }
+}

@@ -1,0 +1,94 @@
+//! Short texts of our own and of Kubernetes: selectors, quantities, profiles; marks and notes on cgroups.
+//!
+//! Every input is tried as each of them. Further lines are labels, `key=value`, for a selector in the first to judge.
+
+#![no_main]
+
+use std::collections::BTreeMap;
+
+use libfuzzer_sys::fuzz_target;
+use pinfold::cpu::CpuSet;
+use pinfold::pin::Mark;
+use pinfold::pin::quiet::Note;
+use pinfold::pod::quantity::{bytes, cpu_millis, format_bytes, format_cpu};
+use pinfold::pod::{Profile, Selector};
+use pinfold_fuzz::{says_why, text};
+
+/// The largest amount of a quantity.
+const MOST: u64 = i64::MAX.unsigned_abs();
+
+fuzz_target!(|data: &[u8]| {
+    let Some(text) = text(data) else { return };
+    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+    quantity(first);
+    selector(first, rest);
+    mark(text);
+    note(text);
+    match text.parse::<Profile>() {
+        Ok(profile) => assert_eq!(profile.to_string(), text),
+        Err(error) => says_why(&error),
+    }
+});
+
+fn quantity(text: &str) {
+    let (millis, whole) = match (cpu_millis(text), bytes(text)) {
+        (Ok(millis), Ok(whole)) => (millis, whole),
+        (Err(error), Err(other)) => {
+            assert_eq!(error, other);
+            return says_why(&error);
+        }
+        (millis, whole) => panic!("a quantity of one kind only: {millis:?}, {whole:?}"),
+    };
+    assert!(millis <= MOST && whole <= MOST);
+    // Rounding up in one step or in two is the same, where neither is cut down.
+    if millis < MOST {
+        assert_eq!(millis.div_ceil(1000), whole);
+    } else {
+        assert!(whole >= MOST / 1000);
+    }
+    assert_eq!(cpu_millis(&format_cpu(millis)), Ok(millis));
+    assert_eq!(bytes(&format_bytes(whole)), Ok(whole));
+}
+
+fn selector(text: &str, labels: &str) {
+    let selector: Selector = match text.parse() {
+        Ok(selector) => selector,
+        Err(error) => return says_why(&error),
+    };
+    let printed = selector.to_string();
+    let again: Selector = match printed.parse() {
+        Ok(again) => again,
+        Err(error) => panic!("{printed:?} can't be read: {error}"),
+    };
+    assert_eq!(again, selector, "{printed:?}");
+    let labels: BTreeMap<String, String> = labels
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
+    let chosen = selector.matches(&labels);
+    assert_eq!(again.matches(&labels), chosen);
+    // All conditions must hold, so with one more it chooses no more.
+    if let Ok(narrower) = format!("{printed},!none-such").parse::<Selector>() {
+        assert_eq!(narrower.matches(&labels), chosen && !labels.contains_key("none-such"));
+    }
+}
+
+fn mark(text: &str) {
+    let mark = match Mark::parse(text) {
+        Ok(mark) => mark,
+        Err(error) => return says_why(&error),
+    };
+    let all = mark.claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
+    assert_eq!(mark.cpus(), all);
+    assert_eq!(Mark::parse(&mark.text()).expect("a mark that was written"), mark);
+}
+
+fn note(text: &str) {
+    let note = match Note::parse(Some(text)) {
+        Ok(note) => note,
+        Err(error) => return says_why(&error),
+    };
+    let again = Note::parse(note.text().as_deref()).expect("a note that was written");
+    assert_eq!(again, note);
+}

@@ -1,0 +1,205 @@
+//! One gRPC call without a request body over a unix socket: HTTP/2, one message each way, a status in the trailers.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http2;
+use hyper::header::{CONTENT_TYPE, HeaderMap, TE};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::UnixStream;
+
+/// What stands before each message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// The status of a method that the server doesn't have.
+const UNIMPLEMENTED: u32 = 12;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// Nobody listens.
+    #[error(
+        "no kubelet listens there: mount its folder into the agent's, or run it with the agent on a node"
+    )]
+    NoSocket {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The socket can't be used.
+    #[error("the socket can't be opened")]
+    Connect {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No answer in time.
+    #[error("no answer within {} s", deadline.as_secs_f64())]
+    Slow {
+        /// How long was waited.
+        deadline: Duration,
+    },
+    /// The connection broke, or does not speak HTTP/2.
+    #[error("the connection broke")]
+    Broken {
+        /// What the library says.
+        source: hyper::Error,
+    },
+    /// The server doesn't know the method.
+    #[error("the server has no such method: Kubernetes 1.20 or newer is needed")]
+    Unimplemented,
+    /// The server answered with an error.
+    #[error("the server answered with status {status}: {message}")]
+    Status {
+        /// The number of the gRPC status.
+        status: u32,
+        /// The server's words.
+        message: String,
+    },
+    /// The answer is longer than what is read.
+    #[error("the answer is longer than {limit} bytes")]
+    TooLong {
+        /// The most that is read.
+        limit: usize,
+    },
+    /// The answer breaks gRPC's rules.
+    #[error("the answer is no gRPC: {what}")]
+    Protocol {
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Calls a method that takes an empty message and returns its answer's bytes.
+pub(super) async fn call(
+    socket: &Path,
+    method: &'static str,
+    deadline: Duration,
+    limit: usize,
+) -> Result<Bytes, CallError> {
+    let answer = tokio::time::timeout(deadline, try_call(socket, method, deadline, limit));
+    answer.await.unwrap_or(Err(CallError::Slow { deadline }))
+}
+
+async fn try_call(
+    socket: &Path,
+    method: &'static str,
+    deadline: Duration,
+    limit: usize,
+) -> Result<Bytes, CallError> {
+    let stream = UnixStream::connect(socket).await.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => CallError::NoSocket { source },
+        _ => CallError::Connect { source },
+    })?;
+    let broken = |source| CallError::Broken { source };
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(broken)?;
+    let request = Request::post(format!("http://localhost{method}"))
+        .header(CONTENT_TYPE, "application/grpc")
+        .header(TE, "trailers")
+        .header("grpc-timeout", format!("{}m", deadline.as_millis().clamp(1, 99_999_999)))
+        .body(Full::new(Bytes::from_static(&[0; PREFIX])))
+        .map_err(|error| CallError::Protocol { what: error.to_string() })?;
+    let answer = async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
+    tokio::pin!(answer, connection);
+    // The connection makes progress only while it is polled. Its end is no news: the answer says how that came out.
+    tokio::select! {
+        biased;
+        answer = &mut answer => answer,
+        _ = &mut connection => answer.await,
+    }
+}
+
+async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
+    let (head, mut body) = response.into_parts();
+    if head.status != StatusCode::OK {
+        return Err(CallError::Protocol { what: format!("HTTP status {}", head.status) });
+    }
+    // An answer without a message has its status among the headers.
+    if let Some(status) = status(&head.headers) {
+        status?;
+        return Err(CallError::Protocol { what: "a status without a message".to_owned() });
+    }
+    let mut data: Vec<u8> = Vec::new();
+    let mut trailers = HeaderMap::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|source| CallError::Broken { source })?;
+        match frame.into_data() {
+            Ok(bytes) => data.extend_from_slice(&bytes),
+            Err(frame) => trailers.extend(frame.into_trailers().ok().unwrap_or_default()),
+        }
+        // The length is told first: what would be too long is not waited for.
+        let told = length(&data).unwrap_or(0);
+        if told > limit || data.len() > limit + PREFIX {
+            return Err(CallError::TooLong { limit });
+        }
+    }
+    status(&trailers).unwrap_or_else(|| {
+        Err(CallError::Protocol { what: "it ends without a status: the server broke off".to_owned() })
+    })?;
+    if data.first().is_some_and(|compressed| *compressed != 0) {
+        return Err(CallError::Protocol { what: "it is compressed, which was not asked for".to_owned() });
+    }
+    match length(&data) {
+        Some(length) if data.len() == PREFIX + length => Ok(Bytes::from(data).slice(PREFIX..)),
+        _ => Err(CallError::Protocol {
+            what: format!("its {} bytes are not one message of the length told", data.len()),
+        }),
+    }
+}
+
+fn length(data: &[u8]) -> Option<usize> {
+    let bytes: [u8; 4] = data.get(1..PREFIX)?.try_into().ok()?;
+    usize::try_from(u32::from_be_bytes(bytes)).ok()
+}
+
+/// What the status says, if there is one: success, or the server's error.
+fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
+    let value = headers.get("grpc-status")?;
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    Some(match number {
+        Some(0) => Ok(()),
+        Some(UNIMPLEMENTED) => Err(CallError::Unimplemented),
+        Some(status) => {
+            let message =
+                headers.get("grpc-message").map(|value| words(value.as_bytes())).unwrap_or_default();
+            Err(CallError::Status { status, message })
+        }
+        None => Err(CallError::Protocol { what: format!("its status is {value:?}") }),
+    })
+}
+
+/// A message of a status; what is not plain ASCII is percent-encoded.
+fn words(encoded: &[u8]) -> String {
+    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+    let mut bytes = Vec::with_capacity(encoded.len());
+    let mut rest = encoded;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        let code = (byte == b'%')
+            .then(|| Some(digit(after.first())? * 16 + digit(after.get(1))?))
+            .flatten()
+            .and_then(|code| u8::try_from(code).ok());
+        match code {
+            Some(code) => {
+                bytes.push(code);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => bytes.push(byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_decoded() {
+        assert_eq!(words(b"no%20such pod: %C3%A9%"), "no such pod: é%");
+        assert_eq!(words(b"100%zz%4"), "100%zz%4");
+    }
+}

@@ -1,0 +1,159 @@
+//! `pinfold scene`: plans of scenes and cases, before and after they are in a cluster.
+
+mod check;
+mod import;
+mod labels;
+mod status;
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::{Args, Subcommand};
+
+use crate::pod::quantity;
+use crate::scene::{
+    Amounts, Document, Node, ScenePlan, Severity, Slots, check, definition, read, read_nodes, slots,
+};
+
+/// Check plans of scenes and cases, and show which node gets which labels.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene check plan.yaml                       every mistake, and the correction
+  pinfold scene check plan.yaml --nodes nodes.yaml    are there enough nodes, large enough?
+  pinfold scene labels plan.yaml --nodes nodes.yaml   who gets which labels
+  pinfold scene status plan.yaml --nodes nodes.yaml   what is claimed, missing, double
+  pinfold scene import labels.sh > plan.yaml          a plan from kubectl label commands
+  pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
+
+  kubectl get nodes -o yaml > nodes.yaml              the nodes that --nodes wants")]
+pub(super) struct SceneArgs {
+    #[command(subcommand)]
+    command: SceneCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SceneCommand {
+    Check(check::Check),
+    Labels(labels::LabelsArgs),
+    Status(status::StatusArgs),
+    Import(import::Import),
+    /// Print the custom resource definition of ScenePlan.
+    Crd,
+}
+
+/// Which plan of a file, and which of its cases.
+#[derive(Debug, Args)]
+struct CaseOf {
+    /// File with a ScenePlan (YAML or JSON); - is the standard input.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The plan's name, if the file has several.
+    #[arg(long, value_name = "NAME")]
+    plan: Option<String>,
+    /// The scene; the plan's active one if not given.
+    #[arg(long, value_name = "SCENE", requires = "case")]
+    scene: Option<String>,
+    /// The case; the plan's active one if not given.
+    #[arg(long, value_name = "CASE", requires = "scene")]
+    case: Option<String>,
+}
+
+/// Quantities as the `pod` room reads them.
+const AMOUNTS: Amounts = Amounts {
+    read: |resource, text| {
+        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
+        amount.map_err(|error| error.to_string())
+    },
+    write: |resource, amount| match resource {
+        "cpu" => quantity::format_cpu(amount),
+        "memory" | "ephemeral-storage" => quantity::format_bytes(amount),
+        _ => amount.to_string(),
+    },
+};
+
+// === impl SceneArgs ===
+
+impl SceneArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            SceneCommand::Check(args) => args.run(),
+            SceneCommand::Labels(args) => args.run(),
+            SceneCommand::Status(args) => args.run(),
+            SceneCommand::Import(args) => args.run(),
+            SceneCommand::Crd => {
+                super::emit(&yaml(&definition())?)?;
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+}
+
+// === impl CaseOf ===
+
+impl CaseOf {
+    /// The plan that is meant. One that can't be read as a plan is refused with the first thing that is wrong with it.
+    fn plan(&self) -> anyhow::Result<ScenePlan> {
+        let documents = documents(&self.file)?;
+        let names: Vec<&str> = documents.iter().map(Document::name).collect();
+        let names = names.join(", ");
+        let mut chosen =
+            documents.iter().filter(|document| self.plan.as_ref().is_none_or(|name| document.name() == name));
+        let file = self.file.display();
+        let document = chosen.next().with_context(|| {
+            format!("{file} has no plan {}: it has {names}", self.plan.as_deref().unwrap_or_default())
+        })?;
+        ensure!(chosen.next().is_none(), "{file} has several plans, {names}: choose one with --plan NAME");
+        // Too few nodes for another case are no reason to say nothing about this one.
+        let wrong = check(std::slice::from_ref(document), None, AMOUNTS)
+            .into_iter()
+            .find(|one| one.severity == Severity::Error && one.place.path != "spec.nodes.names");
+        if let Some(finding) = wrong {
+            anyhow::bail!("{finding} (pinfold scene check names all that is wrong)");
+        }
+        document.plan.clone().with_context(|| format!("{file} holds no valid ScenePlan"))
+    }
+
+    /// The slots of the case that is meant.
+    fn slots(&self, plan: &ScenePlan) -> anyhow::Result<Slots> {
+        let active = plan.spec.active.as_ref();
+        let scene = self.scene.as_ref().or_else(|| active.map(|active| &active.scene));
+        let case = self.case.as_ref().or_else(|| active.map(|active| &active.case));
+        let (Some(scene), Some(case)) = (scene, case) else {
+            anyhow::bail!(
+                "plan {} has no active case: choose one with --scene and --case",
+                plan.metadata.name.as_deref().unwrap_or_default()
+            );
+        };
+        Ok(slots(plan, scene, case)?)
+    }
+}
+
+/// The text of a file, or of the standard input.
+fn text(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).context("can't read the standard input")?;
+        return Ok(text);
+    }
+    fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))
+}
+
+fn documents(path: &Path) -> anyhow::Result<Vec<Document>> {
+    Ok(read(&text(path)?, &path.display().to_string())?)
+}
+
+fn nodes(path: &Path) -> anyhow::Result<Vec<Node>> {
+    Ok(read_nodes(&text(path)?, &path.display().to_string())?)
+}
+
+/// An object as YAML.
+fn yaml(object: &impl serde::Serialize) -> anyhow::Result<String> {
+    serde_saphyr::to_string(object).context("can't write YAML")
+}
+
+fn many(count: usize, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}

@@ -1,0 +1,63 @@
+//! `pinfold scene check`: what is wrong with plans.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+
+use super::super::Format;
+use crate::scene::{Severity, check};
+
+/// Check plans: name each mistake, its place, and the correction.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene check plan.yaml
+  pinfold scene check plans/*.yaml                    also whether the plans get in each other's way
+  kubectl get nodes -o yaml | pinfold scene check plan.yaml --nodes -
+
+Exit codes: 0 nothing is wrong (there may be warnings), 1 there are errors, 2 the input can't be read.")]
+pub(super) struct Check {
+    /// Files with ScenePlans (YAML or JSON), also several in a file; - is the standard input.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// File with the cluster's Nodes: are they there, enough, and large enough?
+    #[arg(long, value_name = "FILE")]
+    nodes: Option<PathBuf>,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+// === impl Check ===
+
+impl Check {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let mut documents = Vec::new();
+        for file in &self.files {
+            documents.extend(super::documents(file)?);
+        }
+        let nodes = self.nodes.as_deref().map(super::nodes).transpose()?;
+        let findings = check(&documents, nodes.as_deref(), super::AMOUNTS);
+        let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+        match self.output {
+            Format::Json => super::super::json(&json!({
+                "plans": documents.iter().map(|document| document.name()).collect::<Vec<_>>(),
+                "errors": errors,
+                "warnings": findings.len() - errors,
+                "findings": findings,
+            }))?,
+            Format::Text => {
+                let mut lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+                lines.push(format!(
+                    "{}: {}, {}",
+                    super::many(documents.len(), "plan"),
+                    super::many(errors, "error"),
+                    super::many(findings.len() - errors, "warning")
+                ));
+                super::super::emit(&lines.join("\n"))?;
+            }
+        }
+        Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}

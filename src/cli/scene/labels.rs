@@ -1,0 +1,125 @@
+//! `pinfold scene labels`: which node gets which labels.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+
+use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
+
+/// Print which node gets which labels. Nothing is changed.
+///
+/// An explicit list of nodes is followed. With a selector, a node that carries the labels of a slot keeps it, and the
+/// others take the free slots in the order of their names; in a cluster, the agents' claims decide about those.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene labels plan.yaml --nodes nodes.yaml
+  pinfold scene labels plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
+  pinfold scene labels plan.yaml --nodes nodes.yaml -o kubectl | sh
+
+Exit codes: 0 each slot has a node, 1 there are too few nodes, 2 bad input.")]
+pub(super) struct LabelsArgs {
+    #[command(flatten)]
+    case: super::CaseOf,
+    /// File with the cluster's Nodes: a List of them, or several documents.
+    #[arg(long, value_name = "FILE")]
+    nodes: PathBuf,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Form,
+}
+
+/// The form of the answer.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Form {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs: an object with the labels of each node.
+    Json,
+    /// For a shell: the commands that do it.
+    Kubectl,
+}
+
+// === impl LabelsArgs ===
+
+impl LabelsArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let plan = self.case.plan()?;
+        let slots = self.case.slots(&plan)?;
+        let nodes = super::nodes(&self.nodes)?;
+        let assignment = assign(&plan, &slots, &nodes);
+        match self.output {
+            Form::Table => super::super::emit(&table(&plan, &assignment))?,
+            Form::Json => super::super::json(&object(&plan, &assignment))?,
+            Form::Kubectl => super::super::emit(&commands(&plan, &assignment, &nodes))?,
+        }
+        for name in &assignment.absent {
+            eprintln!("pinfold: the plan lists {name}, and there is no such node");
+        }
+        let missing = assignment.given.iter().filter(|(_, node)| node.is_none()).count();
+        if missing > 0 {
+            eprintln!(
+                "pinfold: scene {} case {} has {}, and {missing} of them get no node: too few are candidates",
+                slots.scene(),
+                slots.case(),
+                super::many(slots.len(), "slot")
+            );
+            return Ok(ExitCode::from(1));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn object(plan: &ScenePlan, assignment: &Assignment) -> Value {
+    let mut nodes = Map::new();
+    for (slot, node) in &assignment.given {
+        let Some(node) = node else { continue };
+        let labels = plan.spec.labels.labels(slot);
+        let labels = labels.into_iter().map(|(key, value)| (key, Value::from(value)));
+        nodes.insert(node.clone(), Value::Object(labels.collect()));
+    }
+    Value::Object(nodes)
+}
+
+fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
+    let keys = plan.spec.labels.keys();
+    let mut table = super::super::table(&["NODE", keys[0], keys[1], keys[2], keys[3]]);
+    for (slot, node) in &assignment.given {
+        let kind = slot.kind.clone().unwrap_or_else(|| "-".to_owned());
+        let node = node.clone().unwrap_or_else(|| "(none)".to_owned());
+        table.add_row([node, slot.scene.clone(), slot.case.clone(), slot.index.to_string(), kind]);
+    }
+    let spare = assignment.spare.len();
+    let plural = if spare == 1 { "candidate has" } else { "candidates have" };
+    format!("{table}\n{spare} more {plural} no slot\n")
+}
+
+/// Commands that leave the candidates with exactly the labels that they get.
+fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String {
+    let keys = &plan.spec.labels;
+    let given: BTreeMap<&str, _> =
+        assignment.given.iter().filter_map(|(slot, node)| Some((node.as_deref()?, slot))).collect();
+    let by_name: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.name.as_str(), node)).collect();
+    let mut lines = Vec::new();
+    // What goes comes first: no two nodes have a slot at any moment.
+    for node in candidates(plan, nodes) {
+        let has = keys.of(&node.labels);
+        if !has.is_empty() && !given.contains_key(node.name.as_str()) {
+            let removals: Vec<String> = has.keys().map(|key| format!("{key}-")).collect();
+            lines.push(format!("kubectl label node {} {}", node.name, removals.join(" ")));
+        }
+    }
+    for (slot, node) in &assignment.given {
+        let Some(name) = node else { continue };
+        let wanted = keys.labels(slot);
+        let has = by_name.get(name.as_str()).map(|node| keys.of(&node.labels)).unwrap_or_default();
+        let gone = has.keys().filter(|key| !wanted.iter().any(|(wanted, _)| wanted == *key));
+        let mut changes: Vec<String> = wanted.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        changes.extend(gone.map(|key| format!("{key}-")));
+        lines.push(format!("kubectl label --overwrite node {name} {}", changes.join(" ")));
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,112 @@
+//! How long to wait before trying again.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
+
+/// A server that asks to be left alone for longer is asked again after this.
+const LONGEST_ASKED: Duration = Duration::from_secs(300);
+
+/// Waits that double, each spread at random over its upper half, so that many nodes don't come back at once.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    least: Duration,
+    most: Duration,
+    next: Duration,
+}
+
+// === impl Backoff ===
+
+impl Backoff {
+    /// Waits between `least` and `most`.
+    pub fn new(least: Duration, most: Duration) -> Self {
+        Self { least, most, next: least }
+    }
+
+    /// The next wait; `dice` is in 0..1. What the server asked for (`Retry-After`) is the least that is waited.
+    pub fn wait(&mut self, dice: f64, asked: Option<Duration>) -> Duration {
+        let own = self.next.mul_f64(0.5 + dice / 2.0);
+        self.next = (self.next * 2).min(self.most);
+        match asked {
+            // Spread upwards only: nobody may come before the time that the server named.
+            Some(asked) => own.max(asked.min(LONGEST_ASKED).mul_f64(1.0 + dice / 4.0)),
+            None => own,
+        }
+    }
+
+    /// Starts over: something worked.
+    pub fn reset(&mut self) {
+        self.next = self.least;
+    }
+}
+
+/// Random numbers good enough to spread load; seeded anew in every process.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+// === impl Dice ===
+
+impl Default for Dice {
+    fn default() -> Self {
+        // The standard library's hash keys are random; no crate is needed for a jitter.
+        Self(RandomState::new().build_hasher().finish())
+    }
+}
+
+impl Dice {
+    /// A number in 0..1.
+    pub fn roll(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// An index below `length`, which must not be 0.
+    pub fn below(&mut self, length: usize) -> usize {
+        let length = u64::try_from(length).unwrap_or(u64::MAX).max(1);
+        usize::try_from(self.bits() % length).unwrap_or_default()
+    }
+
+    /// 64 random bits (splitmix64).
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// A time below `most`.
+    pub fn spread(&mut self, most: Duration) -> Duration {
+        most.mul_f64(self.roll())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_start_over() {
+        let second = Duration::from_secs(1);
+        let mut backoff = Backoff::new(second, 5 * second);
+        let waits: Vec<f64> = (0..5).map(|_| backoff.wait(0.0, None).as_secs_f64()).collect();
+        assert_eq!(waits, [0.5, 1.0, 2.0, 2.5, 2.5]);
+        backoff.reset();
+        assert_eq!(backoff.wait(0.999_999, None).as_secs_f64().round(), 1.0);
+    }
+
+    #[test]
+    fn what_the_server_asks_for_is_the_least_and_no_licence_to_be_sent_away_forever() {
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
+        assert!(backoff.wait(0.0, Some(Duration::from_secs(3))) >= Duration::from_secs(3));
+        assert!(backoff.wait(0.99, Some(Duration::from_secs(86_400))) <= LONGEST_ASKED * 2);
+    }
+
+    #[test]
+    fn dice_are_in_range_and_differ() {
+        let (mut one, mut other) = (Dice::default(), Dice::default());
+        let rolls: Vec<f64> = (0..1000).map(|_| one.roll()).collect();
+        assert!(rolls.iter().all(|roll| (0.0..1.0).contains(roll)));
+        let mean = rolls.iter().sum::<f64>() / 1000.0;
+        assert!((0.4..0.6).contains(&mean), "{mean}");
+        assert_ne!(one.bits(), other.bits());
+    }
+}

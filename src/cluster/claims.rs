@@ -1,0 +1,354 @@
+//! Claims: one create-only Lease per slot, owned by the Node.
+//!
+//! That a name can be created only once is the mutex; nothing is ever renewed or taken over. The Lease's owner is the Node
+//! object, so Kubernetes frees the slot of a node that is gone. Which names there are, and in which order to try them, comes
+//! from the caller; a node's own claims are found by a label with its uid, which is one small answer however many nodes there
+//! are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::core::params::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
+use kube::core::request;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{Api, Backoff, Call, Dice, ErrorKind, Failure, MANAGER};
+
+/// The label that names the claiming Node. Its uid always fits a label, its name may not.
+pub const NODE_LABEL: &str = "pinfold.io/node-uid";
+
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+
+/// Whose claims these are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The Node's name.
+    pub node: String,
+    /// The Node's uid.
+    pub uid: String,
+}
+
+/// Who holds a slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The holding Node's name.
+    pub node: String,
+    /// Its uid.
+    pub uid: String,
+    /// The Lease's own uid.
+    pub lease: String,
+}
+
+/// What became of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claimed {
+    /// It is ours since now.
+    New,
+    /// It was ours already.
+    Ours,
+    /// Somebody else has it.
+    Taken,
+}
+
+/// How claims are made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// How many names are tried between two looks at the others' claims.
+    pub blind: usize,
+    /// How long a list of claims is believed.
+    pub list_for: Duration,
+    /// Leases of a page.
+    pub page: u32,
+    /// The longest random pause between two tries.
+    pub spread: Duration,
+    /// The shortest and the longest wait after a failure that passes.
+    pub backoff: (Duration, Duration),
+    /// How often a failure that passes is tried again.
+    pub tries: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            blind: 3,
+            list_for: Duration::from_secs(60),
+            page: 500,
+            spread: Duration::from_millis(500),
+            backoff: (Duration::from_millis(500), Duration::from_secs(30)),
+            tries: 8,
+        }
+    }
+}
+
+/// The claims of one node.
+#[derive(Debug)]
+pub struct Claims {
+    api: Api,
+    path: String,
+    owner: Owner,
+    settings: Settings,
+    dice: Mutex<Dice>,
+    /// Slots that others hold, as last listed, and when.
+    taken: Mutex<Option<(Instant, BTreeSet<String>)>>,
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Vec<Lease>,
+}
+
+// === impl Claims ===
+
+impl Claims {
+    /// Claims of `owner`, as Leases in `namespace`.
+    pub fn new(api: Api, namespace: &str, owner: Owner, settings: Settings) -> Self {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+        Self { api, path, owner, settings, dice: Mutex::default(), taken: Mutex::new(None) }
+    }
+
+    /// Whose they are.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// The names of the slots that this node holds: one request, also among ten thousand nodes.
+    ///
+    /// # Errors
+    /// Any [`Failure`]; nothing is known then, which is not the same as no claims.
+    pub async fn mine(&self) -> Result<Vec<String>, Failure> {
+        let selector = format!("{NODE_LABEL}={}", self.owner.uid);
+        Ok(self.read(Some(selector)).await?.into_keys().collect())
+    }
+
+    /// All claims in the namespace, by slot.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn list(&self) -> Result<BTreeMap<String, Holder>, Failure> {
+        let all = self.read(Some(format!("{MANAGED_BY}={MANAGER}"))).await?;
+        let others = all.iter().filter(|(_, holder)| holder.uid != self.owner.uid);
+        let taken = others.map(|(name, _)| name.clone()).collect();
+        *lock(&self.taken) = Some((Instant::now(), taken));
+        Ok(all)
+    }
+
+    /// Tries to claim one slot; `labels` are put on the Lease, for people.
+    ///
+    /// # Errors
+    /// Any [`Failure`]. Where it is uncertain whether the claim was made, claiming again says so.
+    pub async fn claim(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<Claimed, Failure> {
+        match self.create(name, labels).await {
+            Ok(()) => Ok(Claimed::New),
+            Err(failure) if is_taken(&failure) => match self.holder(name).await? {
+                Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
+                _ => Ok(Claimed::Taken),
+            },
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Claims a slot that is free; `None` where all are taken.
+    ///
+    /// The first few are tried in the order in which the names come, so that the caller decides who begins where. If
+    /// those are taken, many nodes want the same: from then on all claims are listed, and the free names are tried in random
+    /// order, with a new list after every few refusals.
+    ///
+    /// # Errors
+    /// A [`Failure`] that does not pass, or did not within [`Settings::tries`].
+    pub async fn claim_first<N: Into<String>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<Option<String>, Failure> {
+        let mut names = names.into_iter().map(Into::into);
+        let few = self.settings.blind.max(1);
+        let known = self.taken_of_late();
+        for name in names.by_ref().filter(|name| !known.contains(name)).take(few) {
+            if self.try_for(&name, labels).await? {
+                return Ok(Some(name));
+            }
+        }
+        let mut rest: Vec<String> = names.collect();
+        while !rest.is_empty() {
+            self.patiently(|| self.list()).await?;
+            let taken = self.taken_of_late();
+            rest.retain(|name| !taken.contains(name));
+            for _ in 0..few.min(rest.len()) {
+                let index = lock(&self.dice).below(rest.len());
+                let name = rest.swap_remove(index);
+                if self.try_for(&name, labels).await? {
+                    return Ok(Some(name));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// One try for a slot, and a random pause if it was refused; whether it is ours.
+    async fn try_for(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<bool, Failure> {
+        match self.patiently(|| self.claim_quickly(name, labels)).await? {
+            Claimed::New | Claimed::Ours => Ok(true),
+            Claimed::Taken => {
+                if let Some((_, taken)) = lock(&self.taken).as_mut() {
+                    taken.insert(name.to_owned());
+                }
+                let pause = lock(&self.dice).spread(self.settings.spread);
+                tokio::time::sleep(pause).await;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Gives a slot back if it is ours; whether it was.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn release(&self, name: &str) -> Result<bool, Failure> {
+        let Some(holder) = self.holder(name).await? else { return Ok(false) };
+        if holder.uid != self.owner.uid {
+            return Ok(false);
+        }
+        // Exactly the Lease that was looked at: a name may have changed hands since.
+        let preconditions = Preconditions { uid: Some(holder.lease), resource_version: None };
+        let params = DeleteParams::default().preconditions(preconditions);
+        let request = request::Request::new(&*self.path).delete(name, &params).map_err(unbuilt)?;
+        match self.api.ask::<Value>(Call::DeleteLease, request).await {
+            Ok(_) => Ok(true),
+            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Like [`Claims::claim`], without asking who holds a slot that was refused: that it is ours is known from
+    /// [`Claims::mine`], except after an answer that was lost.
+    async fn claim_quickly(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<Claimed, Failure> {
+        match self.create(name, labels).await {
+            Ok(()) => Ok(Claimed::New),
+            Err(failure) if is_taken(&failure) => Ok(Claimed::Taken),
+            Err(failure) if failure.is_uncertain() => {
+                // Perhaps it was made and only the answer was lost: a second try would be refused by our own claim.
+                match self.holder(name).await? {
+                    Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
+                    Some(_) => Ok(Claimed::Taken),
+                    None => Err(failure),
+                }
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn create(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<(), Failure> {
+        let mut all = labels.clone();
+        all.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
+        all.insert(NODE_LABEL.to_owned(), self.owner.uid.clone());
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": name,
+                "labels": all,
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Node", "name": self.owner.node, "uid": self.owner.uid},
+                ],
+            },
+            "spec": {"holderIdentity": self.owner.node},
+        });
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let body = serde_json::to_vec(&lease).map_err(unbuilt)?;
+        let request = request::Request::new(&*self.path).create(&params, body).map_err(unbuilt)?;
+        self.api.ask::<Value>(Call::CreateLease, request).await.map(|_| ())
+    }
+
+    /// Who holds a slot; `None` where nobody does.
+    async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
+        let request = request::Request::new(&*self.path).get(name, &GetParams::default()).map_err(unbuilt)?;
+        match self.api.ask::<Lease>(Call::GetLease, request).await {
+            Ok(lease) => Ok(Some(holder(&lease))),
+            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn read(&self, selector: Option<String>) -> Result<BTreeMap<String, Holder>, Failure> {
+        let mut all = BTreeMap::new();
+        let mut token = None;
+        loop {
+            let params = ListParams {
+                label_selector: selector.clone(),
+                limit: Some(self.settings.page),
+                continue_token: token,
+                ..ListParams::default()
+            };
+            let request = request::Request::new(&*self.path).list(&params).map_err(unbuilt)?;
+            let page: Page = self.api.ask(Call::ListLeases, request).await?;
+            for lease in &page.items {
+                if let Some(name) = &lease.metadata.name {
+                    all.insert(name.clone(), holder(lease));
+                }
+            }
+            token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if token.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Tries again what fails in a way that passes.
+    async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
+        &self,
+        mut ask: impl FnMut() -> F,
+    ) -> Result<T, Failure> {
+        let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
+        let mut tries = 0;
+        loop {
+            match ask().await {
+                Err(failure) if failure.is_passing() && tries < self.settings.tries => {
+                    tries += 1;
+                    let roll = lock(&self.dice).roll();
+                    tokio::time::sleep(backoff.wait(roll, failure.retry_after())).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// What others hold, if it was listed of late.
+    fn taken_of_late(&self) -> BTreeSet<String> {
+        let taken = lock(&self.taken);
+        let fresh = taken.as_ref().filter(|(at, _)| at.elapsed() < self.settings.list_for);
+        fresh.map(|(_, taken)| taken.clone()).unwrap_or_default()
+    }
+}
+
+/// A mutex whose holder can't have broken what it guards.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_taken(failure: &Failure) -> bool {
+    failure.status().is_some_and(kube::core::Status::is_already_exists)
+}
+
+/// The Node that a Lease belongs to: its owner, else the name in it.
+fn holder(lease: &Lease) -> Holder {
+    let owner = lease.metadata.owner_references.iter().flatten().find(|owner| owner.kind == "Node");
+    let named = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    Holder {
+        node: owner.map(|owner| owner.name.clone()).or(named).unwrap_or_default(),
+        uid: owner.map(|owner| owner.uid.clone()).unwrap_or_default(),
+        lease: lease.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+fn unbuilt(error: impl std::fmt::Display) -> Failure {
+    Failure::Nonsense(format!("a request that can't be made: {error}"))
+}

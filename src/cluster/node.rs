@@ -1,0 +1,286 @@
+//! This node's Node: its labels, by server-side apply, all keys at once, on difference only, never forced.
+//!
+//! **A Node that is gone stays gone.** An apply to a missing object creates it, which would bring back a Node that somebody
+//! deleted. Every apply therefore carries the uid of the Node that was read: the server refuses it with a conflict where no such
+//! Node is there, and as invalid where another one has taken the name. (A `resourceVersion` does not help: the
+//! server creates the object all the same.) Besides, the agent has no right to create Nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::Status;
+use kube::core::params::{GetParams, Patch, PatchParams};
+use kube::core::request;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Api, Call, ErrorKind, Failure, MANAGER};
+
+const NODES: &str = "/api/v1/nodes";
+
+/// The part of a Node that we read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnNode {
+    /// Name.
+    pub name: String,
+    /// The API server's uid: a node that is replaced has another one.
+    pub uid: String,
+    /// All labels.
+    pub labels: BTreeMap<String, String>,
+    /// Taints, as `key=value:effect`.
+    pub taints: Vec<String>,
+    /// The labels that we have applied.
+    pub ours: BTreeSet<String>,
+    /// Who has set each of the other labels, where the server tells.
+    pub owners: BTreeMap<String, String>,
+}
+
+/// A label that we want and somebody else has set to another value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabelConflict {
+    /// The label's key.
+    pub key: String,
+    /// The value that we want.
+    pub wanted: String,
+    /// The value that is there.
+    pub found: Option<String>,
+    /// Who has set it: a field manager's name.
+    pub manager: String,
+}
+
+impl std::fmt::Display for LabelConflict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key, wanted, manager, .. } = self;
+        let found = self.found.as_deref().unwrap_or("another value");
+        write!(
+            f,
+            "label {key} should be {wanted} and is {found}, set by {manager}: remove it (kubectl label node NODE {key}-) and it is set within a minute"
+        )
+    }
+}
+
+/// What there is to do about the labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LabelStep {
+    /// Nothing: all is as it should be.
+    Nothing,
+    /// Apply exactly these; what we applied before and is not among them goes.
+    Apply(BTreeMap<String, String>),
+    /// Somebody else has the labels: nothing is written.
+    Conflict(Vec<LabelConflict>),
+}
+
+/// What became of an apply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Applied {
+    /// The labels are as wanted; this is the Node now.
+    Done(Box<OwnNode>),
+    /// Somebody else has some of the labels: nothing was written.
+    Conflict(Vec<LabelConflict>),
+    /// The Node is not there any more: nothing was written.
+    Gone,
+    /// Another Node has the name now: nothing was written; read it again.
+    Replaced,
+}
+
+/// Reads this node's Node; `None` where there is none.
+///
+/// # Errors
+/// Any [`Failure`] but 404.
+pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
+    let request = request::Request::new(NODES).get(name, &GetParams::default()).map_err(unbuilt)?;
+    match api.ask::<Read>(Call::GetNode, request).await {
+        Ok(read) => Ok(Some(read.into())),
+        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// What to do so that `wanted` are exactly the labels that we apply. A plan that was carried out leaves nothing to do.
+///
+/// A label of ours that is missing from `wanted` is given up: the caller must have read a plan that says so.
+pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
+    let conflicts: Vec<LabelConflict> = wanted
+        .iter()
+        .filter_map(|(key, value)| {
+            let found = node.labels.get(key).filter(|found| *found != value)?;
+            // Ours alone: nobody else's word stands against a new value.
+            let others = node.owners.get(key);
+            if node.ours.contains(key) && others.is_none() {
+                return None;
+            }
+            Some(LabelConflict {
+                key: key.clone(),
+                wanted: value.clone(),
+                found: Some(found.clone()),
+                manager: others.cloned().unwrap_or_else(|| "somebody unknown".to_owned()),
+            })
+        })
+        .collect();
+    if !conflicts.is_empty() {
+        return LabelStep::Conflict(conflicts);
+    }
+    let held = wanted.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+    if held && node.ours.iter().eq(wanted.keys()) {
+        return LabelStep::Nothing;
+    }
+    LabelStep::Apply(wanted.clone())
+}
+
+/// Applies the labels to the Node that was read, and to no other.
+///
+/// # Errors
+/// Any [`Failure`] that is not one of the outcomes of [`Applied`].
+pub async fn apply(api: &Api, node: &OwnNode, labels: &BTreeMap<String, String>) -> Result<Applied, Failure> {
+    let patch = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name, "uid": node.uid, "labels": labels},
+    });
+    let request = request::Request::new(NODES)
+        .patch(&node.name, &PatchParams::apply(MANAGER), &Patch::Apply(patch))
+        .map_err(unbuilt)?;
+    match api.ask::<Read>(Call::ApplyNode, request).await {
+        Ok(read) => Ok(Applied::Done(Box::new(read.into()))),
+        Err(failure) => match failure.status().and_then(|status| outcome(status, node, labels)) {
+            Some(applied) => Ok(applied),
+            None => Err(failure),
+        },
+    }
+}
+
+/// What a refusal of an apply means, if it is one that is foreseen.
+fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -> Option<Applied> {
+    let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
+    let conflicts: Vec<LabelConflict> = causes
+        .iter()
+        .filter(|cause| cause.reason == "FieldManagerConflict")
+        .map(|cause| {
+            let key = cause.field.strip_prefix(".metadata.labels.").unwrap_or(&cause.field).to_owned();
+            LabelConflict {
+                wanted: labels.get(&key).cloned().unwrap_or_default(),
+                found: node.labels.get(&key).filter(|found| labels.get(&key) != Some(found)).cloned(),
+                manager: manager_of(&cause.message),
+                key,
+            }
+        })
+        .collect();
+    match status.code {
+        409 if !conflicts.is_empty() => Some(Applied::Conflict(conflicts)),
+        409 if status.message.contains("uid mismatch") => Some(Applied::Gone),
+        // Without the uid's guard the right to create is what is missing.
+        403 if status.message.contains("cannot create resource") => Some(Applied::Gone),
+        404 => Some(Applied::Gone),
+        422 if causes.iter().any(|cause| cause.field == "metadata.uid") => Some(Applied::Replaced),
+        _ => None,
+    }
+}
+
+/// `conflict with "kubectl-label" using v1` → `kubectl-label`.
+fn manager_of(message: &str) -> String {
+    let quoted = message.split_once('"').and_then(|(_, rest)| rest.split_once('"'));
+    quoted.map_or_else(|| message.to_owned(), |(name, _)| name.to_owned())
+}
+
+fn unbuilt(error: impl std::fmt::Display) -> Failure {
+    Failure::Nonsense(format!("a request that can't be made: {error}"))
+}
+
+/// A Node as the server sends it.
+#[derive(Deserialize)]
+struct Read {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: ReadSpec,
+}
+
+#[derive(Deserialize, Default)]
+struct ReadSpec {
+    #[serde(default)]
+    taints: Vec<k8s_openapi::api::core::v1::Taint>,
+}
+
+impl From<Read> for OwnNode {
+    fn from(read: Read) -> Self {
+        let Read { metadata, spec } = read;
+        let (mut ours, mut owners) = (BTreeSet::new(), BTreeMap::new());
+        for entry in metadata.managed_fields.into_iter().flatten() {
+            let manager = entry.manager.unwrap_or_default();
+            let applied = manager == MANAGER && entry.operation.as_deref() == Some("Apply");
+            let fields = entry.fields_v1.map(|fields| fields.0).unwrap_or_default();
+            let labels = fields.pointer("/f:metadata/f:labels").and_then(serde_json::Value::as_object);
+            let keys = labels.into_iter().flatten().filter_map(|(key, _)| key.strip_prefix("f:"));
+            for key in keys {
+                if applied {
+                    ours.insert(key.to_owned());
+                } else {
+                    owners.insert(key.to_owned(), manager.clone());
+                }
+            }
+        }
+        let taints = spec.taints.into_iter().map(|taint| match taint.value {
+            Some(value) => format!("{}={value}:{}", taint.key, taint.effect),
+            None => format!("{}:{}", taint.key, taint.effect),
+        });
+        Self {
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            labels: metadata.labels.unwrap_or_default(),
+            taints: taints.collect(),
+            ours,
+            owners,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn node(labels: &[(&str, &str)], ours: &[&str], owners: &[(&str, &str)]) -> OwnNode {
+        OwnNode {
+            name: "n".to_owned(),
+            uid: "u".to_owned(),
+            labels: map(labels),
+            ours: ours.iter().map(|key| (*key).to_owned()).collect(),
+            owners: map(owners),
+            ..OwnNode::default()
+        }
+    }
+
+    #[test]
+    fn labels_are_applied_on_difference_only() {
+        let wanted = map(&[("SCENCE", "1"), ("CASE", "2")]);
+        let os = [("kubernetes.io/os", "linux")];
+        let bare = node(&os, &[], &[("kubernetes.io/os", "kubelet")]);
+        assert_eq!(plan(&bare, &wanted), LabelStep::Apply(wanted.clone()));
+        let held = node(&[("SCENCE", "1"), ("CASE", "2"), os[0]], &["SCENCE", "CASE"], &[]);
+        assert_eq!(plan(&held, &wanted), LabelStep::Nothing);
+        let changed = map(&[("SCENCE", "1"), ("CASE", "3")]);
+        assert_eq!(plan(&held, &changed), LabelStep::Apply(changed));
+        // One key fewer, and none at all: what is given up is a difference too.
+        assert_eq!(plan(&held, &map(&[("CASE", "2")])), LabelStep::Apply(map(&[("CASE", "2")])));
+        assert_eq!(plan(&held, &map(&[])), LabelStep::Apply(map(&[])));
+        assert_eq!(plan(&bare, &map(&[])), LabelStep::Nothing);
+    }
+
+    #[test]
+    fn a_value_of_somebody_elses_is_a_conflict_and_the_same_value_is_not() {
+        let wanted = map(&[("SCENCE", "1"), ("CASE", "2")]);
+        let other = node(&[("SCENCE", "9")], &[], &[("SCENCE", "kubectl-label")]);
+        let LabelStep::Conflict(conflicts) = plan(&other, &wanted) else { panic!("no conflict") };
+        assert_eq!((&*conflicts[0].key, &*conflicts[0].manager), ("SCENCE", "kubectl-label"));
+        assert!(conflicts[0].to_string().contains("is 9, set by kubectl-label"), "{}", conflicts[0]);
+        let same = node(&[("SCENCE", "1")], &[], &[("SCENCE", "kubectl-label")]);
+        assert_eq!(plan(&same, &wanted), LabelStep::Apply(wanted.clone()));
+        let shared = node(&[("SCENCE", "1"), ("CASE", "2")], &["SCENCE", "CASE"], &[("SCENCE", "other")]);
+        assert_eq!(plan(&shared, &wanted), LabelStep::Nothing);
+        assert!(matches!(plan(&shared, &map(&[("SCENCE", "2")])), LabelStep::Conflict(_)));
+        let nobodys = node(&[("SCENCE", "9")], &[], &[]);
+        assert!(matches!(plan(&nobodys, &wanted), LabelStep::Conflict(_)));
+    }
+}

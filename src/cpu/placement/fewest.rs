@@ -1,0 +1,115 @@
+//! [`Least`]: what no placement can do without, wherever it is. It bounds every table before the search begins.
+
+use std::collections::BTreeMap;
+
+use super::leaves::Class;
+use super::plan::Plan;
+use super::request::{Cores, Terms};
+
+/// The most important numbers of every best placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Least {
+    /// CPUs that the request would rather not have.
+    pub(super) unwanted: usize,
+    /// With so many of these, the fewest cores held in part.
+    pub(super) strangers: usize,
+}
+
+/// The least for a request; none if it can't be met.
+pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Least> {
+    if terms.unwanted.is_empty() && terms.cores != Cores::Single {
+        let strangers = strangers(plan, terms.open, terms.wanted)?;
+        let meets = terms.cores != Cores::Whole || strangers == 0;
+        return meets.then_some(Least { unwanted: 0, strangers });
+    }
+    let mut classes: BTreeMap<Class, usize> = BTreeMap::new();
+    for class in plan.cores.iter().filter_map(|core| Class::of(core, terms)) {
+        *classes.entry(class).or_default() += 1;
+    }
+    // The least for each count, one class after the other.
+    let mut best = vec![Some(Least { unwanted: 0, strangers: 0 })];
+    for (class, cores) in classes {
+        let most = class.each * cores;
+        let ways: Vec<_> = (0..=most.min(terms.wanted))
+            .filter_map(|count| class.taken(cores, terms.cores, count).map(|taken| (count, taken)))
+            .collect();
+        let mut next: Vec<Option<Least>> = vec![None; (best.len() + most).min(terms.wanted + 1)];
+        for (before, sum) in best.iter().enumerate().filter_map(|(count, sum)| sum.map(|sum| (count, sum))) {
+            for &(count, taken) in &ways {
+                let Some(slot) = next.get_mut(before + count) else { break };
+                let sum = Least {
+                    unwanted: sum.unwanted + taken.unwanted,
+                    strangers: sum.strangers + taken.strangers,
+                };
+                *slot = Some(slot.map_or(sum, |least| least.min(sum)));
+            }
+        }
+        best = next;
+    }
+    best.get(terms.wanted).copied().flatten()
+}
+
+/// For each count up to all, whether some of these sizes add up to it.
+fn sums(sizes: &[usize]) -> Vec<bool> {
+    let mut sums = vec![true];
+    for &size in sizes {
+        let mut next = sums.clone();
+        next.resize(sums.len() + size, false);
+        for (slot, _) in next[size..].iter_mut().zip(&sums).filter(|(_, reached)| **reached) {
+            *slot = true;
+        }
+        sums = next;
+    }
+    sums
+}
+
+/// The nearest counts below and above one that whole cores of these sizes add up to.
+pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
+    let sums = sums(sizes);
+    let is_sum = |count: &usize| sums.get(*count).copied().unwrap_or_default();
+    let less = (0..wanted).rev().find(is_sum).unwrap_or_default();
+    let more = (wanted + 1..sums.len()).find(is_sum).unwrap_or(sums.len() - 1);
+    (less, more)
+}
+
+/// The fewest cores held in part where no CPU is unwanted.
+fn strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
+    let mut partly: Vec<usize> = Vec::new();
+    let mut whole: Vec<usize> = Vec::new();
+    for core in &plan.cores {
+        match core.iter().filter(|&&cpu| is_free[cpu]).count() {
+            0 => {}
+            free if free == core.len() => {
+                if whole.len() < core.len() {
+                    whole.resize(core.len(), 0);
+                }
+                whole[core.len() - 1] += 1;
+            }
+            free => partly.push(free),
+        }
+    }
+    // How many partly free cores, the fullest first, hold each count.
+    partly.sort_unstable_by(|a, b| b.cmp(a));
+    let mut of_partly = vec![0];
+    for (&free, used) in partly.iter().zip(1..) {
+        of_partly.extend(std::iter::repeat_n(used, free));
+    }
+    // The fewest strangers among entirely free cores for each count, one core size after the other.
+    let mut of_whole = vec![Some(0)];
+    for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
+        let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];
+        for (before, strangers) in of_whole.iter().enumerate().filter_map(|(count, s)| s.map(|s| (count, s)))
+        {
+            for (slot, count) in next[before..].iter_mut().zip(0..=cores * size) {
+                let strangers = strangers + usize::from(count % size > 0);
+                *slot = Some(slot.map_or(strangers, |least: usize| least.min(strangers)));
+            }
+        }
+        of_whole = next;
+    }
+    let splits = of_whole.iter().enumerate().filter_map(|(count, &strangers)| {
+        let rest = of_partly.get(wanted - count)?;
+        Some(strangers? + rest)
+    });
+    splits.min()
+}

@@ -1,0 +1,198 @@
+//! The tables of the smallest blocks: what it costs to take so many CPUs of cores that are alike.
+
+use std::ops::Range;
+
+use super::plan::{Cell, Rules};
+use super::price::Price;
+use super::request::{Cores, Terms};
+use super::search::{NodeShape, Outer, Own, Part, Search};
+
+/// Cores that no price tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Class {
+    /// The online CPUs of each.
+    pub(super) size: usize,
+    /// The CPUs that each gives.
+    pub(super) each: usize,
+    /// Of these, the ones that the request would rather not have.
+    pub(super) unwanted: usize,
+}
+
+/// What taking CPUs of a class comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) unwanted: usize,
+    /// Cores held in part.
+    pub(super) strangers: usize,
+    /// Entirely free cores touched; or CPUs kept idle, where a request has one CPU of each core.
+    free_cores: usize,
+}
+
+// === impl Class ===
+
+impl Class {
+    /// The class of a core; none if it gives nothing.
+    pub(super) fn of(core: &[usize], terms: &Terms<'_>) -> Option<Self> {
+        let open = || core.iter().filter(|&&cpu| terms.open[cpu]);
+        let mut each = open().count();
+        let mut unwanted = 0;
+        if !terms.unwanted.is_empty() {
+            unwanted = open().filter(|&&cpu| terms.unwanted[cpu]).count();
+        }
+        if terms.cores == Cores::Single {
+            // The better of its CPUs is all that it gives.
+            (each, unwanted) = (each.min(1), usize::from(each == unwanted));
+        }
+        (each > 0).then_some(Self { size: core.len(), each, unwanted })
+    }
+
+    /// The least that taking so many of so many cores comes to; none if the request can't have that. It is known without
+    /// a search: whole cores and at most one part, or as few of the partly free cores as hold enough.
+    #[inline]
+    pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<Taken> {
+        let Self { size, each, unwanted } = self;
+        let wanted = each - unwanted;
+        let is_free = each == size;
+        match mode {
+            Cores::Single => {
+                let free_cores = count * (size - 1);
+                return Some(Taken { unwanted: count * unwanted, strangers: 0, free_cores });
+            }
+            Cores::Whole => {
+                let free_cores = count / size;
+                let taken = Taken { unwanted: free_cores * unwanted, strangers: 0, free_cores };
+                return count.is_multiple_of(size).then_some(taken);
+            }
+            Cores::Preferred => {}
+        }
+        let (unwanted, strangers, touched) = if unwanted == 0 || wanted == 0 {
+            let touched = count.div_ceil(each);
+            let in_part = if is_free { usize::from(!count.is_multiple_of(size)) } else { touched };
+            (if unwanted == 0 { 0 } else { count }, in_part, touched)
+        } else if count <= cores * wanted {
+            // No core is complete without a CPU that is unwanted.
+            let touched = count.div_ceil(wanted);
+            (0, touched, touched)
+        } else {
+            let extra = count - cores * wanted;
+            let complete = if is_free { extra / unwanted } else { 0 };
+            (extra, cores - complete, cores)
+        };
+        Some(Taken { unwanted, strangers, free_cores: if is_free { touched } else { 0 } })
+    }
+}
+
+// === impl Taken ===
+
+impl Taken {
+    #[inline]
+    fn price<P: Price>(self) -> P {
+        P::UNWANTED.times(self.unwanted)
+            + P::STRANGER.times(self.strangers)
+            + P::FREE_CORE.times(self.free_cores)
+    }
+}
+
+// === impl Search ===
+
+impl<'a, P: Price> Search<'a, P> {
+    /// The node of a cell of whole cores: its classes, joined.
+    pub(super) fn cores(
+        &mut self,
+        cores: &[usize],
+        own: Own<'a, P>,
+        outer: Outer<'a, P>,
+        inner: Outer<'a, P>,
+    ) -> usize {
+        let plan = self.plan;
+        let mut classes: Vec<(Class, usize, usize)> = Vec::with_capacity(cores.len());
+        for &core in cores {
+            if let Some(class) = Class::of(&plan.cores[core], &self.terms) {
+                let lowest = self.terms.lowest(&plan.cores[core]).unwrap_or_default();
+                classes.push((class, lowest, core));
+            }
+        }
+        classes.sort_unstable();
+        let mut chunks = classes.chunk_by(|a, b| a.0 == b.0).peekable();
+        let mut node = 0;
+        while let Some(chunk) = chunks.next() {
+            let last = chunks.peek().is_none();
+            let (own, outer) = if last { (own, outer) } else { (Own::NOTHING, inner) };
+            let (class, lowest, _) = chunk[0];
+            let start = self.threads.len();
+            for &(_, _, core) in chunk {
+                let open = self.terms.open;
+                if self.terms.is_plain() {
+                    self.threads.extend(plan.cores[core].iter().filter(|&&cpu| open[cpu]));
+                } else {
+                    self.threads.extend(self.terms.in_order(&plan.cores[core]).take(class.each));
+                }
+            }
+            let alone = node == 0;
+            let (class_own, class_outer) = if alone { (own, outer) } else { (Own::NOTHING, inner) };
+            let threads = start..self.threads.len();
+            let step = P::DISTANCE.times(self.terms.distance(lowest));
+            let class = self.class(class, chunk.len(), threads, step, class_own, class_outer);
+            node = if alone {
+                class
+            } else {
+                let plain = |node| Part { node, implied: 0, untouched: 0 };
+                self.join(plain(node), plain(class), &Rules::default(), own, outer)
+            };
+        }
+        node
+    }
+
+    /// The node of alike cores; `step` is what the distance of each CPU costs.
+    fn class(
+        &mut self,
+        class: Class,
+        cores: usize,
+        threads: Range<usize>,
+        step: P,
+        own: Own<'a, P>,
+        outer: Outer<'a, P>,
+    ) -> usize {
+        let free = threads.len();
+        let low = self.least(free);
+        let start = self.counts.len();
+        for count in low..=free.min(self.wanted) {
+            if let Some(taken) = class.taken(cores, self.terms.cores, count) {
+                let steps = if P::HAS_WISHES { step.times(count) } else { P::NOTHING };
+                let price = taken.price::<P>() + steps + self.whole(own, count);
+                self.enter(count, price, 0, outer);
+            }
+        }
+        let first = self.lists.len();
+        self.close_list(0, start);
+        self.node(NodeShape::Class { class, threads }, own.shared, free, first)
+    }
+
+    /// The node of a piece of a core, whose pattern says whether some CPU of it is taken, and some not.
+    pub(super) fn piece(&mut self, cell: &Cell, own: Own<'a, P>, outer: Outer<'a, P>) -> usize {
+        let Cell::Piece { cpus, touched, missing } = cell else { return 0 };
+        let Some(class) = Class::of(cpus, &self.terms) else { return 0 };
+        let from = self.threads.len();
+        self.threads.extend(self.terms.in_order(cpus).take(class.each));
+        let threads = from..self.threads.len();
+        let free = threads.len();
+        let (low, high) = (self.least(free), free.min(self.wanted));
+        let step = P::DISTANCE.times(self.terms.distance(self.threads[from]));
+        let all = cpus.len();
+        let mut ways = [(low..(high + 1).min(all), touched | missing), (low.max(all)..high + 1, *touched)];
+        if self.terms.cores == Cores::Whole {
+            ways[0].0 = 0..0;
+        }
+        let first = self.lists.len();
+        for (counts, pattern) in ways {
+            let start = self.counts.len();
+            for count in counts {
+                let unwanted = count.saturating_sub(class.each - class.unwanted);
+                let price = P::UNWANTED.times(unwanted) + step.times(count) + self.whole(own, count);
+                self.enter(count, price, pattern, outer);
+            }
+            self.close_list(pattern, start);
+        }
+        self.node(NodeShape::Piece { threads }, own.shared, free, first)
+    }
+}

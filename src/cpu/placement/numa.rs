@@ -1,0 +1,330 @@
+//! Placements on the fewest NUMA nodes: [`Request::fewest_numa`](super::Request::fewest_numa).
+//!
+//! A set that touches at most `k` NUMA nodes lies in some union of `k` of them, and each set in such a union touches at most
+//! `k`. So the best of all allowed sets is the best of the bests of these unions, each found by the usual search with
+//! nothing open outside of it; what is free stays what it is, because what is left over is priced by it.
+//!
+//! Three things keep that quick. The usual best comes first: if it touches few enough NUMA nodes, it is the best of the
+//! allowed ones, too. Only unions with the least unwanted CPUs and strangers are searched, which is known without a search.
+//! And of NUMA nodes that are [alike](Placer::alike) the lowest are taken first: exchanging two of these, CPU by CPU, changes
+//! no number, and lower ids are better. What remains are a few unions on machines that are built, unless each of many NUMA
+//! nodes is fragmented in its own way: then [`MOST_UNIONS`] are looked at, from the ones with the most CPUs to give, and the
+//! answer is allowed, but perhaps not the best.
+
+use std::collections::BTreeMap;
+
+use super::fewest::{Least, least, nearest_sums};
+use super::plan::Plan;
+use super::price::Price;
+use super::request::{Cores, Refusal, Terms};
+use super::search::Search;
+use super::{Membership, Placer};
+use crate::cpu::CpuSet;
+
+/// The most unions of NUMA nodes that are looked at for one request; each may take some ten microseconds.
+const MOST_UNIONS: usize = 2_000;
+
+/// NUMA nodes, and which of these must be among the ones chosen.
+#[derive(Debug)]
+struct Choice {
+    /// Those that are in every union.
+    held: Vec<bool>,
+    /// The others that have something to give: alike ones together, each list from the lowest; the most generous first.
+    classes: Vec<Vec<usize>>,
+    /// What each NUMA node gives at most.
+    gives: Vec<usize>,
+}
+
+/// What a CPU is, in terms that stay the same when two alike NUMA nodes are exchanged.
+#[derive(Debug, PartialEq, Eq)]
+struct Trait {
+    core: Place,
+    socket: Place,
+    llc: Place,
+    free: bool,
+    open: bool,
+    unwanted: bool,
+    distance: usize,
+}
+
+/// A group of a CPU: by order in its NUMA node if it is all there, otherwise by its number on the machine.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Inside(usize),
+    Across(usize),
+}
+
+// === impl Placer ===
+
+impl Placer {
+    /// The best CPUs that touch, with those that the container has, no more NUMA nodes than so many CPUs need on the empty
+    /// machine. `usual` are the best without that rule.
+    pub(super) fn on_fewest_numa<P: Price>(
+        &self,
+        plan: &Plan,
+        terms: &Terms<'_>,
+        own: &CpuSet,
+        usual: CpuSet,
+    ) -> Result<CpuSet, Refusal> {
+        if terms.wanted == 0 {
+            return Ok(usual);
+        }
+        let held = self.numa_groups(own);
+        let held_cpus = self.plan.ids.iter().filter(|&&id| own.contains(id)).count();
+        let total = held_cpus + terms.wanted;
+        let needs = self.numa_needed(plan, terms, total);
+        if count(&self.numa_groups(&own.union(&usual))) <= needs {
+            return Ok(usual);
+        }
+        let held_on = count(&held);
+        let choice = self.choice(terms, held);
+        let mut most = 0;
+        if let Some(more) = needs.checked_sub(held_on) {
+            if let Some(cpus) = self.best_union::<P>(plan, terms, &choice, more) {
+                return Ok(cpus);
+            }
+            for union in choice.unions(more, 0) {
+                most = most.max(self.given(terms, &union));
+            }
+        }
+        let numbered = choice.gives.iter().enumerate().filter(|(_, gives)| **gives > 0);
+        let free = numbered.map(|(group, &gives)| (self.numa_id(group), gives)).collect();
+        let cores = terms.cores;
+        Err(Refusal::TooFewOnNuma { wanted: total, needs, held: held_cpus, held_on, most, free, cores })
+    }
+
+    /// The best placement in any union of the NUMA nodes held and so many others.
+    fn best_union<P: Price>(
+        &self,
+        plan: &Plan,
+        terms: &Terms<'_>,
+        choice: &Choice,
+        more: usize,
+    ) -> Option<CpuSet> {
+        let mut lowest: Option<Least> = None;
+        let mut worth: Vec<Vec<bool>> = Vec::new();
+        for union in choice.unions(more, terms.wanted) {
+            let open = self.open_in(terms, &union);
+            let Some(least) = least(plan, &Terms { open: &open, ..*terms }) else { continue };
+            // Nothing counts before what the least tells of, so only unions with the lowest can have the best.
+            if lowest.is_none_or(|lowest| least < lowest) {
+                lowest = Some(least);
+                worth.clear();
+            }
+            if lowest == Some(least) {
+                worth.push(open);
+            }
+        }
+        let mut best: Option<(P, CpuSet)> = None;
+        for open in &worth {
+            let found = Search::<P>::new(plan, Terms { open, ..*terms }, lowest?).run();
+            let is_better = |(price, cpus): &(P, CpuSet)| {
+                (found.0, found.1.iter().collect::<Vec<_>>()) < (*price, cpus.iter().collect())
+            };
+            if found.1.len() == terms.wanted && best.as_ref().is_none_or(is_better) {
+                best = Some(found);
+            }
+        }
+        best.map(|(_, cpus)| cpus)
+    }
+
+    /// The fewest NUMA nodes that so many CPUs touch where all online CPUs are free.
+    ///
+    /// Where whole cores can't come out even, because what a container has does not, CPUs are counted instead.
+    fn numa_needed(&self, plan: &Plan, terms: &Terms<'_>, wanted: usize) -> usize {
+        let all = vec![true; self.membership.len()];
+        let nothing = Terms { wanted, free: &all, open: &all, unwanted: &[], distances: &[], ..*terms };
+        let none = vec![false; self.numa_count()];
+        let choice = self.choice(&nothing, none);
+        let mut sizes = choice.gives.clone();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        let mut sum = 0;
+        let enough = |gives: &usize| {
+            sum += gives;
+            sum >= wanted
+        };
+        let at_least = sizes.iter().position(enough).map_or(sizes.len(), |last| last + 1);
+        if terms.cores == Cores::Preferred {
+            return at_least;
+        }
+        let holds = |union: Vec<bool>| {
+            let open = self.open_in(&nothing, &union);
+            least(plan, &Terms { open: &open, ..nothing }).is_some()
+        };
+        let mut counts = at_least..=sizes.len();
+        counts.find(|&count| choice.unions(count, wanted).into_iter().any(holds)).unwrap_or(at_least)
+    }
+
+    fn choice(&self, terms: &Terms<'_>, held: Vec<bool>) -> Choice {
+        let mut cores: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for (member, _) in self.membership.iter().zip(terms.open).filter(|(_, open)| **open) {
+            *cores.entry((member.numa, member.core)).or_default() += 1;
+        }
+        let mut gives = vec![0; held.len()];
+        for ((numa, _), cpus) in cores {
+            gives[numa] += if terms.cores == Cores::Single { 1 } else { cpus };
+        }
+        let others: Vec<usize> = (0..held.len()).filter(|&numa| !held[numa] && gives[numa] > 0).collect();
+        let mut classes = self.alike(terms, &others);
+        classes.sort_by_key(|class| std::cmp::Reverse(gives[class[0]]));
+        Choice { held, classes, gives }
+    }
+
+    /// NUMA nodes, put together with those that they can be exchanged with: CPU by CPU in the order of ids, all groups of
+    /// the machine stay groups, and what is free stays free. In each list, each CPU of one has a lower id than the same CPU
+    /// of the next.
+    fn alike(&self, terms: &Terms<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
+        let mut classes: Vec<(Vec<Trait>, Vec<usize>)> = Vec::new();
+        for &group in groups {
+            let members = self.members(group);
+            let traits = self.traits(terms, &members);
+            let same = classes.iter_mut().find(|(known, list)| {
+                let last = list.last().map(|&last| self.members(last)).unwrap_or_default();
+                *known == traits && last.iter().zip(&members).all(|(last, member)| last < member)
+            });
+            match same {
+                Some((_, list)) => list.push(group),
+                None => classes.push((traits, vec![group])),
+            }
+        }
+        classes.into_iter().map(|(_, list)| list).collect()
+    }
+
+    fn traits(&self, terms: &Terms<'_>, members: &[usize]) -> Vec<Trait> {
+        let place = |kind: fn(&Membership) -> usize| -> Vec<Place> {
+            let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
+            for member in &self.membership {
+                *sizes.entry(kind(member)).or_default() += 1;
+            }
+            let mut here: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+            for &cpu in members {
+                let next = here.len();
+                here.entry(kind(&self.membership[cpu])).or_insert((next, 0)).1 += 1;
+            }
+            let of = |&cpu: &usize| {
+                let group = kind(&self.membership[cpu]);
+                match here.get(&group) {
+                    Some(&(number, size)) if sizes.get(&group) == Some(&size) => Place::Inside(number),
+                    _ => Place::Across(group),
+                }
+            };
+            members.iter().map(of).collect()
+        };
+        let cores = place(|member| member.core);
+        let sockets = place(|member| member.socket);
+        let llcs = place(|member| member.llc);
+        let places = cores.into_iter().zip(sockets).zip(llcs);
+        let one = |(&cpu, ((core, socket), llc)): (&usize, ((Place, Place), Place))| Trait {
+            core,
+            socket,
+            llc,
+            free: terms.free[cpu],
+            open: terms.open[cpu],
+            unwanted: terms.is_unwanted(cpu),
+            distance: terms.distance(cpu),
+        };
+        members.iter().zip(places).map(one).collect()
+    }
+
+    /// Which CPUs are open in a union of NUMA nodes.
+    fn open_in(&self, terms: &Terms<'_>, union: &[bool]) -> Vec<bool> {
+        let inside = |(member, &open): (&Membership, &bool)| open && union[member.numa];
+        let mut open: Vec<bool> = self.membership.iter().zip(terms.open).map(inside).collect();
+        if terms.cores == Cores::Whole {
+            // A core in pieces may have one outside.
+            let whole = self.on_whole_cores(&open);
+            for (open, whole) in open.iter_mut().zip(whole) {
+                *open &= whole;
+            }
+        }
+        open
+    }
+
+    /// The most CPUs, of those wanted, that a union gives which doesn't give all.
+    fn given(&self, terms: &Terms<'_>, union: &[bool]) -> usize {
+        let open = self.open_in(terms, union);
+        let terms = Terms { open: &open, ..*terms };
+        match terms.cores {
+            Cores::Preferred => count(&open),
+            Cores::Single => self.open_cores(&terms).len(),
+            Cores::Whole => nearest_sums(&self.open_cores(&terms), terms.wanted).0,
+        }
+    }
+
+    fn numa_count(&self) -> usize {
+        self.membership.iter().map(|member| member.numa + 1).max().unwrap_or_default()
+    }
+
+    /// Which NUMA nodes a set touches.
+    fn numa_groups(&self, cpus: &CpuSet) -> Vec<bool> {
+        let mut touched = vec![false; self.numa_count()];
+        let members = self.membership.iter().zip(&self.plan.ids);
+        for (member, _) in members.filter(|(_, id)| cpus.contains(**id)) {
+            touched[member.numa] = true;
+        }
+        touched
+    }
+
+    fn members(&self, numa: usize) -> Vec<usize> {
+        (0..self.membership.len()).filter(|&cpu| self.membership[cpu].numa == numa).collect()
+    }
+
+    /// The kernel's id of a NUMA node; none for CPUs without one.
+    fn numa_id(&self, numa: usize) -> Option<u32> {
+        let mut of = self.membership.iter().zip(&self.numa_of);
+        of.find(|(member, _)| member.numa == numa).and_then(|(_, id)| *id)
+    }
+}
+
+// === impl Choice ===
+
+impl Choice {
+    /// Unions of the NUMA nodes held and so many others, or of all if there are fewer, that might give so many CPUs: one of
+    /// each kind, and [`MOST_UNIONS`] at most.
+    fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {
+        let given =
+            self.gives.iter().zip(&self.held).filter(|(_, held)| **held).map(|(gives, _)| gives).sum();
+        let more = more.min(self.classes.iter().map(Vec::len).sum());
+        let mut unions = Vec::new();
+        self.extend(&self.classes, more, given, wanted, &self.held, &mut unions);
+        unions
+    }
+
+    /// Adds so many NUMA nodes out of some classes to a union that gives so many CPUs, in every way.
+    fn extend(
+        &self,
+        classes: &[Vec<usize>],
+        more: usize,
+        given: usize,
+        wanted: usize,
+        union: &[bool],
+        unions: &mut Vec<Vec<bool>>,
+    ) {
+        if unions.len() >= MOST_UNIONS {
+            return;
+        }
+        let Some((class, rest)) = classes.split_first().filter(|_| more > 0) else {
+            if more == 0 && given >= wanted {
+                unions.push(union.to_vec());
+            }
+            return;
+        };
+        // No class that follows gives more.
+        let each = self.gives[class[0]];
+        let left: usize = classes.iter().map(Vec::len).sum();
+        if left < more || given + more * each < wanted {
+            return;
+        }
+        for taken in (0..=more.min(class.len())).rev() {
+            let mut union = union.to_vec();
+            for &group in &class[..taken] {
+                union[group] = true;
+            }
+            self.extend(rest, more - taken, given + taken * each, wanted, &union, unions);
+        }
+    }
+}
+
+fn count(which: &[bool]) -> usize {
+    which.iter().filter(|&&is| is).count()
+}

@@ -1,0 +1,399 @@
+//! [`Placer::repack`]: which running containers to move so that a new one need not be split.
+//!
+//! A request is *split* when its best placement touches more groups of a kind than it would if all owners were gone; of
+//! NUMA nodes, sockets and LLCs, the first such kind is the one to mend. A repacking is a list of moves, carried out one
+//! after the other, after which the best placement touches no more of this kind than it needs, no more of the kinds before
+//! it than now, and has no more strangers than now.
+//!
+//! A request for the [fewest NUMA nodes](Request::fewest_numa) that is refused now is as split as it would be without that
+//! rule, and may have the strangers that it needs with it.
+//!
+//! A move takes an owner with all its CPUs to CPUs that are free at that time, to the best of them for its own request
+//! within one group: a group of the finest kind of which it touches only one now, so that it stays in one; within the
+//! whole machine where it touches several of each. In no number of its own request that counts before what is left over may
+//! it stand worse than it did: not in strangers, not in distance, not in NUMA nodes, sockets or LLCs. So no move ever
+//! splits another.
+//!
+//! Of all repackings, the best is the one with the fewest moves; then the fewest CPUs moved; then the placement of least
+//! [`Cost`]; then the first owners in their order, and the lowest groups.
+//!
+//! # Why it is quick
+//!
+//! What is free in each group after some moves is a sum, so nearly all choices are turned down by counting. Only the others
+//! are placed, and no more than [`MOST_DECISIONS`] of these: then the best so far counts.
+
+use super::{Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request};
+
+/// The most placements that are tried for one repacking; each takes some ten microseconds.
+const MOST_DECISIONS: usize = 2_000;
+
+/// One who has CPUs of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Owner {
+    /// Its CPUs.
+    pub cpus: CpuSet,
+    /// The siblings of its CPUs that are kept idle for it.
+    pub idle: CpuSet,
+    /// What it wants of its CPUs, if it may move; their number is that of those it has.
+    pub movable: Option<Request>,
+}
+
+/// One owner's way to other CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// Its place in the list of owners.
+    pub owner: usize,
+    /// Where it goes.
+    pub to: Placement,
+}
+
+/// Moves, and what they make possible.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repacking {
+    /// The moves in the order in which they can be made.
+    pub moves: Vec<Move>,
+    /// The new container's placement after them.
+    pub placement: Placement,
+}
+
+/// What moves must reach.
+#[derive(Debug, Clone, Copy)]
+struct Goal {
+    now: Cost,
+    need: Cost,
+    /// The kind to mend: 0 for NUMA nodes, 1 for sockets, 2 for LLCs.
+    kind: usize,
+}
+
+/// A repacking being looked for.
+#[derive(Debug)]
+struct Repacker<'a> {
+    placer: &'a Placer,
+    request: &'a Request,
+    free: &'a CpuSet,
+    owners: Vec<Mover<'a>>,
+    goal: Goal,
+    /// The groups of each kind.
+    kinds: &'a [Vec<CpuSet>; 3],
+    /// Those of the kind to mend, and how many CPUs are free in each.
+    groups: &'a [CpuSet],
+    free_in: Vec<usize>,
+    decisions: usize,
+    best: Option<Repacking>,
+}
+
+/// An owner that may move.
+#[derive(Debug)]
+struct Mover<'a> {
+    owner: usize,
+    held: CpuSet,
+    request: Request,
+    /// What it must not fall below.
+    standing: Standing,
+    /// Where it may go to.
+    regions: Vec<Region<'a>>,
+    /// How many CPUs it has in each group.
+    held_in: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Region<'a> {
+    cpus: &'a CpuSet,
+    /// The group that it lies in, if it is one.
+    group: Option<usize>,
+    /// The best place in it before any move, once it is known; none inside if there is none.
+    place: Option<Option<Placement>>,
+}
+
+/// Numbers none of which may grow.
+type Standing = [usize; 6];
+
+// === impl Goal ===
+
+impl Goal {
+    fn new(now: Cost, need: Cost) -> Option<Self> {
+        let kind = spans(now).iter().zip(spans(need)).position(|(&now, need)| now > need)?;
+        Some(Self { now, need, kind })
+    }
+
+    fn is_met(&self, cost: Cost) -> bool {
+        let (now, need) = (spans(self.now), spans(self.need));
+        let before = spans(cost).into_iter().zip(now).take(self.kind).all(|(cost, now)| cost <= now);
+        cost.strangers <= self.now.strangers && before && spans(cost)[self.kind] <= need[self.kind]
+    }
+}
+
+// === impl Placer ===
+
+impl Placer {
+    /// The moves, at most one or two, after which a request is not split that would be split now.
+    ///
+    /// None if it would not be, if it can't be placed at all, if it wants to be spread, or if no such moves are found.
+    /// `owners` are all who have CPUs, `free` the CPUs that nobody has.
+    pub fn repack(
+        &self,
+        free: &CpuSet,
+        owners: &[Owner],
+        request: &Request,
+        max_moves: usize,
+    ) -> Option<Repacking> {
+        if request.order == Order::Spread {
+            return None;
+        }
+        let all = owners.iter().fold(free.clone(), |all, owner| all.union(&owner.cpus).union(&owner.idle));
+        let need = || self.place_as(&all, request).ok().map(|placement| placement.cost);
+        let (now, need) = match self.place_as(free, request) {
+            Ok(placement) => (placement.cost, need()?),
+            Err(Refusal::TooFewOnNuma { .. }) => {
+                let split = Request { fewest_numa: false, ..request.clone() };
+                let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
+                (Cost { strangers: now.strangers.max(need.strangers), ..now }, need)
+            }
+            Err(_) => return None,
+        };
+        let goal = Goal::new(now, need)?;
+        let kinds = [0, 1, 2].map(|kind| self.groups(kind));
+        let mut repacker = Repacker::new(self, free, owners, request, goal, &kinds);
+        for moves in 1..=max_moves.min(2) {
+            repacker.search(moves);
+            if repacker.best.is_some() {
+                break;
+            }
+        }
+        repacker.best
+    }
+
+    /// The groups of a kind: 0 for NUMA nodes, 1 for sockets, 2 for LLCs.
+    fn groups(&self, kind: usize) -> Vec<CpuSet> {
+        let mut groups: Vec<CpuSet> = Vec::new();
+        for (member, &id) in self.membership.iter().zip(&self.plan.ids) {
+            let group = [member.numa, member.socket, member.llc][kind];
+            if groups.len() <= group {
+                groups.resize(group + 1, CpuSet::new());
+            }
+            groups[group].insert(id);
+        }
+        groups
+    }
+
+    /// How an owner of some CPUs stands in the numbers of its request.
+    fn standing(
+        &self,
+        cpus: &CpuSet,
+        idle: &CpuSet,
+        request: &Request,
+        kinds: &[Vec<CpuSet>; 3],
+    ) -> Standing {
+        let isolated = cpus.intersection(&self.isolated).len();
+        let unwanted = match request.isolated {
+            Isolated::Avoid => isolated,
+            Isolated::Prefer => cpus.len() - isolated,
+            Isolated::Ignore => 0,
+        };
+        let distances = self.distances(&request.near);
+        let far = distances.iter().zip(&self.plan.ids).filter(|(_, id)| cpus.contains(**id));
+        let distance = far.map(|(distance, _)| distance).sum();
+        let strangers = self.cost(&cpus.union(idle)).strangers;
+        let [numa, sockets, llcs] = match request.order {
+            Order::Pack => spans(self.cost(cpus)),
+            Order::Spread => kinds.each_ref().map(|groups| {
+                let square = |group: &CpuSet| cpus.intersection(group).len().pow(2);
+                groups.iter().map(square).sum()
+            }),
+        };
+        [unwanted, strangers, distance, numa, sockets, llcs]
+    }
+}
+
+// === impl Repacker ===
+
+impl<'a> Repacker<'a> {
+    fn new(
+        placer: &'a Placer,
+        free: &'a CpuSet,
+        owners: &[Owner],
+        request: &'a Request,
+        goal: Goal,
+        kinds: &'a [Vec<CpuSet>; 3],
+    ) -> Self {
+        let groups = &kinds[goal.kind][..];
+        let count = |cpus: &CpuSet| groups.iter().map(|group| group.intersection(cpus).len()).collect();
+        let mover = |(owner, Owner { cpus, idle, movable }): (usize, &Owner)| {
+            let request = Request { cpus: cpus.len(), ..movable.clone()? };
+            let held = cpus.union(idle);
+            let standing = placer.standing(cpus, idle, &request, kinds);
+            let region = |cpus: &'a CpuSet| {
+                let group = groups.iter().position(|group| cpus.is_subset(group));
+                Region { cpus, group, place: None }
+            };
+            let spans = spans(placer.cost(cpus));
+            let of_one = (0..3).filter(|&kind| spans[kind] == 1 && request.order == Order::Pack);
+            let regions = match of_one.max_by_key(|&kind| (kinds[kind].len(), kind)) {
+                Some(kind) => kinds[kind].iter().map(region).collect(),
+                None => vec![Region { cpus: free, group: None, place: None }],
+            };
+            let held_in = count(&held);
+            (!cpus.is_empty()).then_some(Mover { owner, held, request, standing, regions, held_in })
+        };
+        let owners = owners.iter().enumerate().filter_map(mover).collect();
+        let free_in = count(free);
+        Self { placer, request, free, owners, goal, kinds, groups, free_in, decisions: 0, best: None }
+    }
+
+    /// Tries so many moves, from the fewest CPUs moved to the most.
+    fn search(&mut self, moves: usize) {
+        let movers = 0..self.owners.len();
+        let mut orders: Vec<Vec<usize>> = match moves {
+            1 => movers.map(|mover| vec![mover]).collect(),
+            _ => movers
+                .clone()
+                .flat_map(|first| movers.clone().map(move |second| vec![first, second]))
+                .filter(|order| order[0] != order[1])
+                .collect(),
+        };
+        let moved = |this: &Self, order: &[usize]| -> usize {
+            order.iter().map(|&mover| this.owners[mover].request.cpus).sum()
+        };
+        orders.sort_by_key(|order| moved(self, order));
+        let mut least = None;
+        for order in orders {
+            let cpus = moved(self, &order);
+            if least.is_some_and(|least| least < cpus) || self.is_over() {
+                return;
+            }
+            let mut counts = self.free_in.clone();
+            for &mover in &order {
+                add(&mut counts, &self.owners[mover].held_in);
+            }
+            if self.can_hold(&counts) {
+                self.go(&order, self.free, &counts, Vec::new());
+            }
+            if self.best.is_some() {
+                least = Some(cpus);
+            }
+        }
+    }
+
+    /// Nothing better can come of trying on.
+    fn is_over(&self) -> bool {
+        self.decisions >= MOST_DECISIONS
+            || self.best.as_ref().is_some_and(|best| best.placement.cost == self.goal.need)
+    }
+
+    /// Makes the next move of an order in every way. `counts` are the free CPUs in each group when all of the order have
+    /// left, and those that moved already are where they go.
+    fn go(&mut self, order: &[usize], free: &CpuSet, counts: &[usize], moves: Vec<Move>) {
+        let Some((&mover, rest)) = order.split_first() else {
+            return self.finish(free, moves);
+        };
+        for region in 0..self.owners[mover].regions.len() {
+            if self.is_over() {
+                return;
+            }
+            let Mover { request, regions, .. } = &self.owners[mover];
+            if let Some(group) = regions[region].group {
+                let mut counts = counts.to_vec();
+                counts[group] = counts[group].saturating_sub(request.cpus);
+                if !self.can_hold(&counts) {
+                    continue;
+                }
+            }
+            let Some(to) = self.place(mover, region, free, moves.last()) else { continue };
+            let target = to.cpus.union(&to.idle);
+            let Mover { owner, held, .. } = &self.owners[mover];
+            // The same two moves in the other order were tried before, unless one needs what the other leaves.
+            if let Some(before) = moves.last()
+                && before.owner > *owner
+                && target.is_disjoint(&self.held_by(before.owner))
+            {
+                continue;
+            }
+            let mut counts = counts.to_vec();
+            for (count, group) in counts.iter_mut().zip(self.groups) {
+                *count = count.saturating_sub(target.intersection(group).len());
+            }
+            if self.can_hold(&counts) {
+                let free = free.difference(&target).union(held);
+                let mut moves = moves.clone();
+                moves.push(Move { owner: *owner, to });
+                self.go(rest, &free, &counts, moves);
+            }
+        }
+    }
+
+    /// The best place for an owner in one of its regions; none if there is none or it would stand worse.
+    fn place(
+        &mut self,
+        mover: usize,
+        region: usize,
+        free: &CpuSet,
+        before: Option<&Move>,
+    ) -> Option<Placement> {
+        let held = before.map(|before| self.held_by(before.owner));
+        let Mover { request, standing, regions, .. } = &self.owners[mover];
+        let Region { cpus, place, .. } = &regions[region];
+        // The whole machine is meant by the CPUs that are free on it, whichever these are now.
+        let is_machine = std::ptr::eq(*cpus, self.free);
+        let untouched = !is_machine
+            && before.zip(held).is_none_or(|(before, held)| {
+                let touched = before.to.cpus.union(&before.to.idle).union(&held);
+                touched.is_disjoint(cpus)
+            });
+        if let (Some(place), true) = (place, untouched) {
+            return place.clone();
+        }
+        let free = if is_machine { free.clone() } else { free.intersection(cpus) };
+        let place = if free.len() < request.cpus {
+            None
+        } else {
+            self.decisions += 1;
+            self.placer.place_as(&free, request).ok().filter(|to| {
+                let new = self.placer.standing(&to.cpus, &to.idle, request, self.kinds);
+                new.iter().zip(standing).all(|(new, old)| new <= old)
+            })
+        };
+        if untouched {
+            self.owners[mover].regions[region].place = Some(place.clone());
+        }
+        place
+    }
+
+    /// What an owner has before it moves.
+    fn held_by(&self, owner: usize) -> CpuSet {
+        let mover = self.owners.iter().find(|mover| mover.owner == owner);
+        mover.map(|mover| mover.held.clone()).unwrap_or_default()
+    }
+
+    /// Places the new container after all moves.
+    fn finish(&mut self, free: &CpuSet, moves: Vec<Move>) {
+        self.decisions += 1;
+        let Ok(placement) = self.placer.place_as(free, self.request) else { return };
+        let is_better = self.best.as_ref().is_none_or(|best| placement.cost < best.placement.cost);
+        if self.goal.is_met(placement.cost) && is_better {
+            self.best = Some(Repacking { moves, placement });
+        }
+    }
+
+    /// Whether as few groups as it needs have enough CPUs for the request.
+    fn can_hold(&self, counts: &[usize]) -> bool {
+        let most = spans(self.goal.need)[self.goal.kind];
+        let wanted = self.request.cpus;
+        if most == 1 {
+            return counts.iter().any(|&count| count >= wanted);
+        }
+        let mut counts = counts.to_vec();
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        counts.iter().take(most).sum::<usize>() >= wanted
+    }
+}
+
+/// What a placement spans, by kind.
+fn spans(cost: Cost) -> [usize; 3] {
+    [cost.numa, cost.sockets, cost.llcs]
+}
+
+fn add(counts: &mut [usize], more: &[usize]) {
+    for (count, more) in counts.iter_mut().zip(more) {
+        *count += more;
+    }
+}

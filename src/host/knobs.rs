@@ -1,0 +1,401 @@
+//! Where others than the pods work: interrupts, unbound work queues, the steering of packets, systemd's own slices.
+//!
+//! Each place is a [`Knob`]: a set of CPUs in a file that is there already. Nothing is ever created. What the kernel
+//! manages itself refuses to be written, with EIO; that is for the caller to report.
+//!
+//! A work queue's own mask (`/sys/devices/virtual/workqueue/NAME/cpumask`) is no knob: the kernel keeps every unbound work
+//! queue within the common mask, so moving that one is enough, and there is less to put back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::cgroup::{CgroupError, Cgroups};
+use super::file::{self, FileError};
+use crate::cpu::{CpuSet, ParseCpuSetError};
+
+/// A set of CPUs that the kernel keeps for work of its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Knob {
+    /// The CPUs that an interrupt may go to.
+    Irq(u32),
+    /// The CPUs that interrupts set up from now on may go to.
+    NewIrqs,
+    /// The CPUs that unbound work queues may use.
+    Workqueues,
+    /// The CPUs that packets of a receive queue are handed to (RPS); empty where that is off.
+    Receive {
+        /// The network interface.
+        device: String,
+        /// The queue's number.
+        queue: u32,
+    },
+    /// The CPUs that send through a transmit queue (XPS); empty where that is off.
+    Transmit {
+        /// The network interface.
+        device: String,
+        /// The queue's number.
+        queue: u32,
+    },
+    /// The CPUs of a slice or scope of systemd beside the pods' trees, by its name.
+    Slice(String),
+}
+
+/// What a knob is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Interrupts.
+    Irqs,
+    /// Unbound work queues.
+    Workqueues,
+    /// RPS and XPS.
+    PacketSteering,
+    /// What systemd runs outside the pods' trees.
+    SystemSlices,
+}
+
+/// Knobs as they are now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The kinds that were read, whole.
+    pub kinds: BTreeSet<Kind>,
+    /// What each knob holds.
+    pub values: BTreeMap<Knob, CpuSet>,
+    /// Knobs that are there and could not be read, and why.
+    pub unreadable: BTreeMap<Knob, String>,
+}
+
+/// The knobs below a root.
+#[derive(Debug, Clone)]
+pub struct Knobs {
+    proc: PathBuf,
+    sys: PathBuf,
+    slices: Option<Slices>,
+}
+
+/// Where systemd's slices are, and which of them belong to pods.
+#[derive(Debug, Clone)]
+struct Slices {
+    cgroups: Cgroups,
+    trees: Vec<String>,
+}
+
+/// Why a knob could not be turned.
+#[derive(Debug, thiserror::Error)]
+pub enum TurnError {
+    /// A file of the kernel's.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A cgroup, through systemd.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
+
+/// Why a knob could not be read.
+#[derive(Debug, thiserror::Error)]
+enum KnobError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{} holds no set of CPUs: {source}", path.display())]
+    Malformed { path: PathBuf, source: ParseCpuSetError },
+}
+
+// === impl Knob ===
+
+impl Knob {
+    /// What it is about.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Irq(_) | Self::NewIrqs => Kind::Irqs,
+            Self::Workqueues => Kind::Workqueues,
+            Self::Receive { .. } | Self::Transmit { .. } => Kind::PacketSteering,
+            Self::Slice(_) => Kind::SystemSlices,
+        }
+    }
+}
+
+// === impl TurnError ===
+
+impl TurnError {
+    /// Whether the knob is gone, which is an ordinary thing to happen.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::File(error) => error.is_gone(),
+            Self::Cgroup(error) => error.is_gone(),
+        }
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Irq(irq) => write!(f, "IRQ {irq}"),
+            Self::NewIrqs => f.write_str("the default of new IRQs"),
+            Self::Workqueues => f.write_str("unbound work queues"),
+            Self::Receive { device, queue } => write!(f, "{device} receive queue {queue}"),
+            Self::Transmit { device, queue } => write!(f, "{device} transmit queue {queue}"),
+            Self::Slice(name) => f.write_str(name),
+        }
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Irqs, Self::Workqueues, Self::PacketSteering, Self::SystemSlices];
+}
+
+// === impl Knobs ===
+
+impl Knobs {
+    /// The knobs of the machine whose `proc` and `sys` lie below `root`.
+    pub fn new(root: &Path) -> Self {
+        Self { proc: root.join("proc"), sys: root.join("sys"), slices: None }
+    }
+
+    /// With systemd's slices and scopes among them, but for those that the pods' trees are in.
+    #[must_use]
+    pub fn with_slices(mut self, cgroups: Cgroups, trees: &[String]) -> Self {
+        self.slices = Some(Slices { cgroups, trees: trees.to_owned() });
+        self
+    }
+
+    /// Reads every knob of these kinds. What this kernel doesn't have is not there; what goes away meanwhile neither.
+    ///
+    /// # Errors
+    /// A folder that is there and can't be listed.
+    pub fn read(&self, kinds: &BTreeSet<Kind>) -> Result<Seen, FileError> {
+        let mut seen = Seen { kinds: kinds.clone(), ..Seen::default() };
+        let mut knobs = Vec::new();
+        if kinds.contains(&Kind::Irqs) {
+            let irqs = names(&self.proc.join("irq"))?;
+            knobs.extend(irqs.iter().filter_map(|name| name.parse().ok()).map(Knob::Irq));
+            knobs.push(Knob::NewIrqs);
+        }
+        if kinds.contains(&Kind::Workqueues) {
+            knobs.push(Knob::Workqueues);
+        }
+        if kinds.contains(&Kind::PacketSteering) {
+            self.queues(&mut knobs)?;
+        }
+        match &self.slices {
+            Some(slices) if kinds.contains(&Kind::SystemSlices) => {
+                knobs.extend(slices.names()?.into_iter().map(Knob::Slice));
+            }
+            // Who can't look must not take them for gone.
+            _ => {
+                seen.kinds.remove(&Kind::SystemSlices);
+            }
+        }
+        for knob in knobs {
+            match self.value(&knob) {
+                Ok(Some(cpus)) => {
+                    seen.values.insert(knob, cpus);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    seen.unreadable.insert(knob, error.to_string());
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Reads one knob; `None` where it is not there.
+    ///
+    /// # Errors
+    /// As a sentence: the file can't be read, or holds something else than CPUs.
+    pub fn get(&self, knob: &Knob) -> Result<Option<CpuSet>, String> {
+        self.value(knob).map_err(|error| match &error {
+            KnobError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
+                format!("{error}: {source}")
+            }
+            KnobError::Malformed { .. } => error.to_string(),
+        })
+    }
+
+    /// Turns a knob.
+    ///
+    /// # Errors
+    /// The kernel's own: EIO for an interrupt that it manages itself, EINVAL where no CPU of the set is online.
+    /// What systemd says where it has the last word.
+    pub fn set(&self, knob: &Knob, cpus: &CpuSet) -> Result<(), TurnError> {
+        if let (Knob::Slice(name), Some(slices)) = (knob, &self.slices) {
+            return Ok(slices.cgroups.set_cpus(name, cpus)?);
+        }
+        let text = if matches!(knob, Knob::Irq(_)) { cpus.to_string() } else { mask(cpus) };
+        Ok(file::write(&self.written(knob), &text)?)
+    }
+
+    /// Who uses an interrupt, as its drivers named it; empty where nobody does.
+    pub fn irq_name(&self, irq: u32) -> String {
+        let actions = self.sys.join(format!("kernel/irq/{irq}/actions"));
+        match file::read_optional(&actions) {
+            Ok(Some(text)) => text.trim().to_owned(),
+            // Before Linux 4.9 each user has a folder.
+            _ => {
+                let folder = self.proc.join(format!("irq/{irq}"));
+                let names = names(&folder).unwrap_or_default();
+                let users: Vec<_> = names.into_iter().filter(|name| folder.join(name).is_dir()).collect();
+                users.join(",")
+            }
+        }
+    }
+
+    /// Whether irqbalance runs, which spreads interrupts by its own ideas.
+    pub fn irqbalance(&self) -> bool {
+        let processes = names(&self.proc).unwrap_or_default();
+        processes
+            .iter()
+            .filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
+            .any(|pid| fs::read(self.proc.join(pid).join("comm")).is_ok_and(|comm| comm == b"irqbalance\n"))
+    }
+
+    fn queues(&self, into: &mut Vec<Knob>) -> Result<(), FileError> {
+        let net = self.sys.join("class/net");
+        for device in names(&net)? {
+            for name in names(&net.join(&device).join("queues"))? {
+                let Some((direction, number)) = name.split_once('-') else { continue };
+                let Ok(queue) = number.parse() else { continue };
+                let device = device.clone();
+                match direction {
+                    "rx" => into.push(Knob::Receive { device, queue }),
+                    "tx" => into.push(Knob::Transmit { device, queue }),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&self, knob: &Knob) -> Result<Option<CpuSet>, KnobError> {
+        let mut path = self.written(knob);
+        if *knob == Knob::Workqueues {
+            // Isolated partitions take CPUs out of the mask in force; what was asked for is what to compare and put back.
+            let requested = self.sys.join("devices/virtual/workqueue/cpumask_requested");
+            if requested.exists() {
+                path = requested;
+            }
+        }
+        let text = match file::read_optional(&path) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(None),
+            // A queue of a device that has no such steering says so by these.
+            Err(FileError::Read { source, .. })
+                if knob.kind() == Kind::PacketSteering
+                    && [nix::libc::EINVAL, nix::libc::EOPNOTSUPP]
+                        .map(Some)
+                        .contains(&source.raw_os_error()) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let cpus = match knob {
+            // Nothing written means all, those included that are offline now.
+            Knob::Slice(_) if text.trim().is_empty() => {
+                path = self.sys.join("devices/system/cpu/possible");
+                file::read(&path)?.parse()
+            }
+            Knob::Irq(_) | Knob::Slice(_) => text.parse(),
+            _ => CpuSet::from_mask(&text),
+        };
+        cpus.map(Some).map_err(|source| KnobError::Malformed { path, source })
+    }
+
+    fn written(&self, knob: &Knob) -> PathBuf {
+        match knob {
+            Knob::Irq(irq) => self.proc.join(format!("irq/{irq}/smp_affinity_list")),
+            Knob::NewIrqs => self.proc.join("irq/default_smp_affinity"),
+            Knob::Workqueues => self.sys.join("devices/virtual/workqueue/cpumask"),
+            Knob::Receive { device, queue } => {
+                self.sys.join(format!("class/net/{device}/queues/rx-{queue}/rps_cpus"))
+            }
+            Knob::Transmit { device, queue } => {
+                self.sys.join(format!("class/net/{device}/queues/tx-{queue}/xps_cpus"))
+            }
+            Knob::Slice(name) => {
+                let root = self.slices.as_ref().map(|slices| slices.cgroups.root()).unwrap_or(Path::new(""));
+                root.join(name).join("cpuset.cpus")
+            }
+        }
+    }
+}
+
+// === impl Slices ===
+
+impl Slices {
+    /// The slices and scopes at the top of the hierarchy that hold no pods.
+    fn names(&self) -> Result<Vec<String>, FileError> {
+        let pods = |name: &String| self.trees.iter().any(|tree| tree.split('/').next() == Some(name));
+        let mut names = names(self.cgroups.root())?;
+        names.retain(|name| (name.ends_with(".slice") || name.ends_with(".scope")) && !pods(name));
+        Ok(names)
+    }
+}
+
+/// The names in a folder; none where there is no such folder.
+fn names(folder: &Path) -> Result<Vec<String>, FileError> {
+    let error = |source| FileError::Read { path: folder.to_owned(), source };
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(source)
+            if matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(source) => return Err(error(source)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        match entry {
+            Ok(entry) => names.push(entry.file_name().to_string_lossy().into_owned()),
+            Err(source) if FileError::is_gone(&error(std::io::Error::from(source.kind()))) => {}
+            Err(source) => return Err(error(source)),
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The kernel's mask format: words of 32 bits in hexadecimal, the highest first.
+fn mask(cpus: &CpuSet) -> String {
+    let highest = cpus.iter().last().unwrap_or(0);
+    let mut words = vec![0_u32; highest as usize / 32 + 1];
+    for cpu in cpus.iter() {
+        if let Some(word) = words.get_mut(cpu as usize / 32) {
+            *word |= 1 << (cpu % 32);
+        }
+    }
+    let words: Vec<String> = words.iter().rev().map(|word| format!("{word:08x}")).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_read_as_they_are_written() {
+        assert_eq!(mask(&CpuSet::new()), "00000000");
+        assert_eq!(mask(&"0-3,33".parse().unwrap()), "00000002,0000000f");
+        for list in ["", "0", "31-32", "0-127,8191"] {
+            let cpus: CpuSet = list.parse().unwrap();
+            assert_eq!(CpuSet::from_mask(&mask(&cpus)).unwrap(), cpus);
+        }
+    }
+
+    #[test]
+    fn a_machine_without_any_has_none() {
+        let root = tempfile::tempdir().unwrap();
+        let knobs = Knobs::new(root.path());
+        let seen = knobs.read(&Kind::ALL.into()).unwrap();
+        assert!(seen.values.is_empty() && seen.unreadable.is_empty());
+        assert!(knobs.set(&Knob::Irq(1), &"0".parse().unwrap()).unwrap_err().is_gone());
+        assert!(!knobs.irqbalance());
+        assert_eq!(knobs.irq_name(1), "");
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "something was made");
+    }
+}

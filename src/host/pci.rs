@@ -1,0 +1,50 @@
+//! Where PCI devices are plugged in.
+
+use std::path::Path;
+
+use super::file;
+
+/// The NUMA node that a PCI device is near, by its address as in `0000:3b:00.0`.
+///
+/// `None` where the name is no address, there is no such device, or the machine doesn't tell (the kernel says −1).
+pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
+    if !is_address(address) {
+        return None;
+    }
+    let path = root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()).join("numa_node");
+    file::read_optional(&path).ok().flatten()?.parse().ok()
+}
+
+/// Whether this is domain, bus, device and function in hexadecimal: an id from elsewhere must not become a path.
+fn is_address(text: &str) -> bool {
+    let hex = |part: &str, min: usize, max: usize| {
+        (min..=max).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
+    };
+    let Some((front, function)) = text.rsplit_once('.') else { return false };
+    let mut parts = front.splitn(3, ':');
+    let (Some(domain), Some(bus), Some(device)) = (parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    hex(domain, 4, 8) && hex(bus, 2, 2) && hex(device, 2, 2) && hex(function, 1, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_are_looked_up() {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("sys/bus/pci/devices");
+        for (address, node) in [("0000:3b:00.0", "1\n"), ("0000:af:00.1", "-1\n")] {
+            std::fs::create_dir_all(devices.join(address)).unwrap();
+            std::fs::write(devices.join(address).join("numa_node"), node).unwrap();
+        }
+        assert_eq!(numa_node(root.path(), "0000:3b:00.0"), Some(1));
+        assert_eq!(numa_node(root.path(), "0000:3B:00.0"), Some(1));
+        assert_eq!(numa_node(root.path(), "0000:af:00.1"), None);
+        for other in ["0000:00:00.0", "GPU-fef8089b", "../0000:3b:00.0", "0000:3b:00", "", "..", "3b:00.0"] {
+            assert_eq!(numa_node(root.path(), other), None, "{other}");
+        }
+    }
+}

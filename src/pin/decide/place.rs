@@ -1,0 +1,238 @@
+//! Who keeps, who gives back, who gets which CPUs, and who moves to make room.
+
+use std::collections::BTreeMap;
+
+use super::super::ledger::Ledger;
+use super::super::mark::{IDLE, union, usable};
+use super::{Asked, Inputs, Moved};
+use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request};
+
+/// Claims in the making.
+pub(super) struct Placing<'a> {
+    inputs: &'a Inputs<'a>,
+    asked: &'a [Asked<'a>],
+    /// CPUs that are not to be given, whoever owns them or does not.
+    ///
+    /// What somebody gives up is among them until that is done: killed on the way, we would leave it with two owners.
+    barred: CpuSet,
+    pub(super) claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    /// Why containers have less than they are owed, per pod's index and container's name.
+    pub(super) notes: BTreeMap<(usize, String), String>,
+    pub(super) moves: Vec<Moved>,
+}
+
+// === impl Placing ===
+
+impl<'a> Placing<'a> {
+    pub(super) fn new(inputs: &'a Inputs<'a>, ledger: &Ledger, asked: &'a [Asked<'a>]) -> Self {
+        Self {
+            inputs,
+            asked,
+            barred: inputs.reserved.union(&ledger.barred).union(&ledger.exclusive()),
+            claims: ledger.claims.clone(),
+            notes: BTreeMap::new(),
+            moves: Vec::new(),
+        }
+    }
+
+    /// CPUs that can be given.
+    fn free(&self) -> CpuSet {
+        let owned = union(self.claims.values().flat_map(BTreeMap::values));
+        self.inputs.topology.online.difference(&owned.union(&self.barred))
+    }
+
+    fn near(&self, pod: &Asked<'_>) -> CpuSet {
+        let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+        self.inputs.devices.get(&key).cloned().unwrap_or_default()
+    }
+
+    /// The idle CPUs of a pod that wants the siblings of its CPUs kept idle, as far as they are in a set.
+    fn idle(&self, pod: &Asked<'_>, mine: &BTreeMap<String, CpuSet>, from: &CpuSet) -> CpuSet {
+        if pod.wishes.cores != Cores::Single {
+            return CpuSet::new();
+        }
+        let own = usable(mine);
+        let cores = own.iter().map(|cpu| self.inputs.topology.core_of(cpu));
+        cores.fold(CpuSet::new(), |all, core| all.union(&core)).difference(&own).intersection(from)
+    }
+
+    /// Keeps what a pod's containers are still owed, and takes back what they are not.
+    pub(super) fn keep(&mut self, pod: &Asked<'_>) {
+        let near = self.near(pod);
+        let mut mine = self.claims.remove(&pod.key).unwrap_or_default();
+        let idle = mine.remove(IDLE).unwrap_or_default();
+        mine.retain(|name, cpus| {
+            let Some(wanted) = pod.wanted(name) else { return false };
+            if wanted < cpus.len() {
+                // Whole cores may not come out even: some CPUs of its own are then as good as others.
+                let request = pod.wishes.request(wanted, &near);
+                let rest = self.inputs.placer.place_as(cpus, &request);
+                // It has them already: that it lies on too many NUMA nodes is no reason to forget its other wishes.
+                let anywhere = Request { fewest_numa: false, ..request };
+                let rest = rest.or_else(|_| self.inputs.placer.place_as(cpus, &anywhere));
+                let rest = rest.or_else(|_| self.inputs.placer.place(cpus, wanted).map_err(Refusal::from));
+                if let Ok(rest) = rest {
+                    *cpus = rest.cpus;
+                }
+            }
+            true
+        });
+        let idle = self.idle(pod, &mine, &idle);
+        if !idle.is_empty() {
+            mine.insert(IDLE.to_owned(), idle);
+        }
+        self.claims.insert(pod.key.clone(), mine);
+    }
+
+    /// Gives a pod's containers what they are owed and have not.
+    pub(super) fn gain(&mut self, pod: &Asked<'_>) {
+        let mine = self.claims.get(&pod.key).cloned().unwrap_or_default();
+        let has = |name: &str| mine.get(name).map_or(0, CpuSet::len);
+        let missing: Vec<(&str, usize)> = pod
+            .owed()
+            .map(|(container, cpus)| (container.name.as_str(), cpus.saturating_sub(has(&container.name))))
+            .filter(|(_, cpus)| *cpus > 0)
+            .collect();
+        if missing.is_empty() {
+            return;
+        }
+        if let Some(note) = self.absent(pod) {
+            for (name, _) in missing {
+                self.notes.insert((pod.index, name.to_owned()), note.to_owned());
+            }
+            return;
+        }
+        let near = self.near(pod);
+        let total = missing.iter().map(|(_, cpus)| cpus).sum();
+        if mine.is_empty() && self.make_room(&pod.wishes.request(total, &near)) {
+            for (name, _) in missing {
+                let note = "gets its CPUs when others have moved away".to_owned();
+                self.notes.insert((pod.index, name.to_owned()), note);
+            }
+            return;
+        }
+        // Placed together first and then divided: siblings on a core are pod mates rather than strangers.
+        let mut together = self.place(&pod.wishes.request(total, &near)).map(|placement| placement.cpus).ok();
+        for (name, cpus) in missing {
+            let request = pod.wishes.request(cpus, &near);
+            let own = self.claims.get(&pod.key).and_then(|mine| mine.get(name)).cloned().unwrap_or_default();
+            let placed = match &together {
+                _ if !own.is_empty() => self.place_beside(&own, &request),
+                Some(set) => self.inputs.placer.place_as(set, &request).or_else(|_| self.place(&request)),
+                None => self.place(&request),
+            };
+            match placed {
+                Ok(placement) => {
+                    together =
+                        together.map(|set| set.difference(&placement.cpus).difference(&placement.idle));
+                    let mine = self.claims.entry(pod.key.clone()).or_default();
+                    let claim = mine.entry(name.to_owned()).or_default();
+                    *claim = claim.union(&placement.cpus);
+                    self.add_idle(pod);
+                }
+                Err(error) => {
+                    let note = match own.len() {
+                        0 => format!("stays in the shared pool: {error}"),
+                        some => format!("keeps the {some} CPUs that it has, and gets no more: {error}"),
+                    };
+                    self.notes.insert((pod.index, name.to_owned()), note);
+                }
+            }
+        }
+    }
+
+    fn add_idle(&mut self, pod: &Asked<'_>) {
+        let free = self.free();
+        let Some(mine) = self.claims.get(&pod.key) else { return };
+        let idle = self.idle(pod, mine, &free);
+        if let Some(mine) = self.claims.get_mut(&pod.key).filter(|_| !idle.is_empty()) {
+            let had = mine.entry(IDLE.to_owned()).or_default();
+            *had = had.union(&idle);
+        }
+    }
+
+    /// Why a pod can't be given anything yet.
+    fn absent(&self, pod: &Asked<'_>) -> Option<&'static str> {
+        match (self.inputs.here?, pod.pod.cgroup_uid()) {
+            (_, None) => Some("stays in the shared pool: its cgroup can't be found without metadata.uid"),
+            (here, Some(uid)) if !here.contains(uid) => Some("gets its CPUs when its cgroup is there"),
+            _ => None,
+        }
+    }
+
+    fn place(&self, request: &Request) -> Result<Placement, Refusal> {
+        self.inputs.placer.place_as(&self.free(), request)
+    }
+
+    /// More CPUs for one who has some: under the same last-level cache if possible, else on the same NUMA node. Where it
+    /// wants the fewest NUMA nodes, all its CPUs count.
+    fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
+        let topology = self.inputs.topology;
+        let free = self.free();
+        let llcs = topology.llcs().into_iter().filter(|llc| !llc.is_disjoint(own));
+        let numa = topology.numa.iter().map(|numa| numa.cpus.clone()).filter(|numa| !numa.is_disjoint(own));
+        let whole = |sets: Vec<CpuSet>| sets.iter().fold(CpuSet::new(), |all, set| all.union(set));
+        for around in [whole(llcs.collect()), whole(numa.collect())] {
+            if let Ok(placement) = self.inputs.placer.place_beside(&free.intersection(&around), own, request)
+            {
+                return Ok(placement);
+            }
+        }
+        self.inputs.placer.place_beside(&free, own, request)
+    }
+
+    /// Moves running containers that allow it, if a request would be split and need not be then; says whether any move.
+    fn make_room(&mut self, request: &Request) -> bool {
+        let left = self.inputs.moves.saturating_sub(self.moves.len()).min(2);
+        if left == 0 {
+            return false;
+        }
+        let mut names = Vec::new();
+        let mut owners = Vec::new();
+        for (key, claims) in &self.claims {
+            let pod = self.asked.iter().find(|pod| pod.key == *key);
+            for (name, cpus) in claims.iter().filter(|(name, _)| *name != IDLE) {
+                let idle = pod
+                    .map(|pod| {
+                        self.idle(
+                            pod,
+                            &BTreeMap::from([(name.clone(), cpus.clone())]),
+                            claims.get(IDLE).unwrap_or(&CpuSet::new()),
+                        )
+                    })
+                    .unwrap_or_default();
+                let movable = pod
+                    .filter(|pod| pod.wishes.movable)
+                    .map(|pod| pod.wishes.request(cpus.len(), &self.near(pod)));
+                owners.push(Owner { cpus: cpus.clone(), idle, movable });
+                names.push((key.clone(), name.clone()));
+            }
+        }
+        let Some(repacking) = self.inputs.placer.repack(&self.free(), &owners, request, left) else {
+            return false;
+        };
+        for step in repacking.moves {
+            let (Some((key, name)), Some(owner)) = (names.get(step.owner), owners.get(step.owner)) else {
+                continue;
+            };
+            let Some(pod) = self.asked.iter().find(|pod| pod.key == *key) else { continue };
+            if let Some(claims) = self.claims.get_mut(key) {
+                claims.insert(name.clone(), step.to.cpus.clone());
+                if let Some(idle) = claims.remove(IDLE) {
+                    let idle = idle.difference(&owner.idle).union(&step.to.idle);
+                    if !idle.is_empty() {
+                        claims.insert(IDLE.to_owned(), idle);
+                    }
+                }
+            }
+            self.moves.push(Moved {
+                namespace: pod.pod.namespace.clone(),
+                pod: pod.pod.name.clone(),
+                container: name.clone(),
+                from: owner.cpus.clone(),
+                to: step.to.cpus,
+            });
+        }
+        true
+    }
+}

@@ -1,0 +1,296 @@
+//! Simulated CPUs, whose truth is known to the nanosecond, read as Linux shows them.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::host::busy::Turns;
+
+const MS: u64 = 1_000_000;
+
+/// Who runs on a CPU for how many nanoseconds, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Idle,
+    Waiting,
+    Owner,
+    Foreign,
+    /// A hypervisor, while the owner would run; whether the kernel takes that for the owner's time is a choice.
+    Stolen,
+}
+
+#[derive(Debug, Clone)]
+struct Machine {
+    cpus: Vec<Vec<(Who, u64)>>,
+    tick: u64,
+    stolen_is_the_owners: bool,
+    /// Idle spells are charged by the tick, not by the clock.
+    sampled: bool,
+    /// From when on it is known how long the present turn lasts.
+    turns_known: u64,
+    per_cpu: bool,
+}
+
+impl Machine {
+    /// Time of each kind on a CPU until `at`; running tasks are charged until their last tick if `ticks`.
+    fn time(&self, cpu: usize, at: u64, who: Who, ticks: bool) -> u64 {
+        let (mut now, mut sum) = (0, 0);
+        for &(one, length) in &self.cpus[cpu] {
+            let end = now + length;
+            if one == who && now < at {
+                let cut = if ticks && end > at { (at - at % self.tick).max(now) } else { at.min(end) };
+                sum += cut - now;
+            }
+            now = end;
+        }
+        sum
+    }
+
+    fn on_all(&self, at: u64, who: Who, ticks: bool) -> u64 {
+        (0..self.cpus.len()).map(|cpu| self.time(cpu, at, who, ticks)).sum()
+    }
+
+    /// Idle time as the tick samples it: a whole tick whenever it finds the CPU idle.
+    fn sampled_idle(&self, cpu: usize, at: u64) -> u64 {
+        let (mut now, mut idle) = (0, 0);
+        for &(who, length) in &self.cpus[cpu] {
+            let end = (now + length).min(at.max(now));
+            if matches!(who, Who::Idle | Who::Waiting) {
+                idle += (end / self.tick - now / self.tick) * self.tick;
+            }
+            now += length;
+        }
+        idle
+    }
+
+    fn spells(&self, cpu: usize, at: u64) -> u64 {
+        let (mut now, mut spells) = (0, 0);
+        for &(who, length) in &self.cpus[cpu] {
+            if now <= at && !matches!(who, Who::Idle | Who::Waiting) {
+                spells += 1;
+            }
+            now += length;
+        }
+        spells
+    }
+
+    /// How long turns of tasks lasted, and how long the present one does.
+    fn turns(&self, cpu: usize, at: u64) -> Turns {
+        let (mut now, mut turns) = (0, Turns::default());
+        for &(who, length) in &self.cpus[cpu] {
+            if !matches!(who, Who::Idle | Who::Waiting) && now <= at {
+                if now + length <= at {
+                    turns.over += Duration::from_nanos(length);
+                } else {
+                    turns.present = Duration::from_nanos(at - now);
+                }
+            }
+            now += length;
+        }
+        turns
+    }
+
+    fn look(&self, from: u64, to: u64) -> Look {
+        // Each number is read at a moment of its own.
+        let at = |part: u64| from + (to - from) * part / 7;
+        let shown = |ns: u64| Duration::from_nanos(ns - ns % (10 * MS));
+        let clocks = (0..self.cpus.len()).map(|cpu| {
+            let id = u32::try_from(cpu).unwrap();
+            let spell = at(u64::from(id) % 7);
+            let idle = if self.sampled {
+                shown(self.sampled_idle(cpu, spell))
+            } else {
+                shown(self.time(cpu, spell, Who::Idle, false))
+                    + shown(self.time(cpu, spell, Who::Waiting, false))
+            };
+            let clock = Clock {
+                idle,
+                steal: shown(self.time(cpu, spell, Who::Stolen, false)),
+                doubt: if self.sampled {
+                    TICK * u32::try_from(self.spells(cpu, spell)).unwrap()
+                } else {
+                    Duration::ZERO
+                },
+                lag: TICK,
+                turns: (self.sampled && spell >= self.turns_known).then(|| self.turns(cpu, spell)),
+                ..Clock::default()
+            };
+            (id, clock)
+        });
+        let all = |cpu| {
+            let tasks = [Who::Owner, Who::Foreign].map(|who| self.time(cpu, at(3), who, true));
+            Duration::from_nanos(tasks.iter().sum())
+        };
+        Look {
+            from: Duration::from_nanos(from),
+            to: Duration::from_nanos(to),
+            clocks: clocks.collect(),
+            all: self.per_cpu.then(|| (0..self.cpus.len()).map(all).collect()),
+            interrupts_apart: false,
+        }
+    }
+
+    fn usage(&self, at: u64) -> Usage {
+        if self.per_cpu {
+            let own = (0..self.cpus.len()).map(|cpu| self.time(cpu, at, Who::Owner, true));
+            return Usage::PerCpu(own.map(Duration::from_nanos).collect());
+        }
+        let stolen = if self.stolen_is_the_owners { self.on_all(at, Who::Stolen, true) } else { 0 };
+        Usage::Total(Duration::from_nanos(self.on_all(at, Who::Owner, true) + stolen))
+    }
+
+    fn cpu_set(&self) -> CpuSet {
+        (0..u32::try_from(self.cpus.len()).unwrap()).collect()
+    }
+}
+
+fn who() -> impl Strategy<Value = Who> {
+    prop_oneof![
+        4 => Just(Who::Owner),
+        2 => Just(Who::Idle),
+        1 => Just(Who::Waiting),
+        2 => Just(Who::Foreign),
+        1 => Just(Who::Stolen),
+    ]
+}
+
+fn machine() -> impl Strategy<Value = Machine> {
+    let length = prop_oneof![1..5 * MS, 1..80 * MS, Just(4 * MS), Just(10 * MS)];
+    let cpu = proptest::collection::vec((who(), length), 1..60);
+    let cpus = proptest::collection::vec(cpu, 1..4);
+    let ticks = prop_oneof![Just(MS), Just(4 * MS), Just(10 * MS)];
+    let known = prop_oneof![Just(0), 0..1000 * MS];
+    (cpus, ticks, any::<bool>(), any::<bool>(), known, any::<bool>()).prop_map(
+        |(cpus, tick, stolen_is_the_owners, sampled, turns_known, per_cpu)| Machine {
+            cpus,
+            tick,
+            stolen_is_the_owners,
+            sampled,
+            turns_known,
+            per_cpu,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever runs and whenever it is read, the truth is within the error, and neither number goes back.
+    #[test]
+    fn the_truth_is_within_the_error(
+        machine in machine(),
+        readings in proptest::collection::vec((1..300 * MS, 1..3 * MS, 1..3 * MS), 2..12),
+    ) {
+        let mut times = ForeignTimes::default();
+        let (mut now, mut first, mut last) = (0, None, Foreign::default());
+        let mut machine = machine;
+        let long = readings.iter().map(|(pause, one, two)| pause + one + two).sum::<u64>() + MS;
+        for cpu in &mut machine.cpus {
+            // A CPU does something at every moment.
+            let done: u64 = cpu.iter().map(|(_, length)| length).sum();
+            cpu.push((Who::Idle, long.saturating_sub(done) + 1));
+        }
+        for (pause, one, two) in readings {
+            let from = now + pause;
+            let (middle, to) = (from + one, from + one + two);
+            let looks = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
+            let said = times.note("a", &machine.cpu_set(), &looks.0, &machine.usage(middle), &looks.1);
+            let truth = machine.on_all(middle, Who::Foreign, false);
+            let truth = truth - *first.get_or_insert(truth);
+            let off = (said.seconds - truth as f64 / 1e9).abs();
+            prop_assert!(off <= said.error_seconds + 1e-9, "{said:?}, but {truth} ns is true: {machine:?}");
+            prop_assert!(said.seconds >= last.seconds && said.error_seconds >= last.error_seconds);
+            (now, last) = (to, said);
+        }
+    }
+}
+
+/// A look at one CPU.
+fn look(ms: u64, idle: u64) -> Look {
+    let clock = Clock { idle: Duration::from_millis(idle), lag: TICK, ..Clock::default() };
+    Look {
+        from: Duration::from_millis(ms),
+        to: Duration::from_millis(ms),
+        clocks: BTreeMap::from([(1, clock)]),
+        all: None,
+        interrupts_apart: false,
+    }
+}
+
+fn total(ms: u64) -> Usage {
+    Usage::Total(Duration::from_millis(ms))
+}
+
+#[test]
+fn the_error_does_not_grow_with_readings() {
+    let (mut times, cpus) = (ForeignTimes::default(), "1".parse().unwrap());
+    let mut said = Foreign::default();
+    for second in 0..3600 {
+        let now = look(1000 * second, 0);
+        said = times.note("a", &cpus, &now, &total(900 * second), &now);
+    }
+    assert!((said.seconds - 359.9).abs() < 0.1, "{said:?}");
+    assert!(said.error_seconds <= 0.031, "{said:?}");
+}
+
+#[test]
+fn time_between_two_sets_is_left_out() {
+    let mut times = ForeignTimes::default();
+    let mut note = |list: &str, ms, idle, used| {
+        let cpus = list.parse().unwrap();
+        times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle))
+    };
+    note("1", 0, 0, 0);
+    // The owner was elsewhere, and this CPU is not in the looks.
+    let said = note("1", 1000, 0, 0);
+    assert!((said.seconds - 1.0).abs() <= said.error_seconds + 1e-9, "{said:?}");
+    assert_eq!(note("2", 5000, 0, 0), said);
+    assert_eq!(note("1", 9000, 0, 0), said, "the first reading of a tenure says nothing yet");
+    let later = note("1", 10_000, 0, 1000);
+    assert!((later.seconds - said.seconds).abs() < 0.04 && later.error_seconds > said.error_seconds);
+    // A container of the same name whose usage starts at zero is another.
+    assert_eq!(note("1", 20_000, 0, 5), later);
+}
+
+#[test]
+fn readings_that_contradict_are_left_out() {
+    let (mut times, cpus) = (ForeignTimes::default(), "1".parse().unwrap());
+    let mut note = |ms, idle| times.note("a", &cpus, &look(ms, idle), &total(0), &look(ms, idle));
+    note(0, 0);
+    let said = note(1000, 500);
+    // Idle for longer than has passed: a spell was counted twice.
+    assert_eq!(note(1100, 1500), said);
+    let next = note(2000, 1000);
+    assert!(next.seconds > said.seconds);
+    for ms in [2100, 2200, 2300] {
+        assert_eq!(note(ms, 9000), next);
+    }
+    // After the third it is believed that the counter began anew.
+    assert!(note(3300, 9000).seconds > next.seconds + 0.9);
+}
+
+#[test]
+fn what_is_not_noted_is_forgotten() {
+    let (mut times, cpus) = (ForeignTimes::default(), "1".parse().unwrap());
+    times.note("a", &cpus, &look(0, 0), &total(0), &look(0, 0));
+    times.sweep();
+    assert_eq!(times.owners.len(), 1);
+    times.sweep();
+    assert!(times.owners.is_empty());
+}
+
+#[test]
+fn every_source_of_error_counts_at_its_worst() {
+    let mut times = ForeignTimes::default();
+    let cpus = "1".parse().unwrap();
+    let mut note = |ms, idle, used| times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle));
+    note(0, 0, 0);
+    // Two idle times of just under 10 ms are not shown, nor is the owner's last tick: nothing of this was foreign.
+    let said = note(130, 0, 100);
+    assert!(said.seconds <= said.error_seconds, "{said:?}");
+    // One more millisecond can't be explained away.
+    assert!(note(131, 0, 100).seconds > 0.0);
+    let said = note(140, 0, 100);
+    assert!(said.seconds - said.error_seconds > 0.009, "{said:?}");
+}

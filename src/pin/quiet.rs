@@ -1,0 +1,185 @@
+//! Quiet CPUs: the kernel's own work, and systemd's, kept off exclusive CPUs, where the configuration asks for it.
+//!
+//! [`plan`] is a pure function: what is now, what was noted and who owns what in; a note and writes out. What was there
+//! before the first write is kept by the kernel, in a [`Note`] on a cgroup: written before the writes it speaks of, so
+//! that a crash at any moment leaves enough to put everything back. [`Keeper`] reads, plans and carries out.
+//!
+//! One rule does it all. Each knob has a *base*: what it held before us, or what somebody else has written since. From
+//! the base follows what it shall hold while CPUs are owned (`Situation::target`). When sets shrink, when the last
+//! owner goes, when an option is switched off, the same rule yields the base again.
+
+mod keeper;
+mod note;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+pub use keeper::{Failed, Keeper, Managed, Report};
+pub use note::{Note, NoteError};
+
+use crate::cpu::CpuSet;
+use crate::host::knobs::{Kind, Knob, Seen};
+
+/// Which of the kernel's own work is kept off exclusive CPUs; none by default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Quiet {
+    /// Interrupts.
+    pub irqs: bool,
+    /// Unbound work queues.
+    pub workqueues: bool,
+    /// The steering of network packets (RPS and XPS).
+    pub packet_steering: bool,
+    /// What systemd runs outside the pods: with enforcement `cpuset`, where the kernel doesn't keep it off by itself.
+    pub system_slices: bool,
+}
+
+/// What is known of a knob that Pinfold turned.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// What it held before.
+    pub before: CpuSet,
+    /// What Pinfold wrote, or was about to write when this was noted. Anything else in the knob is somebody else's.
+    pub ours: BTreeSet<CpuSet>,
+}
+
+/// What follows who owns what.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation<'a> {
+    /// What is asked for.
+    pub options: Quiet,
+    /// CPUs that are owned.
+    pub exclusive: &'a CpuSet,
+    /// Online CPUs.
+    pub online: &'a CpuSet,
+    /// Knobs that the kernel has refused to turn.
+    pub refused: &'a BTreeSet<Knob>,
+}
+
+/// What is to be done. An empty one has no writes and the note that is there already.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The note that must be in place before the first write.
+    pub ahead: Note,
+    /// The writes, in any order.
+    pub writes: Vec<Write>,
+}
+
+/// One knob to turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    /// The knob.
+    pub knob: Knob,
+    /// What it holds.
+    pub now: CpuSet,
+    /// What it shall hold.
+    pub cpus: CpuSet,
+    /// Whether this is what it held before Pinfold.
+    pub back: bool,
+}
+
+// === impl Quiet ===
+
+impl Quiet {
+    /// Whether anything is asked for.
+    pub fn any(self) -> bool {
+        Kind::ALL.into_iter().any(|kind| self.wants(kind))
+    }
+
+    /// Whether this kind is asked for.
+    pub fn wants(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Irqs => self.irqs,
+            Kind::Workqueues => self.workqueues,
+            Kind::PacketSteering => self.packet_steering,
+            Kind::SystemSlices => self.system_slices,
+        }
+    }
+}
+
+// === impl Situation ===
+
+impl Situation<'_> {
+    /// The kinds that must be looked at: those asked for, and those of which something is to be put back.
+    pub fn kinds(&self, note: &Note) -> BTreeSet<Kind> {
+        let wanted = |kind: &Kind| self.options.wants(*kind) && !self.exclusive.is_empty();
+        Kind::ALL.into_iter().filter(wanted).chain(note.entries().keys().map(Knob::kind)).collect()
+    }
+
+    /// What a knob shall hold whose base is this.
+    ///
+    /// Owned CPUs are taken out. If that leaves no online CPU, the work goes to all that are shared; but a transmit queue
+    /// stays then, since another would have to take its place, and steering that is off stays off.
+    fn target(&self, knob: &Knob, base: &CpuSet) -> CpuSet {
+        let taken = if self.options.wants(knob.kind()) { self.exclusive } else { &CpuSet::new() };
+        if base.is_disjoint(taken) {
+            return base.clone();
+        }
+        let rest = base.difference(taken);
+        if !rest.is_disjoint(self.online) {
+            return rest;
+        }
+        let shared = self.online.difference(taken);
+        if shared.is_empty() || matches!(knob, Knob::Transmit { .. }) { base.clone() } else { shared }
+    }
+}
+
+/// What to note and what to write. On its own result it yields nothing to write, and the same note.
+pub fn plan(situation: &Situation<'_>, seen: &Seen, note: &Note) -> Plan {
+    let mut plan = Plan::default();
+    let mut entries = BTreeMap::new();
+    let knobs: BTreeSet<&Knob> = seen.values.keys().chain(note.entries().keys()).collect();
+    for knob in knobs {
+        let noted = note.entries().get(knob);
+        let Some(now) = seen.values.get(knob) else {
+            // What could not be read is not gone.
+            let unknown = seen.unreadable.contains_key(knob) || !seen.kinds.contains(&knob.kind());
+            entries.extend(noted.filter(|_| unknown).map(|entry| (knob.clone(), entry.clone())));
+            continue;
+        };
+        let base = noted
+            .filter(|entry| entry.before == *now || entry.ours.contains(now))
+            .map_or(now, |entry| &entry.before);
+        let target = situation.target(knob, base);
+        let turn = target != *now && !situation.refused.contains(knob);
+        let mut ours = BTreeSet::from([now.clone()]);
+        if turn {
+            ours.insert(target.clone());
+            plan.writes.push(Write {
+                knob: knob.clone(),
+                now: now.clone(),
+                back: target == *base,
+                cpus: target,
+            });
+        }
+        ours.remove(base);
+        if !ours.is_empty() {
+            entries.insert(knob.clone(), Entry { before: base.clone(), ours });
+        }
+    }
+    plan.ahead = Note::new(entries);
+    plan
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// The note for afterwards, when some writes are done and the others left their knobs as they were.
+    pub fn settled(&self, done: impl Fn(&Write) -> bool) -> Note {
+        let mut entries = self.ahead.entries().clone();
+        for write in &self.writes {
+            let holds = if done(write) { &write.cpus } else { &write.now };
+            if let Some(entry) = entries.get_mut(&write.knob) {
+                entry.ours.retain(|ours| ours == holds);
+                if entry.ours.is_empty() {
+                    entries.remove(&write.knob);
+                }
+            }
+        }
+        Note::new(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests;

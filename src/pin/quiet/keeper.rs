@@ -1,0 +1,249 @@
+//! [`Keeper`]: reads the knobs, plans, writes, and says what became of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::super::apply::chain;
+use super::note::ranges;
+use super::{Note, Plan, Quiet, Situation, Write, plan};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::Cgroups;
+use crate::host::file::FileError;
+use crate::host::knobs::{Knob, Knobs, TurnError};
+
+/// What became of one look at the kernel's own work.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What was moved off exclusive CPUs this time.
+    pub moved: Vec<String>,
+    /// What was put back this time, to what it was before.
+    pub restored: Vec<String>,
+    /// How many interrupts, masks and queues are kept off exclusive CPUs now.
+    pub away: usize,
+    /// Interrupts on exclusive CPUs that only the kernel moves.
+    pub managed: Vec<Managed>,
+    /// What could not be read or written.
+    pub failed: Vec<Failed>,
+    /// What irqbalance, which was seen and moves interrupts by its own ideas, should be kept off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub irqbalance: Option<CpuSet>,
+}
+
+/// An interrupt that the kernel lets nobody move.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Managed {
+    /// Its number.
+    pub irq: u32,
+    /// Who uses it, as the driver named it.
+    pub name: String,
+    /// The exclusive CPUs that it may go to.
+    pub cpus: CpuSet,
+}
+
+/// What could not be read or written, with one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Failed {
+    /// Why.
+    pub reason: String,
+    /// What; empty where it is about everything.
+    pub what: Vec<String>,
+}
+
+/// Keeps the kernel's own work off exclusive CPUs.
+#[derive(Debug)]
+pub struct Keeper {
+    knobs: Knobs,
+    /// Interrupts that the kernel refused to move, by the users they had then.
+    refused: BTreeMap<u32, String>,
+    irqbalance: bool,
+}
+
+// === impl Keeper ===
+
+impl Keeper {
+    /// A keeper of the machine whose `proc` and `sys` lie below `root`.
+    pub fn new(root: &Path) -> Self {
+        Self { knobs: Knobs::new(root), refused: BTreeMap::new(), irqbalance: false }
+    }
+
+    /// One that knows systemd's slices too, if systemd owns the cgroups; those that hold pods are not its business.
+    #[must_use]
+    pub fn with_slices(mut self, cgroups: &Cgroups, trees: &[String]) -> Self {
+        if cgroups.systemd {
+            self.knobs = self.knobs.with_slices(cgroups.clone(), trees);
+        }
+        self
+    }
+
+    /// Brings the kernel's own work to where it belongs while `exclusive` is owned.
+    ///
+    /// The note is kept on the cgroup at `path`, the same at each call. With no options, or no exclusive CPUs, all that
+    /// Pinfold moved is put back and the note taken off: that is the release. What somebody else has written since is
+    /// left alone. Idempotent; where nothing is asked for and nothing is noted, it reads one attribute and no more.
+    pub fn turn(
+        &mut self,
+        options: Quiet,
+        exclusive: &CpuSet,
+        online: &CpuSet,
+        cgroups: &Cgroups,
+        path: &str,
+    ) -> Report {
+        let mut report = Report::default();
+        if let Err(reason) = self.try_turn(&mut report, (options, exclusive, online), cgroups, path) {
+            report.failed.push(Failed { reason, what: Vec::new() });
+        }
+        let meddles = self.irqbalance && options.irqs && !exclusive.is_empty();
+        report.irqbalance = meddles.then(|| exclusive.clone());
+        report
+    }
+
+    fn try_turn(
+        &mut self,
+        report: &mut Report,
+        (options, exclusive, online): (Quiet, &CpuSet, &CpuSet),
+        cgroups: &Cgroups,
+        path: &str,
+    ) -> Result<(), String> {
+        let text = match cgroups.quiet_note(path) {
+            Ok(text) => text,
+            // Without the pods' tree nobody owns anything, and there is nowhere to note what was.
+            Err(error) if error.is_gone() && exclusive.is_empty() => return Ok(()),
+            Err(error) => return Err(chain(&error)),
+        };
+        let note = Note::parse(text.as_deref()).map_err(|error| chain(&error))?;
+        self.refused.retain(|irq, name| self.knobs.irq_name(*irq) == *name);
+        let refused = self.refused.keys().copied().map(Knob::Irq).collect();
+        let situation = Situation { options, exclusive, online, refused: &refused };
+        let kinds = situation.kinds(&note);
+        if kinds.is_empty() {
+            return Ok(());
+        }
+        let seen = self.knobs.read(&kinds).map_err(|error| chain(&error))?;
+        let plan = plan(&situation, &seen, &note);
+        let keep = |note: &Note, before: Option<&str>| {
+            let text = note.text();
+            if text.as_deref() == before {
+                return Ok(text);
+            }
+            cgroups.set_quiet_note(path, text.as_deref()).map_err(|error| chain(&error)).map(|()| text)
+        };
+        // Nothing is written that is not noted: what was there before would be forgotten.
+        let ahead = keep(&plan.ahead, text.as_deref())?;
+        if !plan.writes.is_empty() {
+            self.irqbalance = options.irqs && self.knobs.irqbalance();
+        }
+        let failures = self.write(&plan, report);
+        for (knob, error) in seen.unreadable {
+            fail(report, error, knob.to_string());
+        }
+        let settled = plan.settled(|write| !failures.contains(&write.knob));
+        report.away = settled.entries().len();
+        if options.irqs {
+            report.managed = self.managed(&seen.values, exclusive);
+        }
+        keep(&settled, ahead.as_deref())?;
+        Ok(())
+    }
+
+    /// Carries out writes; returns the knobs that could not be turned.
+    fn write(&mut self, plan: &Plan, report: &mut Report) -> BTreeSet<Knob> {
+        let mut failures = BTreeSet::new();
+        for write in &plan.writes {
+            let Write { knob, cpus, back, .. } = write;
+            let reason = match self.knobs.set(knob, cpus) {
+                Ok(()) => match self.knobs.get(knob) {
+                    Ok(Some(now)) if now != *cpus => format!("written, but {now} is in force"),
+                    // Gone is done: there is nothing left to keep away.
+                    Ok(_) => {
+                        if *back { &mut report.restored } else { &mut report.moved }.push(knob.to_string());
+                        continue;
+                    }
+                    Err(reason) => reason,
+                },
+                Err(error) if error.is_gone() => continue,
+                Err(error) => match (knob, refusal(&error)) {
+                    (Knob::Irq(irq), true) => {
+                        self.refused.insert(*irq, self.knobs.irq_name(*irq));
+                        failures.insert(knob.clone());
+                        continue;
+                    }
+                    _ => cause(&error),
+                },
+            };
+            failures.insert(knob.clone());
+            fail(report, reason, format!("{knob} to {cpus}"));
+        }
+        failures
+    }
+
+    /// The refused interrupts that somebody uses and that may go to an exclusive CPU.
+    fn managed(&self, values: &BTreeMap<Knob, CpuSet>, exclusive: &CpuSet) -> Vec<Managed> {
+        let refused = self.refused.iter().filter(|(_, name)| !name.is_empty());
+        let managed = refused.filter_map(|(irq, name)| {
+            let cpus = values.get(&Knob::Irq(*irq))?.intersection(exclusive);
+            (!cpus.is_empty()).then(|| Managed { irq: *irq, name: name.clone(), cpus })
+        });
+        managed.collect()
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    /// What a person should know, each with what to do about it.
+    pub fn sentences(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
+        if !self.managed.is_empty() {
+            let irqs = self.managed.iter().map(|one| one.irq).collect();
+            let names: BTreeSet<&str> = self.managed.iter().map(|one| one.name.as_str()).collect();
+            let cpus = self.managed.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+            sentences.push(format!(
+                "IRQs {} ({}) stay on exclusive CPUs {cpus}: the kernel manages them itself, mostly one per CPU for what \
+                 that CPU asks of the device; fewer queues (a parameter of the driver), or isolcpus=managed_irq at boot, \
+                 keep them away",
+                ranges(&irqs),
+                names.into_iter().collect::<Vec<_>>().join(", "),
+            ));
+        }
+        for Failed { reason, what } in &self.failed {
+            let what = if what.is_empty() { String::new() } else { format!(" ({})", what.join(", ")) };
+            sentences.push(format!("exclusive CPUs are not as quiet as asked: {reason}{what}"));
+        }
+        if let Some(cpus) = &self.irqbalance {
+            sentences.push(format!(
+                "irqbalance runs and may move interrupts back to exclusive CPUs between two looks: set \
+                 IRQBALANCE_BANNED_CPULIST={cpus} in its environment (/etc/default/irqbalance or \
+                 /etc/sysconfig/irqbalance) and restart it, or stop it"
+            ));
+        }
+        sentences
+    }
+}
+
+/// Whether the kernel says that nobody may move this interrupt.
+fn refusal(error: &TurnError) -> bool {
+    use nix::libc::{EIO, EPERM};
+    let TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) = error else {
+        return false;
+    };
+    [EIO, EPERM].map(Some).contains(&source.raw_os_error())
+}
+
+/// The kernel's words alone, so that many files with the same trouble make one sentence.
+fn cause(error: &TurnError) -> String {
+    match error {
+        TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
+            source.to_string()
+        }
+        TurnError::Cgroup(error) => chain(error),
+    }
+}
+
+fn fail(report: &mut Report, reason: String, what: String) {
+    match report.failed.iter_mut().find(|failed| failed.reason == reason) {
+        Some(failed) => failed.what.push(what),
+        None => report.failed.push(Failed { reason, what: vec![what] }),
+    }
+}

@@ -1,0 +1,284 @@
+//! [`Note`]: what knobs held before Pinfold turned them, small enough for an extended attribute.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::Entry;
+use crate::cpu::CpuSet;
+use crate::host::knobs::Knob;
+
+/// The only version of the format so far.
+const VERSION: u32 = 1;
+
+/// More sets of CPUs than this, counted over all knobs of a note, are not Pinfold's: a knob has two or three, and a few
+/// bytes of text can tell of a million knobs.
+const MOST: usize = 1 << 18;
+
+/// What each knob held before Pinfold turned it.
+///
+/// Its text is JSON. Knobs with the same history share a group, and numbers are written as ranges, so that a machine
+/// with thousands of interrupts and queues needs a few KiB: an extended attribute holds 64.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Note {
+    entries: BTreeMap<Knob, Entry>,
+}
+
+/// A note that can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum NoteError {
+    /// It is not what Pinfold writes.
+    #[error("the note {text:?} is not one of Pinfold's")]
+    Malformed {
+        /// The note.
+        text: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// It was written by a later version.
+    #[error(
+        "the note has version {version}, and this Pinfold knows version {VERSION} only: run the later one"
+    )]
+    Version {
+        /// Its version.
+        version: u32,
+    },
+    /// Numbers that are no ranges, or far too many.
+    #[error("the note has {text:?} where numbers like 24-31,40 are wanted")]
+    Numbers {
+        /// What is there.
+        text: String,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Text {
+    version: u32,
+    groups: Vec<Group>,
+}
+
+/// Knobs with the same history.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    before: CpuSet,
+    ours: Vec<CpuSet>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    irqs: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    new_irqs: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    workqueues: bool,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    receive: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    transmit: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    slices: Vec<String>,
+}
+
+// === impl Note ===
+
+impl Note {
+    /// A note of these knobs.
+    pub(super) fn new(entries: BTreeMap<Knob, Entry>) -> Self {
+        Self { entries }
+    }
+
+    /// What is noted of each knob.
+    pub fn entries(&self) -> &BTreeMap<Knob, Entry> {
+        &self.entries
+    }
+
+    /// Reads the text of a note; no text is an empty one.
+    ///
+    /// # Errors
+    /// See [`NoteError`]; nothing must be turned then, since what was there before is not known.
+    pub fn parse(text: Option<&str>) -> Result<Self, NoteError> {
+        let Some(text) = text else { return Ok(Self::default()) };
+        let malformed = |source| NoteError::Malformed { text: text.to_owned(), source };
+        // The version first: what a later one holds need not be what this one knows.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
+        if version != VERSION {
+            return Err(NoteError::Version { version });
+        }
+        let read: Text = serde_json::from_str(text).map_err(malformed)?;
+        let mut entries = BTreeMap::new();
+        let mut left = MOST;
+        for group in read.groups {
+            let entry = Entry { before: group.before, ours: group.ours.into_iter().collect() };
+            let mut numbers = |text: &str| numbers(text, 1 + entry.ours.len(), &mut left);
+            let mut knobs: Vec<Knob> = numbers(&group.irqs)?.into_iter().map(Knob::Irq).collect();
+            knobs.extend(group.new_irqs.then_some(Knob::NewIrqs));
+            knobs.extend(group.workqueues.then_some(Knob::Workqueues));
+            for (device, queues) in group.receive {
+                let knob = |queue| Knob::Receive { device: device.clone(), queue };
+                knobs.extend(numbers(&queues)?.into_iter().map(knob));
+            }
+            for (device, queues) in group.transmit {
+                let knob = |queue| Knob::Transmit { device: device.clone(), queue };
+                knobs.extend(numbers(&queues)?.into_iter().map(knob));
+            }
+            knobs.extend(group.slices.into_iter().map(Knob::Slice));
+            entries.extend(knobs.into_iter().map(|knob| (knob, entry.clone())));
+        }
+        Ok(Self { entries })
+    }
+
+    /// The text to be kept; none where there is nothing to remember.
+    pub fn text(&self) -> Option<String> {
+        if self.entries.is_empty() {
+            return None;
+        }
+        let mut histories: BTreeMap<&Entry, Vec<&Knob>> = BTreeMap::new();
+        for (knob, entry) in &self.entries {
+            histories.entry(entry).or_default().push(knob);
+        }
+        let groups = histories.into_iter().map(|(entry, knobs)| group(entry, &knobs)).collect();
+        // Strings, numbers and maps with string keys always serialise.
+        serde_json::to_string(&Text { version: VERSION, groups }).ok()
+    }
+}
+
+fn group(entry: &Entry, knobs: &[&Knob]) -> Group {
+    let mut group = Group {
+        before: entry.before.clone(),
+        ours: entry.ours.iter().cloned().collect(),
+        ..Group::default()
+    };
+    let mut irqs = BTreeSet::new();
+    let (mut receive, mut transmit) = (BTreeMap::new(), BTreeMap::new());
+    for knob in knobs {
+        match knob {
+            Knob::Irq(irq) => {
+                irqs.insert(*irq);
+            }
+            Knob::NewIrqs => group.new_irqs = true,
+            Knob::Workqueues => group.workqueues = true,
+            Knob::Slice(name) => group.slices.push(name.clone()),
+            Knob::Receive { device, queue } => queues(&mut receive, device, *queue),
+            Knob::Transmit { device, queue } => queues(&mut transmit, device, *queue),
+        }
+    }
+    group.irqs = ranges(&irqs);
+    let texts = |queues: BTreeMap<String, BTreeSet<u32>>| {
+        queues.into_iter().map(|(device, queues)| (device, ranges(&queues))).collect()
+    };
+    (group.receive, group.transmit) = (texts(receive), texts(transmit));
+    group
+}
+
+fn queues(of: &mut BTreeMap<String, BTreeSet<u32>>, device: &str, queue: u32) {
+    of.entry(device.to_owned()).or_default().insert(queue);
+}
+
+/// Numbers as ranges: `24-31,40`.
+pub(super) fn ranges(numbers: &BTreeSet<u32>) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for &number in numbers {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => parts.push((number, number)),
+        }
+    }
+    let parts = parts
+        .into_iter()
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
+    parts.collect::<Vec<_>>().join(",")
+}
+
+/// The numbers of knobs that have so many sets each; `left` is how many sets the rest of the note may have.
+fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, NoteError> {
+    let wrong = || NoteError::Numbers { text: text.to_owned() };
+    let mut numbers = Vec::new();
+    for part in text.split(',').filter(|_| !text.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) =
+            (first.parse().map_err(|_| wrong())?, last.parse().map_err(|_| wrong())?);
+        let count = last.checked_sub(first).ok_or_else(wrong)? as usize;
+        let wanted = count.saturating_add(1).saturating_mul(sets);
+        *left = left.checked_sub(wanted).ok_or_else(wrong)?;
+        numbers.extend(first..=last);
+    }
+    Ok(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(before: &str, ours: &[&str]) -> Entry {
+        let ours = ours.iter().map(|ours| ours.parse().unwrap()).collect();
+        Entry { before: before.parse().unwrap(), ours }
+    }
+
+    fn queue(queue: u32) -> Knob {
+        Knob::Receive { device: "eth0".to_owned(), queue }
+    }
+
+    #[test]
+    fn text_and_back() {
+        let wide = entry("0-7", &["0-1,4-7", "0-3"]);
+        let mut entries: BTreeMap<Knob, Entry> =
+            [24, 25, 26, 40].into_iter().map(|irq| (Knob::Irq(irq), wide.clone())).collect();
+        entries.insert(Knob::Workqueues, wide);
+        entries.insert(queue(0), entry("2", &["0"]));
+        entries.insert(queue(1), entry("2", &["0"]));
+        let note = Note::new(entries);
+        let text = note.text().unwrap();
+        assert_eq!(
+            text,
+            r#"{"version":1,"groups":[{"before":"0-7","ours":["0-3","0-1,4-7"],"irqs":"24-26,40","workqueues":true},{"before":"2","ours":["0"],"receive":{"eth0":"0-1"}}]}"#
+        );
+        assert_eq!(Note::parse(Some(&text)).unwrap(), note);
+        assert_eq!(Note::default().text(), None);
+        assert_eq!(Note::parse(None).unwrap(), Note::default());
+    }
+
+    #[test]
+    fn foreign_notes_are_named() {
+        let parse = |text: &str| Note::parse(Some(text)).unwrap_err();
+        assert!(matches!(parse("hello"), NoteError::Malformed { .. }));
+        assert!(matches!(parse(r#"{"version":2,"other":1}"#), NoteError::Version { version: 2 }));
+        for irqs in ["x", "3-1", "0-4294967295", "1,,2", "0-1048575,5"] {
+            let text = format!(r#"{{"version":1,"groups":[{{"before":"0","ours":[],"irqs":"{irqs}"}}]}}"#);
+            assert!(matches!(parse(&text), NoteError::Numbers { .. }), "{irqs}");
+        }
+    }
+
+    #[test]
+    fn what_would_not_fit_in_memory_is_refused() {
+        let note = |groups: &[&str]| {
+            Note::parse(Some(&format!(r#"{{"version":1,"groups":[{}]}}"#, groups.join(","))))
+        };
+        let many = r#"{"before":"0","ours":["1"],"irqs":"0-99999"}"#;
+        let others = r#"{"before":"0","ours":["1"],"receive":{"a":"0-99999"}}"#;
+        let sets = r#"{"before":"0","ours":["1","2","3"],"irqs":"0-99999"}"#;
+        assert_eq!(note(&[many]).unwrap().entries().len(), 100_000);
+        assert!(matches!(note(&[many, others]), Err(NoteError::Numbers { .. })));
+        assert!(matches!(note(&[sets]), Err(NoteError::Numbers { .. })));
+    }
+
+    #[test]
+    fn a_large_machine_fits() {
+        // 512 CPUs, 8,000 interrupts each bound to a CPU of its own in turn, 1,024 queues; half of the CPUs are owned.
+        let mut entries = BTreeMap::new();
+        for irq in 0..8000 {
+            let before = CpuSet::from_iter([irq % 512]);
+            if irq % 512 < 256 {
+                entries
+                    .insert(Knob::Irq(24 + irq), Entry { before, ours: ["256-511".parse().unwrap()].into() });
+            }
+        }
+        for queue in 0..1024 {
+            let device = format!("eth{}", queue / 128);
+            entries.insert(Knob::Receive { device, queue: queue % 128 }, entry("0-511", &["256-511"]));
+        }
+        let length = Note::new(entries).text().unwrap().len();
+        assert!(length < 48 * 1024, "{length} bytes");
+    }
+}

@@ -1,0 +1,285 @@
+//! The plan, and whole histories of a simulated kernel with crashes anywhere.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+fn receive(queue: u32) -> Knob {
+    Knob::Receive { device: "eth0".to_owned(), queue }
+}
+
+fn transmit(queue: u32) -> Knob {
+    Knob::Transmit { device: "eth0".to_owned(), queue }
+}
+
+const ALL: Quiet = Quiet { irqs: true, workqueues: true, packet_steering: true, system_slices: true };
+
+/// A kernel: its knobs, and a note on a cgroup.
+#[derive(Debug, Clone)]
+struct Kernel {
+    knobs: BTreeMap<Knob, CpuSet>,
+    managed: BTreeSet<Knob>,
+    note: Option<String>,
+    online: CpuSet,
+    refused: BTreeSet<Knob>,
+}
+
+impl Kernel {
+    fn new(knobs: &[(Knob, &str)]) -> Self {
+        Self {
+            knobs: knobs.iter().map(|(knob, list)| (knob.clone(), set(list))).collect(),
+            managed: BTreeSet::new(),
+            note: None,
+            online: set("0-7"),
+            refused: BTreeSet::new(),
+        }
+    }
+
+    fn plan(&self, options: Quiet, exclusive: &CpuSet) -> Plan {
+        let note = Note::parse(self.note.as_deref()).unwrap();
+        let situation = Situation { options, exclusive, online: &self.online, refused: &self.refused };
+        let kinds = situation.kinds(&note);
+        let values = self
+            .knobs
+            .iter()
+            .filter(|(knob, _)| kinds.contains(&knob.kind()))
+            .map(|(k, v)| (k.clone(), v.clone()));
+        let seen = Seen { values: values.collect(), kinds, unreadable: BTreeMap::new() };
+        plan(&situation, &seen, &note)
+    }
+
+    /// Carries a plan out up to a crash after so many steps; says how many knobs were turned.
+    fn turn(&mut self, options: Quiet, exclusive: &CpuSet, crash: usize) -> usize {
+        let plan = self.plan(options, exclusive);
+        if crash == 0 {
+            return 0;
+        }
+        self.note = plan.ahead.text();
+        let mut failed = BTreeSet::new();
+        for (step, write) in plan.writes.iter().enumerate() {
+            if step + 1 == crash {
+                return step;
+            }
+            if self.managed.contains(&write.knob) {
+                failed.insert(write.knob.clone());
+                self.refused.insert(write.knob.clone());
+            } else {
+                self.knobs.insert(write.knob.clone(), write.cpus.clone());
+            }
+        }
+        if crash > plan.writes.len() + 1 {
+            self.note = plan.settled(|write| !failed.contains(&write.knob)).text();
+        }
+        plan.writes.len() - failed.len()
+    }
+
+    fn run(&mut self, options: Quiet, exclusive: &str) -> usize {
+        self.turn(options, &set(exclusive), usize::MAX)
+    }
+
+    fn holds(&self, knob: &Knob) -> String {
+        self.knobs[knob].to_string()
+    }
+}
+
+#[test]
+fn each_kind_has_its_rule() {
+    let mut kernel = Kernel::new(&[
+        (Knob::Irq(1), "0-7"),
+        (Knob::Irq(2), "2-3"),
+        (Knob::Irq(3), "0"),
+        (Knob::NewIrqs, "0-7"),
+        (Knob::Workqueues, "0-7"),
+        (receive(0), ""),
+        (receive(1), "2"),
+        (receive(2), "0-3"),
+        (transmit(0), ""),
+        (transmit(1), "2"),
+        (transmit(2), "0-3"),
+    ]);
+    let before = kernel.clone();
+    assert_eq!(kernel.run(ALL, "2-3"), 7);
+    for (knob, list) in [
+        (Knob::Irq(1), "0-1,4-7"),
+        (Knob::Irq(2), "0-1,4-7"),
+        (Knob::Irq(3), "0"),
+        (Knob::NewIrqs, "0-1,4-7"),
+        (Knob::Workqueues, "0-1,4-7"),
+        (receive(0), ""),
+        (receive(1), "0-1,4-7"),
+        (receive(2), "0-1"),
+        (transmit(0), ""),
+        (transmit(1), "2"),
+        (transmit(2), "0-1"),
+    ] {
+        assert_eq!(kernel.holds(&knob), list, "{knob}");
+    }
+    assert_eq!(kernel.run(ALL, "2-3"), 0, "the second time there is nothing to do");
+    // As far as it is shared then, it goes back.
+    kernel.run(ALL, "3");
+    assert_eq!(kernel.holds(&Knob::Irq(2)), "2");
+    assert_eq!(kernel.holds(&transmit(2)), "0-2");
+    kernel.run(Quiet { irqs: false, ..ALL }, "3");
+    assert_eq!(kernel.holds(&Knob::Irq(2)), "2-3");
+    assert_eq!(kernel.holds(&Knob::Workqueues), "0-2,4-7");
+    kernel.run(ALL, "");
+    assert_eq!((&kernel.knobs, &kernel.note), (&before.knobs, &None));
+}
+
+#[test]
+fn what_others_wrote_since_is_left_alone() {
+    let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Irq(2), "0-7"), (Knob::Irq(3), "0-7")]);
+    kernel.run(ALL, "2-3");
+    kernel.knobs.insert(Knob::Irq(1), set("5"));
+    kernel.knobs.insert(Knob::Irq(2), set("1-2"));
+    kernel.run(ALL, "2-3");
+    assert_eq!(kernel.holds(&Knob::Irq(2)), "1", "it must not touch owned CPUs, whoever says so");
+    kernel.run(ALL, "");
+    assert_eq!(kernel.holds(&Knob::Irq(1)), "5");
+    assert_eq!(kernel.holds(&Knob::Irq(2)), "1-2");
+    assert_eq!(kernel.holds(&Knob::Irq(3)), "0-7");
+}
+
+#[test]
+fn what_the_kernel_manages_is_tried_once() {
+    let mut kernel = Kernel::new(&[(Knob::Irq(1), "2"), (Knob::Irq(2), "2")]);
+    kernel.managed.insert(Knob::Irq(1));
+    assert_eq!(kernel.plan(ALL, &set("2")).writes.len(), 2);
+    kernel.run(ALL, "2");
+    assert_eq!(kernel.plan(ALL, &set("2")).writes, []);
+    let note = Note::parse(kernel.note.as_deref()).unwrap();
+    assert_eq!(note.entries().keys().collect::<Vec<_>>(), [&Knob::Irq(2)]);
+}
+
+#[test]
+fn missing_data_forgets_nothing() {
+    let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (receive(0), "0-7"), (receive(1), "0-7")]);
+    kernel.run(ALL, "2-3");
+    let note = Note::parse(kernel.note.as_deref()).unwrap();
+    let (exclusive, none) = (set("2-3"), BTreeSet::new());
+    let situation = Situation { options: ALL, exclusive: &exclusive, online: &kernel.online, refused: &none };
+    let mut seen = Seen { kinds: [Kind::PacketSteering].into(), ..Seen::default() };
+    seen.unreadable.insert(receive(0), "why".to_owned());
+    let plan = plan(&situation, &seen, &note);
+    // The one queue can't be read; the other is gone with its device; of interrupts nothing is known.
+    assert_eq!(plan.ahead.entries().keys().collect::<Vec<_>>(), [&Knob::Irq(1), &receive(0)]);
+    assert_eq!(plan.writes, []);
+}
+
+#[test]
+fn work_is_never_sent_to_offline_cpus_only() {
+    let mut kernel = Kernel::new(&[(Knob::Irq(1), "2,8-15"), (transmit(0), "2,8-15")]);
+    kernel.run(ALL, "2");
+    assert_eq!(kernel.holds(&Knob::Irq(1)), "0-1,3-7");
+    assert_eq!(kernel.holds(&transmit(0)), "2,8-15");
+}
+
+#[test]
+fn options_are_off_and_unknown_ones_refused() {
+    let read = |text: &str| serde_json::from_str::<Quiet>(text);
+    assert_eq!(read("{}").unwrap(), Quiet::default());
+    assert!(!Quiet::default().any());
+    assert!(read(r#"{"packetSteering":true}"#).unwrap().packet_steering);
+    assert!(read(r#"{"irq":true}"#).is_err());
+}
+
+fn cpus() -> impl Strategy<Value = CpuSet> {
+    any::<u8>().prop_map(|bits| (0..8).filter(|bit| bits & (1 << bit) != 0).collect())
+}
+
+#[derive(Debug, Clone)]
+enum Happening {
+    /// Owners change, and Pinfold may crash after some steps.
+    Turn(CpuSet, [bool; 4], usize),
+    /// Somebody else turns a knob.
+    Other(usize, CpuSet),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let crash = prop_oneof![3 => Just(usize::MAX), 2 => 0_usize..12];
+    prop_oneof![
+        // CPU 0 is reserved, as some CPU always is.
+        4 => (cpus(), any::<[bool; 4]>(), crash)
+            .prop_map(|(cpus, on, crash)| Happening::Turn(cpus.difference(&set("0")), on, crash)),
+        1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| Happening::Other(knob, cpus)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// After any history with crashes anywhere, what is asked for is kept, and a release leaves each knob as the last
+    /// other writer left it, and no note.
+    #[test]
+    fn any_history_can_be_undone(
+        values in proptest::collection::vec(cpus(), 9),
+        managed in proptest::collection::btree_set(0_usize..3, 0..2),
+        history in proptest::collection::vec(happening(), 0..12),
+    ) {
+        let knobs = [
+            Knob::Irq(1), Knob::Irq(2), Knob::Irq(3), Knob::NewIrqs, Knob::Workqueues,
+            receive(0), transmit(0), transmit(1), Knob::Slice("system.slice".to_owned()),
+        ];
+        let mut kernel = Kernel::new(&[]);
+        for (knob, cpus) in knobs.iter().zip(values) {
+            // Only packet steering can be off.
+            let off = cpus.is_empty() && knob.kind() != Kind::PacketSteering;
+            kernel.knobs.insert(knob.clone(), if off { kernel.online.clone() } else { cpus });
+        }
+        kernel.managed = managed.into_iter().map(|index| knobs[index].clone()).collect();
+        let mut will = kernel.knobs.clone();
+        // The values that Pinfold wrote and somebody else may write by chance, too.
+        let mut ours: BTreeMap<Knob, BTreeSet<CpuSet>> = BTreeMap::new();
+        for happening in history {
+            match happening {
+                Happening::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices], crash) => {
+                    let options = Quiet { irqs, workqueues, packet_steering, system_slices };
+                    let before = kernel.clone();
+                    kernel.turn(options, &exclusive, crash);
+                    for (knob, cpus) in &kernel.knobs {
+                        if before.knobs[knob] != *cpus {
+                            ours.entry(knob.clone()).or_default().insert(cpus.clone());
+                        }
+                    }
+                    // Killed between the two, it has noted what it had no time to write.
+                    for (knob, entry) in Note::parse(kernel.note.as_deref()).unwrap().entries() {
+                        ours.entry(knob.clone()).or_default().extend(entry.ours.iter().cloned());
+                    }
+                    if crash == usize::MAX {
+                        prop_assert_eq!(kernel.plan(options, &exclusive).writes, vec![]);
+                        let after = kernel.note.clone();
+                        kernel.turn(options, &exclusive, usize::MAX);
+                        prop_assert_eq!(&kernel.note, &after);
+                        for (knob, cpus) in &kernel.knobs {
+                            let quiet = options.wants(knob.kind()) && !kernel.managed.contains(knob);
+                            let kept = cpus.is_disjoint(&exclusive) || matches!(knob, Knob::Transmit { .. });
+                            prop_assert!(!quiet || kept, "{} on {} of {}", knob, cpus, exclusive);
+                        }
+                    }
+                    if crash != usize::MAX {
+                        // What is known only to the process that crashed.
+                        kernel.refused.clear();
+                    }
+                }
+                Happening::Other(index, cpus) => {
+                    let knob = &knobs[index];
+                    let off = cpus.is_empty() && knob.kind() != Kind::PacketSteering;
+                    // Somebody who writes what Pinfold wrote can't be told from it.
+                    let chance = ours.get(knob).is_some_and(|ours| ours.contains(&cpus));
+                    if !off && !chance && !kernel.managed.contains(knob) {
+                        kernel.knobs.insert(knob.clone(), cpus.clone());
+                        will.insert(knob.clone(), cpus);
+                        ours.remove(knob);
+                    }
+                }
+            }
+        }
+        kernel.run(Quiet::default(), "");
+        prop_assert_eq!(&kernel.knobs, &will);
+        prop_assert_eq!(&kernel.note, &None);
+    }
+}

@@ -1,0 +1,135 @@
+//! [`release`]: everything is handed back, whatever enforced it.
+
+use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
+use super::super::mark::{IDLE, Mark, union};
+use super::marks::{forget, give_back_quota};
+use super::{Reason, Step, cpus, memory};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::{Kind, Partition};
+
+/// The steps that hand everything back: CPUs, quotas, and no mark left.
+pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
+    let mut steps = undo_partitions(observed);
+    let mut back = Vec::new();
+    for pod in &observed.pods {
+        let Some(mark) = &pod.mark else { continue };
+        back.extend(wide(&pod.cgroup.path, &pod.cgroup.cpuset.cpus, mark, online));
+        back.extend(give_back_quota(&pod.cgroup.path, pod.cgroup.quota, Some(mark)));
+    }
+    for container in observed.containers() {
+        let Some(mark) = &container.mark else { continue };
+        let cgroup = &container.cgroup;
+        back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(mark)));
+        back.extend(wide(&cgroup.path, &cgroup.cpuset.cpus, mark, online));
+        back.extend(memory::give_back(container, all_memory));
+    }
+    // Marks last: until then a release that is cut short can be done again.
+    let pods = observed.pods.iter().filter(|pod| pod.mark.is_some()).map(|pod| &pod.cgroup.path);
+    let containers = observed.containers().filter(|container| container.mark.is_some());
+    let marked = pods.chain(containers.map(|container| &container.cgroup.path));
+    let idle = observed.containers().filter(|container| container.name.as_deref() == Some(IDLE));
+    let gone = idle.map(|container| Step::Remove { path: container.cgroup.path.clone() });
+    steps.append(&mut back);
+    steps.extend(marked.map(|path| forget(path)));
+    steps.extend(gone);
+    steps
+}
+
+/// Gives a cgroup the CPUs that it had.
+fn wide(path: &str, now: &CpuSet, mark: &Mark, online: &CpuSet) -> Option<Step> {
+    let back = had(mark, online);
+    // One that was never written and is not now needs no write.
+    let untouched = now.is_empty() && mark.before.cpus.is_empty();
+    (*now != back && !untouched).then(|| cpus(path, back, Reason::Release))
+}
+
+/// The CPUs that a cgroup had before our first write, as far as they are online.
+///
+/// A cgroup with processes can't be made empty again on v2; all CPUs mean the same.
+pub(super) fn had(mark: &Mark, online: &CpuSet) -> CpuSet {
+    let had = mark.before.cpus.intersection(online);
+    if had.is_empty() { online.clone() } else { had }
+}
+
+/// The steps after which no partition of ours is left: from the containers up, `member` before anything is cleared.
+///
+/// In another order Linux 6.12 can lose CPUs until the next boot; so it can where somebody has taken from a cgroup above
+/// what a partition below it has, hence that is given back first.
+pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
+    let (mut steps, mut undo) = (Vec::new(), Vec::new());
+    let live_below = |path: &str| {
+        let below = observed.pods.iter().filter(|pod| is_below(&pod.cgroup.path, path));
+        below.map(live).fold(CpuSet::new(), |all, cpus| all.union(&cpus))
+    };
+    for above in &observed.around.above {
+        steps.extend(reach(&above.path, &above.cpuset.exclusive, &live_below(&above.path)));
+    }
+    // What cgroups below the ones above go on holding, since it is not ours to take.
+    let mut kept: Vec<(&str, CpuSet)> = Vec::new();
+    for pod in &observed.pods {
+        let mut in_pod = CpuSet::new();
+        for container in &pod.containers {
+            let cpuset = &container.cgroup.cpuset;
+            if !is_ours(pod, container) {
+                in_pod = in_pod.union(&cpuset.exclusive);
+                continue;
+            }
+            if !matches!(cpuset.partition, Partition::Valid(Kind::Member) | Partition::Unsupported) {
+                undo.push(member(&container.cgroup.path));
+            }
+            undo.extend(trim(&container.cgroup.path, &cpuset.exclusive, &CpuSet::new()));
+        }
+        let mut now = pod.cgroup.cpuset.exclusive.clone();
+        let mut left = now.clone();
+        if pod.mark.is_some() {
+            let live = live(pod);
+            steps.extend(reach(&pod.cgroup.path, &now, &live));
+            (now, left) = (now.union(&live), in_pod);
+        }
+        undo.extend(trim(&pod.cgroup.path, &now, &left));
+        kept.push((&pod.cgroup.path, left));
+    }
+    for above in observed.around.above.iter().rev() {
+        let now = above.cpuset.exclusive.union(&live_below(&above.path));
+        let below = kept.iter().filter(|(path, _)| is_below(path, &above.path)).map(|(_, cpus)| cpus);
+        let further = observed.around.above.iter().filter(|other| is_below(&other.path, &above.path));
+        let left = union(below).union(&above.foreign).union(&union(further.map(|other| &other.foreign)));
+        undo.extend(trim(&above.path, &now, &left));
+    }
+    steps.append(&mut undo);
+    steps
+}
+
+/// The CPUs of a pod's live partitions.
+fn live(pod: &ObservedPod) -> CpuSet {
+    let cpusets = pod.containers.iter().map(|container| &container.cgroup.cpuset);
+    union(cpusets.filter(|cpuset| cpuset.partition.is_live()).map(|cpuset| &cpuset.exclusive))
+}
+
+/// Gives a cgroup back what is live below it.
+fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
+    let cpus = now.union(live);
+    (cpus != *now).then(|| Step::Exclusive { path: path.to_owned(), cpus, in_force: None })
+}
+
+/// Whether a container's partition is one that we made, or may take for ours.
+pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool {
+    let claimed = pod.mark.as_ref().map(Mark::cpus).unwrap_or_default();
+    let held = &container.cgroup.cpuset.exclusive;
+    container.mark.is_some() || (container.cgroup.mark.is_none() && held.is_subset(&claimed))
+}
+
+/// Whether one cgroup lies below another.
+pub(super) fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+}
+
+pub(super) fn member(path: &str) -> Step {
+    Step::Partition { path: path.to_owned(), kind: Kind::Member, in_force: None }
+}
+
+/// Takes from a cgroup's exclusive CPUs what is not to be left.
+fn trim(path: &str, now: &CpuSet, left: &CpuSet) -> Option<Step> {
+    let cpus = now.intersection(left);
+    (cpus != *now).then(|| Step::Exclusive { path: path.to_owned(), cpus, in_force: None })
+}

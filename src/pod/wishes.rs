@@ -1,0 +1,161 @@
+//! [`Wishes`]: how a pod's owner wants its CPUs, besides owning them.
+
+use std::fmt::Display;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Pod;
+use crate::cpu::{Cores, CpuSet, Isolated, Numa, Order, Request};
+
+/// What begins the names of all our annotations.
+const PREFIX: &str = "pinfold.io/";
+
+/// How a pod's containers are to have their CPUs. As configuration these are the defaults, and each is overruled by the
+/// pod's annotation of that name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Wishes {
+    /// `pinfold.io/placement`: whether CPUs lie together or apart.
+    pub placement: Order,
+    /// `pinfold.io/cores`: whole cores if possible, or only those, or one CPU of each with its siblings idle.
+    pub cores: Cores,
+    /// `pinfold.io/numa`: what happens to containers that would lie on more NUMA nodes than they need.
+    pub numa: Numa,
+    /// `pinfold.io/isolated`: what to do about CPUs that were isolated at boot.
+    pub isolated: Isolated,
+    /// `pinfold.io/near-devices`: whether CPUs lie near the pod's devices, as GPUs and network cards.
+    pub near_devices: bool,
+    /// `pinfold.io/partition`: whether the kernel balances load inside the set.
+    pub partition: Balancing,
+    /// `pinfold.io/memory`: whether memory comes from the NUMA nodes of the CPUs.
+    pub memory: Memory,
+    /// `pinfold.io/movable`: whether its running containers may be moved to make room for others.
+    pub movable: bool,
+}
+
+// === impl Wishes ===
+
+impl Default for Wishes {
+    fn default() -> Self {
+        Self {
+            placement: Order::default(),
+            cores: Cores::default(),
+            numa: Numa::default(),
+            isolated: Isolated::default(),
+            near_devices: true,
+            partition: Balancing::default(),
+            memory: Memory::default(),
+            movable: false,
+        }
+    }
+}
+
+impl Wishes {
+    /// A request for so many CPUs; `near` are the NUMA nodes of the pod's devices.
+    pub fn request(&self, cpus: usize, near: &CpuSet) -> Request {
+        let near = if self.near_devices { near.clone() } else { CpuSet::new() };
+        let fewest_numa = self.numa == Numa::Fewest;
+        let (order, cores, isolated) = (self.placement, self.cores, self.isolated);
+        Request { cpus, order, cores, near, isolated, fewest_numa }
+    }
+}
+
+/// What kind of partition a container gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Balancing {
+    /// The kernel balances load among its CPUs.
+    #[default]
+    Root,
+    /// It does not: for programs that bind each of their threads to a CPU.
+    Isolated,
+}
+
+/// Where a container's memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// From the NUMA nodes of its CPUs, where they have room for its memory limit.
+    #[default]
+    Follow,
+    /// From anywhere.
+    Free,
+}
+
+/// What a pod wants, by its annotations or else by default, and which annotations make no sense, as sentences.
+pub fn wishes(pod: &Pod, defaults: &Wishes) -> (Wishes, Vec<String>) {
+    let mut wishes = *defaults;
+    let mut errors = Vec::new();
+    let mut read = Reader { pod, errors: &mut errors };
+    read.word("placement", &mut wishes.placement);
+    read.word("cores", &mut wishes.cores);
+    read.word("numa", &mut wishes.numa);
+    read.word("isolated", &mut wishes.isolated);
+    read.word("near-devices", &mut wishes.near_devices);
+    read.word("partition", &mut wishes.partition);
+    read.word("memory", &mut wishes.memory);
+    read.word("movable", &mut wishes.movable);
+    (wishes, errors)
+}
+
+struct Reader<'a> {
+    pod: &'a Pod,
+    errors: &'a mut Vec<String>,
+}
+
+// === impl Reader ===
+
+impl Reader<'_> {
+    /// Reads an annotation's word as the configuration would be read.
+    fn word<T: DeserializeOwned>(&mut self, name: &str, wish: &mut T) {
+        let Some(word) = self.pod.annotations.get(&format!("{PREFIX}{name}")) else { return };
+        let value = match word.as_str() {
+            "true" => serde_json::Value::Bool(true),
+            "false" => serde_json::Value::Bool(false),
+            word => serde_json::Value::String(word.to_owned()),
+        };
+        match serde_json::from_value(value) {
+            Ok(value) => *wish = value,
+            Err(error) => self.error(name, word, &error),
+        }
+    }
+
+    fn error(&mut self, name: &str, word: &str, error: &dyn Display) {
+        self.errors.push(format!("annotation {PREFIX}{name}={word:?} is ignored: {error}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(annotations: &[(&str, &str)]) -> (Wishes, Vec<String>) {
+        let annotations = annotations.iter().map(|&(key, word)| (key.to_owned(), word.to_owned())).collect();
+        wishes(&Pod { annotations, ..Pod::default() }, &Wishes::default())
+    }
+
+    #[test]
+    fn words() {
+        assert_eq!(read(&[]), (Wishes::default(), Vec::new()));
+        let (wishes, errors) =
+            read(&[("pinfold.io/partition", "isolated"), ("pinfold.io/movable", "true"), ("other", "x")]);
+        assert_eq!((wishes.partition, wishes.movable, errors.len()), (Balancing::Isolated, true, 0));
+        let (wishes, _) = read(&[("pinfold.io/cores", "single"), ("pinfold.io/near-devices", "false")]);
+        let near = "1".parse().unwrap();
+        let request = wishes.request(4, &near);
+        assert_eq!((request.cpus, request.cores, request.near), (4, Cores::Single, CpuSet::new()));
+        assert_eq!(Wishes::default().request(1, &near).near, near);
+        assert!(!wishes.request(1, &near).fewest_numa);
+        let (wishes, errors) = read(&[("pinfold.io/numa", "fewest")]);
+        assert!(wishes.request(1, &near).fewest_numa && errors.is_empty());
+    }
+
+    #[test]
+    fn nonsense_is_named_and_ignored() {
+        let (wishes, errors) = read(&[("pinfold.io/memory", "far"), ("pinfold.io/movable", "maybe")]);
+        assert_eq!(wishes, Wishes::default());
+        assert!(errors[0].contains("pinfold.io/memory") && errors[0].contains("`follow`"), "{errors:?}");
+        assert!(errors[1].contains("pinfold.io/movable"), "{errors:?}");
+    }
+}

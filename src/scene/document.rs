@@ -1,0 +1,215 @@
+//! [`Document`]: a plan and where it came from: a file with lines, or the API.
+
+use serde::Serialize;
+
+use super::schema::{mended, violations};
+use super::tree::{Kind, Path, Tree};
+use super::{Finding, ScenePlan};
+
+/// The longest text of plans that is read, in bytes. The API server takes no object of more than 3 MiB.
+const MAX_TEXT: usize = 16 << 20;
+
+/// A plan, and where it came from.
+#[derive(Debug, Clone)]
+pub struct Document {
+    /// The file, or another name for where it came from.
+    pub origin: String,
+    /// The plan, if the schema has nothing against it.
+    pub plan: Option<ScenePlan>,
+    /// The plan as it was probably meant, to be checked; nothing else is done with it.
+    pub(super) draft: Option<ScenePlan>,
+    /// What the schema has against it.
+    pub(super) findings: Vec<Finding>,
+    tree: Option<Tree>,
+}
+
+/// Where something is that has to be corrected.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// The file, or another name for where the plan came from.
+    pub file: String,
+    /// The line, where known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u64>,
+    /// The plan's name.
+    pub plan: String,
+    /// The field, like `spec.scenes[1].cases[0].totals.worker`.
+    pub path: String,
+}
+
+/// A text that can't be read at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{origin}{}{}: {what}", of_document(*document), at_line(*line))]
+pub struct ReadError {
+    origin: String,
+    /// 0 where it is about the whole text.
+    document: usize,
+    line: Option<u64>,
+    what: String,
+}
+
+fn at_line(line: Option<u64>) -> String {
+    line.map_or_else(String::new, |line| format!(", line {line}"))
+}
+
+fn of_document(document: usize) -> String {
+    if document == 0 { String::new() } else { format!(", document {document}") }
+}
+
+/// What a document says it is.
+struct Head {
+    api_version: Option<String>,
+    kind: Option<String>,
+}
+
+/// The plans in a text: YAML or JSON, one or many documents, ScenePlans or Lists of them.
+///
+/// `origin` names the text in findings and errors. Fails on what is no YAML and on objects of other kinds; whatever else
+/// is wrong becomes a finding of [`check`](super::check).
+pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
+    if text.len() > MAX_TEXT {
+        let what = format!("{} bytes are more than the {MAX_TEXT} that are read: split it", text.len());
+        return Err(ReadError::new(origin, 0, None, what));
+    }
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        emit_comments: false,
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
+        budget: serde_saphyr::budget! {
+            max_reader_input_bytes: Some(MAX_TEXT),
+            max_depth: 64,
+            max_nodes: 1_000_000,
+            max_events: 3_000_000,
+        },
+    };
+    let mut documents = Vec::new();
+    let mut bytes = text.trim_start_matches('\u{feff}').as_bytes();
+    for (read, number) in serde_saphyr::read_with_options::<_, Tree>(&mut bytes, options).zip(1..) {
+        let tree = read.map_err(|error| ReadError::yaml(origin, number, &error))?;
+        if tree.is_null() {
+            continue;
+        }
+        let fail = |tree: &Tree, what: String| {
+            ReadError::new(origin, number, Some(tree.line).filter(|&line| line > 0), what)
+        };
+        let only = "only ScenePlans (pinfold.io/v1alpha1) are read";
+        match head(&tree).map_err(|what| fail(&tree, what))? {
+            Head { kind: Some(kind), .. } if kind == "List" || kind == "ScenePlanList" => {
+                let items = match tree.get("items").map(|items| &items.node) {
+                    Some(Kind::List(items)) => items.as_slice(),
+                    _ => &[],
+                };
+                for item in items {
+                    match head(item).map_err(|what| fail(item, what))? {
+                        head if head.is_plan() => documents.push(Document::new(origin, item.clone())),
+                        head => return Err(fail(item, format!("this is {}; {only}", head.name()))),
+                    }
+                }
+            }
+            head if head.is_plan() => documents.push(Document::new(origin, tree)),
+            head => return Err(fail(&tree, format!("this is {}; {only}", head.name()))),
+        }
+    }
+    if documents.is_empty() {
+        return Err(ReadError::new(origin, 0, None, "there is no ScenePlan in it".to_owned()));
+    }
+    Ok(documents)
+}
+
+fn head(tree: &Tree) -> Result<Head, String> {
+    let text = |key: &str| match tree.get(key).map(|value| &value.node) {
+        Some(Kind::Scalar(value)) => value.as_str().map(str::to_owned),
+        _ => None,
+    };
+    match &tree.node {
+        Kind::Map(_) => Ok(Head { api_version: text("apiVersion"), kind: text("kind") }),
+        _ => Err("this is no Kubernetes object: it needs apiVersion and kind".to_owned()),
+    }
+}
+
+// === impl Head ===
+
+impl Head {
+    fn is_plan(&self) -> bool {
+        self.kind.as_deref() == Some("ScenePlan")
+            && self.api_version.as_deref() == Some("pinfold.io/v1alpha1")
+    }
+
+    fn name(&self) -> String {
+        let kind = self.kind.as_deref().unwrap_or("an object without kind");
+        format!("{kind} ({})", self.api_version.as_deref().unwrap_or("no apiVersion"))
+    }
+}
+
+// === impl Document ===
+
+impl Document {
+    /// A plan that came from elsewhere than a text, as from the API: its findings have paths, and no lines.
+    pub fn from_plan(origin: &str, plan: ScenePlan) -> Self {
+        let draft = Some(plan.clone());
+        Self { origin: origin.to_owned(), plan: Some(plan), draft, findings: Vec::new(), tree: None }
+    }
+
+    fn new(origin: &str, tree: Tree) -> Self {
+        let value = tree.value();
+        let name = value.pointer("/metadata/name").and_then(|name| name.as_str());
+        let name = name.unwrap_or_default().to_owned();
+        let found = violations(&tree);
+        let mut document = Self {
+            origin: origin.to_owned(),
+            plan: None,
+            draft: None,
+            findings: Vec::new(),
+            tree: Some(tree),
+        };
+        let findings = found
+            .into_iter()
+            .map(|(path, text, fix)| Finding::error(document.place(&name, &path), text, fix))
+            .collect();
+        document.findings = findings;
+        if !document.findings.is_empty() {
+            document.draft = serde_json::from_value(mended(value)).ok();
+            return document;
+        }
+        match serde_json::from_value::<ScenePlan>(value) {
+            Ok(plan) => {
+                document.draft = Some(plan.clone());
+                document.plan = Some(plan);
+            }
+            // The schema says where something is; what only serde has against it has no place of its own.
+            Err(error) => document.findings.push(Finding::error(
+                document.place(&name, &Path::default()),
+                format!("this is no valid ScenePlan: {error}"),
+                "compare it with the fields that `kubectl explain sceneplan.spec` lists".to_owned(),
+            )),
+        }
+        document
+    }
+
+    /// The plan's name; empty where it has none.
+    pub fn name(&self) -> &str {
+        self.draft.as_ref().and_then(|plan| plan.metadata.name.as_deref()).unwrap_or_default()
+    }
+
+    pub(super) fn place(&self, plan: &str, path: &Path) -> Place {
+        Place {
+            file: self.origin.clone(),
+            line: self.tree.as_ref().and_then(|tree| tree.line_of(path)),
+            plan: plan.to_owned(),
+            path: path.to_string(),
+        }
+    }
+}
+
+// === impl ReadError ===
+
+impl ReadError {
+    pub(super) fn new(origin: &str, document: usize, line: Option<u64>, what: String) -> Self {
+        Self { origin: origin.to_owned(), document, line, what }
+    }
+
+    pub(super) fn yaml(origin: &str, document: usize, error: &serde_saphyr::Error) -> Self {
+        let line = error.location().map(|location| location.line()).filter(|&line| line > 0);
+        Self::new(origin, document, line, error.render_with_formatter(&serde_saphyr::UserMessageFormatter))
+    }
+}

@@ -1,0 +1,226 @@
+//! [`Node`]: what scenes need to know of a Kubernetes Node, and a reader of them.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as api;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::{Amount, ReadError};
+
+/// The longest text of nodes that is read, in bytes: ten thousand nodes as the API server writes them.
+const MAX_TEXT: usize = 512 << 20;
+
+/// A node of the cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// What pods can have of it, by resource; empty where it isn't known.
+    pub allocatable: BTreeMap<String, Amount>,
+    /// Whether it is cordoned: no new pod comes to it.
+    pub cordoned: bool,
+}
+
+/// The nodes in a text: YAML or JSON, many documents, Nodes or Lists of them, as `kubectl get nodes -o yaml` prints them.
+///
+/// `origin` names the text in errors. Fails on what is not a node, and on two nodes of the same name.
+pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
+    let mut nodes: Vec<Node> = Vec::new();
+    for (document, number) in documents::<Option<Object>>(text, origin)?.into_iter().zip(1..) {
+        let Some(object) = document else { continue };
+        let whole = |what: &str| {
+            ReadError::new(origin, number, None, format!("{what}; only Nodes and Lists of them are read"))
+        };
+        let items = match object.kind.as_deref() {
+            Some("Node") => {
+                vec![Item { kind: None, metadata: object.metadata, spec: object.spec, status: object.status }]
+            }
+            Some("List" | "NodeList") => object.items.unwrap_or_default(),
+            Some(kind) => return Err(whole(&format!("this is a {kind}"))),
+            None => return Err(whole("there is no kind")),
+        };
+        for (item, place) in items.into_iter().zip(0..) {
+            if let Some(kind) = item.kind.as_deref().filter(|&kind| kind != "Node") {
+                return Err(whole(&format!("items[{place}] is a {kind}")));
+            }
+            let node = Node::from(item);
+            if node.name.is_empty() {
+                return Err(whole(&format!("items[{place}] has no name")));
+            }
+            nodes.push(node);
+        }
+    }
+    let mut names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some([name, _]) = names.windows(2).find(|pair| pair.first() == pair.get(1)) {
+        return Err(ReadError::new(
+            origin,
+            0,
+            None,
+            format!("node {name} is there twice: leave one of them out"),
+        ));
+    }
+    Ok(nodes)
+}
+
+/// All documents of a text, JSON or YAML.
+fn documents<T: DeserializeOwned>(text: &str, origin: &str) -> Result<Vec<T>, ReadError> {
+    let too_long = || {
+        ReadError::new(
+            origin,
+            0,
+            None,
+            format!("{} bytes are more than the {MAX_TEXT} that are read", text.len()),
+        )
+    };
+    if text.len() > MAX_TEXT {
+        return Err(too_long());
+    }
+    let text = text.trim_start_matches('\u{feff}');
+    let mut found = Vec::new();
+    // JSON has a parser of its own: it is many times faster, and lists of nodes are long.
+    if text.trim_start().starts_with('{') {
+        let read: Result<Vec<T>, _> = serde_json::Deserializer::from_str(text).into_iter().collect();
+        match read {
+            Ok(read) => return Ok(read),
+            Err(error) if error.is_data() => {
+                let line = u64::try_from(error.line()).ok();
+                return Err(ReadError::new(origin, 1, line, error.to_string()));
+            }
+            // It may be YAML that begins like JSON.
+            Err(_) => {}
+        }
+    }
+    let options = serde_saphyr::options! {
+        no_schema: true,
+        with_snippet: false,
+        emit_comments: false,
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
+        budget: serde_saphyr::budget! {
+            max_reader_input_bytes: Some(MAX_TEXT),
+            max_depth: 64,
+            max_nodes: 40_000_000,
+            max_events: 100_000_000,
+        },
+    };
+    let mut bytes = text.as_bytes();
+    for document in serde_saphyr::read_with_options(&mut bytes, options) {
+        found.push(document.map_err(|error| ReadError::yaml(origin, found.len() + 1, &error))?);
+    }
+    Ok(found)
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a Kubernetes object")]
+struct Object {
+    #[serde(default)]
+    kind: Option<String>,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+    #[serde(default)]
+    spec: Option<Spec>,
+    #[serde(default)]
+    status: Option<Status>,
+    #[serde(default)]
+    items: Option<Vec<Item>>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a Node")]
+struct Item {
+    #[serde(default)]
+    kind: Option<String>,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+    #[serde(default)]
+    spec: Option<Spec>,
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(expecting = "an object's metadata")]
+struct Metadata {
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(expecting = "a node's spec")]
+struct Spec {
+    #[serde(default)]
+    unschedulable: Option<bool>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(expecting = "a node's status")]
+struct Status {
+    #[serde(default)]
+    allocatable: Option<BTreeMap<String, Amount>>,
+}
+
+// === impl Node ===
+
+impl From<Item> for Node {
+    fn from(item: Item) -> Self {
+        let metadata = item.metadata.unwrap_or_default();
+        Self {
+            name: metadata.name.unwrap_or_default(),
+            labels: metadata.labels.unwrap_or_default(),
+            allocatable: item.status.unwrap_or_default().allocatable.unwrap_or_default(),
+            cordoned: item.spec.unwrap_or_default().unschedulable.unwrap_or_default(),
+        }
+    }
+}
+
+impl From<&api::Node> for Node {
+    fn from(node: &api::Node) -> Self {
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+        Self {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            allocatable: allocatable
+                .into_iter()
+                .flatten()
+                .map(|(resource, amount)| (resource.clone(), Amount(amount.0.clone())))
+                .collect(),
+            cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default(),
+        }
+    }
+}
+
+/// Names in the order in which people count: `node-2` before `node-10`.
+pub(super) fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a, b);
+    loop {
+        let (word, number, rest) = chunk(left);
+        let (other_word, other_number, other_rest) = chunk(right);
+        let order = word
+            .cmp(other_word)
+            .then_with(|| number.len().cmp(&other_number.len()))
+            .then_with(|| number.cmp(other_number));
+        if order != Ordering::Equal {
+            return order;
+        }
+        if rest.is_empty() || other_rest.is_empty() {
+            // Leading zeros are all that can still differ.
+            return rest.len().cmp(&other_rest.len()).then_with(|| a.cmp(b));
+        }
+        (left, right) = (rest, other_rest);
+    }
+}
+
+/// What comes before the first digit, the digits without leading zeros, and the rest.
+fn chunk(text: &str) -> (&str, &str, &str) {
+    let start = text.find(|c: char| c.is_ascii_digit()).unwrap_or(text.len());
+    let (word, rest) = text.split_at(start);
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (digits, rest) = rest.split_at(end);
+    (word, digits.trim_start_matches('0'), rest)
+}

@@ -1,0 +1,390 @@
+//! [`ScenePlan`]: the custom resource, as Rust types from which schema, defaults and validation are generated.
+//!
+//! The bounds (`maxItems`, `maxLength`, `maxProperties`) are not taste: the API server computes the worst case of every
+//! CEL rule from them and refuses a definition whose rules could cost too much.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::Taint;
+use kube::CustomResource;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{LabelKeys, NodeSelector};
+
+/// The most servers that a group can have in a case, and the most names in an explicit list.
+pub const MAX_SERVERS: u32 = 10_000;
+
+/// The name under which `totals` counts servers; no role can have it.
+pub const SERVERS: &str = "servers";
+
+/// What a label's value looks like.
+const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
+
+/// What the name of a node looks like.
+const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+
+/// Which nodes are candidates, which scenes and cases exist, and which case is active. Several plans may be active at
+/// once, on nodes that no other plan has.
+#[derive(CustomResource, JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "pinfold.io",
+    version = "v1alpha1",
+    kind = "ScenePlan",
+    plural = "sceneplans",
+    singular = "sceneplan",
+    category = "pinfold",
+    derive = "PartialEq",
+    doc = "Scenes and cases of a benchmark, and the nodes that are labelled with their place in the active case.",
+    printcolumn = r#"{"name": "Scene", "type": "string", "jsonPath": ".spec.active.scene"}"#,
+    printcolumn = r#"{"name": "Case", "type": "string", "jsonPath": ".spec.active.case"}"#,
+    printcolumn = r#"{"name": "On busy", "type": "string", "jsonPath": ".spec.onBusy"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.active) || self.scenes.exists(s, s.scene == self.active.scene && \
+     s.cases.exists(c, c.case == self.active.case))",
+        "message": "active must name a scene of the plan and one of its cases",
+    },
+]))]
+#[serde(rename_all = "camelCase")]
+pub struct ScenePlanSpec {
+    /// The nodes that may be labelled: by selector or by an explicit list.
+    pub nodes: Pool,
+    /// The case that nodes are labelled for. Without it, this plan's labels are withdrawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<Active>,
+    /// The keys of the labels.
+    #[serde(default)]
+    pub labels: LabelKeys,
+    /// What happens when the active case changes while pods of the old one run on a node.
+    #[serde(default)]
+    pub on_busy: OnBusy,
+    /// A taint that nodes carry while they hold a slot, so that other pods keep off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taint: Option<CaseTaint>,
+    /// What one task of each role asks for, by the role's name: worker, ps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "roles_schema")]
+    pub roles: BTreeMap<String, Role>,
+    /// The scenes.
+    #[schemars(
+        length(min = 1, max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["scene"])
+    )]
+    pub scenes: Vec<Scene>,
+}
+
+/// Candidate nodes: either those with certain labels, or an explicit list.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "has(self.selector) != has(self.names)",
+        "message": "give either selector or names, and not both",
+    },
+]))]
+#[serde(rename_all = "camelCase")]
+pub struct Pool {
+    /// Nodes with these labels. Which of them gets which slot is decided by claims; an empty selector takes every node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<NodeSelector>,
+    /// Nodes by name: the first gets the first slot of a case, and so on. No claims are needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "names_schema")]
+    pub names: Option<Vec<String>>,
+}
+
+/// The scene and case that nodes are labelled for.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Active {
+    /// A scene of the plan.
+    #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
+    pub scene: String,
+    /// One of that scene's cases.
+    #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
+    pub case: String,
+}
+
+/// What happens when the active case changes while pods of the old one run on a node.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnBusy {
+    /// The node keeps its labels until those pods have ended.
+    #[default]
+    Wait,
+    /// The labels change at once.
+    Force,
+    /// The node keeps its labels, and the change has to be made again.
+    Refuse,
+}
+
+/// A taint that nodes carry while they hold a slot.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CaseTaint {
+    /// The taint's key.
+    #[schemars(length(min = 1, max = 316))]
+    pub key: TaintKey,
+    /// The taint's value.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    pub value: String,
+    /// The taint's effect.
+    pub effect: TaintEffect,
+}
+
+/// A taint's key; `pinfold.io/scene` where the plan doesn't say.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TaintKey(pub String);
+
+/// What a taint does to pods that don't tolerate it.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaintEffect {
+    /// They are not scheduled to the node.
+    #[default]
+    NoSchedule,
+    /// They are scheduled elsewhere where that can be.
+    PreferNoSchedule,
+}
+
+/// What one task of a role asks for, per pod.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Role {
+    /// Requests, by resource: `{cpu: 300m, memory: 4Gi}`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "amounts_schema")]
+    pub requests: BTreeMap<String, Amount>,
+    /// Limits, by resource. A resource without a request is requested as much as its limit.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "amounts_schema")]
+    pub limits: BTreeMap<String, Amount>,
+    /// Whether the tasks are to get CPUs of their own: `pinfold scene check` holds the plan to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<bool>,
+}
+
+/// A quantity as the plan's author wrote it: `300m`, `4Gi`, `2`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Amount(pub String);
+
+/// A scene: groups of servers, and cases that differ in their numbers.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "self.groups.size() == 1 || self.groups.all(g, has(g.type))",
+        "message": "where there are several groups, each needs a type",
+    },
+    {
+        "rule": "self.groups.all(g, !has(g.type) || self.groups.exists_one(h, has(h.type) && h.type == g.type))",
+        "message": "two groups of a scene have the same type",
+    },
+    {
+        "rule": "self.cases.all(c, c.nodes.size() == self.groups.size() && self.groups.all(g, g.name in c.nodes))",
+        "message": "nodes of a case must give a count for each group of the scene, and for no other",
+    },
+    {
+        "rule": "self.cases.all(c, !has(c.totals) || !('servers' in c.totals) || \
+     c.totals['servers'] == self.groups.map(g, g.name in c.nodes ? c.nodes[g.name] : 0).sum())",
+        "message": "totals.servers of a case must be the sum of its nodes; pinfold scene check names the number",
+    },
+    {
+        "rule": "self.cases.all(c, !has(c.totals) || c.totals.all(r, r == 'servers' || c.totals[r] == self.groups.map(g, \
+     g.name in c.nodes && has(g.perNode) && r in g.perNode ? c.nodes[g.name] * g.perNode[r] : 0).sum()))",
+        "message": "a role's total must be its servers times its tasks per server; pinfold scene check names the number",
+    },
+]))]
+#[serde(rename_all = "camelCase")]
+pub struct Scene {
+    /// The scene's name: the value of the label SCENCE.
+    #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
+    pub scene: String,
+    /// Groups of servers of one kind.
+    #[schemars(
+        length(min = 1, max = 8),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
+    pub groups: Vec<Group>,
+    /// The cases.
+    #[schemars(
+        length(min = 1, max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["case"])
+    )]
+    pub cases: Vec<Case>,
+}
+
+/// Servers of one kind.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Group {
+    /// The group's name within the scene.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// The value of the label TYPE. All groups of a scene have one, or the only group has none.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
+    pub kind: Option<String>,
+    /// Tasks on each server, by role.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "counts_schema")]
+    pub per_node: BTreeMap<String, u32>,
+}
+
+/// A case: how many servers each group has.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Case {
+    /// The case's name: the value of the label CASE.
+    #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
+    pub case: String,
+    /// Servers of each group, by its name.
+    #[schemars(schema_with = "counts_schema")]
+    pub nodes: BTreeMap<String, u32>,
+    /// What the numbers are meant to come to: `servers`, and tasks by role. Checked, and used for nothing else.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "counts_schema")]
+    pub totals: BTreeMap<String, u32>,
+}
+
+fn names_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 253, "pattern": NODE_NAME},
+        "minItems": 1,
+        "maxItems": MAX_SERVERS,
+        // The API server refuses a name that stands there twice.
+        "x-kubernetes-list-type": "set",
+    })
+}
+
+fn counts_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "additionalProperties": {"type": "integer", "format": "int32", "minimum": 0, "maximum": MAX_SERVERS},
+        "maxProperties": 17,
+    })
+}
+
+fn amounts_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "additionalProperties": {"x-kubernetes-int-or-string": true},
+        "maxProperties": 16,
+    })
+}
+
+fn roles_schema(generator: &mut SchemaGenerator) -> Schema {
+    let role = generator.subschema_for::<Role>();
+    json_schema!({"type": "object", "additionalProperties": role, "maxProperties": 16})
+}
+
+// === impl ScenePlanSpec ===
+
+impl ScenePlanSpec {
+    /// The scene and case of these names.
+    pub fn case(&self, scene: &str, case: &str) -> Option<(&Scene, &Case)> {
+        let scene = self.scenes.iter().find(|one| one.scene == scene)?;
+        Some((scene, scene.cases.iter().find(|one| one.case == case)?))
+    }
+}
+
+// === impl Role ===
+
+impl Role {
+    /// What a task requests of each resource: its requests, and its limits where there is no request.
+    pub fn requested(&self) -> BTreeMap<&str, &Amount> {
+        let all = self.limits.iter().chain(&self.requests);
+        all.map(|(resource, amount)| (resource.as_str(), amount)).collect()
+    }
+}
+
+// === impl CaseTaint ===
+
+impl CaseTaint {
+    /// The taint as a Node has it.
+    pub fn to_k8s(&self) -> Taint {
+        Taint {
+            key: self.key.0.clone(),
+            value: Some(self.value.clone()).filter(|value| !value.is_empty()),
+            effect: format!("{:?}", self.effect),
+            time_added: None,
+        }
+    }
+}
+
+// === impl TaintKey ===
+
+impl Default for TaintKey {
+    fn default() -> Self {
+        Self("pinfold.io/scene".to_owned())
+    }
+}
+
+// === impl OnBusy ===
+
+impl fmt::Display for OnBusy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wait => "wait",
+            Self::Force => "force",
+            Self::Refuse => "refuse",
+        })
+    }
+}
+
+// === impl Amount ===
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl JsonSchema for Amount {
+    fn schema_name() -> Cow<'static, str> {
+        "Amount".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"x-kubernetes-int-or-string": true})
+    }
+}
+
+/// As in Kubernetes, a number may stand for a quantity: `cpu: 2`.
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AmountVisitor;
+
+        impl Visitor<'_> for AmountVisitor {
+            type Value = Amount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a quantity, like 300m, 4Gi or 2")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Amount, E> {
+                Ok(Amount(text.to_owned()))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Amount, E> {
+                Ok(Amount(number.to_string()))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Amount, E> {
+                Ok(Amount(number.to_string()))
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Amount, E> {
+                Ok(Amount(number.to_string()))
+            }
+        }
+
+        deserializer.deserialize_any(AmountVisitor)
+    }
+}

@@ -1,0 +1,103 @@
+//! [`NodeSelector`]: which nodes are candidates, in the form of Kubernetes' label selectors.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Conditions on a node's labels, all of which must hold. Without any, every node matches.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSelector {
+    /// Labels that a node has, with these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub match_labels: BTreeMap<String, String>,
+    /// Further conditions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// A condition on one label.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requirement {
+    /// The label's key.
+    #[schemars(length(min = 1, max = 316))]
+    pub key: String,
+    /// How key and values relate.
+    pub operator: Operator,
+    /// The values, for In and NotIn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), inner(length(max = 63)))]
+    pub values: Vec<String>,
+}
+
+/// How a label relates to a requirement's values.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operator {
+    /// The label is there, with one of the values.
+    In,
+    /// The label is not there, or has another value.
+    NotIn,
+    /// The label is there.
+    Exists,
+    /// The label is not there.
+    DoesNotExist,
+}
+
+// === impl NodeSelector ===
+
+impl NodeSelector {
+    /// Whether a node with these labels is chosen.
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+            && self.match_expressions.iter().all(|one| one.matches(labels))
+    }
+
+    /// The keys that it looks at.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.match_labels.keys().chain(self.match_expressions.iter().map(|one| &one.key)).map(String::as_str)
+    }
+
+    /// Whether no node can match both, as far as single labels tell: `false` means that one might.
+    pub fn excludes(&self, other: &Self) -> bool {
+        self.contradicts(other) || other.contradicts(self)
+    }
+
+    /// Whether each value that one of our conditions allows is forbidden by a condition of the other.
+    fn contradicts(&self, other: &Self) -> bool {
+        let forbids = |key: &str, value: &str| {
+            let label = BTreeMap::from([(key.to_owned(), value.to_owned())]);
+            other.match_labels.get(key).is_some_and(|wanted| wanted != value)
+                || other.match_expressions.iter().any(|one| one.key == key && !one.matches(&label))
+        };
+        let exists = self.match_expressions.iter().any(|mine| {
+            mine.operator == Operator::Exists
+                && other
+                    .match_expressions
+                    .iter()
+                    .any(|one| one.key == mine.key && one.operator == Operator::DoesNotExist)
+        });
+        exists
+            || self.match_labels.iter().any(|(key, value)| forbids(key, value))
+            || self.match_expressions.iter().any(|one| {
+                one.operator == Operator::In && one.values.iter().all(|value| forbids(&one.key, value))
+            })
+    }
+}
+
+// === impl Requirement ===
+
+impl Requirement {
+    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        let value = labels.get(&self.key);
+        let among = value.is_some_and(|value| self.values.contains(value));
+        match self.operator {
+            Operator::In => among,
+            Operator::NotIn => !among,
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+        }
+    }
+}

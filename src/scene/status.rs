@@ -1,0 +1,86 @@
+//! [`status`]: how the labels that nodes carry compare with a case.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Holding, Node, ScenePlan, Slot, Slots, assign::candidates, node::natural};
+
+/// How the labels on nodes compare with a case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Every slot, with the names of the nodes whose labels say so.
+    pub slots: Vec<(Slot, Vec<String>)>,
+    /// Candidates whose labels name no slot of the case: name, and what is wrong.
+    pub strangers: Vec<(String, String)>,
+    /// Candidates without any of the plan's labels.
+    pub spare: Vec<String>,
+}
+
+/// Compares the labels on nodes with a case of a plan. Nodes that are no candidates count where they carry the labels of one
+/// of the slots: pods would be scheduled to them all the same.
+pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
+    let mut holders: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    let mut strangers = Vec::new();
+    let mut spare = Vec::new();
+    let mut all: Vec<&Node> = nodes.iter().collect();
+    all.sort_by(|a, b| natural(&a.name, &b.name));
+    let chosen = candidates(plan, nodes);
+    let names: BTreeSet<&str> = chosen.iter().map(|node| node.name.as_str()).collect();
+    for node in all {
+        let candidate = names.contains(node.name.as_str());
+        match plan.spec.labels.read(&node.labels) {
+            Holding::Slot(slot) => match slots.position(&slot) {
+                Some(place) => {
+                    holders.entry(place).or_default().push(node.name.clone());
+                    if !candidate {
+                        strangers.push((
+                            node.name.clone(),
+                            format!("has {slot}, and is none of the plan's candidates"),
+                        ));
+                    }
+                }
+                None if candidate => strangers.push((node.name.clone(), format!("is labelled for {slot}"))),
+                None => {}
+            },
+            Holding::Broken { reason } if candidate => strangers.push((node.name.clone(), reason)),
+            Holding::Broken { .. } | Holding::Nothing => {}
+        }
+    }
+    for node in chosen {
+        if plan.spec.labels.of(&node.labels).is_empty() {
+            spare.push(node.name.clone());
+        }
+    }
+    let slots = slots.iter().enumerate();
+    Status {
+        slots: slots.map(|(place, slot)| (slot, holders.remove(&place).unwrap_or_default())).collect(),
+        strangers,
+        spare,
+    }
+}
+
+// === impl Status ===
+
+impl Status {
+    /// The slots that no node has.
+    pub fn missing(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().filter(|(_, nodes)| nodes.is_empty()).map(|(slot, _)| slot)
+    }
+
+    /// The slots that several nodes have.
+    pub fn double(&self) -> impl Iterator<Item = (&Slot, &[String])> {
+        self.slots.iter().filter(|(_, nodes)| nodes.len() > 1).map(|(slot, nodes)| (slot, nodes.as_slice()))
+    }
+
+    /// The slots that exactly one node has.
+    pub fn claimed(&self) -> impl Iterator<Item = (&Slot, &str)> {
+        self.slots.iter().filter_map(|(slot, nodes)| match nodes.as_slice() {
+            [node] => Some((slot, node.as_str())),
+            _ => None,
+        })
+    }
+
+    /// Whether each slot has one node, and no candidate has other labels of the plan.
+    pub fn is_well(&self) -> bool {
+        self.strangers.is_empty() && self.slots.iter().all(|(_, nodes)| nodes.len() == 1)
+    }
+}

@@ -1,0 +1,224 @@
+//! What an agent goes through in months, in minutes: it is killed, others write against it, pods come and go.
+//!
+//! How often is said by `PINFOLD_TEST_KILLS`, `PINFOLD_TEST_HOSTILE_SECONDS` and `PINFOLD_TEST_LIFETIMES`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pinfold::cpu::CpuSet;
+
+use crate::agent::{Agent, patience, worker};
+use crate::churn::random::Random;
+use crate::churn::{Churn, say, seed, settled};
+use crate::kernel::{Kernel, kernel_tests};
+
+fn count(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |text| text.parse().unwrap())
+}
+
+#[test]
+fn kills_at_random_moments_move_nothing() {
+    let Some(kernel) = kernel_tests() else { return };
+    let kills = count("PINFOLD_TEST_KILLS", 200);
+    let mut churn = Churn::new(&kernel, seed("kills"));
+    let settings = churn.settings();
+    let (mut compared, start) = (0, Instant::now());
+    let mut agent = settings.start();
+    for kill in 0..kills {
+        for _ in 0..=churn.random.below(4) {
+            churn.event();
+        }
+        if kill % 3 == 0 {
+            settled(&churn, &agent);
+            churn.event();
+        }
+        // In the middle of what the events made it do.
+        std::thread::sleep(Duration::from_micros(churn.random.below(8000) as u64));
+        agent.kill();
+        let before = churn.in_force();
+        agent = settings.start();
+        let after = churn.in_force();
+        for (path, cpus) in &before {
+            assert_eq!(after.get(path), Some(cpus), "kill {kill}: {path} was moved\n{}", agent.log());
+        }
+        compared += before.len();
+    }
+    settled(&churn, &agent);
+    churn.clear();
+    agent.eventually("all CPUs are shared", |status| status["exclusive"] == "" && status["lost"] == "");
+    let enforcement = agent.status().unwrap()["enforcement"].to_string();
+    agent.stop();
+    say(&format!(
+        "kills ({enforcement}): {kills} kills, {compared} containers compared across one, 0 moved, 0 violations, {:.0} s",
+        start.elapsed().as_secs_f64()
+    ));
+}
+
+/// A thread that writes to the containers' CPU sets as a runtime or a kubelet would, as fast as it can.
+struct Hostile {
+    stop: Arc<AtomicBool>,
+    writes: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+// === impl Hostile ===
+
+impl Hostile {
+    fn new(root: PathBuf, targets: Arc<Mutex<Vec<String>>>, online: CpuSet, seed: u64) -> Self {
+        let (stop, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ended, written) = (Arc::clone(&stop), Arc::clone(&writes));
+        let thread = std::thread::spawn(move || {
+            let mut random = Random(seed);
+            while !ended.load(Ordering::Relaxed) {
+                let targets = targets.lock().unwrap().clone();
+                if !targets.is_empty() {
+                    let path = &targets[random.below(targets.len())];
+                    // All CPUs, as a runtime does that knows of no set; or some, as one that has its own idea.
+                    let some: CpuSet = online.iter().filter(|_| random.below(3) == 0).collect();
+                    let list = if random.below(2) == 0 || some.is_empty() { &online } else { &some };
+                    // A cgroup may be gone by now.
+                    if fs::write(root.join(path).join("cpuset.cpus"), list.to_string()).is_ok() {
+                        written.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { stop, writes, thread: Some(thread) }
+    }
+
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        self.writes.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn hostile_writers_are_outlived() {
+    let Some(kernel) = kernel_tests() else { return };
+    let seconds = count("PINFOLD_TEST_HOSTILE_SECONDS", 20);
+    let seed = seed("hostile");
+    let mut churn = Churn::new(&kernel, seed);
+    let agent = churn.settings().start();
+    let targets = Arc::new(Mutex::new(Vec::new()));
+    let hostile =
+        Hostile::new(kernel.cgroups.root().to_owned(), Arc::clone(&targets), kernel.online.clone(), seed);
+    let start = Instant::now();
+    let mut events = 0;
+    while start.elapsed() < Duration::from_secs(seconds) {
+        churn.event();
+        events += 1;
+        *targets.lock().unwrap() = churn.containers();
+        std::thread::sleep(Duration::from_millis(churn.random.below(60) as u64));
+        churn.claims("meanwhile");
+    }
+    let writes = hostile.end();
+    settled(&churn, &agent);
+    let drift = agent.metric("pinfold_drift_total", &[]).unwrap();
+    let cpu = agent.metric("process_cpu_seconds_total", &[]).unwrap();
+    churn.clear();
+    agent.eventually("all CPUs are shared", |status| status["exclusive"] == "" && status["lost"] == "");
+    let enforcement = agent.status().unwrap()["enforcement"].to_string();
+    agent.stop();
+    say(&format!(
+        "hostile ({enforcement}): {writes} hostile writes in {seconds} s ({:.0} a second), {events} events, drift counted {drift}, \
+         0 violations, {:.1} % of a CPU for the agent",
+        writes as f64 / seconds as f64,
+        cpu / start.elapsed().as_secs_f64() * 100.0
+    ));
+    assert!(writes > 0);
+}
+
+/// What a process takes: memory in KiB, open files, and directories that the kernel watches for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Footprint {
+    kib: u64,
+    files: usize,
+    watches: usize,
+}
+
+/// Of a process at rest: a connection or a file that is being read is there for a moment only.
+fn footprint(agent: &Agent) -> Footprint {
+    let mut least = Footprint { kib: u64::MAX, files: usize::MAX, watches: usize::MAX };
+    for _ in 0..20 {
+        let proc = PathBuf::from(format!("/proc/{}", agent.id()));
+        let status = fs::read_to_string(proc.join("status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let kib = resident.split_whitespace().next().unwrap().parse().unwrap();
+        let files: Vec<_> = fs::read_dir(proc.join("fdinfo")).unwrap().flatten().collect();
+        let watches = files.iter().filter_map(|file| fs::read_to_string(file.path()).ok());
+        let watches =
+            watches.map(|text| text.lines().filter(|line| line.starts_with("inotify ")).count()).sum();
+        least.kib = least.kib.min(kib);
+        least.files = least.files.min(files.len());
+        least.watches = least.watches.min(watches);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    least
+}
+
+/// One pod's life: manifest, cgroups, a process, its CPUs, and the end of it all.
+fn lifetime(churn: &mut Churn<'_>, number: u64) {
+    let uid = format!("soak{number}");
+    let file = format!("{uid}.yaml");
+    churn.manifests.put(&file, &worker(&uid, &uid, 1));
+    let pod = churn.tree.pod("", &uid);
+    let main = churn.tree.container(&pod, &format!("c{number}"));
+    churn.tree.start(&main);
+    churn.tree.remove(&pod);
+    churn.manifests.remove(&file);
+}
+
+fn quiet(agent: &Agent, kernel: &Kernel, tree: &str) {
+    let deadline = Instant::now() + patience();
+    loop {
+        let left = kernel.cgroups.scan(tree).unwrap().len();
+        let status = agent.status().unwrap();
+        if left == 0 && status["exclusive"] == "" && status["containers"].as_array().unwrap().is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{left} pods are left: {status:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_long_life_leaves_nothing_behind() {
+    let Some(kernel) = kernel_tests() else { return };
+    let lifetimes = count("PINFOLD_TEST_LIFETIMES", 2000);
+    let mut churn = Churn::new(&kernel, 1);
+    let agent = churn.settings().start();
+    let start = Instant::now();
+    let warm = lifetimes / 5;
+    for number in 0..warm {
+        lifetime(&mut churn, number);
+    }
+    quiet(&agent, &kernel, &churn.tree.path);
+    let before = footprint(&agent);
+    for number in warm..lifetimes {
+        lifetime(&mut churn, number);
+    }
+    quiet(&agent, &kernel, &churn.tree.path);
+    let after = footprint(&agent);
+    let enforcement = agent.status().unwrap()["enforcement"].to_string();
+    say(&format!(
+        "soak ({enforcement}): {lifetimes} lifetimes in {:.0} s; after {warm} of them {} KiB, {} files and {} watches, at \
+         the end {} KiB, {} and {}",
+        start.elapsed().as_secs_f64(),
+        before.kib,
+        before.files,
+        before.watches,
+        after.kib,
+        after.files,
+        after.watches
+    ));
+    assert_eq!(before.files, after.files, "descriptors");
+    assert_eq!(before.watches, after.watches, "watches");
+    assert!(after.kib < before.kib + 4096, "memory grows: {before:?}, {after:?}");
+    assert!(kernel.exclusive(&churn.tree.path).is_empty());
+    agent.stop();
+}

@@ -1,0 +1,25 @@
+//! Enforcement `partition`, on kernels that have it: cgroup v2 with eight CPUs, Linux 6.7 or newer.
+//!
+//! `tests/vm/run` runs these in guests and says so with `PINFOLD_PARTITION_TESTS=1`; elsewhere each that finds no
+//! partitions names itself.
+
+mod life;
+mod others;
+mod owner;
+mod wishes;
+
+use crate::gate;
+use crate::kernel::{Kernel, kernel_tests};
+
+/// The kernel, if it has partitions and eight CPUs; see [`kernel_tests`].
+fn partition_tests() -> Option<Kernel> {
+    let kernel = kernel_tests()?;
+    let offered = kernel.cgroups.offers_partitions().unwrap() && kernel.online.len() >= 8;
+    if std::env::var_os("PINFOLD_PARTITION_TESTS").is_some_and(|value| value == "1") {
+        assert!(offered, "PINFOLD_PARTITION_TESTS=1 wants cpuset partitions and eight CPUs");
+    } else if !offered {
+        gate::leave("tests/vm/run", "cpuset partitions and eight CPUs");
+        return None;
+    }
+    Some(kernel)
+}

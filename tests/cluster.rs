@@ -1,0 +1,19 @@
+//! The Kubernetes API: the fake server held to recordings of a real one, and the room `cluster` against the fake.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod fakeapi;
+
+#[path = "cluster/replay.rs"]
+mod replay;
+
+#[path = "cluster/claims.rs"]
+mod claims;
+#[path = "cluster/connect.rs"]
+mod connect;
+#[path = "cluster/events.rs"]
+mod events;
+#[path = "cluster/node.rs"]
+mod node;
+#[path = "cluster/pods.rs"]
+mod pods;

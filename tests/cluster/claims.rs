@@ -1,0 +1,165 @@
+//! Claims of many nodes at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pinfold::cluster::Api;
+use pinfold::cluster::claims::{Claimed, Claims, Owner, Settings};
+use serde_json::{Value, json};
+
+use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+
+const NAMESPACE: &str = "pinfold";
+
+fn cluster(nodes: usize) -> FakeApi {
+    let fake = FakeApi::direct();
+    fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}));
+    for node in 0..nodes {
+        add_node(&fake, &format!("n{node}"), &format!("u{node}"));
+    }
+    fake
+}
+
+fn add_node(fake: &FakeApi, name: &str, uid: &str) -> Value {
+    fake.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid}}))
+}
+
+fn claims(fake: &FakeApi, node: &str, uid: &str) -> Claims {
+    let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
+    let owner = Owner { node: node.to_owned(), uid: uid.to_owned() };
+    Claims::new(api, NAMESPACE, owner, Settings::default())
+}
+
+fn slots(count: usize, from: usize) -> Vec<String> {
+    (0..count).map(|slot| format!("slot-{:03}", (slot + from) % count)).collect()
+}
+
+/// Who holds which slot, as the server has it.
+fn held(fake: &FakeApi) -> BTreeMap<String, String> {
+    let leases = fake.all("coordination.k8s.io/v1", "Lease");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    leases
+        .iter()
+        .map(|lease| {
+            (text(&lease["metadata"]["name"]), text(&lease["metadata"]["ownerReferences"][0]["uid"]))
+        })
+        .collect()
+}
+
+/// All nodes claim at once; where each begins is given.
+async fn scramble(
+    fake: &FakeApi,
+    nodes: usize,
+    slots_there: usize,
+    begin: impl Fn(usize) -> usize,
+) -> Vec<Option<String>> {
+    let tasks: Vec<_> = (0..nodes)
+        .map(|node| {
+            let claims = claims(fake, &format!("n{node}"), &format!("u{node}"));
+            let names = slots(slots_there, begin(node));
+            tokio::spawn(async move { claims.claim_first(names, &BTreeMap::new()).await.unwrap() })
+        })
+        .collect();
+    let mut got = Vec::new();
+    for task in tasks {
+        got.push(task.await.unwrap());
+    }
+    got
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_nodes_claim_a_hundred_slots() {
+    // Spread over the slots as a hash would, and all from the first.
+    for (name, most, begin) in [
+        ("spread", 1, (|node: usize| node * 7919 % 100) as fn(usize) -> usize),
+        ("hashed", 2, |node| node.wrapping_mul(2_654_435_761) / 64 % 100),
+        ("worst", 7, |_| 0),
+    ] {
+        let fake = cluster(100);
+        let got = scramble(&fake, 100, 100, begin).await;
+        let distinct: BTreeSet<&String> = got.iter().flatten().collect();
+        assert_eq!(distinct.len(), 100, "{name}: no slot twice, none lost");
+        let there = held(&fake);
+        for (node, slot) in got.iter().enumerate() {
+            assert_eq!(there[slot.as_ref().unwrap()], format!("u{node}"), "{name}");
+        }
+        let writes = fake.count("create", "leases");
+        let lists = fake.count("list", "leases");
+        assert!(lists <= 300, "{name}: {lists} lists");
+        assert!(writes <= 100 * most, "{name}: {writes} creates");
+        println!("{name}: {writes} creates and {lists} lists for 100 nodes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_answers_and_busy_servers_cost_no_slot() {
+    let fake = cluster(50);
+    // Every kind of failure that leaves open whether the claim was made.
+    fake.fail(When::always().verb("create").on("leases").times(15), Fault::Half);
+    fake.fail(When::always().verb("create").on("leases").times(10), Fault::Drop);
+    let busy = Fault::Refuse { code: 429, text: "Too many requests", retry_after: Some(1) };
+    fake.fail(When::always().on("leases").times(20), busy);
+    fake.fail(When::always().verb("get").on("leases").times(5), Fault::Hang);
+    let got = scramble(&fake, 50, 50, |node| node * 13).await;
+    let distinct: BTreeSet<&String> = got.iter().flatten().collect();
+    assert_eq!(distinct.len(), 50);
+    let there = held(&fake);
+    assert_eq!(there.len(), 50, "nobody holds two");
+    for (node, slot) in got.iter().enumerate() {
+        assert_eq!(there[slot.as_ref().unwrap()], format!("u{node}"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_nodes_than_slots_leave_the_rest_without() {
+    let fake = cluster(12);
+    let got = scramble(&fake, 12, 5, |node| node).await;
+    assert_eq!(got.iter().flatten().collect::<BTreeSet<_>>().len(), 5);
+    assert_eq!(got.iter().filter(|slot| slot.is_none()).count(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
+    let fake = cluster(2);
+    let (one, other) = (claims(&fake, "n0", "u0"), claims(&fake, "n1", "u1"));
+    let labels = BTreeMap::from([("pinfold.io/plan".to_owned(), "p".to_owned())]);
+    assert_eq!(one.claim("a", &labels).await.unwrap(), Claimed::New);
+    assert_eq!(one.claim("a", &labels).await.unwrap(), Claimed::Ours);
+    assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::Taken);
+    // After a restart: one small request says what is held.
+    fake.clear_log();
+    assert_eq!(claims(&fake, "n0", "u0").mine().await.unwrap(), ["a"]);
+    assert!(other.mine().await.unwrap().is_empty());
+    assert_eq!(fake.count("", ""), 2);
+    assert_eq!(other.list().await.unwrap()["a"].node, "n0");
+    // Nobody gives back what is another's.
+    assert!(!other.release("a").await.unwrap());
+    assert!(one.release("a").await.unwrap());
+    assert!(!one.release("a").await.unwrap());
+    assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::New);
+
+    // The node is deleted, and with it its claims; one of the same name is another.
+    fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(held(&fake).is_empty());
+    add_node(&fake, "n1", "u1-new");
+    assert_eq!(claims(&fake, "n1", "u1-new").claim("a", &labels).await.unwrap(), Claimed::New);
+    // A claim for a Node that is not there does not last.
+    assert_eq!(claims(&fake, "n9", "u9").claim("b", &labels).await.unwrap(), Claimed::New);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_is_no_empty_list() {
+    let fake = cluster(1);
+    fake.user("agent", "agent");
+    let api = Api::new(fake.client("agent"), Duration::from_secs(10));
+    let owner = Owner { node: "n0".to_owned(), uid: "u0".to_owned() };
+    let claims = Arc::new(Claims::new(api, NAMESPACE, owner, Settings::default()));
+    assert!(claims.mine().await.unwrap_err().to_string().contains("cannot list resource \"leases\""));
+    let error = claims.claim_first(slots(3, 0), &BTreeMap::new()).await.unwrap_err();
+    assert!(error.to_string().contains("cannot create resource \"leases\""), "{error}");
+    assert_eq!(fake.count("create", "leases"), 1, "what does not pass is not tried again");
+}

@@ -1,0 +1,133 @@
+//! Events on pods: counted, few, and never in the way.
+
+use std::time::Duration;
+
+use pinfold::cluster::Api;
+use pinfold::cluster::events::{News, Recorder, Settings};
+use serde_json::{Value, json};
+
+use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+
+fn news(pod: &str, note: &str) -> News {
+    News {
+        namespace: "default".to_owned(),
+        pod: pod.to_owned(),
+        uid: format!("uid-{pod}"),
+        warning: false,
+        action: "Pin",
+        reason: "Pinned",
+        note: note.to_owned(),
+    }
+}
+
+fn start(fake: &FakeApi, settings: Settings) -> (Recorder, Api) {
+    let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
+    let (recorder, task) = Recorder::new(api.clone(), "n1", settings);
+    tokio::spawn(task);
+    (recorder, api)
+}
+
+fn written(fake: &FakeApi) -> Vec<Value> {
+    fake.all("events.k8s.io/v1", "Event")
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happens_again_is_counted_on_the_same_event() {
+    let fake = FakeApi::direct();
+    let (recorder, _) = start(&fake, Settings::default());
+    for _ in 0..100 {
+        recorder.tell(news("p", "CPUs 2-3 are its own"));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let events = written(&fake);
+    assert_eq!(events.len(), 1, "{events:#?}");
+    let event = &events[0];
+    assert_eq!(event["series"]["count"], json!(64));
+    assert_eq!((&event["reason"], &event["type"]), (&json!("Pinned"), &json!("Normal")));
+    assert_eq!(event["regarding"]["uid"], json!("uid-p"));
+    assert_eq!(event["reportingController"], json!("pinfold.io/agent"));
+    assert_eq!((fake.count("create", "events"), fake.count("patch", "events")), (1, 6));
+    assert!(fake.log().iter().all(|logged| logged.status < 300), "{:#?}", fake.log());
+    // At rest nothing is written; what comes later is counted with all that came before.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(fake.count("", ""), 7);
+    recorder.tell(news("p", "CPUs 2-3 are its own"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(written(&fake)[0]["series"]["count"], json!(101));
+    // After the window it is an Event of its own.
+    tokio::time::sleep(Duration::from_secs(601)).await;
+    recorder.tell(news("p", "CPUs 2-3 are its own"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(written(&fake).len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_with_many_pods_writes_no_more_than_it_may() {
+    let fake = FakeApi::direct();
+    let (recorder, api) = start(&fake, Settings::default());
+    for number in 0..200 {
+        recorder.tell(news(&format!("p{number}"), "refused"));
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(fake.count("", "events"), 30);
+    assert_eq!(api.counters().events_dropped(), 170);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_that_is_away_blocks_nobody_and_fills_nothing() {
+    let fake = FakeApi::direct();
+    fake.go_away();
+    let (recorder, api) = start(&fake, Settings::default());
+    let began = std::time::Instant::now();
+    for number in 0..10_000 {
+        recorder.tell(news(&format!("p{number}"), "pinned"));
+    }
+    assert!(began.elapsed() < Duration::from_secs(1));
+    assert!(api.counters().events_dropped() >= 9_000, "{}", api.counters().events_dropped());
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    fake.come_back();
+    recorder.tell(news("late", "pinned"));
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let names: Vec<String> =
+        written(&fake).iter().map(|event| event["regarding"]["name"].as_str().unwrap().to_owned()).collect();
+    assert!(names.contains(&"late".to_owned()), "{names:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_the_server_has_forgotten_is_written_anew() {
+    let fake = FakeApi::direct();
+    let (recorder, _) = start(&fake, Settings::default());
+    recorder.tell(news("p", "x"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    fake.remove(&written(&fake)[0]);
+    for _ in 0..3 {
+        recorder.tell(news("p", "x"));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(written(&fake).len(), 1);
+    assert_eq!(fake.count("create", "events"), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn passing_failures_are_tried_again_and_refusals_are_not() {
+    let fake = FakeApi::direct();
+    let (recorder, api) = start(&fake, Settings::default());
+    let busy = Fault::Refuse { code: 429, text: "Too many requests", retry_after: Some(1) };
+    fake.fail(When::always().on("events").times(2), busy);
+    recorder.tell(news("p", "x"));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(written(&fake).len(), 1);
+    fake.clear_log();
+    let forbidden = Fault::Refuse { code: 403, text: "forbidden", retry_after: None };
+    fake.fail(When::always().on("events"), forbidden);
+    recorder.tell(news("q", "x"));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(fake.count("create", "events"), 1);
+    assert_eq!(api.counters().events_dropped(), 1);
+    // An Event that was written although its answer was lost is not written twice.
+    fake.heal();
+    fake.fail(When::always().verb("create").on("events").times(1), Fault::Half);
+    recorder.tell(news("r", "x"));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(written(&fake).iter().filter(|event| event["regarding"]["name"] == "r").count(), 1);
+}

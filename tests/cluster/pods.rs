@@ -1,0 +1,461 @@
+//! This node's pods through everything that an API server and the way to it can do.
+
+use std::time::Duration;
+
+use pinfold::cluster::pods::{Known, PodsEvent, Settings, follow};
+use pinfold::cluster::{Api, Call, ErrorKind};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
+
+const NODE: &str = "n1";
+
+fn pod(name: &str, node: &str, cpu: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "managedFields": [{"manager": "kubelet", "operation": "Update"}]},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}}]},
+        "status": {"phase": "Running"},
+    })
+}
+
+/// One that follows, and all that it has heard.
+struct Listener {
+    api: Api,
+    known: Known,
+    events: mpsc::Receiver<PodsEvent>,
+    heard: Vec<PodsEvent>,
+}
+
+impl Listener {
+    fn new(fake: &FakeApi, token: &str, settings: Settings) -> Self {
+        let api = Api::new(fake.client(token), Duration::from_secs(10));
+        let (out, events) = mpsc::channel(16);
+        tokio::spawn(follow(api.clone(), NODE.to_owned(), settings, out));
+        Self { api, known: Known::default(), events, heard: Vec::new() }
+    }
+
+    /// Listens until it has the picture, for ten minutes at most.
+    async fn until(&mut self, what: &str, mut there: impl FnMut(&Known, &[PodsEvent]) -> bool) {
+        let end = Instant::now() + Duration::from_secs(600);
+        while !there(&self.known, &self.heard) {
+            let next = tokio::time::timeout_at(end, self.events.recv()).await;
+            let event = next.unwrap_or_else(|_| panic!("{what}: heard {:?}, {}", self.names(), self.tail()));
+            let event = event.expect("it never ends by itself");
+            self.heard.push(event.clone());
+            self.known.take(event);
+        }
+    }
+
+    async fn until_names(&mut self, names: &[&str]) {
+        self.until(&format!("{names:?}"), |known, _| known.is_complete() && names_of(known) == names).await;
+    }
+
+    /// Listens for a while.
+    async fn listen_for(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while let Ok(event) = tokio::time::timeout_at(end, self.events.recv()).await {
+            let event = event.expect("it never ends by itself");
+            self.heard.push(event.clone());
+            self.known.take(event);
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        names_of(&self.known)
+    }
+
+    fn tail(&self) -> String {
+        format!("{:?}", self.heard.iter().rev().take(5).collect::<Vec<_>>())
+    }
+
+    fn troubles(&self) -> Vec<&str> {
+        let told = self.heard.iter().filter_map(|event| match event {
+            PodsEvent::Trouble(says) => Some(says.as_str()),
+            _ => None,
+        });
+        told.collect()
+    }
+
+    fn requests(&self) -> u64 {
+        let counters = self.api.counters();
+        counters.requests(Call::ListPods) + counters.requests(Call::WatchPods)
+    }
+}
+
+fn names_of(known: &Known) -> Vec<String> {
+    known.pods().into_iter().map(|pod| pod.name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_streaming_list_then_one_watch() {
+    let fake = FakeApi::direct();
+    fake.put(&pod("a", NODE, "1"));
+    fake.put(&pod("stranger", "n2", "1"));
+    let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+    listener.until_names(&["a"]).await;
+    let mut moved = fake.put(&pod("b", NODE, "2"));
+    listener.until_names(&["a", "b"]).await;
+    fake.put(&pod("b", NODE, "3"));
+    listener
+        .until("b grows", |known, _| known.pods()[1].containers[0].resources.cpu_limit == Some(3000))
+        .await;
+    fake.remove(&fake.get("v1", "Pod", "default", "a").unwrap());
+    listener.until_names(&["b"]).await;
+    assert_eq!((fake.count("watch", "pods"), fake.count("list", "pods")), (1, 0));
+
+    // A heartbeat is no news, and at rest nothing is asked but the watch's renewal.
+    let heard = listener.heard.len();
+    moved["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    moved["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("3");
+    moved["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&moved);
+    listener.listen_for(Duration::from_secs(3600)).await;
+    assert_eq!(listener.heard.len(), heard, "{}", listener.tail());
+    let watches = fake.count("watch", "pods");
+    assert!((12..=14).contains(&watches), "{watches} watches in an hour of 290 s each");
+    assert_eq!(fake.count("list", "pods"), 0);
+    assert_eq!(listener.api.counters().resyncs(), 1);
+    assert!(fake.log().iter().all(|logged| matches!(&*logged.verb, "watch" | "list")), "nothing is written");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_where_there_are_no_streaming_lists() {
+    for silent in [false, true] {
+        let fake = FakeApi::direct();
+        if silent {
+            // An old server takes the request for a plain watch, whose list has no marked end.
+            let fault = Fault::Watch(WatchFault::Silent);
+            fake.fail(When::always().verb("watch").on("pods").times(1), fault);
+        } else {
+            fake.set_streaming_lists(false);
+        }
+        for number in 0..1201 {
+            fake.put(&pod(&format!("p{number:04}"), NODE, "1"));
+        }
+        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        listener.until("all pods", |known, _| known.pods().len() == 1201).await;
+        assert_eq!(fake.count("list", "pods"), 3, "three pages");
+        fake.put(&pod("new", NODE, "1"));
+        listener.until("one more", |known, _| known.pods().len() == 1202).await;
+        assert!(listener.troubles().is_empty(), "{:?}", listener.troubles());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
+    let page = "<html><head><title>502 Bad Gateway</title></head></html>";
+    let refuse = |code, text, retry_after| Fault::Refuse { code, text, retry_after };
+    let faults = [
+        ("drop", Fault::Drop, ErrorKind::Connection),
+        ("slow", Fault::Delay(Duration::from_secs(30)), ErrorKind::Timeout),
+        ("hang", Fault::Hang, ErrorKind::Timeout),
+        (
+            "429",
+            refuse(429, "Too many requests, please try again later.\n", Some(7)),
+            ErrorKind::TooManyRequests,
+        ),
+        ("500", refuse(500, "", None), ErrorKind::Server),
+        ("502", refuse(502, page, None), ErrorKind::Server),
+        ("503", refuse(503, "service unavailable\n", Some(1)), ErrorKind::Server),
+        ("401", refuse(401, "Unauthorized", None), ErrorKind::Unauthorized),
+        ("garbage", Fault::Garbage, ErrorKind::Nonsense),
+        ("half", Fault::Half, ErrorKind::Connection),
+        ("ends", Fault::Watch(WatchFault::CloseAtOnce), ErrorKind::Connection),
+    ];
+    for streaming in [true, false] {
+        for (name, fault, kind) in &faults {
+            let fake = FakeApi::direct();
+            fake.set_streaming_lists(streaming);
+            fake.put(&pod("a", NODE, "1"));
+            let verb = if streaming { "watch" } else { "list" };
+            if !streaming && *name == "ends" {
+                continue;
+            }
+            fake.fail(When::always().verb(verb).on("pods").times(4), fault.clone());
+            let began = Instant::now();
+            let settings = Settings { streaming, ..Settings::default() };
+            let mut listener = Listener::new(&fake, ADMIN, settings);
+            listener.until_names(&["a"]).await;
+            let taken = began.elapsed();
+            let counters = std::sync::Arc::clone(listener.api.counters());
+            // Garbage without an end of line is no line of a stream: the stream just ends.
+            let kind = if streaming && *name == "garbage" { &ErrorKind::Connection } else { kind };
+            // Bodies cut within a stream end it; only whole answers can be halved.
+            if !(streaming && *name == "half") {
+                assert_eq!(counters.errors(*kind), 4, "{name} {streaming}: {}", listener.tail());
+                assert!(taken < Duration::from_secs(150), "{name}: {taken:?}");
+                assert!(!listener.troubles().is_empty() && listener.troubles().len() <= 2, "{name}");
+            }
+            if *name == "429" {
+                assert!(taken >= Duration::from_secs(28), "Retry-After counts: {taken:?}");
+            }
+            let complete = listener.heard.iter().filter(|event| matches!(event, PodsEvent::Snapshot { .. }));
+            assert_eq!(complete.count(), 1, "{name}: nothing is said before everything is known");
+            fake.heal();
+            listener
+                .until("recovered", |_, heard| !heard.iter().any(is_trouble) || heard.iter().any(is_recovery))
+                .await;
+            assert!(!counters.in_trouble(), "{name}");
+            assert!(listener.requests() < 12, "{name}: {}", listener.requests());
+        }
+    }
+}
+
+fn is_trouble(event: &PodsEvent) -> bool {
+    matches!(event, PodsEvent::Trouble(_))
+}
+
+fn is_recovery(event: &PodsEvent) -> bool {
+    matches!(event, PodsEvent::Recovered)
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_within_a_watch_lose_nothing() {
+    let faults = [
+        WatchFault::HalfLine { after: 1 },
+        WatchFault::Garbage { after: 1 },
+        WatchFault::Gone { after: 1 },
+        WatchFault::CloseAtOnce,
+        WatchFault::Silent,
+    ];
+    for fault in faults {
+        let fake = FakeApi::direct();
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(&fake, ADMIN, Settings { streaming: false, ..Settings::default() });
+        listener.until_names(&["a"]).await;
+        // The watch that is open ends, and the next ones have the fault.
+        fake.fail(When::always().verb("watch").on("pods").times(2), Fault::Watch(fault));
+        fake.cut();
+        listener.listen_for(Duration::from_secs(1)).await;
+        for name in ["b", "c", "d"] {
+            fake.put(&pod(name, NODE, "1"));
+        }
+        fake.remove(&fake.get("v1", "Pod", "default", "b").unwrap());
+        let began = Instant::now();
+        listener.until_names(&["a", "c", "d"]).await;
+        // Two silent watches are two times the patience.
+        assert!(began.elapsed() < Duration::from_secs(330), "{fault:?}: {:?}", began.elapsed());
+        let resyncs = listener.api.counters().resyncs();
+        let gone = matches!(fault, WatchFault::Gone { .. });
+        assert_eq!(resyncs > 1, gone, "{fault:?}: only what is too old is read anew, not {resyncs} times");
+        assert!(listener.requests() < 14, "{fault:?}: {}", listener.requests());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ends_every_watch_is_not_stormed() {
+    let fake = FakeApi::direct();
+    fake.put(&pod("a", NODE, "1"));
+    let mut listener = Listener::new(&fake, ADMIN, Settings { streaming: false, ..Settings::default() });
+    fake.fail(When::always().verb("watch").on("pods"), Fault::Watch(WatchFault::CloseAtOnce));
+    listener.until_names(&["a"]).await;
+    listener.listen_for(Duration::from_secs(600)).await;
+    assert!(listener.requests() <= 30, "{} requests in ten minutes", listener.requests());
+    assert_eq!(listener.names(), ["a"]);
+    assert_eq!(listener.troubles().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_minutes_without_an_api() {
+    for compacted in [false, true] {
+        let fake = FakeApi::direct();
+        for name in ["a", "b"] {
+            fake.put(&pod(name, NODE, "1"));
+        }
+        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        listener.until_names(&["a", "b"]).await;
+        fake.go_away();
+        listener.listen_for(Duration::from_secs(300)).await;
+        fake.put(&pod("c", NODE, "2"));
+        fake.remove(&fake.get("v1", "Pod", "default", "a").unwrap());
+        if compacted {
+            fake.compact(fake.revision() + 1);
+            fake.set_revision(fake.revision() + 10);
+        }
+        listener.listen_for(Duration::from_secs(300)).await;
+        assert_eq!(listener.names(), ["a", "b"], "what was known stays");
+        assert_eq!(listener.troubles().len(), 1, "{:?}", listener.troubles());
+        assert!(listener.api.counters().in_trouble());
+        let requests = listener.requests();
+        assert!(requests < 30, "{requests} tries in ten minutes");
+        fake.come_back();
+        let back = Instant::now();
+        listener.until_names(&["b", "c"]).await;
+        assert!(back.elapsed() < Duration::from_secs(75), "{:?}", back.elapsed());
+        listener.until("recovered", |_, heard| heard.iter().any(is_recovery)).await;
+        assert_eq!(listener.api.counters().resyncs(), if compacted { 2 } else { 1 });
+        assert!(!listener.api.counters().in_trouble());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_nodes_that_must_read_anew_do_not_come_at_once() {
+    let fake = FakeApi::direct();
+    fake.put(&pod("a", NODE, "1"));
+    let mut listeners: Vec<Listener> =
+        (0..100).map(|_| Listener::new(&fake, ADMIN, Settings::default())).collect();
+    for listener in &mut listeners {
+        listener.until_names(&["a"]).await;
+    }
+    fake.go_away();
+    fake.put(&pod("b", NODE, "1"));
+    fake.compact(fake.revision() + 1);
+    fake.set_revision(fake.revision() + 10);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    fake.clear_log();
+    fake.come_back();
+    for listener in &mut listeners {
+        listener.until_names(&["a", "b"]).await;
+    }
+    let log = fake.log();
+    let full: Vec<Instant> = log
+        .iter()
+        .filter(|logged| logged.query.contains("sendInitialEvents"))
+        .map(|logged| logged.at)
+        .collect();
+    assert_eq!(full.len(), 100);
+    let most = full
+        .iter()
+        .map(|from| full.iter().filter(|at| **at >= *from && **at < *from + Duration::from_secs(1)).count());
+    let most = most.max().unwrap();
+    assert!(most < 40, "{most} of 100 within a second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_right_to_list_nothing_is_said_but_why() {
+    let fake = FakeApi::direct();
+    let user = "system:serviceaccount:pinfold:pinfold";
+    fake.user("agent", user);
+    let mut listener = Listener::new(&fake, "agent", Settings::default());
+    listener.listen_for(Duration::from_secs(600)).await;
+    assert!(!listener.known.is_complete());
+    assert_eq!(listener.troubles().len(), 1);
+    let says = listener.troubles()[0];
+    assert!(
+        says.contains("pods is forbidden") && says.contains("allow the agent to list and watch pods"),
+        "{says}"
+    );
+    assert!(listener.requests() < 30, "{}", listener.requests());
+    fake.allow(user, &["list", "watch"], "", "pods", &[]);
+    listener.until_names(&[]).await;
+    assert!(listener.heard.iter().any(is_recovery) || !listener.api.counters().in_trouble());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_cannot_be_read_hides_no_other() {
+    for streaming in [true, false] {
+        let fake = FakeApi::direct();
+        fake.set_streaming_lists(streaming);
+        let mut odd = pod("odd", NODE, "1");
+        odd["spec"]["containers"] = json!({"not": "a list"});
+        fake.put(&odd);
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        listener.until_names(&["a"]).await;
+        assert!(listener.known.unreadable()[0].contains("default/odd"), "{:?}", listener.known.unreadable());
+        // A pod that was fine keeps what was known when it turns odd, and the watch goes on.
+        let mut worse = pod("a", NODE, "1");
+        worse["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("many");
+        fake.put(&worse);
+        fake.put(&pod("b", NODE, "1"));
+        listener.until_names(&["a", "b"]).await;
+        assert_eq!(listener.known.pods()[0].containers[0].resources.cpu_limit, Some(1000));
+        assert!(listener.heard.iter().any(|event| matches!(event, PodsEvent::Unreadable { .. })));
+        assert!(listener.troubles().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_ends_when_nobody_listens() {
+    let fake = FakeApi::direct();
+    let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
+    let (out, mut events) = mpsc::channel(4);
+    let task = tokio::spawn(follow(api, NODE.to_owned(), Settings::default(), out));
+    assert!(matches!(events.recv().await, Some(PodsEvent::Snapshot { .. })));
+    drop(events);
+    timeout(Duration::from_secs(5), task).await.unwrap().unwrap();
+}
+
+/// The lives of four pods as a real server sent them.
+#[tokio::test(start_paused = true)]
+async fn recorded_lives() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/apiserver/03-watch-pods-lifecycle.http");
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .filter(|line| line.starts_with("{\"type\""))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let fake = FakeApi::direct();
+    let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
+    let (out, mut events) = mpsc::channel(256);
+    tokio::spawn(follow(api, "bench-node".to_owned(), Settings::default(), out));
+    let mut known = Known::default();
+    known.take(events.recv().await.unwrap());
+    assert!(known.is_complete() && known.pods().is_empty(), "the server has said that there are none");
+    let mut told = 0;
+    let (mut most, mut restarted) = (0, Vec::new());
+    for line in lines.iter().filter(|line| line["type"] != "BOOKMARK") {
+        match line["type"].as_str().unwrap() {
+            "DELETED" => fake.remove(&line["object"]),
+            _ => {
+                fake.put(&line["object"]);
+            }
+        }
+        while let Ok(Some(event)) = timeout(Duration::from_millis(50), events.recv()).await {
+            told += 1;
+            known.take(event);
+        }
+        most = most.max(known.pods().len());
+        let ids = known.pods().into_iter().filter(|pod| pod.name == "fx-guaranteed");
+        restarted.extend(
+            ids.flat_map(|pod| pod.containers.into_iter().filter_map(|container| container.runtime_id)),
+        );
+    }
+    restarted.dedup();
+    assert_eq!((most, known.pods().len()), (4, 0));
+    assert_eq!(restarted.len(), 2, "a crash makes another container");
+    assert!(told < 30, "{told} of 45 changes matter");
+}
+
+/// Sockets, not a stopped clock: connections cut, half a line, and one that stays open and says nothing.
+#[tokio::test]
+async fn over_tcp() {
+    let fake = FakeApi::start().await;
+    fake.put(&pod("a", NODE, "1"));
+    let settings = Settings {
+        idle: Duration::from_millis(700),
+        backoff: (Duration::from_millis(20), Duration::from_millis(200)),
+        spread: Duration::from_millis(50),
+        ..Settings::default()
+    };
+    fake.set_bookmark_every(Duration::from_millis(200));
+    let mut listener = Listener::new(&fake, ADMIN, settings);
+    listener.until_names(&["a"]).await;
+    fake.cut();
+    fake.put(&pod("b", NODE, "1"));
+    listener.until_names(&["a", "b"]).await;
+
+    fake.fail(When::always().verb("watch").times(1), Fault::Watch(WatchFault::HalfLine { after: 0 }));
+    fake.cut();
+    fake.put(&pod("c", NODE, "1"));
+    listener.until_names(&["a", "b", "c"]).await;
+
+    let before = listener.api.counters().errors(ErrorKind::Timeout);
+    fake.fail(When::always().verb("watch").times(1), Fault::Watch(WatchFault::Silent));
+    fake.cut();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    fake.put(&pod("d", NODE, "1"));
+    listener.until_names(&["a", "b", "c", "d"]).await;
+    assert!(listener.api.counters().errors(ErrorKind::Timeout) > before, "the silence was noticed");
+
+    fake.go_away();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    fake.remove(&fake.get("v1", "Pod", "default", "a").unwrap());
+    fake.come_back();
+    listener.until_names(&["b", "c", "d"]).await;
+    assert_eq!(listener.api.counters().resyncs(), 1);
+}

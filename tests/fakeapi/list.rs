@@ -1,0 +1,147 @@
+//! Lists, whole or in pages, now or at an older version.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::kinds::Kind;
+use super::select::Selector;
+use super::status::{self, Answer};
+use super::store::Store;
+
+/// What a list is asked for.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) limit: usize,
+    pub(crate) token: String,
+    pub(crate) revision: String,
+    pub(crate) exact: bool,
+}
+
+pub(crate) fn list(store: &Store, kind: &Kind, selector: &Selector, wanted: &Wanted) -> Answer<Value> {
+    let mut revision = store.revision;
+    let mut start = None;
+    if !wanted.token.is_empty() {
+        let (at, from) = read_token(&wanted.token)?;
+        start = Some(from.clone());
+        match u64::try_from(at) {
+            Ok(at) if at < store.compacted => {
+                let mut refusal = status::expired(
+                    "The provided continue parameter is too old to display a consistent list result. You can start a new \
+                     list without the continue parameter, or use the continue token in this response to retrieve the \
+                     remainder of the results. Continuing with the provided token results in an inconsistent list - \
+                     objects that were created, modified, or deleted between the time the first chunk was returned and \
+                     now may show up in the list.",
+                );
+                refusal.body["metadata"] = json!({"continue": write_token(-1, &from)});
+                return Err(refusal);
+            }
+            Ok(at) => revision = at,
+            // A token that gives up consistency goes on with what is there now.
+            Err(_) => {}
+        }
+    } else if !wanted.revision.is_empty() && wanted.revision != "0" {
+        let asked: u64 = wanted
+            .revision
+            .parse()
+            .map_err(|_| status::bad_request(&format!("invalid resourceVersion {:?}", wanted.revision)))?;
+        if asked > store.revision {
+            return Err(status::too_large(asked, store.revision));
+        }
+        if wanted.exact {
+            if asked < store.compacted {
+                return Err(status::expired("The resourceVersion for the provided list is too old."));
+            }
+            revision = asked;
+        }
+    }
+    // The store's keys start with a slash where a list comes from the watch cache.
+    let slash = if kind.cached { "/" } else { "" };
+    let path = |namespace: &str, name: &str| match namespace {
+        "" => format!("{slash}{name}"),
+        namespace => format!("{slash}{namespace}/{name}"),
+    };
+    let objects = store.at(kind, revision);
+    let mut fitting: Vec<(String, Arc<Value>)> = objects
+        .into_iter()
+        .filter(|(_, object)| selector.matches(object))
+        .map(|((namespace, name), object)| (path(&namespace, &name), object))
+        .filter(|(path, _)| {
+            // A token names the first key that may follow.
+            start.as_deref().is_none_or(|start| path.trim_start_matches('/') >= start.trim_start_matches('/'))
+        })
+        .collect();
+    fitting.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut metadata = json!({"resourceVersion": revision.to_string()});
+    if wanted.limit > 0 && fitting.len() > wanted.limit {
+        let rest = fitting.len() - wanted.limit;
+        fitting.truncate(wanted.limit);
+        let last = fitting.last().map(|(path, _)| format!("{path}\0")).unwrap_or_default();
+        let at = i64::try_from(revision).unwrap_or(i64::MAX);
+        metadata["continue"] = json!(write_token(at, &last));
+        if selector.is_all() {
+            metadata["remainingItemCount"] = json!(rest);
+        }
+    }
+    let items: Vec<Value> = fitting
+        .into_iter()
+        .map(|(_, object)| {
+            let mut item = (*object).clone();
+            if !kind.custom() {
+                let map = item.as_object_mut().expect("objects are maps");
+                map.shift_remove("kind");
+                map.shift_remove("apiVersion");
+            }
+            item
+        })
+        .collect();
+    Ok(json!({
+        "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": metadata, "items": items,
+    }))
+}
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+fn write_token(revision: i64, start: &str) -> String {
+    let text = json!({"v": "meta.k8s.io/v1", "rv": revision, "start": start}).to_string();
+    let mut token = String::new();
+    for three in text.as_bytes().chunks(3) {
+        let bits =
+            three.iter().fold(0_u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - three.len()));
+        for index in 0..=three.len() {
+            token.push(char::from(ALPHABET[(bits >> (18 - 6 * index) & 63) as usize]));
+        }
+    }
+    token
+}
+
+pub(crate) fn read_token(token: &str) -> Answer<(i64, String)> {
+    let bad = |why: &str| status::bad_request(&format!("invalid continue token: {why}"));
+    let mut bytes = Vec::new();
+    for four in token.as_bytes().chunks(4) {
+        let mut bits = 0_u32;
+        for letter in four {
+            let value = ALPHABET.iter().position(|other| other == letter);
+            let value = value.ok_or_else(|| bad("continue key is not valid: illegal base64 data"))?;
+            bits = (bits << 6) | u32::try_from(value).expect("below 64");
+        }
+        bits <<= 6 * (4 - four.len());
+        let whole = bits.to_be_bytes();
+        bytes.extend_from_slice(&whole[1..four.len().max(1)]);
+    }
+    if let Some(first) = bytes.first().filter(|first| **first != b'{') {
+        let letter = match char::from(*first) {
+            letter if letter.is_ascii_graphic() => letter.to_string(),
+            letter => format!("\\u{:04x}", u32::from(letter)),
+        };
+        return Err(bad(&format!(
+            "continue key is not valid: invalid character '{letter}' looking for beginning of value"
+        )));
+    }
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| bad(&format!("continue key is not valid: {error}")))?;
+    match (value["rv"].as_i64(), value["start"].as_str()) {
+        (Some(revision), Some(start)) => Ok((revision, start.to_owned())),
+        _ => Err(bad("continue key is not valid: no start")),
+    }
+}

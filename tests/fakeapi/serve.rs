@@ -1,0 +1,433 @@
+//! One request's way: fault, who, may they, what, answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hyper::body::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::fields::Writer;
+use super::http::{Payload, Reply};
+use super::kinds::Kind;
+use super::patch::{self, Patch};
+use super::select::Selector;
+use super::status::{self, Answer, Refusal};
+use super::store::Owners;
+use super::{Fault, Logged, Shared, WatchFault, discovery, list, watch};
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) query: String,
+    pub(crate) content_type: String,
+    pub(crate) token: Option<String>,
+    pub(crate) agent: String,
+    pub(crate) body: Bytes,
+}
+
+/// What a path names.
+#[derive(Debug, Default, Clone)]
+struct Target {
+    group: String,
+    version: String,
+    plural: String,
+    namespace: String,
+    name: String,
+    subresource: String,
+}
+
+// === impl Target ===
+
+impl Target {
+    fn parse(path: &str) -> Option<Self> {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let (group, version, rest) = match parts.as_slice() {
+            ["api", version, rest @ ..] => ("", *version, rest),
+            ["apis", group, version, rest @ ..] => (*group, *version, rest),
+            _ => return None,
+        };
+        let (namespace, rest) = match rest {
+            ["namespaces", namespace, rest @ ..] if !rest.is_empty() && rest[0] != "status" => {
+                (*namespace, rest)
+            }
+            rest => ("", rest),
+        };
+        let get = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
+        (!rest.is_empty()).then(|| Self {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            plural: get(0),
+            namespace: namespace.to_owned(),
+            name: get(1),
+            subresource: get(2),
+        })
+    }
+}
+
+/// The parameters of a query, decoded.
+fn parameters(query: &str) -> BTreeMap<String, String> {
+    fn decode(text: &str) -> String {
+        let (mut bytes, mut rest) = (Vec::new(), text.bytes());
+        while let Some(byte) = rest.next() {
+            match byte {
+                b'+' => bytes.push(b' '),
+                b'%' => {
+                    let hex: Vec<u8> = rest.by_ref().take(2).collect();
+                    let hex = std::str::from_utf8(&hex).unwrap_or_default();
+                    bytes.push(u8::from_str_radix(hex, 16).unwrap_or(b'?'));
+                }
+                byte => bytes.push(byte),
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        .map(|(k, v)| (decode(k), decode(v)))
+        .collect()
+}
+
+/// Answers a request; `None` drops the connection.
+pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
+    let query = parameters(&ask.query);
+    let on = |key: &str| query.get(key).is_some_and(|value| value == "true" || value == "1");
+    let target = Target::parse(&ask.path);
+    let named = target.as_ref().is_some_and(|target| !target.name.is_empty());
+    let verb = match ask.method.as_str() {
+        "GET" if on("watch") => "watch",
+        "GET" if named || target.is_none() => "get",
+        "GET" => "list",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        _ if named => "delete",
+        _ => "deletecollection",
+    };
+    let user = match &ask.token {
+        None => Some("system:anonymous".to_owned()),
+        Some(token) => shared.tokens.lock().unwrap().get(token).cloned(),
+    };
+    let plural = target.as_ref().map(|target| target.plural.clone()).unwrap_or_default();
+    let whose = user.clone().unwrap_or_else(|| "?".to_owned());
+    let index = {
+        let mut log = shared.log.lock().unwrap();
+        log.push(Logged {
+            at: tokio::time::Instant::now(),
+            user: whose.clone(),
+            verb: if ask.content_type.starts_with("application/apply-patch") { "apply" } else { verb }
+                .to_owned(),
+            plural: plural.clone(),
+            name: target.as_ref().map(|target| target.name.clone()).unwrap_or_default(),
+            query: ask.query.clone(),
+            status: 0,
+        });
+        log.len() - 1
+    };
+    let fault = {
+        let mut faults = shared.faults.lock().unwrap();
+        faults
+            .iter_mut()
+            .rev()
+            .find_map(|(when, fault)| when.meets(verb, &plural, &whose).then(|| fault.clone()))
+    };
+    let mut of_watch = None;
+    let mut half = false;
+    match fault {
+        Some(Fault::Drop) => return None,
+        Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::Refuse { code, text, retry_after }) => {
+            let mut refusal = status::text(code, text);
+            refusal.retry_after = retry_after;
+            note(shared, index, code);
+            return Some(Reply::refusal(&refusal));
+        }
+        Some(Fault::Garbage) => {
+            note(shared, index, 200);
+            return Some(Reply {
+                code: 200,
+                kind: "application/json",
+                retry_after: None,
+                body: Payload::whole("\u{0}{<no"),
+            });
+        }
+        Some(Fault::Half) => half = true,
+        Some(Fault::Watch(fault)) => of_watch = Some(fault),
+        None => {}
+    }
+    let reply = match answer(shared, &ask, &query, target, user, verb, of_watch) {
+        Ok(reply) => reply,
+        Err(refusal) => Reply::refusal(&refusal),
+    };
+    note(shared, index, reply.code);
+    Some(if half { reply.half() } else { reply })
+}
+
+fn note(shared: &Shared, index: usize, code: u16) {
+    // The log may have been cleared meanwhile.
+    if let Some(logged) = shared.log.lock().unwrap().get_mut(index) {
+        logged.status = code;
+    }
+}
+
+fn allowed(shared: &Shared, user: &str, verb: &str, target: &Target) -> bool {
+    if user == "admin" {
+        return true;
+    }
+    let resource = match target.subresource.as_str() {
+        "" => target.plural.clone(),
+        subresource => format!("{}/{subresource}", target.plural),
+    };
+    shared.rules.lock().unwrap().iter().any(|rule| {
+        rule.user == user
+            && rule.group == target.group
+            && rule.resource == resource
+            && rule.verbs.iter().any(|allowed| allowed == verb)
+            && (rule.names.is_empty() || rule.names.contains(&target.name))
+    })
+}
+
+fn answer(
+    shared: &Arc<Shared>,
+    ask: &Ask,
+    query: &BTreeMap<String, String>,
+    target: Option<Target>,
+    user: Option<String>,
+    verb: &str,
+    fault: Option<WatchFault>,
+) -> Result<Reply, Box<Refusal>> {
+    let user = user.ok_or_else(status::unauthorized)?;
+    let parts: Vec<&str> = ask.path.split('/').filter(|part| !part.is_empty()).collect();
+    match parts.as_slice() {
+        ["version"] => return Ok(Reply::json(200, &discovery::version())),
+        ["healthz" | "readyz" | "livez"] => return Ok(Reply::refusal(&status::text(200, "ok"))),
+        _ => {}
+    }
+    if let Some(found) = discovery::answer(&shared.store.lock().unwrap().kinds, &parts) {
+        return Ok(Reply::json(200, &found));
+    }
+    let target = target.ok_or_else(status::no_such_path)?;
+    if shared.settings.lock().unwrap().unavailable.contains(&target.group) {
+        return Err(status::text(503, "service unavailable\n"));
+    }
+    let kind = shared.store.lock().unwrap().kind(&target.group, &target.version, &target.plural).cloned();
+    let kind = kind.ok_or_else(status::no_such_path)?;
+    if !allowed(shared, &user, verb, &target) {
+        return Err(status::forbidden(&kind, &user, verb, &target.namespace, &target.name));
+    }
+    let get = |key: &str| query.get(key).map_or("", String::as_str);
+    match verb {
+        "get" => {
+            let found = shared.store.lock().unwrap().get(&kind, &target.namespace, &target.name);
+            found
+                .map(|object| Reply::json(200, &object))
+                .ok_or_else(|| status::not_found(&kind, &target.name))
+        }
+        "list" | "watch" => {
+            let selector =
+                Selector::parse(&kind, &target.namespace, get("fieldSelector"), get("labelSelector"))?;
+            if verb == "watch" {
+                return follow(shared, &kind, selector, query, fault);
+            }
+            let wanted = list::Wanted {
+                limit: get("limit").parse().unwrap_or(0),
+                token: get("continue").to_owned(),
+                revision: get("resourceVersion").to_owned(),
+                exact: get("resourceVersionMatch") == "Exact",
+            };
+            let found = list::list(&shared.store.lock().unwrap(), &kind, &selector, &wanted)?;
+            Ok(Reply::json(200, &found))
+        }
+        _ => {
+            let reply = write(shared, ask, &kind, &target, &user, verb, query)?;
+            shared.wake();
+            collect_later(shared);
+            Ok(reply)
+        }
+    }
+}
+
+fn follow(
+    shared: &Arc<Shared>,
+    kind: &Kind,
+    selector: Selector,
+    query: &BTreeMap<String, String>,
+    fault: Option<WatchFault>,
+) -> Answer<Reply> {
+    let get = |key: &str| query.get(key).map_or("", String::as_str);
+    let initial = get("sendInitialEvents") == "true";
+    let mut mistakes = Vec::new();
+    let mut say = |field, words: &str| {
+        mistakes.push(status::Mistake { field, reason: "FieldValueForbidden", words: words.to_owned() });
+    };
+    if initial && !shared.settings.lock().unwrap().streaming_lists {
+        say(
+            "sendInitialEvents",
+            "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+        );
+    } else if initial && get("resourceVersionMatch") != "NotOlderThan" {
+        say(
+            "resourceVersionMatch",
+            "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        );
+    }
+    if !mistakes.is_empty() {
+        return Err(status::invalid_of("ListOptions", Some("meta.k8s.io"), "", &mistakes));
+    }
+    let wanted = watch::Wanted {
+        kind: kind.clone(),
+        selector,
+        revision: get("resourceVersion").parse().unwrap_or(0),
+        bookmarks: get("allowWatchBookmarks") == "true",
+        initial,
+        seconds: get("timeoutSeconds").parse().unwrap_or(3600),
+    };
+    let (lines, body) = mpsc::channel(64);
+    tokio::spawn(watch::serve(Arc::clone(shared), wanted, fault, lines));
+    Ok(Reply { code: 200, kind: "application/json", retry_after: None, body: Payload::Lines(body) })
+}
+
+fn write(
+    shared: &Arc<Shared>,
+    ask: &Ask,
+    kind: &Kind,
+    target: &Target,
+    user: &str,
+    verb: &str,
+    query: &BTreeMap<String, String>,
+) -> Answer<Reply> {
+    let get = |key: &str| query.get(key).map(String::as_str).filter(|value| !value.is_empty());
+    let mut store = shared.store.lock().unwrap();
+    let (namespace, name) = (target.namespace.as_str(), target.name.as_str());
+    let (now, version) = (store.now(), kind.api_version());
+    let agent = ask.agent.split('/').next().unwrap_or_default();
+    let writer = Writer {
+        manager: get("fieldManager").unwrap_or(agent),
+        version: &version,
+        subresource: &target.subresource,
+        now: &now,
+        custom: kind.custom(),
+    };
+    let body = || -> Answer<Value> {
+        serde_json::from_slice(&ask.body)
+            .map_err(|error| status::bad_request(&format!("the object provided is unrecognized: {error}")))
+    };
+    match verb {
+        "create" if target.subresource == "eviction" => {
+            if store.get(kind, namespace, name).is_none() {
+                return Err(status::not_found(kind, name));
+            }
+            if let Some(budget) = store.budgets.get(name) {
+                return Err(status::budget(budget));
+            }
+            store.write(kind, namespace, name, None);
+            Ok(Reply::json(201, &status::success(Value::Null, Some(201))))
+        }
+        "create" => {
+            let object = body()?;
+            let said = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+            if kind.namespaced && said != namespace {
+                return Err(status::bad_request(
+                    "the namespace of the provided object does not match the namespace sent on the request",
+                ));
+            }
+            let made = store.create(kind, namespace, object, Owners::Writer(&writer))?;
+            Ok(Reply::json(201, &made))
+        }
+        "update" => {
+            Ok(Reply::json(200, &*patch::update(&mut store, kind, namespace, name, body()?, &writer)?))
+        }
+        "patch" => {
+            let asked = Patch {
+                content_type: ask.content_type.split(';').next().unwrap_or_default(),
+                body: &ask.body,
+                manager: get("fieldManager"),
+                agent,
+                force: matches!(get("force"), Some("true" | "1")),
+                subresource: &target.subresource,
+                user,
+                may_create: allowed(
+                    shared,
+                    user,
+                    "create",
+                    &Target { name: String::new(), ..target.clone() },
+                ),
+            };
+            let (object, new) = patch::patch(&mut store, kind, namespace, name, &asked)?;
+            Ok(Reply::json(if new { 201 } else { 200 }, &object))
+        }
+        "delete" => {
+            let object = store.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
+            let options: Value = serde_json::from_slice(&ask.body).unwrap_or(json!({}));
+            let (wanted, metadata) = (&options["preconditions"], &object["metadata"]);
+            for (key, called, fate) in [
+                ("uid", "UID", "deleted and then recreated"),
+                ("resourceVersion", "ResourceVersion", "modified"),
+            ] {
+                if let Some(value) = wanted[key].as_str().filter(|value| metadata[key] != *value) {
+                    let is = metadata[key].as_str().unwrap_or_default();
+                    let why = format!(
+                        "the {called} in the precondition ({value}) does not match the {called} in record ({is}). \
+                         The object might have been {fate}"
+                    );
+                    return Err(status::conflict(kind, name, &why));
+                }
+            }
+            let gone = store.write(kind, namespace, name, None);
+            let uid = metadata["uid"].as_str().unwrap_or_default();
+            Ok(Reply::json(
+                200,
+                &if kind.kind == "Pod" { (*gone).clone() } else { status::deleted(kind, name, uid) },
+            ))
+        }
+        "deletecollection" => {
+            let selector = Selector::parse(
+                kind,
+                namespace,
+                get("fieldSelector").unwrap_or_default(),
+                get("labelSelector").unwrap_or_default(),
+            )?;
+            let now = store.revision;
+            let fitting = store.at(kind, now).into_iter().filter(|(_, object)| selector.matches(object));
+            let keys: Vec<(String, String)> = fitting.map(|(key, _)| key).collect();
+            let gone =
+                keys.iter().map(|(namespace, name)| (*store.write(kind, namespace, name, None)).clone());
+            let items: Vec<Value> = gone.collect();
+            let list = json!({
+                "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(),
+                "metadata": {"resourceVersion": store.revision.to_string()}, "items": items,
+            });
+            Ok(Reply::json(200, &list))
+        }
+        _ => Err(status::text(405, "the server does not allow this method on the requested resource\n")),
+    }
+}
+
+/// What the controllers do a moment after a write; writes that come meanwhile are seen by the same round.
+pub(crate) fn collect_later(shared: &Arc<Shared>) {
+    if shared.controllers_due.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let delay = shared.settings.lock().unwrap().controllers_delay;
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        tokio::time::sleep(delay).await;
+        // What is written from here on is for the next round.
+        shared.controllers_due.store(false, Ordering::SeqCst);
+        let changed = {
+            let mut store = shared.store.lock().unwrap();
+            let before = store.revision;
+            store.collect_garbage();
+            store.establish();
+            store.revision != before
+        };
+        if changed {
+            shared.wake();
+        }
+    });
+}

@@ -1,0 +1,378 @@
+//! What is stored, with every version that is not compacted yet.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::fields;
+use super::kinds::Kind;
+use super::status::{self, Answer};
+
+/// Kind (plural and group), namespace, name.
+pub(crate) type Key = (String, String, String);
+
+/// One write.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) revision: u64,
+    pub(crate) old: Option<Arc<Value>>,
+    pub(crate) new: Option<Arc<Value>>,
+}
+
+/// Who owns the fields of a new object.
+#[derive(Debug)]
+pub(crate) enum Owners<'a> {
+    /// Whoever sends it.
+    Writer(&'a fields::Writer<'a>),
+    /// As server-side apply found.
+    Applied(Vec<fields::Manager>),
+}
+
+/// Everything stored.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) kinds: Vec<Kind>,
+    pub(crate) objects: BTreeMap<Key, Arc<Value>>,
+    pub(crate) history: BTreeMap<String, Vec<Arc<Change>>>,
+    pub(crate) revision: u64,
+    /// Versions before this one are gone.
+    pub(crate) compacted: u64,
+    /// Uids that the next objects get, before random ones.
+    pub(crate) uids: VecDeque<String>,
+    /// Endings of generated names, likewise.
+    pub(crate) suffixes: VecDeque<String>,
+    pub(crate) fixed_time: Option<String>,
+    /// Seconds by which the server's clock is ahead.
+    pub(crate) skew: i64,
+    /// Pods that a disruption budget protects, with its name.
+    pub(crate) budgets: BTreeMap<String, String>,
+    made: u64,
+    started: (SystemTime, tokio::time::Instant),
+}
+
+// === impl Store ===
+
+impl Store {
+    pub(crate) fn new() -> Self {
+        Self {
+            kinds: Kind::built_in(),
+            objects: BTreeMap::new(),
+            history: BTreeMap::new(),
+            revision: 1,
+            compacted: 0,
+            uids: VecDeque::new(),
+            suffixes: VecDeque::new(),
+            fixed_time: None,
+            skew: 0,
+            budgets: BTreeMap::new(),
+            made: 0,
+            started: (SystemTime::now(), tokio::time::Instant::now()),
+        }
+    }
+
+    /// The server's time, in whole seconds as objects show it.
+    pub(crate) fn now(&self) -> String {
+        if let Some(fixed) = &self.fixed_time {
+            return fixed.clone();
+        }
+        let since: Duration = (self.started.0 + self.started.1.elapsed())
+            .duration_since(UNIX_EPOCH)
+            .expect("the clock is past 1970");
+        let seconds = i64::try_from(since.as_secs()).expect("a time of this age") + self.skew;
+        Timestamp::from_second(seconds).expect("a time of this age").to_string()
+    }
+
+    fn uid(&mut self) -> String {
+        self.made += 1;
+        let made = self.made;
+        self.uids.pop_front().unwrap_or_else(|| format!("00000000-0000-4000-8000-{made:012x}"))
+    }
+
+    fn suffix(&mut self) -> String {
+        self.made += 1;
+        let letters = b"bcdfghjklmnpqrstvwxz2456789";
+        let (mut rest, mut suffix) = (self.made.wrapping_mul(2_654_435_761), String::new());
+        for _ in 0..5 {
+            suffix.push(char::from(letters[(rest % 27) as usize]));
+            rest /= 27;
+        }
+        self.suffixes.pop_front().unwrap_or(suffix)
+    }
+
+    pub(crate) fn kind(&self, group: &str, version: &str, plural: &str) -> Option<&Kind> {
+        self.kinds.iter().find(|kind| kind.is(group, plural) && kind.version == version)
+    }
+
+    pub(crate) fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        self.objects.get(&(kind.qualified(), namespace.to_owned(), name.to_owned())).cloned()
+    }
+
+    /// Puts an object in, or takes it out, as a new version.
+    pub(crate) fn write(
+        &mut self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        new: Option<Value>,
+    ) -> Arc<Value> {
+        self.revision += 1;
+        let revision = self.revision;
+        self.write_at(kind, namespace, name, new, revision)
+    }
+
+    /// The same with a version of the caller's choosing, which must be the newest.
+    pub(crate) fn write_at(
+        &mut self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        new: Option<Value>,
+        revision: u64,
+    ) -> Arc<Value> {
+        self.revision = self.revision.max(revision);
+        let key = (kind.qualified(), namespace.to_owned(), name.to_owned());
+        let old = self.objects.remove(&key);
+        let new = new.map(|mut new| {
+            new["metadata"]["resourceVersion"] = json!(revision.to_string());
+            Arc::new(new)
+        });
+        let shown = match (&new, &old) {
+            (Some(new), _) => Arc::clone(new),
+            (None, Some(old)) => {
+                let mut gone = (**old).clone();
+                gone["metadata"]["resourceVersion"] = json!(revision.to_string());
+                Arc::new(gone)
+            }
+            (None, None) => Arc::new(Value::Null),
+        };
+        if let Some(new) = &new {
+            self.objects.insert(key, Arc::clone(new));
+        }
+        // A deletion is told with the last state, under the deletion's version.
+        let old = if new.is_none() { Some(Arc::clone(&shown)) } else { old };
+        self.history.entry(kind.qualified()).or_default().push(Arc::new(Change { revision, old, new }));
+        if kind.kind == "CustomResourceDefinition" {
+            self.serve();
+        }
+        shown
+    }
+
+    /// The objects of a kind at a version that is still there.
+    pub(crate) fn at(&self, kind: &Kind, revision: u64) -> BTreeMap<(String, String), Arc<Value>> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let key =
+            |object: &Value| (text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]));
+        let mut objects: BTreeMap<(String, String), Arc<Value>> = self
+            .objects
+            .range((kind.qualified(), String::new(), String::new())..)
+            .take_while(|((plural, _, _), _)| *plural == kind.qualified())
+            .map(|((_, namespace, name), object)| ((namespace.clone(), name.clone()), Arc::clone(object)))
+            .collect();
+        let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
+        for change in changes.iter().rev().take_while(|change| change.revision > revision) {
+            match (&change.old, &change.new) {
+                (Some(old), _) => {
+                    objects.insert(key(old), Arc::clone(old));
+                }
+                (None, Some(new)) => {
+                    objects.remove(&key(new));
+                }
+                (None, None) => {}
+            }
+        }
+        objects
+    }
+
+    /// The changes of a kind after a version.
+    pub(crate) fn since(&self, kind: &Kind, revision: u64) -> Vec<Arc<Change>> {
+        let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
+        let from = changes.partition_point(|change| change.revision <= revision);
+        changes[from..].to_vec()
+    }
+
+    /// Forgets all versions before one.
+    pub(crate) fn compact(&mut self, revision: u64) {
+        self.compacted = self.compacted.max(revision);
+        for changes in self.history.values_mut() {
+            changes.retain(|change| change.revision >= revision);
+        }
+    }
+
+    /// Stores a new object.
+    pub(crate) fn create(
+        &mut self,
+        kind: &Kind,
+        namespace: &str,
+        mut object: Value,
+        owners: Owners<'_>,
+    ) -> Answer<Arc<Value>> {
+        if !object["metadata"].is_object() {
+            object["metadata"] = json!({});
+        }
+        object["kind"] = json!(kind.kind);
+        object["apiVersion"] = json!(kind.api_version());
+        let metadata = &object["metadata"];
+        let given = metadata["name"].as_str().unwrap_or_default().to_owned();
+        let name = match metadata["generateName"].as_str() {
+            Some(prefix) if given.is_empty() => {
+                let prefix = prefix.to_owned();
+                format!("{prefix}{}", self.suffix())
+            }
+            _ => given,
+        };
+        if name.is_empty() {
+            return Err(status::invalid(
+                kind,
+                "",
+                &[status::Mistake {
+                    field: "metadata.name",
+                    reason: "FieldValueRequired",
+                    words: "Required value: name or generateName is required".to_owned(),
+                }],
+            ));
+        }
+        if kind.namespaced && !namespace.is_empty() {
+            let homes = self.kind("", "v1", "namespaces").cloned().expect("namespaces are built in");
+            if namespace != "default" && self.get(&homes, "", namespace).is_none() {
+                return Err(status::not_found(&homes, namespace));
+            }
+        }
+        if self.get(kind, namespace, &name).is_some() {
+            return Err(status::already_exists(kind, &name));
+        }
+        let suffix = if kind.kind == "Pod" { self.suffix() } else { String::new() };
+        let metadata = object["metadata"].as_object_mut().expect("made above");
+        metadata.shift_remove("managedFields");
+        metadata.shift_remove("resourceVersion");
+        metadata.insert("name".to_owned(), json!(name));
+        if kind.namespaced {
+            metadata.insert("namespace".to_owned(), json!(namespace));
+        }
+        if kind.has_status() {
+            object.as_object_mut().expect("an object").shift_remove("status");
+        }
+        kind.default(&mut object);
+        let wrong = kind.mistakes(None, &object);
+        if !wrong.is_empty() {
+            return Err(status::invalid(kind, &name, &wrong));
+        }
+        let mut empty = kind.empty();
+        if kind.has_status() {
+            empty.as_object_mut().expect("an object").shift_remove("status");
+        }
+        match owners {
+            Owners::Writer(writer) => fields::account_update(&empty, &mut object, writer),
+            Owners::Applied(managers) => fields::set_managers(&mut object, managers),
+        }
+        kind.admit(&mut object, &suffix);
+        object["metadata"]["uid"] = json!(self.uid());
+        object["metadata"]["creationTimestamp"] = json!(self.now());
+        Ok(self.write(kind, namespace, &name, Some(object)))
+    }
+
+    /// Stores a changed object; one that is the same is not written.
+    pub(crate) fn replace(
+        &mut self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        mut new: Value,
+    ) -> Answer<Arc<Value>> {
+        let old = self.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
+        for map in ["labels", "annotations"] {
+            if new["metadata"][map].as_object().is_none_or(serde_json::Map::is_empty) {
+                new["metadata"].as_object_mut().expect("an object").shift_remove(map);
+            }
+        }
+        let wrong = kind.mistakes(Some(&old), &new);
+        if !wrong.is_empty() {
+            return Err(status::invalid(kind, name, &wrong));
+        }
+        let generation = old["metadata"]["generation"].as_u64();
+        if let Some(generation) = generation {
+            let next = if old["spec"] == new["spec"] { generation } else { generation + 1 };
+            new["metadata"]["generation"] = json!(next);
+        }
+        new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
+        if *old == new {
+            return Ok(old);
+        }
+        Ok(self.write(kind, namespace, name, Some(new)))
+    }
+
+    /// Kinds that established definitions bring.
+    fn serve(&mut self) {
+        self.kinds.retain(|kind| !kind.custom());
+        let definitions =
+            self.objects.iter().filter(|((kind, ..), _)| kind.starts_with("customresourcedefinitions"));
+        let established = definitions.map(|(_, object)| object).filter(|object| {
+            let conditions = object["status"]["conditions"].as_array();
+            conditions
+                .into_iter()
+                .flatten()
+                .any(|one| one["type"] == "Established" && one["status"] == "True")
+        });
+        let kinds: Vec<Kind> = established.flat_map(|definition| Kind::of_definition(definition)).collect();
+        self.kinds.extend(kinds);
+    }
+
+    /// Accepts the names of definitions that are new.
+    pub(crate) fn establish(&mut self) {
+        let kind = self.kind("apiextensions.k8s.io", "v1", "customresourcedefinitions").cloned();
+        let kind = kind.expect("definitions are built in");
+        let names: Vec<String> = self.at(&kind, self.revision).into_keys().map(|(_, name)| name).collect();
+        for name in names {
+            let old = self.get(&kind, "", &name).expect("listed just now");
+            if old["status"]["conditions"].is_array() {
+                continue;
+            }
+            let now = self.now();
+            let mut new = (*old).clone();
+            let condition = |kind: &str, reason: &str, message: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message});
+            new["status"]["conditions"] = json!([
+                condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+                condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+            ]);
+            new["status"]["acceptedNames"] = new["spec"]["names"].clone();
+            let writer = fields::Writer {
+                manager: "kube-apiserver",
+                version: "apiextensions.k8s.io/v1",
+                subresource: "status",
+                now: &now,
+                custom: false,
+            };
+            fields::account_update(&old, &mut new, &writer);
+            self.write(&kind, "", &name, Some(new));
+        }
+    }
+
+    /// Deletes what is owned by nobody that is there.
+    pub(crate) fn collect_garbage(&mut self) {
+        let uids: std::collections::BTreeSet<String> = self
+            .objects
+            .values()
+            .filter_map(|object| object["metadata"]["uid"].as_str().map(str::to_owned))
+            .collect();
+        let orphans: Vec<Key> = self
+            .objects
+            .iter()
+            .filter(|(_, object)| {
+                let owners = object["metadata"]["ownerReferences"].as_array();
+                owners.is_some_and(|owners| {
+                    !owners.is_empty()
+                        && owners
+                            .iter()
+                            .all(|owner| !uids.contains(owner["uid"].as_str().unwrap_or_default()))
+                })
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for (plural, namespace, name) in orphans {
+            let kind = self.kinds.iter().find(|kind| kind.qualified() == plural).cloned();
+            self.write(&kind.expect("it is stored"), &namespace, &name, None);
+        }
+    }
+}

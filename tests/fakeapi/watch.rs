@@ -1,0 +1,151 @@
+//! Watches: changes as lines, bookmarks, and the ends that a watch can come to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::Shared;
+use super::faults::WatchFault;
+use super::kinds::Kind;
+use super::select::Selector;
+use super::status;
+use super::store::Change;
+
+/// What a watch is asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) kind: Kind,
+    pub(crate) selector: Selector,
+    pub(crate) revision: u64,
+    pub(crate) bookmarks: bool,
+    pub(crate) initial: bool,
+    pub(crate) seconds: u64,
+}
+
+/// Lines of a body; an error cuts the connection.
+pub(crate) type Lines = mpsc::Sender<std::io::Result<Bytes>>;
+
+fn line(what: &str, object: &Value) -> Bytes {
+    Bytes::from(json!({"type": what, "object": object}).to_string() + "\n")
+}
+
+fn bookmark(kind: &Kind, revision: u64, end: bool) -> Bytes {
+    let mut object = json!({"kind": kind.kind, "apiVersion": kind.api_version()});
+    for (key, value) in kind.empty().as_object().into_iter().flatten() {
+        object[key] = value.clone();
+    }
+    object["metadata"] = json!({"resourceVersion": revision.to_string()});
+    if end {
+        object["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    }
+    line("BOOKMARK", &object)
+}
+
+/// What a watcher is told of a change: things enter and leave what a selector selects.
+fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
+    let fits = |object: &Option<Arc<Value>>| object.as_deref().is_some_and(|object| selector.matches(object));
+    let revision = json!(change.revision.to_string());
+    match (fits(&change.old), fits(&change.new)) {
+        (false, true) => Some(line("ADDED", change.new.as_deref()?)),
+        (true, true) => Some(line("MODIFIED", change.new.as_deref()?)),
+        (true, false) => {
+            let mut gone = change.old.as_deref()?.clone();
+            gone["metadata"]["resourceVersion"] = revision;
+            Some(line("DELETED", &gone))
+        }
+        (false, false) => None,
+    }
+}
+
+/// Serves a watch to its end.
+pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<WatchFault>, lines: Lines) {
+    if fault == Some(WatchFault::Silent) {
+        // The connection stays, and nothing comes: neither change, bookmark nor end.
+        lines.closed().await;
+        return;
+    }
+    if fault == Some(WatchFault::CloseAtOnce) {
+        return;
+    }
+    let mut seen = wanted.revision;
+    let mut first = Vec::new();
+    {
+        let store = shared.store.lock().unwrap();
+        if seen > 0 && seen < store.compacted {
+            let message = format!("too old resource version: {seen} ({})", store.compacted);
+            first.push(line("ERROR", &status::expired(&message).body));
+        } else if wanted.initial || seen == 0 {
+            let now = store.revision;
+            for object in
+                store.at(&wanted.kind, now).values().filter(|object| wanted.selector.matches(object))
+            {
+                first.push(line("ADDED", object));
+            }
+            if wanted.initial {
+                first.push(bookmark(&wanted.kind, now, true));
+            }
+            seen = now;
+        }
+    }
+    let refused = seen > 0 && first.first().is_some_and(|line| line.starts_with(b"{\"type\":\"ERROR\""));
+    for line in first {
+        if lines.send(Ok(line)).await.is_err() || refused {
+            return;
+        }
+    }
+    let mut changed = shared.changed.subscribe();
+    let mut forced = shared.bookmarks.subscribe();
+    let end = Instant::now() + shared.second() * u32::try_from(wanted.seconds).unwrap_or(u32::MAX);
+    let (mut sent, mut mark) = (0, false);
+    loop {
+        // Marked as seen before the store is read: what is written afterwards wakes this task again.
+        changed.borrow_and_update();
+        let (changes, revision) = {
+            let store = shared.store.lock().unwrap();
+            (store.since(&wanted.kind, seen), store.revision)
+        };
+        for change in changes {
+            seen = change.revision;
+            let Some(line) = event(&change, &wanted.selector) else { continue };
+            match fault {
+                Some(WatchFault::HalfLine { after }) if sent == after => {
+                    let _ = lines.send(Ok(line.slice(..line.len() / 2))).await;
+                    let _ = lines.send(Err(std::io::Error::other("cut"))).await;
+                    return;
+                }
+                Some(WatchFault::Garbage { after }) if sent == after => {
+                    let _ = lines.send(Ok(Bytes::from_static(b"\x00\xff<html>not json\n"))).await;
+                }
+                Some(WatchFault::Gone { after }) if sent == after => {
+                    let message = format!("too old resource version: {seen} ({})", seen + 1);
+                    let _ = lines.send(Ok(self::line("ERROR", &status::expired(&message).body))).await;
+                    return;
+                }
+                _ => {}
+            }
+            sent += 1;
+            if lines.send(Ok(line)).await.is_err() {
+                return;
+            }
+        }
+        // A bookmark comes after everything up to its version.
+        if mark && wanted.bookmarks {
+            seen = revision;
+            if lines.send(Ok(bookmark(&wanted.kind, revision, false))).await.is_err() {
+                return;
+            }
+        }
+        let pause: Duration = shared.bookmark_every();
+        mark = tokio::select! {
+            _ = changed.changed() => false,
+            _ = forced.changed() => true,
+            () = tokio::time::sleep(pause) => true,
+            () = tokio::time::sleep_until(end) => return,
+            () = lines.closed() => return,
+        };
+    }
+}

@@ -1,0 +1,108 @@
+//! The pure core as a state machine: pods come, grow and go, strangers write, CPUs go offline, the agent is killed between
+//! any two steps; whatever the order, no CPU has two owners or none, and what runs stays where it is.
+//!
+//! The decisions, plans and the ledger are the real ones; the kernel is a model that is held to what was seen on real
+//! ones. Small histories are explored all, larger ones at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "model/agent.rs"]
+mod agent;
+#[path = "model/events.rs"]
+mod events;
+#[path = "model/explore.rs"]
+mod explore;
+#[path = "model/facts.rs"]
+mod facts;
+#[path = "model/kernel.rs"]
+mod kernel;
+#[path = "model/machine.rs"]
+mod machine;
+#[path = "model/mutants.rs"]
+mod mutants;
+#[path = "model/random.rs"]
+mod random;
+
+use agent::{Setup, Shape};
+use events::{Event, Menu};
+use explore::{Bounds, explore};
+use kernel::Kind;
+use machine::Move;
+
+const ALL: Menu = Menu { foreign: true, hotplug: true, configuration: true };
+/// Nobody but the kubelet does anything.
+const PLAIN: Menu = Menu { foreign: false, hotplug: false, configuration: false };
+/// On cgroup v1 a CPU that was offline does not come back to the cgroups it was in, whatever one writes further down.
+const ALL_V1: Menu = Menu { hotplug: false, ..ALL };
+
+/// Pods that are there, with all their containers named, and have what they are owed.
+fn running(setup: &Setup, pods: &[usize]) -> Vec<Move> {
+    let mut moves = Vec::new();
+    for pod in pods {
+        moves.push(Move::Happen(Event::Create(*pod)));
+        let containers = setup.shapes[*pod].containers();
+        for (number, (kind, _)) in containers.iter().enumerate() {
+            let done = *kind == pinfold::pod::ContainerKind::Init;
+            if !done {
+                moves.push(Move::Happen(Event::Appear(*pod, number)));
+                moves.push(Move::Happen(Event::Name(*pod, number)));
+            }
+        }
+        moves.push(Move::Reconcile);
+    }
+    moves
+}
+
+fn check(setup: &Setup, starts: &[Vec<Move>], menu: Menu, bounds: Bounds) {
+    if let Err(broken) = explore(setup, starts, menu, bounds) {
+        let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
+        panic!("{}", broken.join("\n\n"));
+    }
+}
+
+/// From nothing, and from two pods that run.
+fn check_both(kind: Kind, shapes: [Shape; 2], menu: Menu) {
+    let setup = Setup::new(kind, 4, 1, &shapes);
+    let longer = std::env::var("PINFOLD_MODEL_EVENTS").ok().and_then(|number| number.parse().ok());
+    check(&setup, &[vec![]], menu, Bounds { events: longer.unwrap_or(4), kills: 1, interruptions: 0 });
+    check(&setup, &[running(&setup, &[0, 1])], menu, Bounds { events: 2, kills: 1, interruptions: 1 });
+}
+
+#[test]
+fn linux_6_12_107() {
+    check_both(Kind::Early612, [Shape::One(1), Shape::Two(1, 1)], ALL);
+}
+
+#[test]
+fn linux_6_12_117() {
+    check_both(Kind::Late612, [Shape::Init(1), Shape::Two(1, 1)], ALL);
+}
+
+#[test]
+fn linux_7_2() {
+    check_both(Kind::Linux72, [Shape::Sidecar(1), Shape::One(2)], ALL);
+}
+
+#[test]
+fn linux_6_1() {
+    check_both(Kind::V2, [Shape::Sidecar(1), Shape::One(2)], ALL);
+}
+
+#[test]
+fn cgroup_v1() {
+    check_both(Kind::V1, [Shape::One(1), Shape::Two(1, 1)], ALL_V1);
+}
+
+/// Three CPUs, of which two pods would have all that aren't reserved.
+#[test]
+fn too_few_cpus() {
+    for kind in [Kind::V2, Kind::Late612] {
+        let setup = Setup::new(kind, 3, 1, &[Shape::One(1), Shape::One(1)]);
+        let mut start = running(&setup, &[0]);
+        start.extend([Event::Resize(0)].map(Move::Happen));
+        start.push(Move::Reconcile);
+        start.extend(running(&setup, &[1]));
+        let menu = Menu { hotplug: false, configuration: false, ..ALL };
+        check(&setup, &[start], menu, Bounds { events: 3, kills: 1, interruptions: 1 });
+    }
+}

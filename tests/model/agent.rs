@@ -1,0 +1,369 @@
+//! The agent on the model: it observes, decides and plans with the real code, and carries out steps by the rules of
+//! `src/pin/apply.rs`, which writes to a kernel that tests can't have.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinfold::cpu::Facts;
+use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
+use pinfold::host::cgroup::Kind as Made;
+use pinfold::pin::decide::{Decisions, Inputs, decide};
+use pinfold::pin::{Enforcement, Ledger, Mark, Observed, Reason, Step, plan};
+use pinfold::pod::{Container, ContainerKind, Pod, Policy, Resources, Wishes};
+
+use super::kernel::{self, Cpus, Kernel, Kind, Refused, State, bits, id, is_leaf, node_of, pod_node, set};
+
+/// What a pod is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Shape {
+    /// One container with so many CPUs.
+    One(u64),
+    /// Two containers.
+    Two(u64, u64),
+    /// An init container, then the container.
+    Init(u64),
+    /// A sidecar with one CPU beside the container.
+    Sidecar(u64),
+    /// A container with half a CPU: it is never pinned.
+    Shared,
+}
+
+// === impl Shape ===
+
+impl Shape {
+    /// Kind and CPUs in thousandths of each container.
+    pub(crate) fn containers(self) -> Vec<(ContainerKind, u64)> {
+        use ContainerKind::{App, Init, Sidecar};
+        match self {
+            Self::One(cpus) => vec![(App, cpus * 1000)],
+            Self::Two(one, other) => vec![(App, one * 1000), (App, other * 1000)],
+            Self::Init(cpus) => vec![(Init, 1000), (App, cpus * 1000)],
+            Self::Sidecar(cpus) => vec![(Sidecar, 1000), (App, cpus * 1000)],
+            Self::Shared => vec![(App, 500)],
+        }
+    }
+}
+
+/// What the agent knows of a pod, and what the kubelet does with it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct PodState {
+    /// Whether its manifest is there.
+    pub(crate) known: bool,
+    /// Whether it was given a CPU more.
+    pub(crate) grown: bool,
+    /// The incarnation that its status names, per container.
+    pub(crate) named: [Option<u8>; 2],
+}
+
+/// All there is, but for a plan that is half carried out.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    pub(crate) kernel: Kernel,
+    pub(crate) pods: Vec<PodState>,
+    pub(crate) enforcement: Wanted,
+    /// Whether two cores are reserved instead of one.
+    pub(crate) wide: bool,
+    /// Cgroups whose partition the kernel refused since the timer rang.
+    pub(crate) refused: BTreeSet<usize>,
+    /// Whether somebody else has brought the kernel to where CPUs can be lost.
+    pub(crate) endangered: bool,
+    /// CPUs that were lost by somebody else's doing.
+    pub(crate) forfeited: Cpus,
+}
+
+/// [`Enforcement`], with an order and a hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Wanted {
+    Partition,
+    Cpuset,
+    Observe,
+}
+
+/// What stays the same all along.
+pub(crate) struct Setup {
+    pub(crate) kind: Kind,
+    pub(crate) cpus: u32,
+    pub(crate) threads: u32,
+    pub(crate) shapes: Vec<Shape>,
+    /// What a plan is made into before it is carried out; a mutant of the planner changes it.
+    pub(crate) mutate: fn(Vec<Step>) -> Vec<Step>,
+    machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
+}
+
+/// A plan and what it was made from.
+pub(crate) struct Planned {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) pods: Vec<Pod>,
+    pub(crate) observed: Observed,
+    pub(crate) ledger: Ledger,
+    pub(crate) decisions: Decisions,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Outcome {
+    Done,
+    Gone,
+    NotInForce(CpuSet),
+    Refused(Refused),
+    Invalid(&'static str),
+    Without,
+    Blocked,
+}
+
+/// What later steps of a plan must keep off.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Held {
+    cpus: CpuSet,
+    refused: Vec<String>,
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    pub(crate) fn enforcement(self) -> Enforcement {
+        match self {
+            Self::Partition => Enforcement::Partition,
+            Self::Cpuset => Enforcement::Cpuset,
+            Self::Observe => Enforcement::Observe,
+        }
+    }
+}
+
+// === impl Setup ===
+
+impl Setup {
+    pub(crate) fn new(kind: Kind, cpus: u32, threads: u32, shapes: &[Shape]) -> Self {
+        let machines = RefCell::default();
+        Self { kind, cpus, threads, shapes: shapes.to_vec(), mutate: |steps| steps, machines }
+    }
+
+    /// A world without pods.
+    pub(crate) fn world(&self) -> World {
+        let enforcement = if self.kind.has_partitions() { Wanted::Partition } else { Wanted::Cpuset };
+        World {
+            kernel: Kernel::new(self.kind, self.cpus, self.shapes.len()),
+            pods: vec![PodState::default(); self.shapes.len()],
+            enforcement,
+            wide: false,
+            refused: BTreeSet::new(),
+            endangered: false,
+            forfeited: 0,
+        }
+    }
+
+    /// The CPUs that nobody is given: the first core, or the first two.
+    pub(crate) fn reserved(&self, world: &World) -> Cpus {
+        let cores = if world.wide { 2 } else { 1 };
+        (1 << (cores * self.threads)) - 1
+    }
+
+    fn machine(&self, online: Cpus) -> Rc<(Topology, Placer)> {
+        let mut machines = self.machines.borrow_mut();
+        let machine = machines.entry(online).or_insert_with(|| {
+            let whole = Topology::from_shape(Machine {
+                sockets: 1,
+                numa_per_socket: 1,
+                llcs_per_numa: 1,
+                cores_per_llc: self.cpus / self.threads,
+                threads_per_core: self.threads,
+                numbering: Numbering::SiblingsAdjacent,
+            });
+            let (cores, llcs, sockets) = (whole.cores(), whole.llcs(), whole.sockets());
+            let offline = whole.online.difference(&set(online));
+            let facts = Facts {
+                online: set(online),
+                offline,
+                cores,
+                llcs,
+                sockets,
+                numa: whole.numa,
+                ..Facts::default()
+            };
+            let topology = Topology::from_facts(facts);
+            let placer = Placer::new(&topology);
+            Rc::new((topology, placer))
+        });
+        Rc::clone(machine)
+    }
+
+    /// The manifest of a pod, with the status that the kubelet has written so far.
+    fn pod(&self, index: usize, state: &PodState) -> Pod {
+        let mut pod = Pod {
+            namespace: "train".to_owned(),
+            name: format!("worker-{index}"),
+            uid: Some(index.to_string()),
+            labels: [("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned())].into(),
+            ..Pod::default()
+        };
+        for (number, (kind, cpu)) in self.shapes[index].containers().into_iter().enumerate() {
+            let last = number + 1 == self.shapes[index].containers().len();
+            let cpu = Some(if state.grown && last { cpu + 1000 } else { cpu });
+            let memory = Some(1 << 20);
+            pod.containers.push(Container {
+                name: format!("c{number}"),
+                kind,
+                resources: Resources {
+                    cpu_request: cpu,
+                    cpu_limit: cpu,
+                    memory_request: memory,
+                    memory_limit: memory,
+                },
+                runtime_id: state.named[number].map(|incarnation| id(number, usize::from(incarnation))),
+                ..Container::default()
+            });
+        }
+        pod
+    }
+
+    /// What the agent would do now.
+    pub(crate) fn plan(&self, world: &World) -> Planned {
+        let known = world.pods.iter().enumerate().filter(|(_, state)| state.known);
+        let pods: Vec<Pod> = known.map(|(index, state)| self.pod(index, state)).collect();
+        let (observed, ledger) = Observed::new(world.kernel.scan(), &pods);
+        let machine = self.machine(world.kernel.online);
+        let here: BTreeSet<String> = observed.pods.iter().map(|pod| pod.cgroup.uid.clone()).collect();
+        let inputs = Inputs {
+            topology: &machine.0,
+            placer: &machine.1,
+            reserved: &set(self.reserved(world)),
+            policy: &Policy::default(),
+            wishes: &Wishes::default(),
+            pods: &pods,
+            here: Some(&here),
+            devices: &BTreeMap::new(),
+            moves: 0,
+        };
+        let mut decisions = decide(&inputs, &ledger);
+        if world.enforcement == Wanted::Observe {
+            decisions.only_what_is(&pods, &ledger);
+        }
+        decisions.desired.held_back =
+            world.refused.iter().map(|node| kernel::path(*node).to_owned()).collect();
+        let steps = plan(&observed, &ledger, &decisions.desired, world.enforcement.enforcement());
+        Planned { steps: (self.mutate)(steps), pods, observed, ledger, decisions }
+    }
+}
+
+// === impl World ===
+
+impl World {
+    /// Carries out one step and reads back, as `apply` does.
+    pub(crate) fn apply(&mut self, step: &Step, held: &mut Held) -> Outcome {
+        let within = |cgroup: &String| {
+            step.path()
+                .strip_prefix(cgroup.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let gives = match step {
+            Step::Exclusive { cpus, .. } => !cpus.is_empty(),
+            Step::Partition { kind, .. } => *kind != Made::Member,
+            _ => false,
+        };
+        if gives && held.refused.iter().any(within) {
+            return Outcome::Without;
+        }
+        let node = node_of(step.path());
+        let kernel = &mut self.kernel;
+        if kernel.get(node).is_none() {
+            return Outcome::Gone;
+        }
+        let result = match step {
+            Step::Mark { mark, .. } => {
+                if let Some(Some(node)) = kernel.nodes.get_mut(node) {
+                    node.mark = mark.as_ref().map(|mark| Arc::from(Mark::text(mark)));
+                }
+                Ok(())
+            }
+            Step::Quota { quota, .. } => {
+                if let Some(Some(node)) = kernel.nodes.get_mut(node) {
+                    node.limited = quota.quota.is_some();
+                }
+                Ok(())
+            }
+            // Neither idle siblings nor memory are asked for here.
+            Step::Make { .. } | Step::Remove { .. } | Step::Memory { .. } => panic!("{step}: not asked for"),
+            Step::Exclusive { cpus, .. } => kernel.write_exclusive(node, bits(cpus)),
+            Step::Partition { kind, .. } => kernel.write_partition(node, *kind),
+            Step::Cpus { cpus, reason: Reason::Own, .. } if !cpus.is_disjoint(&held.cpus) => {
+                return Outcome::Blocked;
+            }
+            Step::Cpus { cpus, .. } => kernel.write_cpus(node, bits(cpus)),
+        };
+        let outcome = match result {
+            Ok(()) => self.read_back(step, node),
+            Err(refused) => Outcome::Refused(refused),
+        };
+        let failed = matches!(outcome, Outcome::Refused(_) | Outcome::Invalid(_));
+        match step {
+            Step::Exclusive { path, .. } if failed => held.refused.push(path.clone()),
+            Step::Cpus { cpus, reason: Reason::Narrow, .. }
+                if failed || matches!(outcome, Outcome::NotInForce(_)) =>
+            {
+                held.cpus = held.cpus.union(&set(self.kernel.effective(node)).difference(cpus));
+            }
+            _ => {}
+        }
+        let asked = matches!(step, Step::Partition { .. } | Step::Exclusive { in_force: Some(_), .. });
+        if asked && !matches!(outcome, Outcome::Done | Outcome::Gone) {
+            self.refused.insert(node);
+        }
+        outcome
+    }
+
+    fn read_back(&mut self, step: &Step, node: usize) -> Outcome {
+        let effective = set(self.kernel.effective(node));
+        let done = match step {
+            Step::Cpus {
+                cpus,
+                reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
+                ..
+            } => self.kernel.get(node).is_some_and(|node| node.cpus == bits(cpus)),
+            Step::Cpus { cpus, .. } => match self.kernel.get(node) {
+                Some(node) if node.is_live() => node.cpus == bits(cpus),
+                _ => effective == *cpus,
+            },
+            Step::Exclusive { in_force: Some(cpus), .. } | Step::Partition { in_force: Some(cpus), .. } => {
+                match self.kernel.get(node).map(|node| node.state) {
+                    Some(State::Live(_)) => effective == *cpus,
+                    state => {
+                        let _ = self.kernel.write_partition(node, Made::Member);
+                        let Some(State::Invalid(why)) = state else { return Outcome::Invalid("member") };
+                        return Outcome::Invalid(why);
+                    }
+                }
+            }
+            _ => true,
+        };
+        if done { Outcome::Done } else { Outcome::NotInForce(effective) }
+    }
+
+    /// Whether somebody has confined another pod to CPUs that this one is to have, or holds one of them as exclusive: the
+    /// kernel then refuses them.
+    pub(crate) fn is_walled(&self, pod: usize, wanted: Cpus) -> bool {
+        let others = (0..self.pods.len()).map(pod_node).filter(|other| *other != pod && pod != kernel::TREE);
+        let mut others = others.filter_map(|other| self.kernel.get(other));
+        let stranger = self.kernel.get(kernel::STRANGER);
+        self.enforcement == Wanted::Partition
+            && (stranger.is_some_and(|stranger| stranger.exclusive & wanted != 0)
+                || others.any(|other| other.exclusive == 0 && other.cpus != 0 && other.cpus & !wanted == 0))
+    }
+
+    /// Whether somebody has confined a pod that owns nothing to less than the shared CPUs, or to others. Nothing is written
+    /// to such a pod by this enforcement, and what is written to its containers is not in force.
+    pub(crate) fn is_confined(&self, shared: Cpus) -> bool {
+        let pods = (0..self.pods.len()).filter_map(|pod| self.kernel.get(pod_node(pod)));
+        let mut free = pods.filter(|pod| pod.mark.is_none());
+        self.enforcement == Wanted::Cpuset && free.any(|pod| pod.cpus != 0 && shared & !pod.cpus != 0)
+    }
+
+    /// The containers' cgroups of a pod.
+    pub(crate) fn leaves_of(&self, pod: usize) -> Vec<usize> {
+        (1..=kernel::SLOTS)
+            .map(|slot| pod_node(pod) + slot)
+            .filter(|node| is_leaf(*node) && self.kernel.get(*node).is_some())
+            .collect()
+    }
+}

@@ -1,0 +1,557 @@
+//! The kernel's cpuset rules, as a value: what a write is answered with, and what is in force afterwards.
+//!
+//! Cgroups are numbered. There is a pods' tree, pods in it, and in each pod two containers, each in one of two
+//! incarnations; beside the tree lies a cgroup of somebody else. CPU sets are bits, so that a state is small.
+//!
+//! What differs between kernels was tried on Linux 6.12.107, 6.12.117 and 7.2.13; `facts.rs` holds the model to it. Where
+//! a kernel was seen to refuse what another lets through, the model lets it through and shows the worse outcome: the last
+//! CPU of a partition can go offline here, which Linux 6.12 answers with EBUSY.
+
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+
+use pinfold::cpu::CpuSet;
+use pinfold::host::cgroup::Kind as Made;
+use pinfold::host::cgroup::{
+    Above, ContainerCgroup, Cpuset, Memory, Partition, PodCgroup, Quota, Surroundings,
+};
+use pinfold::pin::Scan;
+
+/// CPU `i` is bit `i`.
+pub(crate) type Cpus = u16;
+
+/// The pods' tree.
+pub(crate) const TREE: usize = 0;
+/// A cgroup beside it that is none of ours.
+pub(crate) const STRANGER: usize = 1;
+/// The most pods there are.
+pub(crate) const PODS: usize = 4;
+/// Cgroups of containers in a pod: two containers in two incarnations each.
+pub(crate) const SLOTS: usize = 4;
+/// The quota that everybody is started with.
+const LIMITED: Quota = Quota { quota: Some(100_000), period: 100_000 };
+
+/// How the kernel behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// cgroup v1.
+    V1,
+    /// cgroup v2 without partitions below the top: Linux 6.1.
+    V2,
+    /// A partition is made invalid by a neighbour's plain CPU set and keeps its CPUs from everybody, and an ancestor that lets go
+    /// of what is live below it makes the kernel forget whose it was: Linux 6.12.107.
+    Early612,
+    /// The first of these only: Linux 6.12.117.
+    Late612,
+    /// Neither: Linux 7.2.
+    Linux72,
+}
+
+/// What a cgroup is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum State {
+    Member,
+    Live(Made),
+    /// The kernel's reason.
+    Invalid(&'static str),
+}
+
+/// A write that the kernel refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Einval,
+    Enospc,
+    Eacces,
+    Ebusy,
+    Enoent,
+}
+
+/// What the kernel keeps for one cgroup.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Node {
+    pub(crate) cpus: Cpus,
+    pub(crate) exclusive: Cpus,
+    pub(crate) state: State,
+    /// CPUs that the kernel has taken from everybody for this cgroup, offline ones included.
+    pub(crate) held: Cpus,
+    /// CPUs that `member` would lose.
+    ghost: Cpus,
+    pub(crate) mark: Option<Arc<str>>,
+    /// Whether it has a quota.
+    pub(crate) limited: bool,
+}
+
+/// A kernel and its cgroups.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub(crate) kind: Kind,
+    pub(crate) online: Cpus,
+    /// CPUs that nobody will have until the next boot.
+    pub(crate) lost: Cpus,
+    pub(crate) nodes: Vec<Option<Node>>,
+}
+
+/// Paths by number.
+static PATHS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let mut paths = vec!["kubepods".to_owned(), "stranger".to_owned()];
+    for pod in 0..PODS {
+        paths.push(format!("kubepods/pod{pod}"));
+        for slot in 0..SLOTS {
+            paths.push(format!("kubepods/pod{pod}/{}", id(slot / 2, slot % 2)));
+        }
+    }
+    paths
+});
+
+pub(crate) fn path(node: usize) -> &'static str {
+    &PATHS[node]
+}
+
+pub(crate) fn node_of(path: &str) -> usize {
+    PATHS.iter().position(|other| other == path).unwrap()
+}
+
+/// The cgroup of a pod.
+pub(crate) fn pod_node(pod: usize) -> usize {
+    2 + pod * (SLOTS + 1)
+}
+
+/// The cgroup of a pod's container in one of its incarnations.
+pub(crate) fn leaf_node(pod: usize, container: usize, incarnation: usize) -> usize {
+    pod_node(pod) + 1 + container * 2 + incarnation
+}
+
+/// The runtime's id of a container's incarnation.
+pub(crate) fn id(container: usize, incarnation: usize) -> String {
+    format!("c{container}-{incarnation}")
+}
+
+fn parent(node: usize) -> Option<usize> {
+    match node {
+        TREE | STRANGER => None,
+        _ if is_pod(node) => Some(TREE),
+        _ => Some(node - (node - 2) % (SLOTS + 1)),
+    }
+}
+
+pub(crate) fn is_pod(node: usize) -> bool {
+    node >= 2 && (node - 2).is_multiple_of(SLOTS + 1)
+}
+
+pub(crate) fn is_leaf(node: usize) -> bool {
+    node >= 2 && !is_pod(node)
+}
+
+fn is_below(node: usize, above: usize) -> bool {
+    parent(node).is_some_and(|parent| parent == above || is_below(parent, above))
+}
+
+pub(crate) fn set(cpus: Cpus) -> CpuSet {
+    (0..16).filter(|cpu| cpus & 1 << cpu != 0).collect()
+}
+
+pub(crate) fn bits(set: &CpuSet) -> Cpus {
+    set.iter().fold(0, |bits, cpu| bits | 1 << cpu)
+}
+
+fn subset(one: Cpus, other: Cpus) -> bool {
+    one & !other == 0
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub(crate) fn has_partitions(self) -> bool {
+        !matches!(self, Self::V1 | Self::V2)
+    }
+
+    fn neighbours_break(self) -> bool {
+        matches!(self, Self::Early612 | Self::Late612)
+    }
+}
+
+// === impl Node ===
+
+impl Node {
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.state, State::Live(_))
+    }
+
+    /// Invalid, and nobody else has its CPUs either.
+    pub(crate) fn is_stuck(&self) -> bool {
+        !self.is_live() && self.held != 0
+    }
+
+    /// The CPUs that count when others are checked against this one.
+    fn user(&self) -> Cpus {
+        if self.exclusive == 0 { self.cpus } else { self.exclusive }
+    }
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// A kernel with `cpus` CPUs and an empty tree.
+    pub(crate) fn new(kind: Kind, cpus: u32, pods: usize) -> Self {
+        let mut kernel = Self { kind, online: (1 << cpus) - 1, lost: 0, nodes: vec![None; pod_node(pods)] };
+        kernel.make(TREE);
+        kernel
+    }
+
+    pub(crate) fn get(&self, node: usize) -> Option<&Node> {
+        self.nodes.get(node).and_then(Option::as_ref)
+    }
+
+    fn node(&mut self, node: usize) -> Result<&mut Node, Refused> {
+        self.nodes.get_mut(node).and_then(Option::as_mut).ok_or(Refused::Enoent)
+    }
+
+    /// The numbers of the cgroups there are.
+    pub(crate) fn there(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.nodes.len()).filter(|node| self.nodes[*node].is_some())
+    }
+
+    /// The containers' cgroups there are.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = usize> + '_ {
+        self.there().filter(|node| is_leaf(*node))
+    }
+
+    fn siblings(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        self.there().filter(move |other| *other != node && parent(*other) == parent(node))
+    }
+
+    pub(crate) fn make(&mut self, node: usize) {
+        let cpus = match self.kind {
+            // runc copies the parent's set on v1; on v2 a new cgroup has none.
+            Kind::V1 => parent(node).map_or(self.online, |parent| self.nodes[parent].as_ref().unwrap().cpus),
+            _ => 0,
+        };
+        let state = State::Member;
+        let new = Node { cpus, exclusive: 0, state, held: 0, ghost: 0, mark: None, limited: true };
+        self.nodes[node] = Some(new);
+    }
+
+    /// Removes a cgroup that has none below it.
+    pub(crate) fn remove(&mut self, node: usize) {
+        let Some(gone) = self.get(node) else { return };
+        match gone.state {
+            State::Live(_) => self.give_back(node),
+            // The kernel doesn't ask an invalid one for what it holds.
+            _ => self.lost |= gone.held,
+        }
+        self.nodes[node] = None;
+    }
+
+    /// What a cgroup may hold as exclusive, by its own word and those above it.
+    fn allowed(&self, node: usize) -> Cpus {
+        let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
+        self.get(node).map_or(0, |node| node.exclusive & above)
+    }
+
+    fn taken(&self) -> Cpus {
+        self.nodes.iter().flatten().fold(self.lost, |taken, node| taken | node.held)
+    }
+
+    /// What is in force at the top: the shared CPUs.
+    pub(crate) fn top(&self) -> Cpus {
+        self.online & !self.taken()
+    }
+
+    /// What is in force at a cgroup.
+    pub(crate) fn effective(&self, node: usize) -> Cpus {
+        let above = parent(node).map_or(self.top(), |parent| self.effective(parent));
+        let Some(node) = self.get(node) else { return above };
+        if node.held != 0 && node.state != State::Invalid(ROOT_ALONE) {
+            return node.held & self.online;
+        }
+        match node.cpus & above {
+            0 => above,
+            both => both,
+        }
+    }
+
+    /// Takes a partition's CPUs away from it, to those who are told by what is allowed to it at this moment.
+    fn give_back(&mut self, node: usize) {
+        let back = self.allowed(node);
+        let forgets = self.kind == Kind::Early612;
+        let Ok(gone) = self.node(node) else { return };
+        let held = std::mem::take(&mut gone.held);
+        if forgets {
+            self.lost |= held & !back;
+        }
+    }
+
+    fn invalidate(&mut self, node: usize, why: &'static str) {
+        self.give_back(node);
+        if let Ok(node) = self.node(node) {
+            node.state = State::Invalid(why);
+        }
+    }
+
+    /// Whether a cgroup can be beside its siblings with these sets; `exclusive_flag` where it is or becomes a partition.
+    fn fits(&self, node: usize, cpus: Cpus, exclusive: Cpus, flag: bool) -> bool {
+        let user = if exclusive == 0 { cpus } else { exclusive };
+        self.siblings(node).all(|other| {
+            let Some(other) = self.get(other) else { return true };
+            let flagged = self.kind.neighbours_break() && (flag || other.is_live());
+            if flagged || (exclusive != 0 && other.exclusive != 0) {
+                user & other.user() == 0
+            } else if exclusive != 0 {
+                other.cpus == 0 || !subset(other.cpus, exclusive)
+            } else {
+                other.exclusive == 0 || cpus == 0 || !subset(cpus, other.exclusive)
+            }
+        })
+    }
+
+    /// A write to `cpuset.cpus`.
+    pub(crate) fn write_cpus(&mut self, node: usize, cpus: Cpus) -> Result<(), Refused> {
+        let now = self.get(node).ok_or(Refused::Enoent)?.clone();
+        if self.kind == Kind::V1 {
+            let above = parent(node).and_then(|parent| self.get(parent));
+            if above.is_some_and(|above| !subset(cpus, above.cpus)) {
+                return Err(Refused::Eacces);
+            }
+            let mut below = self.there().filter(|other| is_below(*other, node));
+            if below.any(|other| self.get(other).is_some_and(|other| !subset(other.cpus, cpus))) {
+                return Err(Refused::Ebusy);
+            }
+        }
+        if cpus == 0 && now.cpus != 0 && self.kind != Kind::Linux72 {
+            let populated = is_leaf(node) || self.leaves().any(|leaf| is_below(leaf, node));
+            if populated {
+                return Err(Refused::Enospc);
+            }
+        }
+        if self.kind.neighbours_break() && !self.fits(node, cpus, now.exclusive, now.is_live()) {
+            let user = if now.exclusive == 0 { cpus } else { now.exclusive };
+            let broken: Vec<usize> = self
+                .siblings(node)
+                .filter(|other| {
+                    self.get(*other).is_some_and(|other| other.is_live() && other.held & user != 0)
+                })
+                .collect();
+            for other in broken {
+                // Its CPUs are still taken from everybody.
+                self.node(other)?.state = State::Invalid("");
+            }
+        }
+        self.node(node)?.cpus = cpus;
+        Ok(())
+    }
+
+    /// A write to `cpuset.cpus.exclusive`.
+    pub(crate) fn write_exclusive(&mut self, node: usize, exclusive: Cpus) -> Result<(), Refused> {
+        let now = self.get(node).ok_or(Refused::Enoent)?.clone();
+        if !self.kind.has_partitions() {
+            return Err(Refused::Enoent);
+        }
+        if now.exclusive == exclusive {
+            return Ok(());
+        }
+        if !self.fits(node, now.cpus, exclusive, now.is_live()) {
+            return Err(Refused::Einval);
+        }
+        if now.is_live() {
+            let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
+            let new = exclusive & above;
+            let more = new & !now.held;
+            if new == 0 {
+                self.invalidate(node, "Invalid cpu list in cpuset.cpus.exclusive");
+            } else if more != 0 && (more & self.taken() != 0 || subset(self.top(), more)) {
+                self.invalidate(node, "Parent is not a partition root");
+            } else if new & self.online == 0 {
+                self.invalidate(node, HOTPLUG);
+            } else {
+                self.node(node)?.held = new;
+            }
+            self.node(node)?.exclusive = exclusive;
+            return Ok(());
+        }
+        let below: Vec<usize> = self
+            .there()
+            .filter(|other| is_below(*other, node) && self.get(*other).is_some_and(Node::is_live))
+            .collect();
+        let allowed = self.allowed(node);
+        if self.kind == Kind::Early612 {
+            // Those below are asked only if something is left here, and then forgotten without a word.
+            let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
+            let gone = allowed & !(exclusive & above);
+            for leaf in below.into_iter().filter(|_| exclusive != 0) {
+                let leaf = self.node(leaf)?;
+                if leaf.held & gone != 0 {
+                    leaf.ghost = std::mem::take(&mut leaf.held);
+                    leaf.state = State::Member;
+                }
+            }
+            self.node(node)?.exclusive = exclusive;
+            return Ok(());
+        }
+        self.node(node)?.exclusive = exclusive;
+        for leaf in below {
+            let new = self.allowed(leaf);
+            let more = new & !self.get(leaf).map_or(0, |leaf| leaf.held);
+            if new == 0 || more & self.taken() != 0 || (more != 0 && subset(self.top(), more)) {
+                self.invalidate(leaf, "Parent is not a partition root");
+            } else {
+                self.node(leaf)?.held = new;
+            }
+        }
+        Ok(())
+    }
+
+    /// A write to `cpuset.cpus.partition`.
+    pub(crate) fn write_partition(&mut self, node: usize, kind: Made) -> Result<(), Refused> {
+        let now = self.get(node).ok_or(Refused::Enoent)?.clone();
+        if !self.kind.has_partitions() {
+            return Err(Refused::Enoent);
+        }
+        if kind == Made::Member {
+            self.give_back(node);
+            let node = self.node(node)?;
+            let ghost = std::mem::take(&mut node.ghost);
+            node.state = State::Member;
+            self.lost |= ghost;
+            return Ok(());
+        }
+        if now.is_live() {
+            self.node(node)?.state = State::Live(kind);
+            return Ok(());
+        }
+        let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
+        let wanted = now.user() & above;
+        let state = if now.is_stuck() {
+            State::Invalid(ROOT_ALONE)
+        } else if now.user() == 0 {
+            State::Invalid("cpuset.cpus and cpuset.cpus.exclusive are empty")
+        } else if self.kind.neighbours_break() && !self.fits(node, now.cpus, now.exclusive, true) {
+            State::Invalid("Cpu list in cpuset.cpus not exclusive")
+        } else if wanted == 0 || wanted & self.taken() != 0 || subset(self.top(), wanted) {
+            State::Invalid("Invalid cpu list in cpuset.cpus.exclusive")
+        } else if wanted & self.online == 0 {
+            State::Invalid(HOTPLUG)
+        } else {
+            State::Live(kind)
+        };
+        let node = self.node(node)?;
+        node.state = state;
+        if node.is_live() {
+            node.held = wanted;
+            node.ghost = 0;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn offline(&mut self, cpu: u32) {
+        self.online &= !(1 << cpu);
+        let empty: Vec<usize> = self
+            .there()
+            .filter(|node| self.get(*node).is_some_and(|node| node.is_live() && node.held & self.online == 0))
+            .collect();
+        for node in empty {
+            self.invalidate(node, HOTPLUG);
+        }
+    }
+
+    pub(crate) fn online(&mut self, cpu: u32) {
+        self.online |= 1 << cpu;
+    }
+
+    /// Whether some CPUs will be lost if nobody does anything about it, or the wrong thing.
+    pub(crate) fn is_in_danger(&self) -> bool {
+        self.there().any(|index| {
+            self.get(index).is_some_and(|node| {
+                node.is_stuck()
+                    || node.ghost != 0
+                    || (self.kind == Kind::Early612 && !subset(node.held, self.allowed(index)))
+            })
+        })
+    }
+
+    fn cpuset(&self, index: usize) -> Cpuset {
+        let Some(node) = self.get(index) else { return Cpuset::default() };
+        let partition = match node.state {
+            _ if !self.kind.has_partitions() => Partition::Unsupported,
+            State::Member => Partition::Valid(Made::Member),
+            State::Live(kind) => Partition::Valid(kind),
+            State::Invalid(why) => Partition::Invalid(format!("root invalid ({why})")),
+        };
+        Cpuset {
+            cpus: set(node.cpus),
+            effective: set(self.effective(index)),
+            exclusive: set(node.exclusive),
+            partition,
+        }
+    }
+
+    fn quota(&self, node: usize) -> Option<Quota> {
+        let limited = self.get(node)?.limited;
+        Some(Quota { quota: LIMITED.quota.filter(|_| limited), ..LIMITED })
+    }
+
+    /// What the agent reads.
+    pub(crate) fn scan(&self) -> Scan {
+        let mut pods: Vec<PodCgroup> = Vec::new();
+        for index in self.there() {
+            let (cpuset, quota) = (self.cpuset(index), self.quota(index));
+            let mark = self.get(index).and_then(|node| node.mark.as_deref().map(str::to_owned));
+            let path = path(index).to_owned();
+            if is_pod(index) {
+                let uid = (index - 2) / (SLOTS + 1);
+                pods.push(PodCgroup {
+                    path,
+                    uid: uid.to_string(),
+                    cpuset,
+                    quota,
+                    mark,
+                    containers: Vec::new(),
+                });
+            } else if is_leaf(index)
+                && let Some(pod) = pods.last_mut()
+            {
+                let id = path.rsplit('/').next().unwrap().to_owned();
+                let populated = true;
+                let memory = Memory::default();
+                pod.containers.push(ContainerCgroup { path, id, cpuset, quota, mark, populated, memory });
+            }
+        }
+        let mut around = Surroundings::default();
+        if self.kind != Kind::V1 {
+            let (path, cpuset) = (path(TREE).to_owned(), self.cpuset(TREE));
+            around.above.push(Above { path, cpuset, foreign: CpuSet::new() });
+            if let Some(stranger) = self.get(STRANGER).filter(|stranger| stranger.exclusive != 0) {
+                around.outside.push((self::path(STRANGER).to_owned(), set(stranger.exclusive)));
+            }
+        }
+        let live = self.nodes.iter().flatten().filter(|node| node.is_live());
+        let had = live.fold(self.top(), |had, node| had | node.held);
+        Scan { pods, around, lost: set(self.online & !had) }
+    }
+}
+
+/// Why a partition without any online CPU is none.
+const HOTPLUG: &str = "No cpu available due to hotplug";
+/// What `root` makes of one that a neighbour has broken: its CPUs are nobody's, not even its own.
+const ROOT_ALONE: &str = "Invalid cpu list in cpuset.cpus.exclusive, and held";
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "online {}, shared {}, lost {}", set(self.online), set(self.top()), set(self.lost))?;
+        for index in self.there() {
+            let Some(node) = self.get(index) else { continue };
+            write!(
+                f,
+                "\n    {}: cpus {:?} exclusive {:?} {:?} effective {} held {:?} {}{}",
+                path(index),
+                set(node.cpus).to_string(),
+                set(node.exclusive).to_string(),
+                node.state,
+                set(self.effective(index)),
+                set(node.held).to_string(),
+                if node.limited { "" } else { "no quota " },
+                node.mark.as_deref().unwrap_or_default()
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,394 @@
+//! The state machine: what happens, what the agent does about it, and what must hold after every single step.
+
+use std::fmt;
+
+use pinfold::cpu::CpuSet;
+use pinfold::pin::{Cause, Drift, Reason, Step, drift};
+use pinfold::pod::Entitlement;
+
+use super::agent::{Held, Outcome, Planned, Setup, Wanted, World};
+use super::events::Event;
+use super::kernel::{
+    Cpus, Node, Refused, STRANGER, State, TREE, bits, is_leaf, node_of, path, pod_node, set,
+};
+
+/// One move of a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Move {
+    /// Something happens while the agent waits.
+    Happen(Event),
+    /// The timer rings: the agent observes, decides, and carries its plan out.
+    Reconcile,
+    /// The same on account of a changed cgroup: what was refused is not tried again.
+    Wake,
+    /// The agent is killed after so many steps of its plan, and started again.
+    Kill(usize),
+    /// Something happens after so many steps of the agent's plan, which goes on.
+    Interrupt(usize, Event),
+}
+
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Happen(event) => event.fmt(f),
+            Self::Reconcile => f.write_str("reconcile"),
+            Self::Wake => f.write_str("reconcile, without the timer"),
+            Self::Kill(steps) => write!(f, "reconcile, killed after {steps} steps"),
+            Self::Interrupt(steps, event) => write!(f, "reconcile, and after {steps} steps: {event}"),
+        }
+    }
+}
+
+/// What a rule says that was broken.
+pub(crate) type Broken = String;
+
+// === impl Setup ===
+
+impl Setup {
+    /// Makes a move. The number of steps in the plan, if there was one.
+    pub(crate) fn go(&self, world: &mut World, to: Move) -> Result<usize, Broken> {
+        if to == Move::Reconcile {
+            world.refused.clear();
+        }
+        let planned = self.plan(world);
+        self.go_with(world, to, &planned)
+    }
+
+    /// The same, where the plan is known that would be made now.
+    pub(crate) fn go_with(&self, world: &mut World, to: Move, planned: &Planned) -> Result<usize, Broken> {
+        match to {
+            Move::Happen(event) => {
+                world.happen(event);
+                moment(world)?;
+                Ok(0)
+            }
+            Move::Reconcile | Move::Wake => self.reconcile(world, planned, usize::MAX, None),
+            Move::Kill(steps) => {
+                let steps = self.reconcile(world, planned, steps, None)?;
+                world.refused.clear();
+                Ok(steps)
+            }
+            Move::Interrupt(steps, event) => self.reconcile(world, planned, usize::MAX, Some((steps, event))),
+        }
+    }
+
+    fn reconcile(
+        &self,
+        world: &mut World,
+        planned: &Planned,
+        most: usize,
+        interruption: Option<(usize, Event)>,
+    ) -> Result<usize, Broken> {
+        self.decided(world, planned)?;
+        let mut watch = Watch::new(world, planned);
+        let mut held = Held::default();
+        // What is planned from what was seen can be refused once something else has happened. What a stranger has made
+        // impossible may fail, too; what must hold at every moment holds there as well.
+        let mut stale = self.is_hopeless(world, planned);
+        let mut interrupted = false;
+        for (number, step) in planned.steps.iter().enumerate().take(most) {
+            if let Some((_, event)) = interruption.filter(|(after, _)| *after == number) {
+                world.happen(event);
+                (stale, interrupted) = (true, true);
+            }
+            let lost = world.kernel.lost;
+            let outcome = world.apply(step, &mut held);
+            let tell =
+                |rule: String| format!("{rule}\n  at step {} of\n{}", number + 1, list(&planned.steps));
+            if interrupted && world.endangered {
+                world.forfeited |= world.kernel.lost & !lost;
+            }
+            if !stale && !matches!(outcome, Outcome::Done) && !excused(world, step, &outcome) {
+                return Err(tell(format!("a step of the plan did not come off: {outcome:?}")));
+            }
+            moment(world).map_err(tell)?;
+            if !stale {
+                watch.look(world, step).map_err(tell)?;
+            }
+        }
+        world.endangered &= world.kernel.is_in_danger();
+        Ok(planned.steps.len())
+    }
+
+    /// What must hold of decisions.
+    fn decided(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
+        let (ledger, desired) = (&planned.ledger, &planned.decisions.desired);
+        if desired.shared().is_empty() {
+            return Err("no shared CPU is left".to_owned());
+        }
+        let mut owned = CpuSet::new();
+        for (uid, claims) in &desired.claims {
+            for (name, cpus) in claims {
+                if cpus.is_empty() {
+                    return Err(format!("{name} of pod {uid} owns no CPU"));
+                }
+                if !cpus.is_disjoint(&owned) {
+                    return Err(format!("CPUs {} have two owners", cpus.intersection(&owned)));
+                }
+                owned = owned.union(cpus);
+                let had = ledger.of(uid).get(name).cloned().unwrap_or_default();
+                let gained = cpus.difference(&had);
+                let never = set(self.reserved(world)).union(&ledger.barred);
+                if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
+                    return Err(format!(
+                        "{name} of pod {uid} is given {gained}, of which {never} are not to be had"
+                    ));
+                }
+                if !had.is_subset(cpus) && !cpus.is_subset(&had) {
+                    return Err(format!("{name} of pod {uid} is moved from {had} to {cpus}"));
+                }
+            }
+        }
+        if world.enforcement == Wanted::Observe {
+            return Ok(());
+        }
+        let barred = owned.union(&set(self.reserved(world))).union(&ledger.barred).union(&ledger.exclusive());
+        let free = set(world.kernel.online).difference(&barred).len();
+        for decision in &planned.decisions.containers {
+            let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else { continue };
+            let pod = &planned.pods[decision.pod];
+            let here =
+                planned.observed.pods.iter().any(|seen| Some(seen.cgroup.uid.as_str()) == pod.cgroup_uid());
+            let has = decision.cpus.as_ref().map_or(0, CpuSet::len);
+            if here && *owed as usize > has && *owed as usize - has <= free {
+                return Err(format!("{} owns {has} CPUs, is owed {owed}, and {free} are free", pod.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// What must hold when nothing happens any more: two reconciles at most, and then the kernel is as the ledger says.
+    pub(crate) fn quiet(&self, world: &World) -> Result<(), Broken> {
+        let mut world = world.clone();
+        let mut plans = Vec::new();
+        for _ in 0..3 {
+            world.refused.clear();
+            let planned = self.plan(&world);
+            // What the kernel can't give is asked for again and again: it may be there one day.
+            if plans.len() == 2 && self.is_hopeless(&world, &planned) {
+                return Ok(());
+            }
+            let steps = self.go_with(&mut world, Move::Reconcile, &planned);
+            if steps.map_err(|rule| format!("{rule}\n  in quiet"))? == 0 {
+                return self.settled(&world, &planned).map_err(|rule| format!("{rule}\n  after quiet"));
+            }
+            plans.push(planned);
+        }
+        let plans: Vec<String> = plans.iter().map(|planned| list(&planned.steps)).collect();
+        Err(format!("three plans in a row in quiet:\n{}", plans.join("\n    then\n")))
+    }
+
+    /// Whether a claim holds CPUs that the kernel has lost, or that somebody else keeps others from.
+    fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
+        planned.decisions.desired.claims.iter().any(|(uid, claims)| {
+            let all = claims.values().fold(0, |all, claim| all | bits(claim));
+            let pod = uid.parse().map_or(TREE, pod_node);
+            all & world.kernel.lost != 0 || world.is_walled(pod, all)
+        }) || world.is_confined(bits(&planned.decisions.desired.shared()))
+    }
+
+    fn settled(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
+        if world.enforcement == Wanted::Observe {
+            return Ok(());
+        }
+        let partition = world.enforcement == Wanted::Partition;
+        let desired = &planned.decisions.desired;
+        let mut tree: Cpus = 0;
+        for pod in &planned.observed.pods {
+            let uid = &pod.cgroup.uid;
+            let claims = desired.claims.get(uid).cloned().unwrap_or_default();
+            let all = claims.values().fold(0, |all, claim| all | bits(claim));
+            tree |= all;
+            let walled = self.is_hopeless(world, planned);
+            if !walled {
+                holds(world, node_of(&pod.cgroup.path), if partition { all } else { 0 })?;
+            }
+            let inside = desired.inside.get(uid).cloned().unwrap_or_default();
+            for container in &pod.containers {
+                let (path, index) = (&container.cgroup.path, node_of(&container.cgroup.path));
+                let name = container.name.as_deref().unwrap_or_default();
+                let effective = world.kernel.effective(index);
+                let Some(node) = world.kernel.get(index) else { continue };
+                let mut wanted = claims.get(name).map_or(0, bits);
+                if inside.iter().any(|one| one == name) {
+                    wanted = all;
+                }
+                let there = wanted & world.kernel.online;
+                let possible = there != 0 && wanted & world.kernel.lost == 0;
+                if wanted & world.kernel.lost != 0 || walled {
+                    continue;
+                }
+                if possible && effective != there {
+                    return Err(format!("{path} runs on {}, not on {}", set(effective), set(there)));
+                }
+                if node.is_live() != (partition && possible) {
+                    return Err(format!("{path} is {:?}", node.state));
+                }
+                let shared = bits(&desired.shared());
+                if !partition && !possible && effective & !shared != 0 && !world.is_confined(shared) {
+                    return Err(format!("{path} runs on {}, which others own", set(effective)));
+                }
+                holds(world, index, if partition && possible { wanted } else { 0 })?;
+                let owner = claims.contains_key(name);
+                // One whose CPUs are all offline is an owner still, or is none.
+                if node.limited == owner && (there != 0 || !owner) {
+                    return Err(format!("{path}: an owner's quota is lifted, another's is not"));
+                }
+            }
+        }
+        if !self.is_hopeless(world, planned) {
+            holds(world, TREE, if partition { tree } else { 0 })?;
+        }
+        let online = set(world.kernel.online);
+        let here = |drift: &Drift| {
+            drift.cause != Cause::Offline && drift.assigned.is_disjoint(&set(world.kernel.lost))
+        };
+        let drift = drift(&planned.observed, &planned.ledger, &online, world.enforcement.enforcement());
+        if let Some(drift) = drift.iter().find(|drift| here(drift)) {
+            return Err(format!("the kernel differs from the ledger: {drift:?}"));
+        }
+        let strange = world.kernel.get(STRANGER).is_some();
+        match planned.ledger.unexplained.iter().find(|_| !strange) {
+            Some(sentence) => Err(sentence.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What must hold at every moment.
+fn moment(world: &World) -> Result<(), Broken> {
+    let kernel = &world.kernel;
+    let gone = kernel.lost & !world.forfeited;
+    if gone != 0 {
+        return Err(format!("CPUs {} are lost until the next boot", set(gone)));
+    }
+    if kernel.top() == 0 {
+        return Err("no shared CPU is left".to_owned());
+    }
+    let mut all = kernel.top() | (kernel.lost & kernel.online);
+    for index in kernel.there() {
+        let Some(node) = kernel.get(index).filter(|node| node.held != 0) else { continue };
+        if node.held & all != 0 {
+            return Err(format!("CPUs {} of {} have a second owner", set(node.held & all), path(index)));
+        }
+        if node.is_live() && node.held & kernel.online == 0 {
+            return Err(format!("{} owns no CPU", path(index)));
+        }
+        all |= node.held & kernel.online;
+    }
+    if all != kernel.online {
+        return Err(format!("CPUs {} are neither shared nor owned", set(kernel.online & !all)));
+    }
+    Ok(())
+}
+
+/// Whether the kernel can't be brought to what a step wants: it has lost some of those CPUs, or somebody has confined
+/// another pod to them.
+fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
+    let wanted = match step {
+        Step::Exclusive { cpus, .. } | Step::Cpus { cpus, .. } => bits(cpus),
+        Step::Partition { in_force, .. } => in_force.as_ref().map_or(0, bits),
+        _ => 0,
+    };
+    wanted & world.kernel.lost != 0
+        || *outcome == Outcome::Without
+        || (matches!(outcome, Outcome::NotInForce(_)) && world.is_confined(wanted))
+        || (*outcome == Outcome::Refused(Refused::Einval) && world.is_walled(node_of(step.path()), wanted))
+}
+
+fn holds(world: &World, node: usize, exclusive: Cpus) -> Result<(), Broken> {
+    match world.kernel.get(node) {
+        Some(now) if now.exclusive != exclusive => Err(format!(
+            "{} holds {:?} as exclusive, not {:?}",
+            path(node),
+            set(now.exclusive).to_string(),
+            set(exclusive).to_string()
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn list(steps: &[Step]) -> String {
+    let lines = steps.iter().map(|step| format!("    {step}"));
+    lines.collect::<Vec<String>>().join("\n")
+}
+
+/// Owners whose CPUs are in force, while a plan is carried out: they stay so.
+struct Watch {
+    partition: bool,
+    /// Cgroup, and CPUs that it has and keeps.
+    owners: Vec<(usize, Cpus)>,
+}
+
+// === impl Watch ===
+
+impl Watch {
+    fn new(world: &World, planned: &Planned) -> Self {
+        let mut owners = Vec::new();
+        let partition = world.enforcement == Wanted::Partition;
+        for pod in &planned.observed.pods {
+            let Some(claims) = planned.decisions.desired.claims.get(&pod.cgroup.uid) else { continue };
+            for container in &pod.containers {
+                let index = node_of(&container.cgroup.path);
+                let Some(claim) = container.name.as_ref().and_then(|name| claims.get(name)) else { continue };
+                let effective = world.kernel.effective(index);
+                let alone = |other: usize| other == index || world.kernel.effective(other) & effective == 0;
+                let Some(node) = world.kernel.get(index) else { continue };
+                let in_force = match partition {
+                    true => node.is_live(),
+                    // Somebody else may have written what only the pod's cgroup keeps from being in force.
+                    false => effective == node.cpus && world.kernel.leaves().all(alone),
+                };
+                if in_force && effective & !bits(claim) == 0 {
+                    owners.push((index, effective & bits(claim)));
+                }
+            }
+        }
+        Self { partition, owners }
+    }
+
+    fn look(&mut self, world: &World, step: &Step) -> Result<(), Broken> {
+        if let Step::Cpus { path, cpus, reason } = step
+            && !self.partition
+            && is_leaf(node_of(path))
+        {
+            let index = node_of(path);
+            let had = self.owners.iter().find(|(owner, _)| *owner == index).map(|(_, cpus)| *cpus);
+            self.owners.retain(|(owner, _)| *owner != index);
+            match (reason, had) {
+                // What is written to a partition is in force once it is none.
+                (Reason::Own, _) if world.kernel.get(index).is_some_and(Node::is_live) => {}
+                (Reason::Own, _) => self.owners.push((index, bits(cpus))),
+                (Reason::Narrow, Some(had)) => self.owners.push((index, had)),
+                _ => {}
+            }
+        }
+        for (owner, cpus) in &self.owners {
+            let effective = world.kernel.effective(*owner);
+            if cpus & !effective != 0 {
+                return Err(format!("{} had {} and has {} now", path(*owner), set(*cpus), set(effective)));
+            }
+            for other in world.kernel.leaves().filter(|other| other != owner) {
+                if world.kernel.effective(other) & cpus != 0 {
+                    return Err(format!(
+                        "CPUs {} of {} are in reach of {}",
+                        set(*cpus),
+                        path(*owner),
+                        path(other)
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A state in words.
+pub(crate) fn describe(world: &World) -> String {
+    let states =
+        world.kernel.there().filter(|node| world.kernel.get(*node).is_some_and(|n| n.state != State::Member));
+    let states: Vec<&str> = states.map(path).collect();
+    let pods: Vec<usize> =
+        (0..world.pods.len()).filter(|pod| world.kernel.get(pod_node(*pod)).is_some()).collect();
+    format!("  pods {pods:?}, no members {states:?}, {:?}\n  {}", world.enforcement, world.kernel)
+}

@@ -1,0 +1,110 @@
+//! Longer histories on a larger machine, at random; what breaks a rule is shrunk.
+
+use pinfold::pin::Step;
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
+
+use super::agent::{Setup, Shape};
+use super::events::Menu;
+use super::kernel::Kind;
+use super::machine::{Move, describe};
+use super::mutants::trimmed_first;
+use super::{ALL, ALL_V1, PLAIN};
+
+/// What to do next, out of whatever can be done then.
+#[derive(Debug, Clone, Copy)]
+enum Choice {
+    /// Something by the kubelet's hand.
+    Live(u16),
+    Happen(u16),
+    Reconcile,
+    Wake,
+    Kill(u8),
+    Interrupt(u8, u16),
+}
+
+/// A quarter of the usual cases: each is a long history. `PROPTEST_CASES` asks for more.
+fn config() -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    ProptestConfig { cases: usual.cases / 4, failure_persistence: None, ..usual }
+}
+
+fn choice() -> impl Strategy<Value = Choice> {
+    prop_oneof![
+        8 => any::<u16>().prop_map(Choice::Live),
+        3 => any::<u16>().prop_map(Choice::Happen),
+        4 => Just(Choice::Reconcile),
+        1 => Just(Choice::Wake),
+        2 => any::<u8>().prop_map(Choice::Kill),
+        2 => (any::<u8>(), any::<u16>()).prop_map(|(after, event)| Choice::Interrupt(after, event)),
+    ]
+}
+
+fn run(
+    kind: Kind,
+    menu: Menu,
+    mutate: fn(Vec<Step>) -> Vec<Step>,
+    choices: &[Choice],
+) -> Result<(), TestCaseError> {
+    let shapes = [Shape::Two(2, 1), Shape::Init(2), Shape::Sidecar(1), Shape::Shared];
+    let mut setup = Setup::new(kind, 8, 2, &shapes);
+    setup.mutate = mutate;
+    let mut world = setup.world();
+    let mut moves: Vec<Move> = Vec::new();
+    for choice in choices {
+        let events = world.events(&setup, menu);
+        let steps = setup.plan(&world).steps.len();
+        let event = |number: u16| events[usize::from(number) % events.len()];
+        let after = |number: u8| 1 + usize::from(number) % (steps - 1);
+        let step = match choice {
+            Choice::Live(number) => {
+                let events = world.events(&setup, PLAIN);
+                Move::Happen(events[usize::from(*number) % events.len()])
+            }
+            Choice::Happen(number) => Move::Happen(event(*number)),
+            Choice::Kill(number) if steps > 1 => Move::Kill(after(*number)),
+            Choice::Interrupt(number, what) if steps > 1 => Move::Interrupt(after(*number), event(*what)),
+            Choice::Wake => Move::Wake,
+            _ => Move::Reconcile,
+        };
+        moves.push(step);
+        let before = world.clone();
+        let broken = setup.go(&mut world, step).and_then(|_| setup.quiet(&world));
+        if let Err(rule) = broken {
+            let moves: Vec<String> = moves.iter().map(|step| format!("  {step}")).collect();
+            let (moves, before) = (moves.join("\n"), describe(&before));
+            return Err(TestCaseError::fail(format!(
+                "{kind:?}: {rule}\n{moves}\nbefore the last:\n{before}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn histories_on_kernels_with_partitions(choices in prop::collection::vec(choice(), 1..60)) {
+        for kind in [Kind::Early612, Kind::Late612, Kind::Linux72] {
+            run(kind, ALL, |steps| steps, &choices)?;
+        }
+    }
+
+    #[test]
+    fn histories_on_kernels_without(choices in prop::collection::vec(choice(), 1..60)) {
+        run(Kind::V1, ALL_V1, |steps| steps, &choices)?;
+        run(Kind::V2, ALL, |steps| steps, &choices)?;
+    }
+}
+
+/// A planner that trims cgroups above partitions before those below is found out, by a short history.
+#[test]
+fn a_mutant_is_found_and_shrunk() {
+    let histories = prop::collection::vec(choice(), 1..60);
+    let mut runner = TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    match runner.run(&histories, |choices| run(Kind::Early612, PLAIN, trimmed_first, &choices)) {
+        Err(TestError::Fail(_, choices)) => assert!(choices.len() < 12, "{choices:?}"),
+        other => panic!("the mutant lives: {other:?}"),
+    }
+}

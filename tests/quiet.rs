@@ -1,0 +1,30 @@
+//! Quiet CPUs and foreign time: on a tree of files, on a namespace of its own, and on the real kernel.
+//!
+//! What moves the interrupts of the machine itself is left to a guest, where `PINFOLD_QUIET_TESTS=1` asks for it:
+//! `PINFOLD_KERNEL_TESTS=1 PINFOLD_QUIET_TESTS=1 tests/vm/boot 6.12 -- target/…/deps/quiet-…`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/gate.rs"]
+mod gate;
+#[allow(dead_code, reason = "these tests need a part of it")]
+#[path = "support/kernel.rs"]
+mod kernel;
+
+#[path = "quiet/files.rs"]
+mod files;
+#[path = "quiet/foreign.rs"]
+mod foreign;
+#[path = "quiet/machine.rs"]
+mod machine;
+#[path = "quiet/steering.rs"]
+mod steering;
+
+use pinfold::cpu::CpuSet;
+use pinfold::pin::quiet::Quiet;
+
+const ALL: Quiet = Quiet { irqs: true, workqueues: true, packet_steering: true, system_slices: true };
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}

@@ -1,0 +1,212 @@
+//! A tree of files that look like the kernel's. Unlike the kernel's, they keep what a shorter text doesn't overwrite, so the
+//! sets here are chosen to be equally long.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pinfold::host::cgroup::Cgroups;
+use pinfold::pin::quiet::{Keeper, Quiet, Report};
+
+use super::{ALL, gate, set};
+
+const TREE: &str = "kubepods";
+
+struct Machine {
+    root: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let machine = Self { root: tempfile::tempdir().unwrap() };
+        machine.write("cgroup/cgroup.controllers", "cpuset cpu\n");
+        fs::create_dir(machine.path("cgroup/kubepods")).unwrap();
+        for (path, text) in files {
+            machine.write(path, text);
+        }
+        machine
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.path(path).parent().unwrap()).unwrap();
+        fs::write(self.path(path), text).unwrap();
+    }
+
+    fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.path(path)).unwrap().trim().to_owned()
+    }
+
+    fn cgroups(&self) -> Cgroups {
+        Cgroups::detect(&self.path("cgroup")).unwrap()
+    }
+
+    /// As an agent that has just been started.
+    fn turn(&self, options: Quiet, exclusive: &str) -> Report {
+        let mut keeper = Keeper::new(self.root.path());
+        keeper.turn(options, &set(exclusive), &set("0-7"), &self.cgroups(), TREE)
+    }
+
+    fn note(&self) -> Option<String> {
+        self.cgroups().quiet_note(TREE).unwrap()
+    }
+
+    /// Every file and what it holds.
+    fn all(&self) -> BTreeMap<PathBuf, String> {
+        fn into(folder: &Path, all: &mut BTreeMap<PathBuf, String>) {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    into(&path, all);
+                } else {
+                    all.insert(path.clone(), fs::read_to_string(path).unwrap().trim().to_owned());
+                }
+            }
+        }
+        let mut all = BTreeMap::new();
+        into(self.root.path(), &mut all);
+        all
+    }
+}
+
+const IRQ: &str = "proc/irq/24/smp_affinity_list";
+const RPS: &str = "sys/class/net/eth0/queues/rx-0/rps_cpus";
+
+fn usual() -> Machine {
+    Machine::new(&[
+        (IRQ, "0-7\n"),
+        ("proc/irq/24/effective_affinity_list", "6\n"),
+        ("proc/irq/25/smp_affinity_list", "4-7\n"),
+        ("proc/irq/26/smp_affinity_list", "0-1\n"),
+        ("proc/irq/default_smp_affinity", "000000ff\n"),
+        ("proc/interrupts", "           CPU0\n"),
+        ("proc/12/comm", "sleep\n"),
+        ("sys/kernel/irq/24/actions", "eth0-rx\n"),
+        ("sys/devices/virtual/workqueue/cpumask", "000000ff\n"),
+        ("sys/devices/virtual/workqueue/writeback/cpumask", "000000ff\n"),
+        (RPS, "000000c0\n"),
+        ("sys/class/net/eth0/queues/rx-1/rps_cpus", "00000000\n"),
+        ("sys/class/net/eth0/queues/tx-0/xps_cpus", "000000c0\n"),
+        ("sys/class/net/eth0/queues/tx-1/xps_cpus", "000000ff\n"),
+        ("sys/class/net/bonding_masters", "\n"),
+    ])
+}
+
+/// Whether this machine lets us keep notes as attributes.
+fn meant() -> bool {
+    gate::meant_for_this_machine("root, for attributes in the namespace trusted")
+}
+
+#[test]
+fn only_what_must_change_changes_and_all_comes_back() {
+    if !meant() {
+        return;
+    }
+    let machine = usual();
+    let before = machine.all();
+    assert_eq!(machine.turn(Quiet::default(), "4-7"), machine.turn(ALL, ""), "nothing to do, nothing to say");
+    assert_eq!((machine.all(), machine.note()), (before.clone(), None));
+
+    let report = machine.turn(ALL, "4-7");
+    let changed: BTreeMap<String, String> = machine
+        .all()
+        .into_iter()
+        .filter(|(path, text)| before.get(path) != Some(text))
+        .map(|(path, text)| (path.strip_prefix(machine.root.path()).unwrap().display().to_string(), text))
+        .collect();
+    let expected = [
+        (IRQ, "0-3"),
+        ("proc/irq/25/smp_affinity_list", "0-3"),
+        ("proc/irq/default_smp_affinity", "0000000f"),
+        ("sys/class/net/eth0/queues/rx-0/rps_cpus", "0000000f"),
+        ("sys/class/net/eth0/queues/tx-1/xps_cpus", "0000000f"),
+        ("sys/devices/virtual/workqueue/cpumask", "0000000f"),
+    ];
+    assert_eq!(changed, expected.map(|(path, text)| (path.to_owned(), text.to_owned())).into());
+    assert_eq!(machine.all().len(), before.len(), "a file was made");
+    assert_eq!((report.moved.len(), report.away, report.failed.len()), (6, 6, 0), "{report:?}");
+    assert!(report.moved.contains(&"eth0 transmit queue 1".to_owned()), "{report:?}");
+
+    let again = machine.turn(ALL, "4-7");
+    assert_eq!((again.moved.len(), again.away), (0, 6), "{again:?}");
+    let less = machine.turn(ALL, "6-7");
+    assert_eq!(machine.read(IRQ), "0-5");
+    assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-5");
+    assert_eq!(less.failed, [], "{less:?}");
+    // One option is switched off.
+    machine.turn(Quiet { packet_steering: false, ..ALL }, "6-7");
+    assert_eq!(machine.read(RPS), "000000c0");
+    assert_eq!(machine.read(IRQ), "0-5");
+
+    let report = machine.turn(ALL, "");
+    assert_eq!(report.away, 0, "{report:?}");
+    assert_eq!((machine.all(), machine.note()), (before, None));
+}
+
+#[test]
+fn a_newer_will_stays() {
+    if !meant() {
+        return;
+    }
+    let machine = usual();
+    machine.turn(ALL, "4-7");
+    machine.write(IRQ, "2-2\n");
+    machine.turn(ALL, "4-7");
+    machine.turn(Quiet::default(), "4-7");
+    assert_eq!(machine.read(IRQ), "2-2");
+    assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-7");
+}
+
+#[test]
+fn a_note_that_can_not_be_read_or_kept_stops_everything() {
+    if !meant() {
+        return;
+    }
+    let machine = usual();
+    let before = machine.all();
+    for note in ["hello", r#"{"version":9}"#] {
+        machine.cgroups().set_quiet_note(TREE, Some(note)).unwrap();
+        for options in [ALL, Quiet::default()] {
+            let report = machine.turn(options, "4-7");
+            assert!(report.sentences().concat().contains("note"), "{report:?}");
+        }
+        assert_eq!((machine.all(), machine.note().as_deref()), (before.clone(), Some(note)));
+    }
+    fs::remove_dir(machine.path("cgroup/kubepods")).unwrap();
+    let report = machine.turn(ALL, "4-7");
+    assert!(report.sentences().concat().contains("kubepods"), "{report:?}");
+    assert_eq!(machine.all(), before);
+    assert_eq!(machine.turn(ALL, ""), Report::default(), "without pods there is nothing to note");
+}
+
+#[test]
+fn trouble_is_said_with_what_to_do() {
+    if !meant() {
+        return;
+    }
+    let machine = usual();
+    machine.write("proc/77/comm", "irqbalance\n");
+    machine.write("proc/irq/27/smp_affinity_list", "a few\n");
+    // A file that reads as a list of CPUs and lets nobody write.
+    let online = "/sys/devices/system/cpu/online";
+    fs::create_dir(machine.path("proc/irq/28")).unwrap();
+    std::os::unix::fs::symlink(online, machine.path("proc/irq/28/smp_affinity_list")).unwrap();
+    let first = fs::read_to_string(online).unwrap().parse::<pinfold::cpu::CpuSet>().unwrap();
+    let report = Keeper::new(machine.root.path()).turn(
+        ALL,
+        &set("0"),
+        &first.union(&set("0-7")),
+        &machine.cgroups(),
+        TREE,
+    );
+    let said = report.sentences().join("\n");
+    for part in ["a few", "IRQ 28", "IRQBALANCE_BANNED_CPULIST=0", "restart it, or stop it"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(report.irqbalance == Some(set("0")) && report.managed.is_empty(), "{report:?}");
+    let note = machine.note().unwrap();
+    assert!(note.contains(r#""irqs":"24","#) && !note.contains("28"), "28 was never moved: {note}");
+}

@@ -1,0 +1,102 @@
+//! Scenes: plans, their mistakes, slots and labels, and the program that shows them.
+
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "scene/agent.rs"]
+mod agent;
+#[path = "scene/check.rs"]
+mod check;
+#[path = "scene/command.rs"]
+mod command;
+#[path = "scene/import.rs"]
+mod import;
+#[path = "scene/properties.rs"]
+mod properties;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pinfold::pod::quantity;
+use pinfold::scene::{Amounts, Document, Finding, Node, ScenePlan, read};
+
+const AMOUNTS: Amounts = Amounts {
+    read: |resource, text| {
+        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
+        amount.map_err(|error| error.to_string())
+    },
+    write: |resource, amount| match resource {
+        "cpu" => quantity::format_cpu(amount),
+        _ => quantity::format_bytes(amount),
+    },
+};
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The eight cases as users get them.
+fn example() -> String {
+    fs::read_to_string(here("deploy/examples/scenes.yaml")).unwrap()
+}
+
+fn documents(text: &str) -> Vec<Document> {
+    read(text, "plan.yaml").unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// The only plan in a text, which must be valid by its schema.
+fn plan(text: &str) -> ScenePlan {
+    let documents = documents(text);
+    assert_eq!(documents.len(), 1);
+    documents[0].plan.clone().unwrap_or_else(|| panic!("{:?}", findings(text, None)))
+}
+
+fn findings(text: &str, nodes: Option<&[Node]>) -> Vec<Finding> {
+    pinfold::scene::check(&documents(text), nodes, AMOUNTS)
+}
+
+/// What is wrong, in lines.
+fn report(text: &str, nodes: Option<&[Node]>) -> String {
+    findings(text, nodes).iter().fold(String::new(), |mut all, finding| {
+        writeln!(all, "{finding}").unwrap();
+        all
+    })
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn node(name: &str, labels: &[(&str, &str)]) -> Node {
+    Node { name: name.to_owned(), labels: pairs(labels), ..Node::default() }
+}
+
+/// So many nodes, `node-0` and on, each with so much to give.
+fn nodes(count: usize, cpu: &str, memory: &str) -> Vec<Node> {
+    let amount = |text: &str| pinfold::scene::Amount(text.to_owned());
+    let allocatable =
+        BTreeMap::from([("cpu".to_owned(), amount(cpu)), ("memory".to_owned(), amount(memory))]);
+    (0..count)
+        .map(|index| Node { allocatable: allocatable.clone(), ..node(&format!("node-{index}"), &[]) })
+        .collect()
+}
+
+/// A plan with one scene, two groups and one case, that has nothing wrong with it.
+const SMALL: &str = r#"apiVersion: pinfold.io/v1alpha1
+kind: ScenePlan
+metadata: {name: small}
+spec:
+  nodes: {selector: {matchLabels: {pool: train}}}
+  active: {scene: "2", case: "1"}
+  roles:
+    worker: {limits: {cpu: 1, memory: 4Gi}}
+  scenes:
+  - scene: "2"
+    groups:
+    - {name: w, type: worker, perNode: {worker: 3}}
+    - {name: p, type: ps, perNode: {ps: 1}}
+    cases:
+    - {case: "1", nodes: {w: 2, p: 1}, totals: {servers: 3, worker: 6, ps: 1}}
+"#;

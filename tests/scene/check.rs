@@ -1,0 +1,515 @@
+//! Mistakes in plans: each is named with its place and what to write instead.
+
+use pinfold::scene::{Node, Severity, definition};
+
+use super::{SMALL, example, findings, here, node, nodes, report};
+
+/// Replaces what must be there exactly once.
+fn with(text: &str, old: &str, new: &str) -> String {
+    assert_eq!(text.matches(old).count(), 1, "{old}");
+    text.replace(old, new)
+}
+
+#[test]
+fn the_example_has_nothing_wrong() {
+    assert_eq!(report(&example(), None), "");
+    assert_eq!(report(&example(), Some(&nodes(40, "5", "44Gi"))), "");
+    assert_eq!(report(SMALL, None), "");
+}
+
+#[test]
+fn the_totals_as_they_were_printed_are_rejected_with_the_right_ones() {
+    let printed = with(
+        &example(),
+        "{servers: 10, worker: 50, ps: 5}}\n    - {case: \"3\", nodes: {w",
+        "{servers: 10, worker: 20, ps: 5}}\n    - {case: \"3\", nodes: {w",
+    );
+    let printed = with(
+        &printed,
+        "nodes: {w: 10, p: 10}, totals: {servers: 20, worker: 100, ps: 10}",
+        "nodes: {w: 10, p: 10}, totals: {servers: 20, worker: 50, ps: 10}",
+    );
+    let found = findings(&printed, None);
+    let seen: Vec<(&str, &str)> =
+        found.iter().map(|one| (one.place.path.as_str(), one.fix.as_str())).collect();
+    assert_eq!(
+        seen,
+        [
+            (
+                "spec.scenes[1].cases[1].totals.worker",
+                "write worker: 50 (or, if 20 is meant, w: 2 under nodes)"
+            ),
+            (
+                "spec.scenes[1].cases[2].totals.worker",
+                "write worker: 100 (or, if 50 is meant, w: 5 under nodes)"
+            ),
+        ]
+    );
+    for finding in &found {
+        assert_eq!(finding.severity, Severity::Error);
+        let line = printed.lines().nth(usize::try_from(finding.place.line.unwrap()).unwrap() - 1).unwrap();
+        assert!(line.contains(finding.text[..3].trim_end()), "{finding}: {line}");
+    }
+}
+
+/// The plan of the tests with one thing changed, and what must be said: severity, path, and words of text or fix.
+#[test]
+fn mistakes_are_named_with_place_and_correction() {
+    let error = "error";
+    let warning = "warning";
+    for (old, new, severity, path, words) in [
+        // The schema.
+        ("active:", "aktive:", error, "spec.aktive", "did you mean active?"),
+        ("spec:\n", "spec:\n  replicas: 3\n", error, "spec.replicas", "leave it out; known here are"),
+        ("spec:\n", "spec:\n  onBusy: maybe\n", error, "spec.onBusy", "write one of wait, force, refuse"),
+        (
+            "case: \"1\", nodes",
+            "case: 1, nodes",
+            error,
+            "spec.scenes[0].cases[0].case",
+            "write it in quotes: \"1\"",
+        ),
+        (
+            "case: \"1\", nodes",
+            "case: yes, nodes",
+            error,
+            "spec.scenes[0].cases[0].case",
+            "is a boolean, and this is a text",
+        ),
+        ("case: \"1\", nodes", "nodes", error, "spec.scenes[0].cases[0]", "case is missing"),
+        (
+            "p: 1}, totals",
+            "p: \"1\"}, totals",
+            error,
+            "spec.scenes[0].cases[0].nodes.p",
+            "write it without quotes: 1",
+        ),
+        ("p: 1}, totals", "p: -1}, totals", error, "spec.scenes[0].cases[0].nodes.p", "from 0 to 10000"),
+        ("p: 1}, totals", "p: 20000}, totals", error, "spec.scenes[0].cases[0].nodes.p", "from 0 to 10000"),
+        (
+            "totals: {servers: 3, worker: 6, ps: 1}",
+            "totals: [3]",
+            error,
+            "spec.scenes[0].cases[0].totals",
+            "a list can't stand here; write a map",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "limits: {cpu: [1]}",
+            error,
+            "spec.roles.worker.limits.cpu",
+            "write a quantity",
+        ),
+        // Names and labels.
+        ("name: small", "name: Small", error, "metadata.name", "can't be a plan's name"),
+        ("{name: small}", "{}", error, "metadata.name", "the plan has no name"),
+        ("{name: small}", "{name: small, namespace: x}", warning, "metadata.namespace", "leave it out"),
+        (
+            "spec:\n",
+            "spec:\n  labels: {case: SCENCE}\n",
+            error,
+            "spec.labels.case",
+            "scene also has this key",
+        ),
+        ("spec:\n", "spec:\n  labels: {case: a b}\n", error, "spec.labels.case", "can't be a label's key"),
+        (
+            "spec:\n",
+            "spec:\n  labels: {case: x.k8s.io/c}\n",
+            error,
+            "spec.labels.case",
+            "which Kubernetes keeps for itself",
+        ),
+        (
+            "spec:\n",
+            "spec:\n  labels: {aliases: {SCENE: SCENCE}}\n",
+            error,
+            "spec.labels.aliases.SCENE",
+            "write one of SCENCE, CASE, INDEX, TYPE",
+        ),
+        (
+            "spec:\n",
+            "spec:\n  labels: {aliases: {SCENCE: CASE}}\n",
+            error,
+            "spec.labels.aliases.SCENCE",
+            "CASE is already a key",
+        ),
+        ("spec:\n", "spec:\n  taint: {key: 'a b'}\n", error, "spec.taint.key", "can't be a taint's key"),
+        ("spec:\n", "spec:\n  taint: {value: '-'}\n", error, "spec.taint.value", "can't be a taint's value"),
+        ("- scene: \"2\"", "- scene: two scenes", error, "spec.scenes[0].scene", "it has ' '"),
+        (
+            "case: \"1\", nodes",
+            "case: \"-1\", nodes",
+            error,
+            "spec.scenes[0].cases[0].case",
+            "start and end with a letter or a digit",
+        ),
+        ("type: worker", "type: wörker", error, "spec.scenes[0].groups[0].type", "it has 'ö'"),
+        // Scenes, groups, cases.
+        ("scene: \"2\", case", "scene: \"3\", case", error, "spec.active.scene", "write one of 2"),
+        (
+            "scene: \"2\", case: \"1\"",
+            "scene: \"2\", case: \"7\"",
+            error,
+            "spec.active.case",
+            "write one of 1",
+        ),
+        (
+            "type: ps, ",
+            "",
+            error,
+            "spec.scenes[0].groups[1]",
+            "write type: p, or take the type from every group",
+        ),
+        ("type: ps, ", "type: worker, ", error, "spec.scenes[0].groups[1].type", "has the type worker, too"),
+        ("name: p, ", "name: w, ", error, "spec.scenes[0].groups[1].name", "has the same name"),
+        ("{w: 2, p: 1}", "{w: 2, q: 1}", error, "spec.scenes[0].cases[0].nodes.q", "write one of w, p"),
+        (
+            "{w: 2, p: 1}",
+            "{w: 2}",
+            error,
+            "spec.scenes[0].cases[0].nodes",
+            "group p has no number of servers",
+        ),
+        (
+            "{w: 2, p: 1}, totals: {servers: 3, worker: 6, ps: 1}",
+            "{w: 0, p: 0}",
+            error,
+            "spec.scenes[0].cases[0].nodes",
+            "no server at all",
+        ),
+        ("servers: 3", "servers: 4", error, "spec.scenes[0].cases[0].totals.servers", "write servers: 3"),
+        ("worker: 6", "worker: 7", error, "spec.scenes[0].cases[0].totals.worker", "write worker: 6"),
+        (
+            "worker: 6, ps: 1}}",
+            "worker: 6, ps: 2}}",
+            error,
+            "spec.scenes[0].cases[0].totals.ps",
+            "write ps: 1 (or, if 2 is meant, p: 2 under nodes)",
+        ),
+        (
+            "worker: 6, ps: 1}}",
+            "worker: 6, pss: 1}}",
+            error,
+            "spec.scenes[0].cases[0].totals.pss",
+            "totals can count ps, worker, servers",
+        ),
+        (
+            "perNode: {ps: 1}",
+            "perNode: {ps: 1, servers: 1}",
+            error,
+            "spec.scenes[0].groups[1].perNode.servers",
+            "give the role another name",
+        ),
+        // Candidates.
+        ("{selector: {matchLabels: {pool: train}}}", "{}", error, "spec.nodes", "neither selector nor names"),
+        (
+            "{selector: {matchLabels: {pool: train}}}",
+            "{selector: {}, names: [a, b, c]}",
+            error,
+            "spec.nodes",
+            "leave one of them out",
+        ),
+        (
+            "{pool: train}",
+            "{INDEX: \"1\"}",
+            error,
+            "spec.nodes.selector.matchLabels.INDEX",
+            "choose nodes by another label",
+        ),
+        ("{pool: train}", "{pool: a/b}", error, "spec.nodes.selector.matchLabels.pool", "correct the value"),
+        (
+            "{matchLabels: {pool: train}}",
+            "{matchExpressions: [{key: pool, operator: In}]}",
+            error,
+            "spec.nodes.selector.matchExpressions[0]",
+            "add values",
+        ),
+        (
+            "{matchLabels: {pool: train}}",
+            "{matchExpressions: [{key: pool, operator: Exists, values: [a]}]}",
+            error,
+            "spec.nodes.selector.matchExpressions[0]",
+            "leave values out",
+        ),
+        (
+            "{selector: {matchLabels: {pool: train}}}",
+            "{names: [a, b]}",
+            error,
+            "spec.nodes.names",
+            "the list has 2 nodes, and scene 2 case 1 needs 3; add 1 node",
+        ),
+        (
+            "{selector: {matchLabels: {pool: train}}}",
+            "{names: [a, b, c, a]}",
+            error,
+            "spec.nodes.names[3]",
+            "a already stands at names[0]",
+        ),
+        (
+            "{selector: {matchLabels: {pool: train}}}",
+            "{names: [a, b, C]}",
+            error,
+            "spec.nodes.names[2]",
+            "can't be a node's name",
+        ),
+        // Resources.
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "requests: {cpu: 300m, memory: 4Gi}",
+            warning,
+            "spec.roles.worker.requests.cpu",
+            "Burstable, so they can never be pinned: there is no cpu limit; write requests and limits cpu: 1, memory: 4Gi",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "pin: true, requests: {cpu: 300m}",
+            error,
+            "spec.roles.worker.requests.cpu",
+            "or pin: false",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "requests: {cpu: 1}, limits: {cpu: 2, memory: 1Gi}",
+            warning,
+            "spec.roles.worker.requests.cpu",
+            "the cpu request 1 is not the limit 2",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "limits: {cpu: 1}",
+            warning,
+            "spec.roles.worker.limits.memory",
+            "there is no memory limit",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "limits: {cpu: 1500m, memory: 4Gi}",
+            warning,
+            "spec.roles.worker.limits.cpu",
+            "the CPU limit 1500m is no whole number; write requests and limits cpu: 2",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "pin: true",
+            error,
+            "spec.roles.worker",
+            "nothing says how many CPUs it needs",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "limits: {cpu: one}",
+            error,
+            "spec.roles.worker.limits.cpu",
+            "write a quantity",
+        ),
+        (
+            "limits: {cpu: 1, memory: 4Gi}",
+            "requests: {cpu: 2}, limits: {cpu: 1}",
+            error,
+            "spec.roles.worker.requests.cpu",
+            "write 1 or less",
+        ),
+        ("roles:\n", "roles:\n    chief: {}\n", warning, "spec.roles.chief", "no group runs the role chief"),
+        ("roles:\n", "roles:\n    servers: {}\n", error, "spec.roles.servers", "give the role another name"),
+    ] {
+        let text = with(SMALL, old, new);
+        let found = findings(&text, None);
+        let hit = found.iter().find(|one| one.place.path == path && one.to_string().contains(words));
+        let Some(hit) = hit else {
+            panic!("{old} -> {new}: no {words:?} at {path} in\n{}", report(&text, None))
+        };
+        assert_eq!(hit.severity.to_string(), severity, "{hit}");
+        assert!(hit.place.line.is_some(), "{hit}");
+        assert!(!hit.fix.is_empty() && hit.place.file == "plan.yaml", "{hit}");
+    }
+}
+
+#[test]
+fn one_mistake_does_not_hide_another() {
+    let text = with(SMALL, "case: \"1\", nodes", "case: 1, nodes");
+    let text = with(&text, "worker: 6", "worker: 7");
+    let text = with(&text, "spec:\n", "spec:\n  onBusy: never\n");
+    let report = report(&text, None);
+    for words in ["write it in quotes", "write worker: 6", "write one of wait, force, refuse"] {
+        assert!(report.contains(words), "{words}: {report}");
+    }
+}
+
+#[test]
+fn nodes_must_be_there_enough_and_large_enough() {
+    let pool = |count, cpu, memory| {
+        let mut nodes = nodes(count, cpu, memory);
+        for node in &mut nodes {
+            node.labels.insert("pool".to_owned(), "train".to_owned());
+        }
+        nodes
+    };
+    assert_eq!(report(SMALL, Some(&pool(3, "3", "12Gi"))), "");
+
+    let few = report(SMALL, Some(&pool(2, "3", "12Gi")));
+    assert!(
+        few.contains("spec.nodes.selector: 2 nodes match it, and scene 2 case 1 needs 3; add 1 node"),
+        "{few}"
+    );
+    let none = report(SMALL, Some(&nodes(9, "3", "12Gi")));
+    assert!(none.contains("0 nodes match it"), "{none}");
+
+    let small = report(SMALL, Some(&pool(3, "2900m", "12Gi")));
+    assert!(
+        small.contains("groups[0].perNode: a server of group w in scene 2 needs 3 of cpu, and node-0 has 2900m; 0 candidates can hold the group, and 2 servers are needed"),
+        "{small}"
+    );
+    let memory = report(SMALL, Some(&pool(3, "8", "11Gi")));
+    assert!(memory.contains("needs 12Gi of memory, and node-0 has 11Gi"), "{memory}");
+
+    // Two are enough for the group; the third might get a slot that it can't serve.
+    let mut mixed = pool(3, "3", "12Gi");
+    mixed[2] = pool(3, "1", "12Gi")[2].clone();
+    let found = findings(SMALL, Some(&mixed));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].severity, Severity::Warning);
+    assert!(found[0].fix.contains("narrow the selector"), "{}", found[0]);
+
+    // What a node has isn't known: nothing is said.
+    let unknown: Vec<Node> = (0..3).map(|index| node(&format!("n{index}"), &[("pool", "train")])).collect();
+    assert_eq!(report(SMALL, Some(&unknown)), "");
+
+    let mut cordoned = pool(4, "3", "12Gi");
+    cordoned[0].cordoned = true;
+    let found = findings(SMALL, Some(&cordoned));
+    assert!(found.len() == 1 && found[0].to_string().contains("uncordon"), "{found:?}");
+
+    // A list: each slot has its node.
+    let list = with(SMALL, "{selector: {matchLabels: {pool: train}}}", "{names: [node-2, node-1, node-0]}");
+    assert_eq!(report(&list, Some(&mixed)), report(&list, Some(&mixed)));
+    let listed = report(&list, Some(&mixed));
+    assert!(listed.contains("node-2 has 1, which case 1 gives to it"), "{listed}");
+    let right = with(&list, "[node-2, node-1, node-0]", "[node-0, node-1, node-2]");
+    assert_eq!(report(&right, Some(&mixed)), "");
+    let absent = with(&list, "node-0]", "node-7]");
+    let absent = report(&absent, Some(&nodes(3, "3", "12Gi")));
+    assert!(absent.contains("spec.nodes.names[2]: there is no node node-7"), "{absent}");
+}
+
+#[test]
+fn plans_must_leave_each_other_alone() {
+    let two = |first: &str, second: &str| {
+        let other = with(&with(SMALL, "name: small", "name: other"), "{matchLabels: {pool: train}}", second);
+        // Another case, so that the labels differ.
+        let other = with(
+            &with(&other, "scene: \"2\", case: \"1\"", "scene: \"2\", case: \"9\""),
+            "case: \"1\", nodes",
+            "case: \"9\", nodes",
+        );
+        format!("{}---\n{other}", with(SMALL, "{matchLabels: {pool: train}}", first))
+    };
+    let check = |text: &str, nodes: Option<&[Node]>, words: &str| {
+        let report = report(text, nodes);
+        assert!(report.contains(words) && report.lines().count() == 1, "{words}: {report}");
+    };
+    let same = two("{matchLabels: {pool: a}}", "{matchLabels: {pool: a}}");
+    check(&same, None, "error: spec.nodes: plan small has the same selector, and both are active");
+    let apart = [
+        ("{matchLabels: {pool: a}}", "{matchLabels: {pool: b}}"),
+        ("{matchLabels: {pool: a}}", "{matchExpressions: [{key: pool, operator: NotIn, values: [a]}]}"),
+        ("{matchLabels: {pool: a}}", "{matchExpressions: [{key: pool, operator: DoesNotExist}]}"),
+        (
+            "{matchExpressions: [{key: x, operator: Exists}]}",
+            "{matchExpressions: [{key: x, operator: DoesNotExist}]}",
+        ),
+        (
+            "{matchExpressions: [{key: x, operator: In, values: [a, b]}]}",
+            "{matchExpressions: [{key: x, operator: In, values: [c]}]}",
+        ),
+    ];
+    for (first, second) in apart {
+        assert_eq!(report(&two(first, second), None), "", "{first} {second}");
+        assert_eq!(report(&two(second, first), None), "", "{second} {first}");
+    }
+    let perhaps = two("{matchLabels: {pool: a}}", "{matchLabels: {zone: a}}");
+    check(&perhaps, None, "warning: spec.nodes: a node may also be a candidate of plan small");
+    let both: Vec<Node> =
+        ["a", "b", "c"].iter().map(|name| node(name, &[("pool", "a"), ("zone", "a")])).collect();
+    check(&perhaps, Some(&both), "error: spec.nodes: plan small has a, b, c as candidates, too");
+    let apart: Vec<Node> = (0..6)
+        .map(|index| node(&format!("n{index}"), &[(if index < 3 { "pool" } else { "zone" }, "a")]))
+        .collect();
+    assert_eq!(report(&perhaps, Some(&apart)), "");
+
+    let selector = "{selector: {matchLabels: {pool: train}}}";
+    let lists = format!(
+        "{}---\n{}",
+        with(SMALL, selector, "{names: [a, b, c]}"),
+        with(
+            &with(&with(SMALL, selector, "{names: [d, e, a]}"), "name: small", "name: other"),
+            "  active: {scene: \"2\", case: \"1\"}\n",
+            ""
+        )
+    );
+    check(
+        &lists,
+        None,
+        "warning: spec.nodes.names[2]: plan small has a as a candidate, too; leave each node to one plan",
+    );
+
+    // The same case active twice, on nodes of their own: pods can't tell them apart.
+    let labels = with(&with(SMALL, "name: small", "name: other"), "pool: train", "pool: other");
+    check(
+        &format!("{SMALL}---\n{labels}"),
+        None,
+        "error: spec.active: plan small has the same scene and case active",
+    );
+    let name = with(SMALL, "pool: train", "pool: other");
+    let name = report(&format!("{SMALL}---\n{name}"), None);
+    assert!(name.contains("metadata.name: plan.yaml has a plan small, too"), "{name}");
+}
+
+/// The definition that is shipped is the one that the types give.
+#[test]
+fn the_definition_in_deploy_is_that_of_the_types() {
+    let text = std::fs::read_to_string(here("deploy/crd.yaml")).unwrap();
+    let now = serde_saphyr::to_string(&definition()).unwrap();
+    assert!(now == text, "write it anew: cargo run -- scene crd > deploy/crd.yaml");
+    let schema = serde_json::to_value(definition()).unwrap();
+    let version = &schema["spec"]["versions"][0];
+    assert_eq!(schema["spec"]["scope"], "Cluster");
+    let columns: Vec<&str> = version["additionalPrinterColumns"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["jsonPath"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        columns,
+        [".spec.active.scene", ".spec.active.case", ".spec.onBusy", ".metadata.creationTimestamp"]
+    );
+    let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+    assert_eq!(spec["labels"]["default"]["scene"], "SCENCE");
+    assert_eq!(spec["onBusy"]["default"], "wait");
+    bounded(&version["schema"]["openAPIV3Schema"], "schema");
+}
+
+/// Whatever a rule may walk over has a bound: without one, the API server takes the rule for too expensive. And a
+/// structural schema has a type everywhere, and says nothing of types within its logic.
+fn bounded(schema: &serde_json::Value, path: &str) {
+    let number = |key: &str| schema[key].as_u64().is_some();
+    match schema["type"].as_str() {
+        Some("array") => assert!(number("maxItems"), "{path} has no maxItems"),
+        Some("object") if schema["additionalProperties"].is_object() => {
+            assert!(number("maxProperties"), "{path} has no maxProperties");
+        }
+        Some("object" | "boolean" | "integer" | "string") => {}
+        _ => assert_eq!(schema["x-kubernetes-int-or-string"], true, "{path} has no type"),
+    }
+    for logic in ["anyOf", "oneOf", "allOf", "not", "$ref"] {
+        assert!(schema[logic].is_null(), "{path} has {logic}");
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        bounded(property, &format!("{path}.{name}"));
+    }
+    for inner in ["items", "additionalProperties"] {
+        if schema[inner].is_object() {
+            bounded(&schema[inner], &format!("{path}.{inner}"));
+        }
+    }
+}

@@ -1,0 +1,19 @@
+# What the tests of the agent say on this kernel: partitions where it has them, cpuset everywhere, kills, hostile
+# writers and many short lives.
+# vm: small alone
+source tests/vm/check.sh
+
+[[ -x ${PINFOLD_AGENT_TESTS:-} ]] || not_here "PINFOLD_AGENT_TESTS names no program of tests: tests/run does"
+export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60
+export PINFOLD_TEST_KILLS=${PINFOLD_TEST_KILLS:-12} PINFOLD_TEST_HOSTILE_SECONDS=${PINFOLD_TEST_HOSTILE_SECONDS:-10}
+export PINFOLD_TEST_LIFETIMES=${PINFOLD_TEST_LIFETIMES:-100}
+
+mkdir -p "/sys/fs/cgroup/probe" 2>/dev/null
+echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
+if [[ -e /sys/fs/cgroup/probe/cpuset.cpus.exclusive ]]; then
+    export PINFOLD_PARTITION_TESTS=1
+    "$PINFOLD_AGENT_TESTS" --test-threads=1 partition endurance || fail "see above"
+else
+    "$PINFOLD_AGENT_TESTS" --test-threads=1 endurance || fail "see above"
+fi
+rmdir /sys/fs/cgroup/probe
