@@ -37,6 +37,16 @@ struct Covered {
     only: Option<OsString>,
 }
 
+impl Covered {
+    /// Takes its watches off.
+    fn let_go(&mut self, watches: &mut Watches) {
+        for watched in self.watched.drain(..) {
+            // Of one that the kernel ended by itself it knows nothing any more.
+            let _ = watches.remove(watched);
+        }
+    }
+}
+
 /// What an event tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Told {
@@ -115,8 +125,17 @@ impl Watch {
             return Told::default();
         }
         if event.mask.contains(EventMask::IGNORED) {
-            // What is there now may have the same inode; it wants a watch of its own.
-            self.covered.retain(|_, covered| !covered.watched.contains(&event.wd));
+            // What is there now may have the same inode; it wants a watch of its own. A kernel may end the watch of a
+            // removed cgroup's file and not that of the cgroup itself.
+            let watches = &mut self.watches;
+            self.covered.retain(|_, covered| {
+                let ended = covered.watched.contains(&event.wd);
+                if ended {
+                    covered.watched.retain(|watched| *watched != event.wd);
+                    covered.let_go(watches);
+                }
+                !ended
+            });
             return Told { change: true, directories: true };
         }
         Told { change: true, directories: event.mask.contains(EventMask::ISDIR) }
@@ -145,10 +164,7 @@ impl Watch {
         self.covered.retain(|path, covered| {
             let stays = found.get(path) == Some(&(covered.inode, covered.only.clone()));
             if !stays {
-                for watched in covered.watched.drain(..) {
-                    // Of one that the kernel ended by itself it knows nothing any more.
-                    let _ = watches.remove(watched);
-                }
+                covered.let_go(watches);
             }
             stays
         });
