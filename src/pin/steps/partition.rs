@@ -17,16 +17,20 @@
 //!
 //! The kernel refuses a second owner of a CPU, so an overlap can't come from a wrong order here; a refusal could.
 
+mod survey;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use survey::{Leaf, Place};
+
 use super::super::ledger::{IDLE_CGROUP, Observed, ObservedContainer, ObservedPod};
-use super::super::mark::{IDLE, Mark, union, usable};
-use super::marks::{claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable};
+use super::super::mark::{IDLE, Mark, union};
+use super::marks::{forget, give_back_quota, lift_quota};
 use super::memory;
 use super::release::{had, is_below, member};
 use super::{Desired, Reason, Step, cpus};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition};
+use crate::host::cgroup::Partition;
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     let mut planner = Planner::new(observed, desired);
@@ -42,27 +46,6 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     planner.trim(false);
     planner.settle();
     planner.steps
-}
-
-/// A container's cgroup: what it is and what it shall be.
-struct Leaf<'a> {
-    container: &'a ObservedContainer,
-    pod: usize,
-    /// The CPUs its partition shall have, offline ones included; empty where it shall be none.
-    target: CpuSet,
-    kind: Kind,
-    /// Whether it is its pod's claim that it gets, and not an init container's place inside.
-    owner: bool,
-}
-
-/// A pod's cgroup: what it shall hold.
-struct Place<'a> {
-    pod: &'a ObservedPod,
-    claims: BTreeMap<String, CpuSet>,
-    names: Option<&'a (String, String)>,
-    /// What it shall hold as exclusive: its claims, and what strangers below it have.
-    target: CpuSet,
-    alone: bool,
 }
 
 struct Planner<'a> {
@@ -82,85 +65,6 @@ struct Planner<'a> {
 // === impl Planner ===
 
 impl<'a> Planner<'a> {
-    fn new(observed: &'a Observed, desired: &'a Desired) -> Self {
-        let mut planner = Self {
-            observed,
-            desired,
-            pods: Vec::new(),
-            leaves: Vec::new(),
-            held: BTreeMap::new(),
-            live: BTreeSet::new(),
-            strangers: Vec::new(),
-            steps: Vec::new(),
-        };
-        for above in &observed.around.above {
-            planner.held.insert(&above.path, above.cpuset.exclusive.clone());
-            planner.strangers.push((&above.path, above.foreign.clone()));
-        }
-        for pod in &observed.pods {
-            planner.enter(pod);
-        }
-        planner
-    }
-
-    fn enter(&mut self, pod: &'a ObservedPod) {
-        let uid = &pod.cgroup.uid;
-        let path = pod.cgroup.path.as_str();
-        let claims = self.desired.claims.get(uid).cloned().unwrap_or_default();
-        let names = self.desired.names.get(uid);
-        let held = &pod.cgroup.cpuset.exclusive;
-        // Without a mark and without a claim, what a pod holds is not ours.
-        let alone = unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref())
-            || (pod.mark.is_none() && claims.is_empty());
-        let mut target = if alone { held.clone() } else { union(claims.values()) };
-        self.held.insert(path, held.clone());
-        let index = self.pods.len();
-        let mine: Vec<&str> = claims.keys().map(String::as_str).collect();
-        let there = |name: &str| pod.containers.iter().any(|other| other.name.as_deref() == Some(name));
-        let taken = union(claims.iter().filter(|(name, _)| there(name)).map(|(_, cpus)| cpus));
-        for container in &pod.containers {
-            let path = container.cgroup.path.as_str();
-            let cpuset = &container.cgroup.cpuset;
-            let name = container.name.as_deref().unwrap_or_default();
-            let inside = self.desired.inside.get(uid).is_some_and(|all| all.iter().any(|one| one == name));
-            let known = mine.contains(&name) || inside || container.mark.is_some();
-            let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
-            let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
-            if alone || unreadable || stranger {
-                target = target.union(&cpuset.exclusive);
-                self.strangers.push((path, cpuset.exclusive.clone()));
-                if cpuset.partition.is_live() {
-                    self.live.insert(path);
-                }
-                continue;
-            }
-            self.held.insert(path, cpuset.exclusive.clone());
-            if cpuset.partition.is_live() {
-                self.live.insert(path);
-            }
-            let owner = mine.contains(&name);
-            let wanted = match claims.get(name) {
-                Some(claim) => claim.clone(),
-                // An init container has what no other container of its pod has at the time.
-                None if inside => usable(&claims).difference(&taken),
-                None => CpuSet::new(),
-            };
-            let wanted = match self.desired.held_back.contains(path) {
-                // What it has of it, it keeps: it was refused more.
-                true if cpuset.partition.is_live() => {
-                    wanted.intersection(&cpuset.exclusive.union(&cpuset.effective))
-                }
-                true => CpuSet::new(),
-                false => wanted,
-            };
-            let possible = !wanted.is_disjoint(&self.desired.online);
-            let target = if possible { wanted } else { CpuSet::new() };
-            let kind = if self.desired.isolated.contains(uid) { Kind::Isolated } else { Kind::Root };
-            self.leaves.push(Leaf { container, pod: index, target, kind, owner });
-        }
-        self.pods.push(Place { pod, claims, names, target, alone });
-    }
-
     /// Sets what a cgroup holds, if it is not so.
     fn hold(&mut self, path: &'a str, cpus: CpuSet) {
         if self.held.get(path).is_some_and(|held| *held == cpus) {
@@ -492,33 +396,6 @@ impl<'a> Planner<'a> {
         }
         self.steps.append(&mut steps);
         self.steps.append(&mut last);
-    }
-}
-
-// === impl Place ===
-
-impl Place<'_> {
-    /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
-    fn next_mark(&self, desired: &Desired) -> Option<Mark> {
-        if self.alone || self.claims.is_empty() {
-            return None;
-        }
-        let cgroup = &self.pod.cgroup;
-        let limited = cgroup.quota.filter(|_| desired.whole.contains(&cgroup.uid));
-        let marked = self.pod.mark.as_ref();
-        Some(next_mark(marked, self.claims.clone(), self.names, &cgroup.cpuset.cpus, limited))
-    }
-}
-
-// === impl Leaf ===
-
-impl Leaf<'_> {
-    fn next_mark(&self, place: &Place<'_>) -> Mark {
-        let cgroup = &self.container.cgroup;
-        let name = self.container.name.as_deref().unwrap_or_default();
-        let claimed = if self.owner { claim_of(&place.claims, name) } else { BTreeMap::new() };
-        let quota = cgroup.quota.filter(|_| self.owner);
-        next_mark(self.container.mark.as_ref(), claimed, place.names, &cgroup.cpuset.cpus, quota)
     }
 }
 

@@ -1,7 +1,7 @@
 # What it costs the rest of a machine to make and to unmake one more partition beside n others. Emulated times say nothing
 # absolute: only the ratios do, to n = 1, and to the same spinning thread in a quiet time of the same length. Nothing is
 # judged by its time; what is checked is that every partition is in force, and that all CPUs come back.
-# vm: wide alone asked
+# vm: wide asked
 source tests/vm/check.sh
 source tests/vm/cpuset.sh
 since 6.7 || not_here "Linux $(uname -r) has no remote partitions"

@@ -9,7 +9,7 @@ left() {
 }
 
 before=$(left)
-output=$("$PINFOLD" demo --seconds 20 -o json) || fail "demo ended with $?: $output"
+output=$("$PINFOLD" demo --seconds 10 -o json) || fail "demo ended with $?: $output"
 report=$(tail -n 1 <<<"$output")
 jq . <<<"$report" || fail "the last line is not JSON: $report"
 for key in enforcement seconds shared pinned pods; do

@@ -1,6 +1,6 @@
 # What the kernel itself does with cpusets, by plain writes and without Pinfold: remote partitions where it has them (from
 # Linux 6.7 on), else bare `cpuset.cpus`. Pinfold's enforcement stands on these facts.
-# vm: small large
+# vm: small
 source tests/vm/check.sh
 source tests/vm/cpuset.sh
 trap 'clear_cgroups kubepods' EXIT

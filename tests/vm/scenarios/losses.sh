@@ -1,6 +1,6 @@
 # The ways in which a kernel may lose CPUs for good, how to ask a kernel whether it is one of those, and the rules that keep
 # clear of them. What is lost stays lost until the reboot: nothing else may run in this boot.
-# vm: small alone
+# vm: small last
 source tests/vm/check.sh
 source tests/vm/cpuset.sh
 since 6.7 || not_here "Linux $(uname -r) has no remote partitions to lose CPUs by"

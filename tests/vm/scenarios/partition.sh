@@ -1,11 +1,11 @@
 # What the tests of the agent say on this kernel: partitions where it has them, cpuset everywhere, kills, hostile
 # writers and many short lives.
-# vm: small alone
+# vm: small
 source tests/vm/check.sh
 
 [[ -x ${PINFOLD_AGENT_TESTS:-} ]] || not_here "PINFOLD_AGENT_TESTS names no program of tests: tests/run does"
 export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60
-export PINFOLD_TEST_KILLS=${PINFOLD_TEST_KILLS:-12} PINFOLD_TEST_HOSTILE_SECONDS=${PINFOLD_TEST_HOSTILE_SECONDS:-10}
+export PINFOLD_TEST_KILLS=${PINFOLD_TEST_KILLS:-6} PINFOLD_TEST_HOSTILE_SECONDS=${PINFOLD_TEST_HOSTILE_SECONDS:-10}
 export PINFOLD_TEST_LIFETIMES=${PINFOLD_TEST_LIFETIMES:-100}
 
 mkdir -p "/sys/fs/cgroup/probe" 2>/dev/null
