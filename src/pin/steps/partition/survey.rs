@@ -1,0 +1,142 @@
+//! What there is and what there shall be, side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
+use super::super::super::mark::{Mark, union, usable};
+use super::super::Desired;
+use super::super::marks::{claim_of, next_mark, unreadable};
+use super::Planner;
+use crate::cpu::CpuSet;
+use crate::host::cgroup::Kind;
+
+/// A container's cgroup: what it is and what it shall be.
+pub(super) struct Leaf<'a> {
+    pub(super) container: &'a ObservedContainer,
+    pub(super) pod: usize,
+    /// The CPUs its partition shall have, offline ones included; empty where it shall be none.
+    pub(super) target: CpuSet,
+    pub(super) kind: Kind,
+    /// Whether it is its pod's claim that it gets, and not an init container's place inside.
+    pub(super) owner: bool,
+}
+
+/// A pod's cgroup: what it shall hold.
+pub(super) struct Place<'a> {
+    pub(super) pod: &'a ObservedPod,
+    pub(super) claims: BTreeMap<String, CpuSet>,
+    pub(super) names: Option<&'a (String, String)>,
+    /// What it shall hold as exclusive: its claims, and what strangers below it have.
+    pub(super) target: CpuSet,
+    pub(super) alone: bool,
+}
+
+// === impl Planner ===
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(observed: &'a Observed, desired: &'a Desired) -> Self {
+        let mut planner = Self {
+            observed,
+            desired,
+            pods: Vec::new(),
+            leaves: Vec::new(),
+            held: BTreeMap::new(),
+            live: BTreeSet::new(),
+            strangers: Vec::new(),
+            steps: Vec::new(),
+        };
+        for above in &observed.around.above {
+            planner.held.insert(&above.path, above.cpuset.exclusive.clone());
+            planner.strangers.push((&above.path, above.foreign.clone()));
+        }
+        for pod in &observed.pods {
+            planner.enter(pod);
+        }
+        planner
+    }
+
+    fn enter(&mut self, pod: &'a ObservedPod) {
+        let uid = &pod.cgroup.uid;
+        let path = pod.cgroup.path.as_str();
+        let claims = self.desired.claims.get(uid).cloned().unwrap_or_default();
+        let names = self.desired.names.get(uid);
+        let held = &pod.cgroup.cpuset.exclusive;
+        // Without a mark and without a claim, what a pod holds is not ours.
+        let alone = unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref())
+            || (pod.mark.is_none() && claims.is_empty());
+        let mut target = if alone { held.clone() } else { union(claims.values()) };
+        self.held.insert(path, held.clone());
+        let index = self.pods.len();
+        let mine: Vec<&str> = claims.keys().map(String::as_str).collect();
+        let there = |name: &str| pod.containers.iter().any(|other| other.name.as_deref() == Some(name));
+        let taken = union(claims.iter().filter(|(name, _)| there(name)).map(|(_, cpus)| cpus));
+        for container in &pod.containers {
+            let path = container.cgroup.path.as_str();
+            let cpuset = &container.cgroup.cpuset;
+            let name = container.name.as_deref().unwrap_or_default();
+            let inside = self.desired.inside.get(uid).is_some_and(|all| all.iter().any(|one| one == name));
+            let known = mine.contains(&name) || inside || container.mark.is_some();
+            let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
+            let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
+            if alone || unreadable || stranger {
+                target = target.union(&cpuset.exclusive);
+                self.strangers.push((path, cpuset.exclusive.clone()));
+                if cpuset.partition.is_live() {
+                    self.live.insert(path);
+                }
+                continue;
+            }
+            self.held.insert(path, cpuset.exclusive.clone());
+            if cpuset.partition.is_live() {
+                self.live.insert(path);
+            }
+            let owner = mine.contains(&name);
+            let wanted = match claims.get(name) {
+                Some(claim) => claim.clone(),
+                // An init container has what no other container of its pod has at the time.
+                None if inside => usable(&claims).difference(&taken),
+                None => CpuSet::new(),
+            };
+            let wanted = match self.desired.held_back.contains(path) {
+                // What it has of it, it keeps: it was refused more.
+                true if cpuset.partition.is_live() => {
+                    wanted.intersection(&cpuset.exclusive.union(&cpuset.effective))
+                }
+                true => CpuSet::new(),
+                false => wanted,
+            };
+            let possible = !wanted.is_disjoint(&self.desired.online);
+            let target = if possible { wanted } else { CpuSet::new() };
+            let kind = if self.desired.isolated.contains(uid) { Kind::Isolated } else { Kind::Root };
+            self.leaves.push(Leaf { container, pod: index, target, kind, owner });
+        }
+        self.pods.push(Place { pod, claims, names, target, alone });
+    }
+}
+
+// === impl Place ===
+
+impl Place<'_> {
+    /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
+    pub(super) fn next_mark(&self, desired: &Desired) -> Option<Mark> {
+        if self.alone || self.claims.is_empty() {
+            return None;
+        }
+        let cgroup = &self.pod.cgroup;
+        let limited = cgroup.quota.filter(|_| desired.whole.contains(&cgroup.uid));
+        let marked = self.pod.mark.as_ref();
+        Some(next_mark(marked, self.claims.clone(), self.names, &cgroup.cpuset.cpus, limited))
+    }
+}
+
+// === impl Leaf ===
+
+impl Leaf<'_> {
+    pub(super) fn next_mark(&self, place: &Place<'_>) -> Mark {
+        let cgroup = &self.container.cgroup;
+        let name = self.container.name.as_deref().unwrap_or_default();
+        let claimed = if self.owner { claim_of(&place.claims, name) } else { BTreeMap::new() };
+        let quota = cgroup.quota.filter(|_| self.owner);
+        next_mark(self.container.mark.as_ref(), claimed, place.names, &cgroup.cpuset.cpus, quota)
+    }
+}
