@@ -18,9 +18,10 @@ trap clean EXIT
 mkdir "$work/context"
 cp "$binary" "$work/context/pinfold"
 # Nothing is pulled: the image is made from scratch.
-images build --isolation chroot --network none --pull-never -f deploy/Dockerfile -t pinfold:test "$work/context" >"$work/log" 2>&1 ||
+images build --isolation chroot --pull-never -f deploy/Dockerfile -t pinfold:test "$work/context" >"$work/log" 2>&1 ||
     { cat "$work/log" >&2; exit 1; }
 images inspect --type image --format 'user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}' pinfold:test
+echo
 container=$(images from --pull-never pinfold:test)
 root=$(images mount "$container")
 (cd "$root" && find . -mindepth 1 -printf 'content: /%P %M\n' | sort)
