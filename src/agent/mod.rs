@@ -16,6 +16,7 @@ mod http;
 mod node;
 mod owner;
 mod run;
+mod service;
 
 pub use folder::read_pods;
 pub use node::{Node, environment, reserved};

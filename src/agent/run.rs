@@ -20,8 +20,10 @@ use super::folder::Folder;
 use super::http::{self, State};
 use super::node::Node;
 use super::owner::{Admission, Event, Owner};
+use super::service;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
+use crate::host::notify::Notifier;
 use crate::host::watch::Watch;
 use crate::metrics::{self, AgentMetrics, Sources};
 use crate::pin::Snapshot;
@@ -246,12 +248,21 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let _lock = lock(node.cgroups.root())?;
     tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
     tracing::info!("enforcement {}: {}", node.enforcement.name(), node.enforcement_reason);
+    let reconcile = Duration::from_secs(node.config.reconcile_seconds);
     let mut agent = Agent::start(node).await?;
+    let told = service::tell(agent.snapshot.clone(), reconcile);
+    agent.tasks.spawn(async move {
+        told.await;
+        Ok(())
+    });
     tracing::info!("serving http://{}/metrics", agent.address());
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: stopping; every assignment stays as it is"),
         _ = tokio::signal::ctrl_c() => tracing::info!("interrupted: stopping; every assignment stays as it is"),
         ended = agent.ended() => return ended,
+    }
+    if let Err(error) = Notifier.stopping() {
+        tracing::warn!("can't tell the service manager: {error}");
     }
     agent.stop().await;
     Ok(())

@@ -1,8 +1,13 @@
 //! `pinfold release`: hand everything back.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::Format;
 use crate::agent::config::{Config, Overrides};
@@ -17,13 +22,17 @@ use crate::pin::{self, Applied, Outcome, Step};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold release --dry-run      see what would be written
-  pinfold release                before removing Pinfold from a node")]
+  pinfold release                before removing Pinfold from a node
+  pinfold release --stay         the same as a DaemonSet's pod, which is ready once all is handed back")]
 pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
     /// Print the writes and do nothing.
     #[arg(long)]
     dry_run: bool,
+    /// When all is handed back, take connections on the listen address until SIGTERM, so that a probe sees that it is.
+    #[arg(long, conflicts_with = "dry_run")]
+    stay: bool,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -37,6 +46,7 @@ impl Release {
             "release needs root, to see marks and to write: run it with sudo"
         );
         let node = Node::new(Config::load(self.overrides)?)?;
+        let listen = node.config.listen;
         let (observed, _) = node.observe(&[])?;
         let steps = pin::release(&observed, &node.topology.online, &node.cgroups.all_memory()?);
         let applied = if self.dry_run {
@@ -79,7 +89,35 @@ impl Release {
                 })?;
             }
         }
-        Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        if failed > 0 {
+            return Ok(ExitCode::from(1));
+        }
+        if self.stay {
+            super::run::runtime()?.block_on(stay(listen))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Takes connections, and closes them, until SIGTERM or an interrupt.
+async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = TcpListener::bind(listen).await.with_context(|| {
+        format!("can't listen on {listen}: if another program has the port, name a free one with --listen")
+    })?;
+    super::emit(&format!("handed back; waiting for SIGTERM on {}", listener.local_addr()?))?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            accepted = listener.accept() => {
+                if accepted.is_err() {
+                    // Out of file descriptors, for example: waiting is all that helps.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
     }
 }
 

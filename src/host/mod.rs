@@ -8,6 +8,7 @@ pub mod file;
 pub mod knobs;
 mod link;
 pub mod netns;
+pub mod notify;
 pub mod online;
 pub mod pci;
 pub mod proc;

@@ -1,0 +1,31 @@
+//! What is shipped for a cluster and for systemd: manifests, the chart, admission policies, the image, the unit.
+//!
+//! What needs a program that Debian's plain installation lacks (kubectl, helm, buildah, systemd-analyze) or the real kernel
+//! is left to `tests/run`, and named.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/gate.rs"]
+mod gate;
+#[allow(dead_code, reason = "the tests of the agent use more of it")]
+#[path = "support/kernel.rs"]
+mod kernel;
+
+#[path = "deploy/agent.rs"]
+mod agent;
+#[path = "deploy/chart.rs"]
+mod chart;
+#[path = "deploy/claims.rs"]
+mod claims;
+#[path = "deploy/evaluate.rs"]
+mod evaluate;
+#[path = "deploy/image.rs"]
+mod image;
+#[path = "deploy/manifests.rs"]
+mod manifests;
+#[path = "deploy/threads.rs"]
+mod threads;
+#[path = "deploy/tools.rs"]
+mod tools;
+#[path = "deploy/unit.rs"]
+mod unit;

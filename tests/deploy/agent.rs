@@ -1,0 +1,249 @@
+//! The program as the DaemonSet and the unit start it, on the real kernel: with their capabilities and no others, and with a
+//! service manager that listens.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::tools::{debian, documents};
+
+const UID: &str = "5d0f8a51-6d3e-4a44-9d0b-0a1f5f7a9c11";
+
+/// How long anything may take that should happen at once.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+}
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// The line on stdout or stderr that holds a word, and an address after it.
+    fn address_after(&mut self, word: &str) -> SocketAddr {
+        let (out, err) = (self.0.stdout.take(), self.0.stderr.take());
+        let (sender, lines) = std::sync::mpsc::channel();
+        let streams =
+            [out.map(|out| Box::new(out) as Box<dyn Read + Send>), err.map(|err| Box::new(err) as _)];
+        for stream in streams.into_iter().flatten() {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    let _ = sender.send(line);
+                }
+            });
+        }
+        drop(sender);
+        let mut seen = String::new();
+        let deadline = Instant::now() + PATIENCE;
+        while let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            if let Some((_, rest)) = line.split_once(word) {
+                return rest.split('/').next().unwrap().trim().parse().unwrap();
+            }
+            seen.push_str(&line);
+            seen.push('\n');
+        }
+        panic!("{word} was never said:\n{seen}");
+    }
+
+    fn terminate(&mut self) {
+        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), Signal::SIGTERM).unwrap();
+        eventually("the process ends", || self.0.try_wait().unwrap().is_some());
+    }
+}
+
+/// Pinfold under some capabilities and no others, as root without a way to more, as a container's runtime starts it.
+fn under(capabilities: &[&str]) -> Command {
+    let mut set = "-all".to_owned();
+    for capability in capabilities {
+        set.push_str(&format!(",+{}", capability.to_lowercase()));
+    }
+    let mut command = Command::new(debian("setpriv", "util-linux").unwrap());
+    command.args(["--bounding-set", &set, "--inh-caps", &set, "--no-new-privs", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_pinfold"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PINFOLD") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// A folder with one pod's manifest: a worker with one CPU of its own.
+fn manifests() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: w\n  namespace: train\n  uid: {UID}\n  labels: {{training.kubeflow.org/replica-type: worker}}\n\
+         spec:\n  containers:\n  - {{name: main, image: tf, resources: {{limits: {{cpu: '1', memory: 1Gi}}}}}}\n"
+    );
+    std::fs::write(folder.path().join("w.yaml"), text).unwrap();
+    folder
+}
+
+/// The pod's container with a process of another user in a network namespace of its own, as in a cluster.
+fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, Running) {
+    let path = tree.container(&tree.pod("", UID), "c0ffee");
+    let user = ["--reuid", "1000", "--regid", "1000", "--clear-groups", "sleep", "600"];
+    let process = Command::new("unshare").args(["-n", "setpriv"]).args(user).spawn().unwrap();
+    let process = Running(process);
+    eventually("the container's process is another user's", || {
+        std::fs::read_to_string(format!("/proc/{}/status", process.0.id()))
+            .is_ok_and(|status| status.contains("\nUid:\t1000\t"))
+    });
+    assert!(kernel.write(&path, "cgroup.procs", &process.0.id().to_string()));
+    (path, process)
+}
+
+fn settings(command: &mut Command, kernel: &Kernel, tree: &Tree<'_>, pods: &tempfile::TempDir) {
+    command.args([
+        "--listen",
+        "127.0.0.1:0",
+        "--tree",
+        &tree.path,
+        "--reserved",
+        &kernel.first().to_string(),
+    ]);
+    command.arg("--pods").arg(pods.path());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+}
+
+/// What an agent under some capabilities achieves: whether the pod has a CPU of its own, and whether its network is known.
+fn achieved(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool) {
+    let (tree, pods) = (kernel.tree(), manifests());
+    let (path, process) = container(kernel, &tree);
+    let mut command = under(capabilities);
+    command.arg("run");
+    settings(&mut command, kernel, &tree, &pods);
+    let mut agent = Running(command.spawn().unwrap());
+    let address = agent.address_after("serving http://");
+    eventually("the pod is known", || {
+        get(address, "/metrics").is_some_and(|text| text.contains("pinfold_pod_network_scope{"))
+    });
+    let pinned = kernel.effective(&path).len() == 1;
+    let network = get(address, "/metrics")
+        .unwrap()
+        .contains(r#"pinfold_pod_network_scope{namespace="train",pod="w",scope="pod"} 1"#);
+    agent.terminate();
+    // SIGTERM left it as it was; the same rights hand it back.
+    if pinned {
+        let mut release = under(capabilities);
+        release.arg("release");
+        settings(&mut release, kernel, &tree, &pods);
+        assert!(release.output().unwrap().status.success());
+        assert!(kernel.effective(&path).len() > 1, "handed back");
+    }
+    drop(process);
+    (pinned, network)
+}
+
+#[test]
+fn the_daemonsets_capabilities_are_enough_and_each_is_needed() {
+    let Some(kernel) = kernel_tests() else { return };
+    let manifest = documents("deploy/base/daemonset.yaml").remove(0);
+    let add =
+        &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
+    let all: Vec<&str> = add.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+    assert_eq!(achieved(&kernel, &all), (true, true), "with {all:?}");
+    for without in &all {
+        let rest: Vec<&str> = all.iter().copied().filter(|one| one != without).collect();
+        assert_ne!(achieved(&kernel, &rest), (true, true), "{without} is not needed");
+    }
+}
+
+#[test]
+fn a_release_that_stays_listens_once_all_is_handed_back() {
+    let Some(kernel) = kernel_tests() else { return };
+    let (tree, pods) = (kernel.tree(), manifests());
+    let (path, process) = container(&kernel, &tree);
+    let mut command = under(&["sys_admin"]);
+    command.arg("run");
+    settings(&mut command, &kernel, &tree, &pods);
+    let mut agent = Running(command.spawn().unwrap());
+    agent.address_after("serving http://");
+    eventually("the container has its CPU", || kernel.effective(&path).len() == 1);
+    // While the agent lives, nothing is taken from under it, and no probe sees a release that is done.
+    let mut early = under(&["sys_admin"]);
+    early.args(["release", "--stay"]);
+    settings(&mut early, &kernel, &tree, &pods);
+    assert_eq!(early.output().unwrap().status.code(), Some(2));
+    agent.terminate();
+    let mut command = under(&["sys_admin"]);
+    command.args(["release", "--stay"]);
+    settings(&mut command, &kernel, &tree, &pods);
+    let mut release = Running(command.spawn().unwrap());
+    let address = release.address_after("waiting for SIGTERM on ");
+    assert!(kernel.effective(&path).len() > 1, "handed back before it listens");
+    // As often as a probe asks in ten minutes.
+    for _ in 0..300 {
+        TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+    }
+    release.terminate();
+    drop(process);
+}
+
+#[test]
+fn the_service_manager_hears_ready_alive_and_stopping() {
+    let Some(kernel) = kernel_tests() else { return };
+    let (tree, pods) = (kernel.tree(), manifests());
+    let (_, process) = container(&kernel, &tree);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("notify");
+    let listener = UnixDatagram::bind(&socket).unwrap();
+    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = under(&["sys_admin", "sys_ptrace"]);
+    command.arg("run").env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "1500000");
+    settings(&mut command, &kernel, &tree, &pods);
+    let mut agent = Running(command.spawn().unwrap());
+    agent.address_after("serving http://");
+    let hear = |wanted: &str| {
+        let mut heard = Vec::new();
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            let mut buffer = [0; 4096];
+            let length = listener
+                .recv(&mut buffer)
+                .unwrap_or_else(|error| panic!("{wanted}: {error} after {heard:?}"));
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if text.lines().any(|line| line == wanted) {
+                return text;
+            }
+            heard.push(text);
+        }
+        panic!("{wanted} was not heard, but {heard:?}");
+    };
+    let ready = hear("READY=1");
+    assert!(ready.contains("STATUS=") && ready.contains("containers with CPUs of their own"), "{ready}");
+    hear("WATCHDOG=1");
+    hear("WATCHDOG=1");
+    kill(Pid::from_raw(i32::try_from(agent.0.id()).unwrap()), Signal::SIGTERM).unwrap();
+    hear("STOPPING=1");
+    eventually("the agent ends", || agent.0.try_wait().unwrap().is_some());
+    drop(process);
+}

@@ -1,0 +1,142 @@
+//! The chart renders what kustomize makes, value by value.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::manifests::faults;
+use crate::tools::{find, here, kustomize, output, parse, program, succeed};
+
+fn command(helm: &Path) -> Command {
+    let mut command = Command::new(helm);
+    let home = std::env::temp_dir();
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME", "HOME"] {
+        command.env(variable, &home);
+    }
+    command
+}
+
+fn template(helm: &Path, values: &[&str]) -> Vec<Value> {
+    let mut command = command(helm);
+    command.arg("template").args(["pinfold", "--namespace", "pinfold", "--include-crds"]);
+    for value in values {
+        command.args(["--set", value]);
+    }
+    parse(&succeed(command.arg(here("deploy/helm/pinfold"))), "helm template")
+}
+
+/// Objects by kind and name, lists that are maps by name in order.
+fn ordered(objects: Vec<Value>) -> BTreeMap<String, Value> {
+    fn sort(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                map.values_mut().for_each(sort);
+            }
+            Value::Array(list) => {
+                list.iter_mut().for_each(sort);
+                if list.iter().all(|one| one["name"].is_string()) {
+                    list.sort_by_key(|one| one["name"].to_string());
+                }
+            }
+            _ => {}
+        }
+    }
+    let named = objects.into_iter().map(|mut object| {
+        sort(&mut object);
+        (format!("{} {}", object["kind"], object["metadata"]["name"]), object)
+    });
+    named.collect()
+}
+
+fn same(helm: Vec<Value>, kustomize: Vec<Value>, what: &str) {
+    let (helm, kustomize) = (ordered(helm), ordered(kustomize));
+    assert_eq!(helm.keys().collect::<Vec<_>>(), kustomize.keys().collect::<Vec<_>>(), "{what}");
+    for (name, object) in &helm {
+        assert_eq!(object, &kustomize[name], "{what}: {name}");
+    }
+}
+
+#[test]
+fn chart_and_overlays_render_the_same_objects() {
+    let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else { return };
+    let overlay = |name: &str| kustomize(&kubectl, &here("deploy").join(name));
+    let namespace = "namespace.create=true";
+    same(template(&helm, &[namespace, "runtime=none"]), overlay("base"), "base");
+    same(template(&helm, &[namespace]), overlay("overlays/containerd"), "containerd");
+    same(template(&helm, &[namespace, "runtime=crio"]), overlay("overlays/crio"), "crio");
+    let observe = [namespace, "runtime=none", "enforcement=observe"];
+    same(template(&helm, &observe), overlay("overlays/observe-only"), "observe-only");
+
+    let folder = tempfile::tempdir_in(here("deploy")).unwrap();
+    let text = "resources: [../base]\ncomponents: [../components/podmonitor]\n";
+    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    let monitored = kustomize(&kubectl, folder.path());
+    let values = [namespace, "runtime=none", "podMonitor.enabled=true"];
+    same(template(&helm, &values), monitored, "podmonitor");
+}
+
+#[test]
+fn values_arrive() {
+    let Some(helm) = program("helm") else { return };
+    let objects = template(
+        &helm,
+        &[
+            "image.repository=registry.example/pinfold",
+            "image.tag=1.2.3",
+            "imagePullSecrets[0].name=pull",
+            "reserved=0-1\\,32",
+            "config.movesPerHour=3",
+            "labelKeys={SCENE,CASE}",
+            "maxUnavailable=3",
+            "kubeletDir=/data/kubelet",
+        ],
+    );
+    for object in &objects {
+        assert_eq!(faults(object), Vec::<String>::new(), "{}", object["kind"]);
+    }
+    assert!(!objects.iter().any(|one| one["kind"] == "Namespace"), "helm install would find it there");
+    let spec = &find(&objects, "DaemonSet", "pinfold")["spec"];
+    assert_eq!(spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 3);
+    let pod = &spec["template"]["spec"];
+    let agent = &pod["containers"][0];
+    assert_eq!(agent["image"], "registry.example/pinfold:1.2.3");
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "pull"}]));
+    let value = |name: &str| {
+        let all = agent["env"].as_array().unwrap();
+        all.iter().find(|one| one["name"] == name).map(|one| one["value"].clone())
+    };
+    assert_eq!(value("PINFOLD_RESERVED"), Some(json!("0-1,32")));
+    let path = value("PINFOLD_CONFIG").unwrap();
+    let mount = agent["volumeMounts"].as_array().unwrap().iter().find(|one| one["name"] == "config").unwrap();
+    let file = path.as_str().unwrap().strip_prefix(mount["mountPath"].as_str().unwrap()).unwrap();
+    let text = &find(&objects, "ConfigMap", "pinfold")["data"][file.trim_start_matches('/')];
+    // What arrives is a configuration that the agent takes.
+    let config = pinfold::agent::config::Config::parse(text.as_str().unwrap()).unwrap();
+    assert_eq!(config.moves_per_hour, 3);
+    let ours = &find(&objects, "ValidatingAdmissionPolicy", "pinfold-node")["spec"]["variables"][0];
+    assert_eq!(ours["expression"], "['SCENE', 'CASE']");
+    assert!(spec.to_string().contains("/data/kubelet/pod-resources"));
+}
+
+#[test]
+fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
+    let Some(helm) = program("helm") else { return };
+    succeed(command(&helm).args(["lint", "--strict"]).arg(here("deploy/helm/pinfold")));
+    for (value, named) in [
+        ("runtime=docker", "/runtime"),
+        ("enforcement=maybe", "/enforcement"),
+        ("reserved=all", "/reserved"),
+        ("enforcment=auto", "enforcment"),
+        ("labelKeys={a'b}", "/labelKeys/0"),
+        ("kubeletDir=var", "/kubeletDir"),
+        ("maxUnavailable=0", "/maxUnavailable"),
+    ] {
+        let mut template = command(&helm);
+        template.args(["template", "pinfold", "--set", value]).arg(here("deploy/helm/pinfold"));
+        let refused = output(&mut template);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(named), "{value}: {said}");
+    }
+}

@@ -1,0 +1,207 @@
+//! What an agent may touch: its own Node, its own labels and taints, its own claims. The policies are evaluated on requests
+//! built here and on those that a real server was sent; that server's own policy gives its recorded answers.
+
+use std::fs;
+
+use pinfold::scene::LabelKeys;
+use serde_json::{Value, json};
+
+use crate::evaluate::{Policy, Request, Verdict};
+use crate::tools::{documents, here};
+
+const USER: &str = "system:serviceaccount:pinfold:pinfold";
+
+fn policy(file: &str) -> Policy {
+    Policy::new(&documents(&format!("deploy/base/{file}.yaml"))[0])
+}
+
+/// The extra words of a token that is bound to a node, as a server reviews it.
+fn review() -> Value {
+    let text = fs::read_to_string(here("tests/data/policies/bound-token-claims-and-review.json")).unwrap();
+    let all: Value = serde_json::from_str(&text).unwrap();
+    all["tokenReviewStatus"]["user"].clone()
+}
+
+fn asks(operation: &str, name: &str, user: &str, extra: &Value) -> Value {
+    json!({"operation": operation, "name": name, "userInfo": {"username": user, "extra": extra}})
+}
+
+fn node(labels: Value) -> Value {
+    json!({"metadata": {"name": "bench-node", "labels": labels}, "spec": {"podCIDR": "10.0.0.0/24"}})
+}
+
+fn denied(verdict: &Verdict, words: &str) {
+    assert!(
+        matches!(verdict, Verdict::Denied(message, _) if message.contains(words)),
+        "{words}: {verdict:?}"
+    );
+}
+
+#[test]
+fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
+    let policy = policy("node-policy");
+    let extra = review()["extra"].clone();
+    let own = asks("UPDATE", "bench-node", USER, &extra);
+    let old = node(json!({"kubernetes.io/os": "linux"}));
+    let say = |object: Value, request: &Value| {
+        policy.validate(&Request { object, old: old.clone(), request: request.clone() })
+    };
+    let labelled =
+        node(json!({"kubernetes.io/os": "linux", "SCENCE": "1", "CASE": "2", "INDEX": "0", "TYPE": "PS",
+        "pinfold.io/x": "y"}));
+    assert_eq!(say(labelled.clone(), &own), Verdict::Allowed);
+    // Everyone else is none of its business.
+    assert_eq!(say(node(json!({})), &asks("UPDATE", "bench-node", "kubelet", &extra)), Verdict::NotMatched);
+    let other = say(labelled.clone(), &asks("UPDATE", "node-b", USER, &extra));
+    assert_eq!(
+        other,
+        Verdict::Denied("the agent of node bench-node may not change node node-b".into(), "Forbidden".into())
+    );
+    for unbound in [json!({}), json!({"authentication.kubernetes.io/credential-id": ["JTI=x"]})] {
+        denied(&say(labelled.clone(), &asks("UPDATE", "bench-node", USER, &unbound)), "bound to none");
+    }
+    denied(
+        &say(
+            labelled.clone(),
+            &json!({"operation": "UPDATE", "name": "bench-node", "userInfo": {"username": USER}}),
+        ),
+        "bound to none",
+    );
+    denied(&say(labelled.clone(), &asks("CREATE", "bench-node", USER, &extra)), "never creates");
+    let mut status = own.clone();
+    status["subResource"] = json!("status");
+    denied(&say(labelled, &status), "never writes its status");
+    denied(&say(node(json!({"kubernetes.io/os": "linux", "evil": "1"})), &own), "pinfold.io/* only");
+    denied(&say(node(json!({"kubernetes.io/os": "windows"})), &own), "pinfold.io/* only");
+    denied(&say(node(json!({})), &own), "pinfold.io/* only");
+    let with = |pointer: &str, key: &str, value: Value| {
+        let mut changed = old.clone();
+        changed.pointer_mut(pointer).unwrap()[key] = value;
+        say(changed, &own)
+    };
+    assert_eq!(
+        with("/spec", "taints", json!([{"key": "pinfold.io/scene", "effect": "NoSchedule"}])),
+        Verdict::Allowed
+    );
+    denied(
+        &with("/spec", "taints", json!([{"key": "other", "effect": "NoSchedule"}])),
+        "taints pinfold.io/*",
+    );
+    denied(&with("/spec", "unschedulable", json!(true)), "spec");
+    denied(&with("/spec", "providerID", json!("x")), "spec");
+    denied(&with("/spec", "podCIDR", json!("10.9.0.0/24")), "spec");
+    denied(&with("/spec", "podCIDRs", json!(["10.9.0.0/24"])), "spec");
+    denied(&with("/metadata", "annotations", json!({"a": "b"})), "metadata");
+    denied(&with("/metadata", "finalizers", json!(["a/b"])), "metadata");
+    denied(&with("/metadata", "ownerReferences", json!([{"name": "x"}])), "metadata");
+}
+
+#[test]
+fn the_policy_knows_the_labels_of_plans() {
+    let policy = &documents("deploy/base/node-policy.yaml")[0];
+    let ours = policy["spec"]["variables"][0]["expression"].as_str().unwrap();
+    let keys = LabelKeys::default();
+    assert_eq!(ours, format!("['{}', '{}', '{}', '{}']", keys.scene, keys.case, keys.index, keys.kind));
+}
+
+#[test]
+fn claims_are_made_and_given_back_for_the_own_node_only() {
+    let policy = policy("claim-policy");
+    let user = review();
+    let (name, uid) =
+        ("bench-node", user["extra"]["authentication.kubernetes.io/node-uid"][0].as_str().unwrap());
+    let lease = |owner: &str, uid: &str, holder: &str| {
+        json!({
+            "metadata": {"name": "scene.a.1.2.0", "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Node", "name": owner, "uid": uid}]},
+            "spec": {"holderIdentity": holder},
+        })
+    };
+    let own = lease(name, uid, name);
+    let say = |operation: &str, object: Value, old: Value, extra: &Value| {
+        policy.validate(&Request { object, old, request: asks(operation, "scene.a.1.2.0", USER, extra) })
+    };
+    let extra = &user["extra"];
+    assert_eq!(say("CREATE", own.clone(), Value::Null, extra), Verdict::Allowed);
+    assert_eq!(say("DELETE", Value::Null, own.clone(), extra), Verdict::Allowed);
+    denied(&say("UPDATE", own.clone(), own.clone(), extra), "never changes");
+    for foreign in [lease("node-b", uid, name), lease(name, "another", name)] {
+        denied(&say("CREATE", foreign.clone(), Value::Null, extra), "own node only");
+        denied(&say("DELETE", Value::Null, foreign, extra), "own node only");
+    }
+    denied(&say("CREATE", lease(name, uid, "node-b"), Value::Null, extra), "holder");
+    let mut orphan = own.clone();
+    orphan["metadata"].as_object_mut().unwrap().remove("ownerReferences");
+    denied(&say("CREATE", orphan, Value::Null, extra), "own node only");
+    let mut shared = own.clone();
+    shared["metadata"]["ownerReferences"].as_array_mut().unwrap().push(json!({"kind": "Node", "name": "b"}));
+    denied(&say("CREATE", shared, Value::Null, extra), "own node only");
+    denied(&say("CREATE", own, Value::Null, &json!({})), "bound to none");
+}
+
+#[test]
+fn a_recorded_exchange_is_answered_as_it_was() {
+    let theirs = Policy::new(&documents("tests/data/policies/vap-node-agent.yaml")[0]);
+    // The same rules under our account's name: the recorded agents set no other label.
+    let ours = policy("node-policy");
+    let bound = review();
+    let before =
+        json!({"metadata": {"name": "bench-node", "labels": {"kubernetes.io/os": "linux"}}, "spec": {}});
+    let mut checked = 0;
+    for entry in fs::read_dir(here("tests/data/policies")).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+        // A Node that is not there is refused before any policy is asked.
+        if !file.starts_with("vap-") || !file.ends_with(".http") || file.contains("nonexistent") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap().replace("\r\n", "\n");
+        let (request, response) = text.split_once("### response\n").unwrap();
+        let name = request.split("/nodes/").nth(1).unwrap().split(['?', ' ']).next().unwrap();
+        let patch: Value = serde_json::from_str(request.split_once("\n\n").unwrap().1.trim()).unwrap();
+        let status: u16 = response.split(' ').nth(1).unwrap().parse().unwrap();
+        let mut after = before.clone();
+        merge(&mut after, &patch);
+        let extra = if file.contains("unbound") {
+            json!({"authentication.kubernetes.io/credential-id": ["JTI=x"]})
+        } else {
+            bound["extra"].clone()
+        };
+        for (policy, user) in [(&theirs, bound["username"].as_str().unwrap()), (&ours, USER)] {
+            let request = Request {
+                object: after.clone(),
+                old: before.clone(),
+                request: asks("UPDATE", name, user, &extra),
+            };
+            let verdict = policy.validate(&request);
+            match &verdict {
+                Verdict::Allowed => assert_eq!(status, 200, "{file}"),
+                Verdict::Denied(_, reason) => {
+                    assert_eq!(status, if reason == "Forbidden" { 403 } else { 422 }, "{file}: {verdict:?}");
+                }
+                Verdict::NotMatched => panic!("{file} is not matched"),
+            }
+            if let (Verdict::Denied(message, _), true) = (&verdict, std::ptr::eq(policy, &theirs)) {
+                assert!(response.contains(message.as_str()), "{file}: {message}");
+            }
+        }
+        checked += 1;
+    }
+    assert_eq!(checked, 8);
+}
+
+/// A merge patch; an apply of these objects is the same, where nobody else has the labels.
+fn merge(into: &mut Value, patch: &Value) {
+    match (into, patch) {
+        (Value::Object(into), Value::Object(patch)) => {
+            for (key, value) in patch {
+                if value.is_null() {
+                    into.remove(key);
+                } else {
+                    merge(into.entry(key).or_insert(json!({})), value);
+                }
+            }
+        }
+        (into, patch) => *into = patch.clone(),
+    }
+}

@@ -1,0 +1,233 @@
+//! Admission policies, evaluated as an API server evaluates them: match conditions, variables, validations, and the apply
+//! configuration of a mutation merged into the object.
+//!
+//! The expressions run in the crate `cel`. What Kubernetes adds to the language and the policies use is here: quantities, and
+//! `Object…{}` with the field names of a Pod. The server's type check is not: that the recorded policies of a real server
+//! give the recorded answers shows how far this goes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use cel::common::types::Type;
+use cel::common::value::{CowVal, Val};
+use cel::extractors::This;
+use cel::{Context, Env, ExecutionError, Program, StructType, Value};
+use serde_json::{Value as Json, json};
+
+/// What a validation said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The policy has nothing to say on it.
+    NotMatched,
+    /// Every validation holds.
+    Allowed,
+    /// The first that does not: its message and its reason.
+    Denied(String, String),
+}
+
+/// A literal `Object.a.b{…}`: its name, and its fields.
+struct Shape {
+    ty: Type,
+    fields: &'static [&'static str],
+}
+
+impl StructType for Shape {
+    fn get_type(&self) -> &Type {
+        &self.ty
+    }
+
+    fn new_value<'b, 'v>(
+        &self,
+        fields: BTreeMap<String, CowVal<'b, 'v>>,
+    ) -> Result<Box<dyn Val + 'v>, ExecutionError> {
+        let mut map: HashMap<String, Value> = HashMap::new();
+        for (name, value) in fields {
+            if !self.fields.contains(&name.as_str()) {
+                return Err(ExecutionError::function_error(self.ty.name(), format!("no field {name}")));
+            }
+            map.insert(name, Value::try_from(&*value)?);
+        }
+        Box::<dyn Val>::try_from(Value::from(map)).map(|value| value as Box<dyn Val + 'v>)
+    }
+}
+
+fn environment() -> Arc<Env> {
+    let mut env = Env::stdlib();
+    env.add_extension(cel::extensions::strings).unwrap();
+    let shapes: [(&str, &[&str]); 4] = [
+        ("Object", &["metadata", "spec"]),
+        ("Object.spec", &["containers"]),
+        ("Object.spec.containers", &["name", "env"]),
+        ("Object.spec.containers.env", &["name", "value"]),
+    ];
+    for (name, fields) in shapes {
+        env.add_type(Shape { ty: Type::new_struct(name.to_owned()), fields }).unwrap();
+    }
+    Arc::new(env)
+}
+
+/// A quantity's amount; the policies ask for whole numbers and for a float.
+fn quantity(text: &str) -> Option<f64> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-')).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(at);
+    let scale = match suffix {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "Ki" => 1024.0,
+        _ => return None,
+    };
+    number.parse::<f64>().ok().map(|number| number * scale)
+}
+
+/// A policy with the expressions compiled.
+pub(crate) struct Policy {
+    env: Arc<Env>,
+    conditions: Vec<Program>,
+    variables: Vec<(String, Program)>,
+    validations: Vec<(Program, Json)>,
+    mutations: Vec<Program>,
+}
+
+/// What an expression sees.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) object: Json,
+    pub(crate) old: Json,
+    pub(crate) request: Json,
+}
+
+// === impl Policy ===
+
+impl Policy {
+    /// Compiles a policy of either kind.
+    pub(crate) fn new(policy: &Json) -> Self {
+        let env = environment();
+        let compile = |text: &Json| {
+            let text = text.as_str().unwrap();
+            env.compile(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+        };
+        let list = |key: &str| policy["spec"][key].as_array().cloned().unwrap_or_default();
+        let conditions = list("matchConditions").iter().map(|one| compile(&one["expression"])).collect();
+        let variables = list("variables")
+            .iter()
+            .map(|one| (one["name"].as_str().unwrap().to_owned(), compile(&one["expression"])))
+            .collect();
+        let validations =
+            list("validations").into_iter().map(|one| (compile(&one["expression"]), one)).collect();
+        let mutations = list("mutations")
+            .iter()
+            .map(|one| {
+                assert_eq!(one["patchType"], "ApplyConfiguration", "the form that is known to work");
+                compile(&one["applyConfiguration"]["expression"])
+            })
+            .collect();
+        Self { env: Arc::clone(&env), conditions, variables, validations, mutations }
+    }
+
+    fn context(&self, request: &Request) -> Context<'static, 'static> {
+        let mut context = Context::with_env(Arc::clone(&self.env));
+        let wrong = |text: &str| ExecutionError::function_error("quantity", format!("{text} is none"));
+        context
+            .add_function("quantity", move |text: Arc<String>| quantity(&text).ok_or_else(|| wrong(&text)))
+            .unwrap();
+        context.add_function("isInteger", |This(amount): This<f64>| amount.fract() == 0.0).unwrap();
+        #[allow(clippy::cast_possible_truncation, reason = "of a number that is whole")]
+        context.add_function("asInteger", |This(amount): This<f64>| amount as i64).unwrap();
+        context.add_function("asApproximateFloat", |This(amount): This<f64>| amount).unwrap();
+        for (name, value) in
+            [("object", &request.object), ("oldObject", &request.old), ("request", &request.request)]
+        {
+            context.add_variable(name, value.clone()).unwrap();
+        }
+        // The server evaluates a variable when it is used; one that can't be is an error only then.
+        let mut known: HashMap<String, Value> = HashMap::new();
+        for (name, program) in &self.variables {
+            context.add_variable_from_value("variables", Value::from(known.clone()));
+            if let Ok(value) = program.execute(&context) {
+                known.insert(name.clone(), value);
+            }
+        }
+        context.add_variable_from_value("variables", Value::from(known));
+        context
+    }
+
+    fn matches(&self, context: &Context<'_, '_>) -> Result<bool, ExecutionError> {
+        for condition in &self.conditions {
+            match condition.execute(context)? {
+                Value::Bool(true) => {}
+                Value::Bool(false) => return Ok(false),
+                other => panic!("a match condition gives {other:?}"),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the validations say; one that can't be evaluated denies, as failurePolicy Fail does.
+    pub(crate) fn validate(&self, request: &Request) -> Verdict {
+        let context = self.context(request);
+        match self.matches(&context) {
+            Ok(true) => {}
+            Ok(false) => return Verdict::NotMatched,
+            Err(error) => return Verdict::Denied(error.to_string(), "Error".to_owned()),
+        }
+        for (program, one) in &self.validations {
+            let reason = one["reason"].as_str().unwrap_or("Invalid").to_owned();
+            match program.execute(&context) {
+                Ok(Value::Bool(true)) => {}
+                Ok(Value::Bool(false)) => {
+                    let message = match one["messageExpression"].as_str() {
+                        Some(text) => match self.env.compile(text).unwrap().execute(&context).unwrap() {
+                            Value::String(text) => text.to_string(),
+                            other => panic!("a message is {other:?}"),
+                        },
+                        None => one["message"].as_str().unwrap().to_owned(),
+                    };
+                    return Verdict::Denied(message, reason);
+                }
+                Ok(other) => panic!("a validation gives {other:?}"),
+                Err(error) => return Verdict::Denied(error.to_string(), "Error".to_owned()),
+            }
+        }
+        Verdict::Allowed
+    }
+
+    /// The pod after the mutation; the same where the policy does not match.
+    ///
+    /// # Errors
+    /// An expression that can't be evaluated: with failurePolicy Ignore the server then leaves the pod as it is.
+    pub(crate) fn mutate(&self, pod: &Json) -> Result<Json, ExecutionError> {
+        let request = Request { object: pod.clone(), old: Json::Null, request: json!({}) };
+        let context = self.context(&request);
+        let mut pod = pod.clone();
+        if self.matches(&context)? {
+            for mutation in &self.mutations {
+                merge(&mut pod, &mutation.execute(&context)?.json().unwrap());
+            }
+        }
+        Ok(pod)
+    }
+}
+
+/// Merges an apply configuration: lists of containers and variables are maps by name.
+fn merge(into: &mut Json, patch: &Json) {
+    match (into, patch) {
+        (Json::Object(into), Json::Object(patch)) => {
+            for (key, value) in patch {
+                merge(into.entry(key).or_insert(Json::Null), value);
+            }
+        }
+        (Json::Array(into), Json::Array(patch)) => {
+            for value in patch {
+                match into.iter_mut().find(|old| old["name"] == value["name"]) {
+                    Some(old) => merge(old, value),
+                    None => into.push(value.clone()),
+                }
+            }
+        }
+        (into, patch) => *into = patch.clone(),
+    }
+}

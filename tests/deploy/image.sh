@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds the image around a binary, lists what is in it, and runs the binary from the image's own root.
+#
+#   tests/deploy/image.sh BINARY
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+binary=$1
+command -v buildah >/dev/null || { echo "image.sh: no buildah: apt-get install buildah" >&2; exit 1; }
+work=$(mktemp -d)
+images() { buildah --root "$work/root" --runroot "$work/run" --storage-driver vfs "$@"; }
+clean() {
+    [ -z "${container:-}" ] || images umount "$container" >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap clean EXIT
+
+mkdir "$work/context"
+cp "$binary" "$work/context/pinfold"
+# Nothing is pulled: the image is made from scratch.
+images build --isolation chroot --pull-never -f deploy/Dockerfile -t pinfold:test "$work/context" >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; exit 1; }
+images inspect --type image --format 'user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}' pinfold:test
+echo
+container=$(images from --pull-never pinfold:test)
+root=$(images mount "$container")
+(cd "$root" && find . -mindepth 1 -printf 'content: /%P %M\n' | sort)
+printf 'size: %s bytes\n' "$(stat -c %s "$root/pinfold")"
+# In a root of its own, with nothing but itself: a library that it lacked would show.
+chroot "$root" /pinfold --version

@@ -1,0 +1,324 @@
+//! The manifests: every field is one that the API knows, kubectl takes them, and what they grant is what is said.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Namespace, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::tools::{documents, find, here, kustomize, program, succeed};
+
+/// Reads a value into a type and back; what is not there any more was no field of it.
+fn strictly<T: DeserializeOwned + Serialize>(value: &Value) -> Vec<String> {
+    let typed: T = match serde_json::from_value(value.clone()) {
+        Ok(typed) => typed,
+        Err(error) => return vec![error.to_string()],
+    };
+    let mut lost = Vec::new();
+    missing(value, &serde_json::to_value(typed).unwrap(), String::new(), &mut lost);
+    lost
+}
+
+fn missing(from: &Value, to: &Value, path: String, lost: &mut Vec<String>) {
+    match (from, to) {
+        (Value::Object(from), Value::Object(to)) => {
+            for (key, value) in from {
+                match to.get(key) {
+                    Some(other) => missing(value, other, format!("{path}.{key}"), lost),
+                    // An empty value may be left out.
+                    None if value.is_null() || *value == json!({}) || *value == json!([]) => {}
+                    None => lost.push(format!("{path}.{key}: no such field")),
+                }
+            }
+        }
+        (Value::Array(from), Value::Array(to)) if from.len() == to.len() => {
+            for (at, (from, to)) in from.iter().zip(to).enumerate() {
+                missing(from, to, format!("{path}[{at}]"), lost);
+            }
+        }
+        (Value::Number(from), Value::Number(to)) if from.as_f64() == to.as_f64() => {}
+        _ if from == to => {}
+        _ => lost.push(format!("{path}: {from} became {to}")),
+    }
+}
+
+/// What is wrong with an object, by the type of its kind.
+pub(crate) fn faults(object: &Value) -> Vec<String> {
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    match (version, object["kind"].as_str().unwrap_or_default()) {
+        ("v1", "Namespace") => strictly::<Namespace>(object),
+        ("v1", "ServiceAccount") => strictly::<ServiceAccount>(object),
+        ("v1", "ConfigMap") => strictly::<ConfigMap>(object),
+        ("apps/v1", "DaemonSet") => strictly::<DaemonSet>(object),
+        ("rbac.authorization.k8s.io/v1", "Role") => strictly::<Role>(object),
+        ("rbac.authorization.k8s.io/v1", "RoleBinding") => strictly::<RoleBinding>(object),
+        ("rbac.authorization.k8s.io/v1", "ClusterRole") => strictly::<ClusterRole>(object),
+        ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => strictly::<ClusterRoleBinding>(object),
+        ("scheduling.k8s.io/v1", "PriorityClass") => strictly::<PriorityClass>(object),
+        ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
+            strictly::<CustomResourceDefinition>(object)
+        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+            strictly::<ValidatingAdmissionPolicy>(object)
+        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+            strictly::<ValidatingAdmissionPolicyBinding>(object)
+        }
+        ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy") => {
+            strictly::<MutatingAdmissionPolicy>(object)
+        }
+        ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicyBinding") => {
+            strictly::<MutatingAdmissionPolicyBinding>(object)
+        }
+        // The operator's own kind has no type here; kubectl takes it, and that is all that is known of it.
+        ("monitoring.coreos.com/v1", "PodMonitor") => Vec::new(),
+        (version, kind) => vec![format!("{version} {kind} is not expected here")],
+    }
+}
+
+fn check(objects: &[Value], what: &str) {
+    for object in objects {
+        let faults = faults(object);
+        assert!(faults.is_empty(), "{what}, {} {}: {faults:?}", object["kind"], object["metadata"]["name"]);
+    }
+}
+
+#[test]
+fn every_field_is_known() {
+    let mut seen = 0;
+    let files = ["namespace", "crd", "rbac", "node-policy", "claim-policy", "priority", "daemonset"];
+    for file in files {
+        let objects = documents(&format!("deploy/base/{file}.yaml"));
+        seen += objects.len();
+        check(&objects, file);
+    }
+    assert_eq!(seen, 13, "all of the base");
+    check(&documents("deploy/policies/threads.yaml"), "threads");
+    check(&documents("deploy/components/podmonitor/podmonitor.yaml"), "podmonitor");
+    // The check itself: a field that is none, a wrong type, a value that changes.
+    let mut wrong = documents("deploy/base/daemonset.yaml").remove(0);
+    wrong["spec"]["template"]["spec"]["hostPid"] = json!(true);
+    assert_eq!(faults(&wrong), [".spec.template.spec.hostPid: no such field"]);
+    wrong["spec"]["minReadySeconds"] = json!("ten");
+    assert_eq!(faults(&wrong).len(), 1);
+    assert_eq!(faults(&json!({"apiVersion": "v1", "kind": "Secret"})).len(), 1);
+}
+
+#[test]
+fn overlays_are_the_base_with_what_they_say() {
+    let Some(kubectl) = program("kubectl") else { return };
+    let base = kustomize(&kubectl, &here("deploy/base"));
+    let pod = |objects: &[Value]| find(objects, "DaemonSet", "pinfold")["spec"]["template"]["spec"].clone();
+    let paths = |pod: &Value| -> Vec<String> {
+        let volumes = pod["volumes"].as_array().unwrap().iter();
+        let mut paths: Vec<_> =
+            volumes.map(|one| one["hostPath"]["path"].as_str().unwrap().to_owned()).collect();
+        paths.sort();
+        paths
+    };
+    let narrow = ["/sys/fs/cgroup", "/var/lib/kubelet/cpu_manager_state", "/var/lib/kubelet/pod-resources"];
+    let systemd = ["/run/dbus/system_bus_socket", "/run/systemd/system"];
+    assert_eq!(paths(&pod(&base)), narrow);
+    for name in ["containerd", "crio", "observe-only"] {
+        let objects = kustomize(&kubectl, &here("deploy/overlays").join(name));
+        check(&objects, name);
+        // Only the DaemonSet differs.
+        for (ours, theirs) in objects.iter().zip(&base) {
+            assert!(ours["kind"] == "DaemonSet" || ours == theirs, "{name}: {}", ours["kind"]);
+        }
+        let pod = pod(&objects);
+        let agent = &pod["containers"][0];
+        let (security, adds) = (&agent["securityContext"], &agent["securityContext"]["capabilities"]["add"]);
+        assert_eq!(
+            (&security["readOnlyRootFilesystem"], &security["privileged"]),
+            (&json!(true), &json!(false))
+        );
+        assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
+        let cgroup =
+            agent["volumeMounts"].as_array().unwrap().iter().find(|one| one["name"] == "cgroup").unwrap();
+        if name == "observe-only" {
+            assert_eq!((adds, &cgroup["readOnly"]), (&json!(["SYS_PTRACE"]), &json!(true)));
+            assert_eq!(paths(&pod), narrow);
+        } else {
+            assert_eq!((adds, &cgroup["readOnly"]), (&json!(["SYS_ADMIN", "SYS_PTRACE"]), &Value::Null));
+            assert_eq!(paths(&pod), [systemd.as_slice(), &narrow].concat());
+        }
+        assert_eq!(security["seLinuxOptions"]["type"] == "spc_t", name == "crio");
+    }
+}
+
+#[test]
+fn the_uninstall_patch_fits_every_overlay() {
+    let Some(kubectl) = program("kubectl") else { return };
+    for name in ["base", "overlays/containerd", "overlays/crio", "overlays/observe-only"] {
+        let objects = kustomize(&kubectl, &here("deploy").join(name));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), find(&objects, "DaemonSet", "pinfold").to_string()).unwrap();
+        let mut patch = Command::new(&kubectl);
+        patch.args(["patch", "--local", "-o", "json", "-f"]).arg(file.path());
+        let text = succeed(patch.arg("--patch-file").arg(here("deploy/uninstall.yaml")));
+        let patched: Value = serde_json::from_str(&text).unwrap();
+        check(std::slice::from_ref(&patched), name);
+        let agent = &patched["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(agent["args"], json!(["release", "--stay"]));
+        // It serves no HTTP, and a probe that asks for some would kill it in the middle.
+        assert_eq!((&agent["livenessProbe"], &agent["startupProbe"]), (&Value::Null, &Value::Null));
+        assert_eq!(agent["readinessProbe"]["tcpSocket"]["port"], "metrics");
+        assert_eq!(agent["readinessProbe"]["httpGet"], Value::Null);
+        assert!(agent["volumeMounts"].as_array().unwrap().len() >= 3, "the node is still in reach");
+    }
+}
+
+/// Answers discovery for the kinds of these objects, as an API server; nothing else.
+fn discovery(objects: &[Value]) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let kinds: Vec<(String, String)> = objects
+        .iter()
+        .map(|one| (one["apiVersion"].as_str().unwrap().to_owned(), one["kind"].as_str().unwrap().to_owned()))
+        .collect();
+    let cluster = |kind: &str| {
+        !matches!(kind, "ServiceAccount" | "ConfigMap" | "Role" | "RoleBinding" | "DaemonSet" | "PodMonitor")
+    };
+    let answer = move |path: &str| -> Option<Value> {
+        if path == "/api" {
+            return Some(
+                json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+            );
+        }
+        let mut versions: Vec<&str> =
+            kinds.iter().map(|(version, _)| version.as_str()).filter(|version| *version != "v1").collect();
+        versions.sort_unstable();
+        versions.dedup();
+        if path == "/apis" {
+            let groups = versions.iter().map(|version| {
+                let (group, number) = version.split_once('/').unwrap();
+                let version = json!({"groupVersion": version, "version": number});
+                json!({"name": group, "versions": [version], "preferredVersion": version})
+            });
+            let groups: Vec<Value> = groups.collect();
+            return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
+        }
+        let version = path.strip_prefix("/apis/").or_else(|| path.strip_prefix("/api/"))?;
+        let mut names: Vec<&String> =
+            kinds.iter().filter(|(other, _)| other == version).map(|(_, kind)| kind).collect();
+        names.dedup();
+        let resources: Vec<Value> = names
+            .iter()
+            .map(|kind| {
+                let plural = kind.to_lowercase();
+                let plural = if plural.ends_with('y') {
+                    format!("{}ies", plural.trim_end_matches('y'))
+                } else if plural.ends_with('s') {
+                    format!("{plural}es")
+                } else {
+                    format!("{plural}s")
+                };
+                json!({"name": plural, "singularName": "", "namespaced": !cluster(kind), "kind": kind, "verbs": ["create", "get"]})
+            })
+            .collect();
+        (!resources.is_empty()).then(|| {
+            json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
+        })
+    };
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            let Some(first) = lines.next() else { continue };
+            while lines.next().is_some_and(|line| !line.is_empty()) {}
+            let path = first.split(' ').nth(1).unwrap_or_default();
+            let path = path.split('?').next().unwrap_or_default();
+            let (status, body) = match answer(path) {
+                Some(body) => ("200 OK", body.to_string()),
+                None => ("404 Not Found", String::new()),
+            };
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    address
+}
+
+fn dry_run(kubectl: &Path, objects: &[Value]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(folder.path().join("list.json"), list.to_string()).unwrap();
+    let server = format!("http://{}", discovery(objects));
+    succeed(
+        Command::new(kubectl)
+            .env("HOME", folder.path())
+            .env_remove("KUBECONFIG")
+            .args(["create", "--dry-run=client", "--validate=false", "-s", &server, "-o", "name", "-f"])
+            .arg(folder.path().join("list.json")),
+    )
+}
+
+#[test]
+fn kubectl_takes_them() {
+    let Some(kubectl) = program("kubectl") else { return };
+    let mut objects = kustomize(&kubectl, &here("deploy/overlays/containerd"));
+    objects.extend(documents("deploy/policies/threads.yaml"));
+    objects.extend(documents("deploy/components/podmonitor/podmonitor.yaml"));
+    let names = dry_run(&kubectl, &objects);
+    assert_eq!(names.lines().count(), objects.len(), "{names}");
+    assert!(names.contains("daemonset.apps/pinfold"), "{names}");
+}
+
+#[test]
+fn the_snippet_is_a_list_of_variables() {
+    let snippet = documents("deploy/policies/threads-snippet.yaml").remove(0);
+    let variables = snippet["env"].as_array().unwrap();
+    assert_eq!(variables.len(), 7);
+    for variable in variables {
+        assert_eq!(strictly::<EnvVar>(variable), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn rights_are_few_and_bound_to_the_account_of_the_pod() {
+    let objects = documents("deploy/base/rbac.yaml");
+    let rules = |kind: &str| find(&objects, kind, "pinfold")["rules"].as_array().unwrap().clone();
+    let allowed = |kind: &str| -> Vec<String> {
+        let words = |value: &Value| -> Vec<String> {
+            value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
+        };
+        let rules = rules(kind);
+        let each = rules.iter().map(|rule| {
+            format!("{} {}", words(&rule["resources"]).join(","), words(&rule["verbs"]).join(","))
+        });
+        each.collect()
+    };
+    // A right more or less is a decision: the requests of the room `cluster` are these.
+    assert_eq!(
+        allowed("ClusterRole"),
+        ["nodes get,patch", "pods list,watch", "events create,patch", "sceneplans get,list,watch"]
+    );
+    assert_eq!(allowed("Role"), ["leases create,delete,get,list"]);
+    let pod = &documents("deploy/base/daemonset.yaml")[0]["spec"]["template"]["spec"];
+    for kind in ["ClusterRoleBinding", "RoleBinding"] {
+        let binding = find(&objects, kind, "pinfold");
+        assert_eq!(binding["subjects"][0]["name"], pod["serviceAccountName"]);
+        assert_eq!(binding["subjects"].as_array().unwrap().len(), 1);
+    }
+    let user = "request.userInfo.username == 'system:serviceaccount:pinfold:pinfold'";
+    for policy in ["node-policy", "claim-policy"] {
+        let policy = &documents(&format!("deploy/base/{policy}.yaml"))[0];
+        assert_eq!(policy["spec"]["matchConditions"][0]["expression"], user);
+    }
+}

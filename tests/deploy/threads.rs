@@ -1,0 +1,233 @@
+//! The policy that computes thread counts: the same variables as the agent computes from a limit, pod by pod.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use pinfold::pod::{Policy as Owed, Selector, ThreadBasis, ThreadPolicy, parse, thread_environment};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::evaluate::Policy;
+use crate::tools::{documents, here};
+
+fn policy() -> Policy {
+    Policy::new(&documents("deploy/policies/threads.yaml")[0])
+}
+
+fn variables(container: &Value) -> BTreeMap<String, Value> {
+    let all = container["env"].as_array().into_iter().flatten();
+    all.map(|one| (one["name"].as_str().unwrap().to_owned(), one["value"].clone())).collect()
+}
+
+/// What the policy adds to each container.
+fn added(policy: &Policy, pod: &Value) -> Vec<BTreeMap<String, String>> {
+    let mutated = policy.mutate(pod).unwrap_or_else(|error| panic!("{error}: {pod}"));
+    let containers = |pod: &Value| pod["spec"]["containers"].as_array().unwrap().clone();
+    let pairs = containers(pod).into_iter().zip(containers(&mutated));
+    let changes = pairs.map(|(before, after)| {
+        let (mut after, before) = (variables(&after), variables(&before));
+        for (name, value) in before {
+            assert_eq!(after.remove(&name), Some(value), "{name} was set by the pod's owner");
+        }
+        after.into_iter().map(|(name, value)| (name, value.as_str().unwrap().to_owned())).collect()
+    });
+    changes.collect()
+}
+
+/// What the agent adds, for whom every pod of an opted-in namespace trains.
+fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
+    let pods = parse(&pod.to_string(), "generated").unwrap_or_else(|error| panic!("{error}: {pod}"));
+    let owed = Owed { selector: Some("!nobody".parse::<Selector>().unwrap()), ..Owed::default() };
+    let threads = ThreadPolicy::default();
+    let each = pods[0].containers.iter().map(|container| {
+        let basis = ThreadBasis::of_quota(&pods[0], container, &threads);
+        thread_environment(&pods[0], container, &owed, &threads, basis).variables
+    });
+    each.collect()
+}
+
+const NAMES: [&str; 13] = [
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "NUMBA_NUM_THREADS",
+    "TF_GRPC_WORKER_CACHE_QUEUES",
+    "TF_GRPC_WORKER_CACHE_THREADS",
+    "KMP_BLOCKTIME",
+    "PATH",
+];
+
+fn container(at: usize) -> impl Strategy<Value = Value> {
+    let limit = prop_oneof![
+        3 => Just(None),
+        5 => (1u32..300).prop_map(|cpus| Some(cpus.to_string())),
+        3 => (1u32..40_000).prop_map(|millis| Some(format!("{millis}m"))),
+        1 => prop_oneof![Just("0"), Just("0.5"), Just("2.5"), Just("1500000u"), Just("1k")]
+            .prop_map(|text| Some(text.to_owned())),
+    ];
+    let set = proptest::collection::btree_set(0..NAMES.len(), 0..4);
+    let name = prop_oneof![8 => Just(format!("c{at}")), 1 => Just("istio-proxy".to_owned())];
+    let image = prop_oneof![
+        8 => Just("tensorflow/tensorflow:2"),
+        1 => Just("registry/pause:3.10"),
+        1 => Just("pause@sha256:00"),
+        1 => Just("pausebox:1")
+    ];
+    let from = prop_oneof![8 => Just(false), 1 => Just(true)];
+    (limit, set, name, image, from).prop_map(|(limit, set, name, image, from)| {
+        let mut one = json!({"name": name, "image": image, "command": ["python", "train.py"]});
+        if let Some(limit) = limit {
+            one["resources"] = json!({"limits": {"cpu": limit, "memory": "1Gi"}});
+        }
+        if !set.is_empty() {
+            let env = set.iter().map(|&at| json!({"name": NAMES[at], "value": "7"}));
+            one["env"] = env.collect();
+        }
+        if from {
+            one["envFrom"] = json!([{"configMapRef": {"name": "settings"}}]);
+        }
+        one
+    })
+}
+
+fn pod() -> impl Strategy<Value = Value> {
+    let text = |words: &[&str]| -> Vec<String> { words.iter().map(|&word| word.to_owned()).collect() };
+    let labels = prop_oneof![
+        4 => Just(json!({})),
+        1 => proptest::sample::select(text(&["ps", "PS", "worker", "Chief", "server", "ParameterServer", "other"]))
+            .prop_map(|kind| json!({"training.kubeflow.org/replica-type": kind})),
+        1 => proptest::sample::select(text(&["ps", "worker"]))
+            .prop_map(|kind| json!({"replica-type": kind, "group-name": "kubeflow.org"})),
+        1 => Just(json!({"replica-type": "ps", "group-name": "example.io"})),
+        1 => Just(json!({"tf-replica-type": "ps"})),
+        1 => proptest::sample::select(text(&["ps", "server", "worker", "task"]))
+            .prop_map(|kind| json!({"volcano.sh/task-spec": kind})),
+        1 => proptest::sample::select(text(&["0", "17", "x", ""]))
+            .prop_map(|task| json!({"name": "a", "job": "ps", "task": task})),
+        1 => Just(json!({"job": "ps"})),
+    ];
+    let profile =
+        proptest::sample::select(text(&["", "", "limit", "openmp", "embedding", "ps", "off", "fast"]));
+    let processes = proptest::sample::select(text(&["", "", "", "1", "3", "16", "0", "many"]));
+    let whole = prop_oneof![4 => Just(None), 1 => (1u32..64).prop_map(Some)];
+    let containers = (container(0), container(1), container(2));
+    (labels, profile, processes, whole, containers, 1usize..=3).prop_map(
+        |(labels, profile, processes, whole, (a, b, c), count)| {
+            let mut pod = json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "p", "namespace": "train", "uid": "u", "labels": labels, "annotations": {}},
+                "spec": {"containers": [a, b, c]},
+            });
+            let containers = pod["spec"]["containers"].as_array_mut().unwrap();
+            containers.truncate(count);
+            // Names are unique in a pod.
+            let mut seen = std::collections::BTreeSet::new();
+            containers.retain(|one| seen.insert(one["name"].to_string()));
+            for (name, value) in [("pinfold.io/threads", profile), ("pinfold.io/processes", processes)] {
+                if !value.is_empty() {
+                    pod["metadata"]["annotations"][name] = json!(value);
+                }
+            }
+            // A limit of the pod below one of its containers is refused before any policy sees it.
+            if let Some(whole) = whole.map(|whole| whole + 1000) {
+                pod["spec"]["resources"] = json!({"limits": {"cpu": whole.to_string()}});
+            }
+            pod
+        },
+    )
+}
+
+#[test]
+fn the_policy_and_the_agent_compute_the_same() {
+    let policy = policy();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let result = runner.run(&pod(), |pod| {
+        let (admitted, agents) = (added(&policy, &pod), computed(&pod));
+        prop_assert_eq!(&admitted, &agents, "{}", pod);
+        // Once more, as when another policy changed the pod: nothing is left to add.
+        let again = policy.mutate(&policy.mutate(&pod).unwrap()).unwrap();
+        prop_assert_eq!(again, policy.mutate(&pod).unwrap());
+        Ok(())
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn where_processes_are_started_the_policy_leaves_it_to_the_agent_or_to_an_annotation() {
+    let policy = policy();
+    let pod = |command: &str, env: Value, annotations: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "p", "namespace": "train", "uid": "u", "annotations": annotations},
+            "spec": {"containers": [{"name": "c", "image": "torch", "args": ["sh", "-c", command], "env": env,
+                "resources": {"limits": {"cpu": "8"}}}]},
+        })
+    };
+    for command in
+        ["torchrun --nproc_per_node=4 t.py", "torchrun --nproc-per-node 4", "mpirun -np 4 python t.py"]
+    {
+        assert_eq!(added(&policy, &pod(command, json!([]), json!({}))), [BTreeMap::new()], "{command}");
+        let annotated = pod(command, json!([]), json!({"pinfold.io/processes": "4"}));
+        assert_eq!(added(&policy, &annotated), computed(&annotated));
+        assert_eq!(added(&policy, &annotated)[0]["OMP_NUM_THREADS"], "2");
+    }
+    let variable = json!([{"name": "PET_NPROC_PER_NODE", "value": "4"}]);
+    assert_eq!(added(&policy, &pod("torchrun t.py", variable, json!({}))), [BTreeMap::new()]);
+}
+
+/// The evaluation is held to a real server: its policy, its pods, its answers.
+#[test]
+fn recorded_pods_become_what_they_became() {
+    let policy = Policy::new(&documents("tests/data/policies/map-tf-threads.yaml")[0]);
+    let mut checked = 0;
+    for name in ["whole", "frac", "int", "mixed", "nolimit", "all-have-env"] {
+        let text = fs::read_to_string(here(&format!("tests/data/policies/map-{name}.http"))).unwrap();
+        let text = text.replace("\r\n", "\n");
+        let (request, response) = text.split_once("### response\n").unwrap();
+        let body = |text: &str| -> Value {
+            serde_json::from_str(text.split_once("\n\n").unwrap().1.trim()).unwrap()
+        };
+        let (mut sent, answered) = (body(request), body(response));
+        // A policy sees the decoded object, in which a quantity is text.
+        for container in sent["spec"]["containers"].as_array_mut().unwrap() {
+            if let Some(cpu) = container.pointer_mut("/resources/limits/cpu").filter(|cpu| cpu.is_number()) {
+                *cpu = json!(cpu.to_string());
+            }
+        }
+        let mutated = policy.mutate(&sent).unwrap();
+        let pairs = mutated["spec"]["containers"].as_array().unwrap().iter();
+        for (ours, theirs) in pairs.zip(answered["spec"]["containers"].as_array().unwrap()) {
+            assert_eq!(variables(ours), variables(theirs), "{name}");
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 13);
+}
+
+/// `JSONPatch` with `dyn([Object…])` as a value is taken by a 1.36 server, which then panics on every matching pod.
+#[test]
+fn the_form_that_panics_the_server_is_not_used() {
+    let all = documents("deploy/policies/threads.yaml");
+    let spec = &all[0]["spec"];
+    assert_eq!(spec["failurePolicy"], "Ignore");
+    let mutations = spec["mutations"].as_array().unwrap();
+    assert_eq!(mutations.len(), 1);
+    assert_eq!(mutations[0]["patchType"], "ApplyConfiguration");
+    assert!(!all[0].to_string().contains("dyn(") && !all[0].to_string().contains("JSONPatch"));
+    // Without a selector each binding would take every pod of the cluster.
+    for binding in &all[1..] {
+        let matching = &binding["spec"]["matchResources"];
+        let chosen = ["namespaceSelector", "objectSelector"]
+            .map(|key| &matching[key]["matchLabels"]["pinfold.io/threads"]);
+        assert!(chosen.contains(&&json!("admit")), "{binding}");
+    }
+}
