@@ -182,7 +182,7 @@ impl Document {
         let single = self.kind.as_deref() == Some("Pod");
         let pods = if single {
             let Self { metadata, spec, status, .. } = self;
-            vec![Object { metadata, spec, status, ..Object::default() }]
+            vec![Object { metadata, spec, status }]
         } else {
             self.items.unwrap_or_default()
         };
