@@ -15,18 +15,19 @@
 //!
 //! | room | its one job | imports | never |
 //! |---|---|---|---|
+//! | [`text`] | documents out of YAML or JSON text, within limits | — | I/O, what they mean |
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | I/O, clock, randomness, Kubernetes |
-//! | [`pod`] | what a pod is and is owed: QoS, role, entitlement, thread environment | `cpu` | I/O, current assignments |
-//! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them | — | I/O |
+//! | [`pod`] | what a pod is and is owed: QoS, role, entitlement, thread environment | `text` `cpu` | I/O, current assignments |
+//! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them | `text` | I/O |
 //! | [`host`] | the only door to /proc, /sys, cgroupfs, netlink; every path under a root given to it | `cpu` | knowing pods or policy |
 //! | [`pin`] | ledger; observed and desired to steps; applying them; drift; quiet and foreign time | `cpu` `pod` `host` | choosing CPUs itself, Kubernetes |
-//! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out | `pod` `scene` | /sys, cgroups |
+//! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out | `text` `pod` `scene` | /sys, cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | changing anything |
 //! | [`agent`] | configuration, the one owner of the state, HTTP, start and stop | all above | an algorithm |
 //! | [`local`] | a node without a cluster: real cgroups and processes for the demo | all above | being needed by the agent |
 //! | [`cli`] | arguments, subcommands, what a person sees | all above | logic |
 //!
-//! The pure rooms (`cpu`, `pod`, `scene`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be
+//! The pure rooms (`text`, `cpu`, `pod`, `scene`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be
 //! compared and printed, and applying one twice is the same as once: the second plan is empty.
 //!
 //! # One pod's way through the house
@@ -60,3 +61,4 @@ pub mod metrics;
 pub mod pin;
 pub mod pod;
 pub mod scene;
+pub mod text;

@@ -7,22 +7,23 @@ use std::path::{Path, PathBuf};
 
 /// Each room and what it may import. The table in `src/lib.rs` shows the same to readers; `nri` and `cluster` are
 /// still to come.
-const ROOMS: [(&str, &[&str]); 11] = [
+const ROOMS: [(&str, &[&str]); 12] = [
+    ("text", &[]),
     ("cpu", &[]),
-    ("pod", &["cpu"]),
-    ("scene", &[]),
+    ("pod", &["text", "cpu"]),
+    ("scene", &["text"]),
     ("host", &["cpu"]),
     ("pin", &["cpu", "pod", "host"]),
     ("nri", &["cpu", "pod"]),
-    ("cluster", &["pod", "scene"]),
+    ("cluster", &["text", "pod", "scene"]),
     ("metrics", &["cpu", "pod", "host", "pin"]),
-    ("agent", &["cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics"]),
-    ("local", &["cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent"]),
-    ("cli", &["cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent", "local"]),
+    ("agent", &["text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics"]),
+    ("local", &["text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent"]),
+    ("cli", &["text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent", "local"]),
 ];
 
 /// Rooms that only compute.
-const PURE: [&str; 3] = ["cpu", "pod", "scene"];
+const PURE: [&str; 4] = ["text", "cpu", "pod", "scene"];
 
 /// What a room that only computes never names.
 const IMPURE: [&str; 10] = [

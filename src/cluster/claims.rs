@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::params::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
 use kube::core::request;
@@ -18,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Api, Backoff, Call, Dice, ErrorKind, Failure, MANAGER};
+use crate::text::part;
 
 /// The label that names the claiming Node. Its uid always fits a label, its name may not.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
@@ -104,6 +104,36 @@ struct Page {
     metadata: ListMeta,
     #[serde(default)]
     items: Vec<Lease>,
+}
+
+part! {
+    /// The part of a Lease that we read.
+    struct Lease: "a Lease" {
+        metadata: Metadata = "metadata",
+        spec: Spec = "spec",
+    }
+}
+
+part! {
+    struct Metadata: "an object's metadata" {
+        name: String = "name",
+        uid: String = "uid",
+        owners: Vec<OwnerReference> = "ownerReferences",
+    }
+}
+
+part! {
+    struct OwnerReference: "an owner" {
+        kind: String = "kind",
+        name: String = "name",
+        uid: String = "uid",
+    }
+}
+
+part! {
+    struct Spec: "a Lease's spec" {
+        holder: String = "holderIdentity",
+    }
 }
 
 // === impl Claims ===
@@ -272,7 +302,7 @@ impl Claims {
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
         let request = request::Request::new(&*self.path).get(name, &GetParams::default()).map_err(unbuilt)?;
         match self.api.ask::<Lease>(Call::GetLease, request).await {
-            Ok(lease) => Ok(Some(holder(&lease))),
+            Ok(lease) => Ok(Some(lease.held().1)),
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
             Err(failure) => Err(failure),
         }
@@ -290,9 +320,9 @@ impl Claims {
             };
             let request = request::Request::new(&*self.path).list(&params).map_err(unbuilt)?;
             let page: Page = self.api.ask(Call::ListLeases, request).await?;
-            for lease in &page.items {
-                if let Some(name) = &lease.metadata.name {
-                    all.insert(name.clone(), holder(lease));
+            for (name, holder) in page.items.into_iter().map(Lease::held) {
+                if let Some(name) = name {
+                    all.insert(name, holder);
                 }
             }
             token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -338,14 +368,24 @@ fn is_taken(failure: &Failure) -> bool {
     failure.status().is_some_and(kube::core::Status::is_already_exists)
 }
 
-/// The Node that a Lease belongs to: its owner, else the name in it.
-fn holder(lease: &Lease) -> Holder {
-    let owner = lease.metadata.owner_references.iter().flatten().find(|owner| owner.kind == "Node");
-    let named = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
-    Holder {
-        node: owner.map(|owner| owner.name.clone()).or(named).unwrap_or_default(),
-        uid: owner.map(|owner| owner.uid.clone()).unwrap_or_default(),
-        lease: lease.metadata.uid.clone().unwrap_or_default(),
+// === impl Lease ===
+
+impl Lease {
+    /// Its name, and the Node that it belongs to: its owner, else the name in it.
+    fn held(self) -> (Option<String>, Holder) {
+        let metadata = self.metadata.unwrap_or_default();
+        let mut owners = metadata.owners.unwrap_or_default().into_iter();
+        let owner = owners.find(|owner| owner.kind.as_deref() == Some("Node"));
+        let (node, uid) = match owner {
+            Some(owner) => (owner.name, owner.uid),
+            None => (self.spec.and_then(|spec| spec.holder), None),
+        };
+        let holder = Holder {
+            node: node.unwrap_or_default(),
+            uid: uid.unwrap_or_default(),
+            lease: metadata.uid.unwrap_or_default(),
+        };
+        (metadata.name, holder)
     }
 }
 

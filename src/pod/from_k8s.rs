@@ -1,10 +1,10 @@
 //! [`Pod::from_k8s`]: an API object as a [`Pod`], with the defaults that the API server would fill in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::object::{self, Amounts, Object};
 use super::quantity::{self, QuantityError};
 use super::{Container, ContainerKind, EnvSource, Pod, Qos, Resources};
 
@@ -65,72 +65,65 @@ impl Pod {
     ///
     /// Ephemeral containers are left out: they have no resources and appear only while somebody debugs. A pod that has
     /// no name yet is called by its `generateName`. An object without containers, as a watch may deliver, is taken.
-    pub fn from_k8s(pod: &api::Pod) -> Result<Self, PodError> {
-        let metadata = &pod.metadata;
-        let name = [&metadata.name, &metadata.generate_name]
-            .into_iter()
-            .flatten()
-            .find(|name| !name.is_empty())
-            .ok_or(PodError::NoName)?;
-        let spec = pod.spec.as_ref();
-        let status = pod.status.as_ref();
+    pub fn from_k8s(pod: Object) -> Result<Self, PodError> {
+        let metadata = pod.metadata.unwrap_or_default();
+        let spec = pod.spec.unwrap_or_default();
+        let status = pod.status.unwrap_or_default();
+        let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let name = non_empty(metadata.name).or_else(|| non_empty(metadata.generate_name));
+        let name = name.ok_or(PodError::NoName)?;
 
-        let ids = runtime_ids(status);
-        let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
-        let app = spec.map_or(&[][..], |spec| &spec.containers);
-        let placed =
-            init.iter().enumerate().map(|(i, c)| (format!("spec.initContainers[{i}]"), init_kind(c), c));
-        let placed = placed.chain(
-            app.iter().enumerate().map(|(i, c)| (format!("spec.containers[{i}]"), ContainerKind::App, c)),
-        );
-        let mut containers: Vec<Container> = Vec::with_capacity(init.len() + app.len());
-        let mut names = std::collections::BTreeSet::new();
-        for (path, kind, container) in placed {
-            if container.name.is_empty() {
+        let mut ids = runtime_ids(&status);
+        let init = spec.init_containers.unwrap_or_default().into_iter().zip(0..);
+        let init = init.map(|(c, i)| (format!("spec.initContainers[{i}]"), init_kind(&c), c));
+        let app = spec.containers.unwrap_or_default().into_iter().zip(0..);
+        let app = app.map(|(c, i)| (format!("spec.containers[{i}]"), ContainerKind::App, c));
+        let mut containers: Vec<Container> = Vec::new();
+        let mut names = BTreeSet::new();
+        for (path, kind, mut container) in init.chain(app) {
+            let Some(name) = non_empty(container.name.take()) else {
                 return Err(PodError::NoContainerName { path });
+            };
+            if !names.insert(name.clone()) {
+                return Err(PodError::DuplicateContainer { path, name });
             }
-            if !names.insert(container.name.as_str()) {
-                return Err(PodError::DuplicateContainer { path, name: container.name.clone() });
-            }
-            containers.push(convert(container, kind, &path, ids.get(container.name.as_str()).copied())?);
+            let runtime_id = ids.remove(&name);
+            containers.push(convert(name, container, kind, &path, runtime_id)?);
         }
 
-        let mut whole = resources(spec.and_then(|spec| spec.resources.as_ref()), "spec.resources")?;
+        let mut whole = resources(spec.resources, "spec.resources")?;
         default_pod_requests(&mut whole, &containers);
         within_limit(&whole, "spec.resources")?;
 
-        let phase = status.and_then(|status| status.phase.as_deref());
-        let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         Ok(Self {
-            namespace: non_empty(&metadata.namespace).unwrap_or_else(|| "default".to_owned()),
-            name: name.clone(),
-            uid: non_empty(&metadata.uid),
-            labels: metadata.labels.clone().unwrap_or_default(),
-            annotations: metadata.annotations.clone().unwrap_or_default(),
-            host_network: spec.and_then(|spec| spec.host_network).unwrap_or_default(),
-            finished: matches!(phase, Some("Succeeded" | "Failed")),
+            namespace: non_empty(metadata.namespace).unwrap_or_else(|| "default".to_owned()),
+            name,
+            uid: non_empty(metadata.uid),
+            labels: metadata.labels.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
+            host_network: spec.host_network.unwrap_or_default(),
+            finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             resources: whole,
             containers,
-            qos_reported: status.and_then(|status| status.qos_class.as_deref()).and_then(reported),
+            qos_reported: status.qos_class.as_deref().and_then(reported),
         })
     }
 }
 
-/// The runtime's id of each container that has run, without the runtime's name in front.
-fn runtime_ids(status: Option<&api::PodStatus>) -> BTreeMap<&str, &str> {
-    let Some(status) = status else { return BTreeMap::new() };
+/// The runtime's id of each container that has run, by name, without the runtime's name in front.
+fn runtime_ids(status: &object::Status) -> BTreeMap<String, String> {
     let statuses =
         [&status.init_container_statuses, &status.container_statuses].into_iter().flatten().flatten();
     statuses
         .filter_map(|status| {
             let id = status.container_id.as_deref()?;
             let id = id.split_once("://").map_or(id, |(_, id)| id);
-            (!id.is_empty()).then_some((status.name.as_str(), id))
+            (!id.is_empty()).then(|| (status.name.clone().unwrap_or_default(), id.to_owned()))
         })
         .collect()
 }
 
-fn init_kind(container: &api::Container) -> ContainerKind {
+fn init_kind(container: &object::Container) -> ContainerKind {
     match container.restart_policy.as_deref() {
         Some("Always") => ContainerKind::Sidecar,
         _ => ContainerKind::Init,
@@ -138,52 +131,58 @@ fn init_kind(container: &api::Container) -> ContainerKind {
 }
 
 fn convert(
-    container: &api::Container,
+    name: String,
+    container: object::Container,
     kind: ContainerKind,
     path: &str,
-    runtime_id: Option<&str>,
+    runtime_id: Option<String>,
 ) -> Result<Container, PodError> {
     let path = format!("{path}.resources");
-    let mut own = resources(container.resources.as_ref(), &path)?;
+    let mut own = resources(container.resources, &path)?;
     own.cpu_request = own.cpu_request.or(own.cpu_limit);
     own.memory_request = own.memory_request.or(own.memory_limit);
     within_limit(&own, &path)?;
 
-    let variable = |var: &api::EnvVar| {
-        let source = match (&var.value, &var.value_from) {
+    let variable = |var: object::Variable| {
+        let source = match (var.value, var.value_from) {
             (None, Some(_)) => EnvSource::Reference,
-            (value, _) => EnvSource::Value(value.clone().unwrap_or_default()),
+            (value, _) => EnvSource::Value(value.unwrap_or_default()),
         };
-        (var.name.clone(), source)
+        (var.name.unwrap_or_default(), source)
     };
-    let words = [&container.command, &container.args].into_iter().flatten().flatten();
+    let words = [container.command, container.args].into_iter().flatten().flatten();
     Ok(Container {
-        name: container.name.clone(),
+        name,
         kind,
         resources: own,
-        env: container.env.iter().flatten().map(variable).collect(),
-        env_from: container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()),
-        image: container.image.clone().unwrap_or_default(),
-        args: words.cloned().collect(),
-        runtime_id: runtime_id.map(str::to_owned),
+        env: container.env.unwrap_or_default().into_iter().map(variable).collect(),
+        env_from: container.env_from.is_some_and(|sources| !sources.is_empty()),
+        image: container.image.unwrap_or_default(),
+        args: words.collect(),
+        runtime_id,
     })
 }
 
-fn resources(from: Option<&api::ResourceRequirements>, path: &str) -> Result<Resources, PodError> {
-    let Some(from) = from else { return Ok(Resources::default()) };
-    let read = |list: &Option<BTreeMap<String, Quantity>>, field: &str, resource: &str| {
-        let Some(Quantity(text)) = list.as_ref().and_then(|list| list.get(resource)) else { return Ok(None) };
-        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
-        amount
-            .map(Some)
-            .map_err(|source| PodError::Quantity { path: format!("{path}.{field}.{resource}"), source })
-    };
+fn resources(from: Option<object::Resources>, path: &str) -> Result<Resources, PodError> {
+    let object::Resources { requests, limits } = from.unwrap_or_default();
+    let requests = amounts(requests, path, "requests")?;
+    let limits = amounts(limits, path, "limits")?;
     Ok(Resources {
-        cpu_request: read(&from.requests, "requests", "cpu")?,
-        cpu_limit: read(&from.limits, "limits", "cpu")?,
-        memory_request: read(&from.requests, "requests", "memory")?,
-        memory_limit: read(&from.limits, "limits", "memory")?,
+        cpu_request: requests.0,
+        cpu_limit: limits.0,
+        memory_request: requests.1,
+        memory_limit: limits.1,
     })
+}
+
+/// Thousandths of CPUs, and bytes.
+fn amounts(from: Option<Amounts>, path: &str, field: &str) -> Result<(Option<u64>, Option<u64>), PodError> {
+    let Amounts { cpu, memory } = from.unwrap_or_default();
+    let read = |resource: &str, amount: Option<Quantity>, read: fn(&str) -> Result<u64, QuantityError>| {
+        let amount = amount.map(|Quantity(text)| read(&text)).transpose();
+        amount.map_err(|source| PodError::Quantity { path: format!("{path}.{field}.{resource}"), source })
+    };
+    Ok((read("cpu", cpu, quantity::cpu_millis)?, read("memory", memory, quantity::bytes)?))
 }
 
 fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {

@@ -4,13 +4,9 @@
 //! with strange fields, and once as what it is. What YAML calls a number or a boolean is not taken for a string, as in
 //! Kubernetes: a label `CASE: 2` is an error that says to quote it.
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-
-use k8s_openapi::api::core::v1 as api;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
+use super::object::{Metadata, Object, Spec, Status};
 use super::{Pod, PodError};
+use crate::text::{self, Mistake, part};
 
 /// The longest text that is read, in bytes: a list of every pod that a node can hold is far smaller.
 const MAX_TEXT: usize = 64 << 20;
@@ -106,118 +102,53 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     if text.len() > MAX_TEXT {
         return Err(ManifestError::TooLong { origin: origin(), size: text.len() });
     }
-    let syntax = |(document, failure): (usize, Failure)| ManifestError::Syntax {
+    let syntax = |mistake: Mistake| ManifestError::Syntax {
         origin: origin(),
-        document,
-        line: failure.line,
-        source: SyntaxError(failure.message),
+        document: mistake.document,
+        line: mistake.line,
+        source: SyntaxError(mistake.message),
     };
-    // A file that starts with a brace is JSON, or YAML that looks like it.
-    let json = text.trim_start_matches('\u{feff}').trim_start().starts_with('{');
-    let (heads, form) = match read::<Head>(text, if json { Form::Json } else { Form::Yaml }) {
-        Ok(heads) => (heads, if json { Form::Json } else { Form::Yaml }),
-        Err((document, failure)) if json && failure.not_json => match read::<Head>(text, Form::Yaml) {
-            Ok(heads) => (heads, Form::Yaml),
-            Err(_) => return Err(syntax((document, failure))),
-        },
-        Err(failure) => return Err(syntax(failure)),
-    };
+    let (heads, form) = text::read::<Head>(text, MAX_TEXT).map_err(syntax)?;
     for (head, document) in heads.iter().zip(1..) {
         head.check(source, document)?;
     }
     let mut pods = Vec::new();
-    for (document, number) in read::<Document>(text, form).map_err(syntax)?.into_iter().zip(1..) {
+    let documents = text::read_as::<Document>(text, form, MAX_TEXT).map_err(syntax)?;
+    for (document, number) in documents.into_iter().zip(1..) {
         document.pods(source, number, &mut pods)?;
     }
     Ok(pods)
 }
 
-/// A text's form.
-#[derive(Clone, Copy)]
-enum Form {
-    Json,
-    Yaml,
-}
-
-/// What a parser has against a document.
-struct Failure {
-    line: Option<u64>,
-    message: String,
-    /// Whether the text is not JSON at all.
-    not_json: bool,
-}
-
-/// All documents of a text, or the number of the first that can't be read.
-fn read<T: DeserializeOwned>(text: &str, form: Form) -> Result<Vec<T>, (usize, Failure)> {
-    let mut documents = Vec::new();
-    match form {
-        Form::Json => {
-            let text = text.trim_start_matches('\u{feff}');
-            for document in serde_json::Deserializer::from_str(text).into_iter() {
-                documents.push(document.map_err(|error| {
-                    let failure = Failure {
-                        line: u64::try_from(error.line()).ok().filter(|&line| line > 0),
-                        not_json: error.is_syntax(),
-                        message: error.to_string(),
-                    };
-                    (documents.len() + 1, failure)
-                })?);
-            }
-        }
-        Form::Yaml => {
-            let mut bytes = text.as_bytes();
-            for document in serde_saphyr::read_with_options(&mut bytes, options()) {
-                documents.push(document.map_err(|error| {
-                    let failure = Failure {
-                        line: error.location().map(|location| location.line()).filter(|&line| line > 0),
-                        message: error.render_with_formatter(&serde_saphyr::UserMessageFormatter),
-                        not_json: false,
-                    };
-                    (documents.len() + 1, failure)
-                })?);
-            }
-        }
-    }
-    Ok(documents)
-}
-
-/// The limits that keep a small text from becoming a large value: aliases may repeat what is anchored, but not
-/// without end. A list of every pod of a node, with all that the API server adds, stays far below them.
-fn options() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        no_schema: true,
-        with_snippet: false,
-        emit_comments: false,
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
-        budget: serde_saphyr::budget! {
-            max_reader_input_bytes: Some(MAX_TEXT),
-            max_nodes: 4_000_000,
-            max_events: 10_000_000,
-        },
+part! {
+    /// What a document says it is.
+    struct Head: "a Kubernetes object" {
+        api_version: String = "apiVersion",
+        kind: String = "kind",
+        items: Vec<ItemHead> = "items",
     }
 }
 
-/// What a document says it is.
-#[derive(Deserialize)]
-#[serde(expecting = "a Kubernetes object")]
-struct Head {
-    #[serde(default, rename = "apiVersion")]
-    api_version: Option<String>,
-    #[serde(default)]
-    kind: Option<String>,
-    #[serde(default)]
-    items: Option<Vec<ItemHead>>,
+part! {
+    /// What an item of a list says it is.
+    struct ItemHead: "a Kubernetes object" {
+        api_version: String = "apiVersion",
+        kind: String = "kind",
+    }
 }
 
-/// What an item of a list says it is.
-#[derive(Deserialize)]
-#[serde(expecting = "a Kubernetes object")]
-struct ItemHead {
-    #[serde(default, rename = "apiVersion")]
-    api_version: Option<String>,
-    #[serde(default)]
-    kind: Option<String>,
+part! {
+    /// A Pod, or a list of them: the two have no field in common but `metadata`, and a list's has nothing that is used.
+    struct Document: "a Kubernetes object" {
+        kind: String = "kind",
+        metadata: Metadata = "metadata",
+        spec: Spec = "spec",
+        status: Status = "status",
+        items: Vec<Object> = "items",
+    }
 }
+
+// === impl Head ===
 
 impl Head {
     fn check(&self, origin: &str, document: usize) -> Result<(), ManifestError> {
@@ -244,31 +175,19 @@ impl Head {
     }
 }
 
-/// A Pod, or a list of them: the two have no field in common but `metadata`, and a list's has nothing that is used.
-#[derive(Deserialize)]
-#[serde(expecting = "a Kubernetes object")]
-struct Document {
-    kind: String,
-    #[serde(default)]
-    metadata: Option<ObjectMeta>,
-    #[serde(default)]
-    spec: Option<api::PodSpec>,
-    #[serde(default)]
-    status: Option<api::PodStatus>,
-    #[serde(default)]
-    items: Option<Vec<api::Pod>>,
-}
+// === impl Document ===
 
 impl Document {
     fn pods(self, origin: &str, document: usize, into: &mut Vec<Pod>) -> Result<(), ManifestError> {
-        let single = self.kind == "Pod";
+        let single = self.kind.as_deref() == Some("Pod");
         let pods = if single {
-            let metadata = self.metadata.unwrap_or_default();
-            vec![api::Pod { metadata, spec: self.spec, status: self.status }]
+            let Self { metadata, spec, status, .. } = self;
+            vec![Object { metadata, spec, status }]
         } else {
             self.items.unwrap_or_default()
         };
-        for (pod, index) in pods.iter().zip(0..) {
+        for (pod, index) in pods.into_iter().zip(0..) {
+            let name = name_for_people(pod.metadata.as_ref());
             let read = Pod::from_k8s(pod).and_then(|pod| {
                 if pod.containers.is_empty() { Err(PodError::NoContainers) } else { Ok(pod) }
             });
@@ -276,7 +195,7 @@ impl Document {
                 origin: origin.to_owned(),
                 document,
                 item: (!single).then_some(index),
-                pod: name_for_people(&pod.metadata),
+                pod: name,
                 source: Box::new(source),
             })?);
         }
@@ -284,8 +203,8 @@ impl Document {
     }
 }
 
-fn name_for_people(metadata: &ObjectMeta) -> String {
-    let name = metadata.name.as_ref().or(metadata.generate_name.as_ref());
+fn name_for_people(metadata: Option<&Metadata>) -> String {
+    let name = metadata.and_then(|metadata| metadata.name.as_ref().or(metadata.generate_name.as_ref()));
     name.map_or_else(|| "a pod without a name".to_owned(), |name| format!("pod {name}"))
 }
 

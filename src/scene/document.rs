@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::schema::{mended, violations};
 use super::tree::{Kind, Path, Tree};
 use super::{Finding, ScenePlan};
+use crate::text::{self, Form, Mistake};
 
 /// The longest text of plans that is read, in bytes. The API server takes no object of more than 3 MiB.
 const MAX_TEXT: usize = 16 << 20;
@@ -71,21 +72,10 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
         let what = format!("{} bytes are more than the {MAX_TEXT} that are read: split it", text.len());
         return Err(ReadError::new(origin, 0, None, what));
     }
-    let options = serde_saphyr::options! {
-        with_snippet: false,
-        emit_comments: false,
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
-        budget: serde_saphyr::budget! {
-            max_reader_input_bytes: Some(MAX_TEXT),
-            max_depth: 64,
-            max_nodes: 1_000_000,
-            max_events: 3_000_000,
-        },
-    };
+    let trees = text::read_as::<Tree>(text, Form::PlainYaml, MAX_TEXT);
+    let trees = trees.map_err(|mistake| ReadError::syntax(origin, mistake))?;
     let mut documents = Vec::new();
-    let mut bytes = text.trim_start_matches('\u{feff}').as_bytes();
-    for (read, number) in serde_saphyr::read_with_options::<_, Tree>(&mut bytes, options).zip(1..) {
-        let tree = read.map_err(|error| ReadError::yaml(origin, number, &error))?;
+    for (tree, number) in trees.into_iter().zip(1..) {
         if tree.is_null() {
             continue;
         }
@@ -208,8 +198,7 @@ impl ReadError {
         Self { origin: origin.to_owned(), document, line, what }
     }
 
-    pub(super) fn yaml(origin: &str, document: usize, error: &serde_saphyr::Error) -> Self {
-        let line = error.location().map(|location| location.line()).filter(|&line| line > 0);
-        Self::new(origin, document, line, error.render_with_formatter(&serde_saphyr::UserMessageFormatter))
+    pub(super) fn syntax(origin: &str, mistake: Mistake) -> Self {
+        Self::new(origin, mistake.document, mistake.line, mistake.message)
     }
 }

@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as api;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
 use super::{Amount, ReadError};
+use crate::text::{self, part};
 
 /// The longest text of nodes that is read, in bytes: ten thousand nodes as the API server writes them.
 const MAX_TEXT: usize = 512 << 20;
@@ -29,8 +29,14 @@ pub struct Node {
 ///
 /// `origin` names the text in errors. Fails on what is not a node, and on two nodes of the same name.
 pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
+    if text.len() > MAX_TEXT {
+        let what = format!("{} bytes are more than the {MAX_TEXT} that are read", text.len());
+        return Err(ReadError::new(origin, 0, None, what));
+    }
+    let read = text::read::<Option<Object>>(text, MAX_TEXT);
+    let (documents, _) = read.map_err(|mistake| ReadError::syntax(origin, mistake))?;
     let mut nodes: Vec<Node> = Vec::new();
-    for (document, number) in documents::<Option<Object>>(text, origin)?.into_iter().zip(1..) {
+    for (document, number) in documents.into_iter().zip(1..) {
         let Some(object) = document else { continue };
         let whole = |what: &str| {
             ReadError::new(origin, number, None, format!("{what}; only Nodes and Lists of them are read"))
@@ -67,102 +73,42 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     Ok(nodes)
 }
 
-/// All documents of a text, JSON or YAML.
-fn documents<T: DeserializeOwned>(text: &str, origin: &str) -> Result<Vec<T>, ReadError> {
-    let too_long = || {
-        ReadError::new(
-            origin,
-            0,
-            None,
-            format!("{} bytes are more than the {MAX_TEXT} that are read", text.len()),
-        )
-    };
-    if text.len() > MAX_TEXT {
-        return Err(too_long());
+part! {
+    struct Object: "a Kubernetes object" {
+        kind: String = "kind",
+        metadata: Metadata = "metadata",
+        spec: Spec = "spec",
+        status: Status = "status",
+        items: Vec<Item> = "items",
     }
-    let text = text.trim_start_matches('\u{feff}');
-    let mut found = Vec::new();
-    // JSON has a parser of its own: it is many times faster, and lists of nodes are long.
-    if text.trim_start().starts_with('{') {
-        let read: Result<Vec<T>, _> = serde_json::Deserializer::from_str(text).into_iter().collect();
-        match read {
-            Ok(read) => return Ok(read),
-            Err(error) if error.is_data() => {
-                let line = u64::try_from(error.line()).ok();
-                return Err(ReadError::new(origin, 1, line, error.to_string()));
-            }
-            // It may be YAML that begins like JSON.
-            Err(_) => {}
-        }
+}
+
+part! {
+    struct Item: "a Node" {
+        kind: String = "kind",
+        metadata: Metadata = "metadata",
+        spec: Spec = "spec",
+        status: Status = "status",
     }
-    let options = serde_saphyr::options! {
-        no_schema: true,
-        with_snippet: false,
-        emit_comments: false,
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
-        budget: serde_saphyr::budget! {
-            max_reader_input_bytes: Some(MAX_TEXT),
-            max_depth: 64,
-            max_nodes: 40_000_000,
-            max_events: 100_000_000,
-        },
-    };
-    let mut bytes = text.as_bytes();
-    for document in serde_saphyr::read_with_options(&mut bytes, options) {
-        found.push(document.map_err(|error| ReadError::yaml(origin, found.len() + 1, &error))?);
+}
+
+part! {
+    struct Metadata: "an object's metadata" {
+        name: String = "name",
+        labels: BTreeMap<String, String> = "labels",
     }
-    Ok(found)
 }
 
-#[derive(Deserialize)]
-#[serde(expecting = "a Kubernetes object")]
-struct Object {
-    #[serde(default)]
-    kind: Option<String>,
-    #[serde(default)]
-    metadata: Option<Metadata>,
-    #[serde(default)]
-    spec: Option<Spec>,
-    #[serde(default)]
-    status: Option<Status>,
-    #[serde(default)]
-    items: Option<Vec<Item>>,
+part! {
+    struct Spec: "a node's spec" {
+        unschedulable: bool = "unschedulable",
+    }
 }
 
-#[derive(Deserialize)]
-#[serde(expecting = "a Node")]
-struct Item {
-    #[serde(default)]
-    kind: Option<String>,
-    #[serde(default)]
-    metadata: Option<Metadata>,
-    #[serde(default)]
-    spec: Option<Spec>,
-    #[serde(default)]
-    status: Option<Status>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(expecting = "an object's metadata")]
-struct Metadata {
-    #[serde(default)]
-    name: Option<String>,
-    #[serde(default)]
-    labels: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(expecting = "a node's spec")]
-struct Spec {
-    #[serde(default)]
-    unschedulable: Option<bool>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(expecting = "a node's status")]
-struct Status {
-    #[serde(default)]
-    allocatable: Option<BTreeMap<String, Amount>>,
+part! {
+    struct Status: "a node's status" {
+        allocatable: BTreeMap<String, Amount> = "allocatable",
+    }
 }
 
 // === impl Node ===
@@ -176,6 +122,13 @@ impl From<Item> for Node {
             allocatable: item.status.unwrap_or_default().allocatable.unwrap_or_default(),
             cordoned: item.spec.unwrap_or_default().unschedulable.unwrap_or_default(),
         }
+    }
+}
+
+/// From a Node as the API server writes it.
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Item::deserialize(deserializer).map(Self::from)
     }
 }
 

@@ -9,10 +9,11 @@ use kube::core::Status;
 use kube::core::params::{ListParams, WatchParams};
 use kube::core::request;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::known::Identity;
 use super::{Known, PodsEvent, Settings};
 use crate::cluster::call::Lines;
 use crate::cluster::{Api, Backoff, Call, Dice, ErrorKind, Failure};
@@ -21,9 +22,6 @@ const PODS: &str = "/api/v1/pods";
 
 /// After so many unreadable answers in a row everything is read anew.
 const NONSENSE_ENOUGH: u32 = 3;
-
-/// The mark at the end of a streaming list.
-const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 
 /// Follows the pods of a node until nobody listens any more.
 ///
@@ -87,20 +85,20 @@ struct Follower {
     dice: Dice,
 }
 
-/// A page of a list.
+/// A page of a list. The pods stay text until each is read by itself: one that can't be read keeps nobody from being read.
 #[derive(Deserialize)]
 struct Page {
     #[serde(default)]
     metadata: ListMeta,
     #[serde(default)]
-    items: Vec<Value>,
+    items: Vec<Box<RawValue>>,
 }
 
 /// A line of a watch.
 #[derive(Deserialize)]
 struct Line {
     r#type: String,
-    object: Value,
+    object: Box<RawValue>,
 }
 
 // === impl Follower ===
@@ -205,7 +203,7 @@ impl Follower {
     }
 
     /// The objects of a streaming list and its version, once its end is marked; `None` where no mark came in time.
-    async fn initial(&self, lines: &mut Lines) -> Result<Option<(Vec<Value>, String)>, Failure> {
+    async fn initial(&self, lines: &mut Lines) -> Result<Option<(Vec<Box<RawValue>>, String)>, Failure> {
         let until = Instant::now() + self.settings.initial;
         let mut objects = BTreeMap::new();
         loop {
@@ -219,20 +217,22 @@ impl Follower {
                 Err(failure) => return Err(failure),
             };
             let line: Line = parse(&line)?;
+            let identity = Identity::of(&line.object);
             match line.r#type.as_str() {
-                "BOOKMARK" if line.object.pointer(INITIAL_END).is_some() => {
-                    let version = version(&line.object)
+                "BOOKMARK" if identity.ends_list() => {
+                    let version = identity
+                        .version()
                         .ok_or_else(|| Failure::Nonsense("a bookmark without a version".to_owned()))?;
                     return Ok(Some((objects.into_values().collect(), version)));
                 }
                 "BOOKMARK" => {}
                 "ADDED" | "MODIFIED" => {
-                    objects.insert(key(&line.object), line.object);
+                    objects.insert(identity.uid().to_owned(), line.object);
                 }
                 "DELETED" => {
-                    objects.remove(&key(&line.object));
+                    objects.remove(identity.uid());
                 }
-                _ => return Err(error_event(line.object)),
+                _ => return Err(error_event(&line.object)),
             }
         }
     }
@@ -276,7 +276,7 @@ impl Follower {
         }
     }
 
-    async fn replaced(&mut self, objects: Vec<Value>, version: String) {
+    async fn replaced(&mut self, objects: Vec<Box<RawValue>>, version: String) {
         let snapshot = self.known.replace(objects);
         self.api.counters().resynced();
         self.version = Some(version);
@@ -286,18 +286,18 @@ impl Follower {
     /// Takes one line of the watch.
     async fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
         let line: Line = parse(line)?;
-        let next = version(&line.object);
+        let next = Identity::of(&line.object).version();
         let event = match line.r#type.as_str() {
             "BOOKMARK" => None,
             "ADDED" | "MODIFIED" => {
                 self.api.counters().pod_changed();
-                self.known.changed(line.object)
+                self.known.changed(&line.object)
             }
             "DELETED" => {
                 self.api.counters().pod_changed();
                 self.known.gone(&line.object)
             }
-            _ => return Err(error_event(line.object)),
+            _ => return Err(error_event(&line.object)),
         };
         // Something was heard: whatever comes next is the first failure again.
         self.backoff.reset();
@@ -372,17 +372,8 @@ fn parse(line: &[u8]) -> Result<Line, Failure> {
     serde_json::from_slice(line).map_err(|error| Failure::Nonsense(format!("a line of the watch: {error}")))
 }
 
-fn version(object: &Value) -> Option<String> {
-    let version = object.pointer("/metadata/resourceVersion").and_then(Value::as_str);
-    version.filter(|version| !version.is_empty()).map(str::to_owned)
-}
-
-fn key(object: &Value) -> String {
-    object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned()
-}
-
-fn error_event(object: Value) -> Failure {
-    match serde_json::from_value::<Status>(object) {
+fn error_event(object: &RawValue) -> Failure {
+    match serde_json::from_slice::<Status>(object.get().as_bytes()) {
         Ok(status) => Failure::refused(status),
         Err(error) => Failure::Nonsense(format!("an event of the watch: {error}")),
     }

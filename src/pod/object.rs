@@ -1,0 +1,93 @@
+//! [`Object`]: the part of a Kubernetes Pod that we read, and nothing else.
+//!
+//! Kubernetes' own types have every field that there is, in some two hundred structs, and the code that reads them is there
+//! once for each format. What is not named here is skipped, whatever it holds: it may be newer than we are.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::de::IgnoredAny;
+
+use crate::text::part;
+
+part! {
+    /// A Pod as the API server or a manifest's author writes it: see [`Pod::from_k8s`](super::Pod::from_k8s).
+    pub struct Object: "a Kubernetes object" {
+        pub(super) metadata: Metadata = "metadata",
+        pub(super) spec: Spec = "spec",
+        pub(super) status: Status = "status",
+    }
+}
+
+part! {
+    pub(super) struct Metadata: "an object's metadata" {
+        pub(super) name: String = "name",
+        pub(super) generate_name: String = "generateName",
+        pub(super) namespace: String = "namespace",
+        pub(super) uid: String = "uid",
+        pub(super) labels: BTreeMap<String, String> = "labels",
+        pub(super) annotations: BTreeMap<String, String> = "annotations",
+    }
+}
+
+part! {
+    pub(super) struct Spec: "a pod's spec" {
+        pub(super) init_containers: Vec<Container> = "initContainers",
+        pub(super) containers: Vec<Container> = "containers",
+        pub(super) host_network: bool = "hostNetwork",
+        pub(super) resources: Resources = "resources",
+    }
+}
+
+part! {
+    pub(super) struct Container: "a container" {
+        pub(super) name: String = "name",
+        pub(super) image: String = "image",
+        pub(super) command: Vec<String> = "command",
+        pub(super) args: Vec<String> = "args",
+        pub(super) env: Vec<Variable> = "env",
+        /// Where more variables come from: only whether there are any.
+        pub(super) env_from: Vec<IgnoredAny> = "envFrom",
+        pub(super) restart_policy: String = "restartPolicy",
+        pub(super) resources: Resources = "resources",
+    }
+}
+
+part! {
+    pub(super) struct Variable: "an environment variable" {
+        pub(super) name: String = "name",
+        pub(super) value: String = "value",
+        /// Where the value comes from: only whether it does.
+        pub(super) value_from: IgnoredAny = "valueFrom",
+    }
+}
+
+part! {
+    pub(super) struct Resources: "resources" {
+        pub(super) requests: Amounts = "requests",
+        pub(super) limits: Amounts = "limits",
+    }
+}
+
+part! {
+    pub(super) struct Amounts: "amounts of resources" {
+        pub(super) cpu: Quantity = "cpu",
+        pub(super) memory: Quantity = "memory",
+    }
+}
+
+part! {
+    pub(super) struct Status: "a pod's status" {
+        pub(super) phase: String = "phase",
+        pub(super) qos_class: String = "qosClass",
+        pub(super) init_container_statuses: Vec<ContainerStatus> = "initContainerStatuses",
+        pub(super) container_statuses: Vec<ContainerStatus> = "containerStatuses",
+    }
+}
+
+part! {
+    pub(super) struct ContainerStatus: "a container's status" {
+        pub(super) name: String = "name",
+        pub(super) container_id: String = "containerID",
+    }
+}
