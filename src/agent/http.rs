@@ -123,9 +123,10 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
     match (request.uri().path(), snapshot) {
         ("/healthz", _) => text(StatusCode::OK, "ok\n".to_owned()),
         ("/readyz", Some(snapshot)) => match (state.awaited(), state.troubles(&snapshot)) {
-            (Some(awaited), _) => {
-                text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {awaited}; what runs is left as it is\n"))
-            }
+            (Some(awaited), _) => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("not ready: {awaited}; what runs is left as it is\n"),
+            ),
             (None, troubles) if troubles.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
             (None, troubles) => {
                 text(StatusCode::OK, format!("ready, with errors:\n{}\n", troubles.join("\n")))
@@ -135,12 +136,10 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
             StatusCode::SERVICE_UNAVAILABLE,
             "not ready: the first reconcile is still to come\n".to_owned(),
         ),
-        ("/metrics", Some(snapshot)) => {
-            match tokio::task::block_in_place(|| state.render(&snapshot)) {
-                Ok(text) => typed(StatusCode::OK, metrics::CONTENT_TYPE, text),
-                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-            }
-        }
+        ("/metrics", Some(snapshot)) => match tokio::task::block_in_place(|| state.render(&snapshot)) {
+            Ok(text) => typed(StatusCode::OK, metrics::CONTENT_TYPE, text),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        },
         ("/status", Some(snapshot)) => match state.status(&snapshot) {
             Ok(json) => typed(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

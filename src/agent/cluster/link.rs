@@ -84,8 +84,7 @@ pub(in crate::agent) struct LinkState {
 impl Link {
     /// A link of which nothing is known yet, and its writing end.
     pub(super) fn new(cluster: &Cluster) -> (Self, watch::Sender<Heard>) {
-        let (said, heard) =
-            watch::channel(Heard { since: Some(Timestamp::now()), ..Heard::default() });
+        let (said, heard) = watch::channel(Heard { since: Some(Timestamp::now()), ..Heard::default() });
         let Cluster { api, node, namespace, server, origin } = cluster.clone();
         let counters = Arc::clone(api.counters());
         (Self { heard, counters, node, namespace, server, origin }, said)

@@ -24,10 +24,10 @@ use tokio_util::sync::CancellationToken;
 use super::config::{self, Config};
 use super::event::Event;
 use super::tasks::Tasks;
+use crate::cluster::Api;
 use crate::cluster::connect::{self, ConnectError, Connection};
 use crate::cluster::events::{self, Recorder};
 use crate::cluster::pods as followed;
-use crate::cluster::Api;
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 

@@ -181,7 +181,9 @@ impl Known {
         }
         self.repaired = repaired.count;
         // Of one that owns nothing, others are protected: that is no news for its own pod.
-        let Some(cpus) = container.assigned.as_ref().filter(|_| container.entitlement.cpus() > 0) else { return };
+        let Some(cpus) = container.assigned.as_ref().filter(|_| container.entitlement.cpus() > 0) else {
+            return;
+        };
         let why = match repaired.cause {
             Cause::Written => "somebody wrote other CPUs to its cgroup",
             Cause::Ancestor => "a cgroup above its own was narrowed",
@@ -193,7 +195,10 @@ impl Known {
             warning: true,
             action: "Repair",
             reason: "DriftRepaired",
-            says: format!("ran on CPUs {} instead of {cpus}, since {why}; it was put right", repaired.effective),
+            says: format!(
+                "ran on CPUs {} instead of {cpus}, since {why}; it was put right",
+                repaired.effective
+            ),
         });
     }
 }
@@ -229,7 +234,9 @@ fn where_to(container: &ContainerState, cpus: &CpuSet, before: Option<&CpuSet>, 
 fn refusal(container: &ContainerState, refused: Refused) -> Said {
     let note = container.note.as_deref().unwrap_or_else(|| container.entitlement.reason());
     let (reason, says) = match refused {
-        Refused::Policy => ("NotPinned", format!("gets no CPUs of its own: {}", container.entitlement.reason())),
+        Refused::Policy => {
+            ("NotPinned", format!("gets no CPUs of its own: {}", container.entitlement.reason()))
+        }
         Refused::Room => ("Refused", note.to_owned()),
         Refused::Kernel => ("PartitionRefused", note.to_owned()),
     };

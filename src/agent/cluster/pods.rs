@@ -45,8 +45,7 @@ pub(super) async fn take(
         if changed && known.is_complete() {
             // Whoever reads the owner's next snapshot finds the pods that it speaks of.
             pods.send_replace(Some(known.pods().into()));
-            let event =
-                Event::Pods { source: Source::Api, pods: known.pods(), errors: known.unreadable() };
+            let event = Event::Pods { source: Source::Api, pods: known.pods(), errors: known.unreadable() };
             if owner.send(event).await.is_err() {
                 return Ok(());
             }

@@ -15,7 +15,12 @@ fn shared(reason: &str) -> Entitlement {
 }
 
 fn pod(name: &str) -> Pod {
-    Pod { namespace: "train".to_owned(), name: name.to_owned(), uid: Some(format!("u-{name}")), ..Pod::default() }
+    Pod {
+        namespace: "train".to_owned(),
+        name: name.to_owned(),
+        uid: Some(format!("u-{name}")),
+        ..Pod::default()
+    }
 }
 
 /// A container of pod `p` that waits for two CPUs.
@@ -91,7 +96,8 @@ fn told(states: &[ContainerState]) -> Vec<Vec<String>> {
     states.iter().map(one).collect()
 }
 
-const PINNED: &str = "Pinned: Container main runs on CPUs 2-3 of its own, on NUMA node 0 (enforcement cpuset)";
+const PINNED: &str =
+    "Pinned: Container main runs on CPUs 2-3 of its own, on NUMA node 0 (enforcement cpuset)";
 
 #[test]
 fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
@@ -101,7 +107,9 @@ fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
     let moved = told(&[owns("2-3"), owns("1-2")]);
     assert_eq!(
         moved[1],
-        ["Pinned: Container main runs on CPUs 1-2 of its own, on NUMA node 0, and no longer 2-3 (enforcement cpuset)"]
+        [
+            "Pinned: Container main runs on CPUs 1-2 of its own, on NUMA node 0, and no longer 2-3 (enforcement cpuset)"
+        ]
     );
     // Between two containers there is no cgroup, and nothing to say.
     let gone = ContainerState { cgroup: None, effective: None, ..owns("2-3") };
@@ -147,7 +155,8 @@ fn a_restart_tells_nothing_of_what_was_so() {
 fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
     let note = |free: usize| format!("stays in the shared pool: too few free CPUs: 2 wanted, {free} free");
     let room = |free| refused(Refused::Room, &note(free));
-    let kernel = "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
+    let kernel =
+        "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
     let heard = told(&[
         room(0),
         room(1),
@@ -192,7 +201,8 @@ fn policy_is_told_where_no_container_of_the_pod_gets_any() {
 fn whoever_has_to_share_again_is_told_why_but_not_at_its_end() {
     let annotated = ContainerState { entitlement: shared("annotation pinfold.io/cpus=shared"), ..waiting() };
     let heard = told(&[owns("2-3"), annotated.clone(), annotated.clone(), owns("2-3")]);
-    let says = "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
+    let says =
+        "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
     assert_eq!(heard, [vec![PINNED], vec![says], vec![], vec![PINNED]]);
     let mut told = Told::default();
     told.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
@@ -211,7 +221,8 @@ fn drift_is_told_when_it_is_put_right() {
     let heard = told(&[owns("2-3"), drifted, repaired(1), repaired(1), repaired(3)]);
     assert_eq!(heard, [vec![PINNED], vec![], vec![says], vec![], vec![says]]);
     // One that owns nothing was only kept off others' CPUs.
-    let bystander = ContainerState { entitlement: shared("not a training pod"), assigned: None, ..repaired(1) };
+    let bystander =
+        ContainerState { entitlement: shared("not a training pod"), assigned: None, ..repaired(1) };
     assert_eq!(told(&[bystander]), [Vec::<String>::new()]);
 }
 
@@ -219,8 +230,7 @@ fn drift_is_told_when_it_is_put_right() {
 fn a_users_own_variable_is_told_once() {
     let mut state = owns("2-3");
     state.threads.kept = vec!["MKL_NUM_THREADS".to_owned(), "OMP_NUM_THREADS".to_owned()];
-    let says =
-        "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself: what is set there stays as it is";
+    let says = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself: what is set there stays as it is";
     assert_eq!(told(&[state.clone(), state]), [vec![PINNED, says], vec![]]);
 }
 
