@@ -189,3 +189,39 @@ impl Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_is_used_where_it_is_asked_for_or_nothing_else_is() {
+        let cases = [
+            (Asked::Auto, false, false, true),
+            (Asked::Auto, true, false, false),
+            (Asked::Auto, true, true, true),
+            (Asked::Always, true, false, true),
+            (Asked::Never, false, true, false),
+        ];
+        for (api, pods, kubeconfig, used) in cases {
+            let named = |name: &str, is: bool| is.then(|| name.into());
+            let mut config = Config { pods: named("pods", pods), ..Config::default() };
+            (config.cluster.api, config.cluster.kubeconfig) = (api, named("kubeconfig", kubeconfig));
+            assert_eq!(wanted(&config), used, "{api:?}, pods {pods}, kubeconfig {kubeconfig}");
+        }
+    }
+
+    #[test]
+    fn names_that_cannot_be_are_refused() {
+        let with = |namespace: &str, node: Option<&str>| config::Cluster {
+            namespace: namespace.to_owned(),
+            node_name: node.map(str::to_owned),
+            ..config::Cluster::default()
+        };
+        check(&with("kube-system", Some("node-1.example.io"))).unwrap();
+        for wrong in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
+            assert!(check(&with(wrong, None)).unwrap_err().to_string().contains("--namespace"), "{wrong}");
+        }
+        assert!(check(&with("a", Some("Node"))).unwrap_err().to_string().contains("--node-name"));
+    }
+}

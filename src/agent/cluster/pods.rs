@@ -81,3 +81,72 @@ fn one(event: PodsEvent, known: &mut Known, said: &watch::Sender<Heard>) -> bool
     });
     changed
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pod::Pod;
+
+    fn all(names: &[&str]) -> PodsEvent {
+        let pod =
+            |name: &&str| Pod { name: (*name).to_owned(), uid: Some(format!("u-{name}")), ..Pod::default() };
+        PodsEvent::Snapshot { pods: names.iter().map(pod).collect(), unreadable: BTreeMap::new() }
+    }
+
+    fn start() -> (mpsc::Sender<PodsEvent>, mpsc::Receiver<Event>, watch::Receiver<Heard>) {
+        let (say, heard) = mpsc::channel(8);
+        let (said, link) = watch::channel(Heard::default());
+        let (owner, told) = mpsc::channel(8);
+        tokio::spawn(take(heard, said, watch::channel(None).0, owner));
+        (say, told, link)
+    }
+
+    fn names(event: Option<Event>) -> Vec<String> {
+        let Some(Event::Pods { source: Source::Api, pods, .. }) = event else { panic!("{event:?}") };
+        pods.into_iter().map(|pod| pod.name).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_owner_goes_on_without_an_api_that_is_silent_or_away() {
+        let began = Instant::now();
+        let (say, mut told, link) = start();
+        assert!(matches!(told.recv().await, Some(Event::Unheard)));
+        assert_eq!(began.elapsed(), PATIENCE);
+        say.send(PodsEvent::Trouble("away".to_owned())).await.unwrap();
+        say.send(all(&["a"])).await.unwrap();
+        assert_eq!(names(told.recv().await), ["a"], "said once");
+        assert!(link.borrow().complete && link.borrow().trouble.is_some());
+
+        let (say, mut told, link) = start();
+        let began = Instant::now();
+        say.send(PodsEvent::Trouble("away".to_owned())).await.unwrap();
+        assert!(matches!(told.recv().await, Some(Event::Unheard)));
+        assert_eq!(began.elapsed(), Duration::ZERO, "no need to wait for one that is known to be away");
+        assert!(!link.borrow().complete && link.borrow().last_error.as_deref() == Some("away"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_takes_no_pod_away_and_is_remembered() {
+        let (say, mut told, link) = start();
+        say.send(all(&["a", "b"])).await.unwrap();
+        assert_eq!(names(told.recv().await), ["a", "b"]);
+        say.send(PodsEvent::Trouble("away".to_owned())).await.unwrap();
+        say.send(PodsEvent::Recovered).await.unwrap();
+        let gone = PodsEvent::Gone { uid: "u-a".to_owned(), namespace: String::new(), name: "a".to_owned() };
+        say.send(gone).await.unwrap();
+        assert_eq!(names(told.recv().await), ["b"], "nothing was said of the trouble");
+        let heard = link.borrow().clone();
+        assert_eq!((heard.trouble, heard.last_error.as_deref(), heard.pods), (None, Some("away"), 1));
+        // Several that come while the owner is busy are one change.
+        for name in ["c", "d", "e"] {
+            say.send(all(&[name])).await.unwrap();
+        }
+        assert_eq!(names(told.recv().await), ["e"]);
+        drop(say);
+        assert!(told.recv().await.is_none(), "it ends with the one who tells");
+    }
+}
