@@ -8,6 +8,7 @@
 
 #[path = "support/agent.rs"]
 mod agent;
+mod fakeapi;
 #[path = "support/gate.rs"]
 mod gate;
 #[path = "support/http.rs"]
@@ -15,6 +16,8 @@ mod http;
 #[path = "support/kernel.rs"]
 mod kernel;
 
+#[path = "agent/api.rs"]
+mod api;
 #[path = "agent/churn.rs"]
 mod churn;
 #[path = "agent/drift.rs"]

@@ -44,6 +44,9 @@ fn pinfold() -> Command {
             command.env_remove(name);
         }
     }
+    for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_NAMESPACE"] {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -233,16 +236,35 @@ fn run_says_why_it_cannot() {
     let start = |more: &[&str]| finish(pinfold().arg("run").args(&args).args(more));
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, _, error) = start(&["--listen", &address]);
+    let (_folder, file) = file("kubeconfig", "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n");
+    let pods = text(machine.path());
+    let (code, _, error) = start(&["--listen", &address, "--pods", pods]);
     assert!(code == Some(2) && error.contains(&address) && error.contains("--listen"), "{error}");
     let (code, _, error) = start(&["--listen", "127.0.0.1:0", "--pods", "/nowhere"]);
     assert!(code == Some(2) && error.contains("/nowhere") && error.contains("--pods"), "{error}");
-    let (code, _, error) = start(&["--reserved", "4000"]);
+    let (code, _, error) = start(&["--reserved", "4000", "--pods", pods]);
     assert!(code == Some(2) && error.contains("4000"), "{error}");
     let nothing = text(machine.path()).to_owned() + "/sys";
     let (code, _, error) =
-        finish(pinfold().args(["run", "--cgroup-root", &nothing, "--listen", "127.0.0.1:0"]));
+        finish(pinfold().args(["run", "--cgroup-root", &nothing, "--listen", "127.0.0.1:0", "--pods", pods]));
     assert!(code == Some(2) && error.contains(&nothing) && error.contains("--cgroup-root"), "{error}");
+
+    // The way to the API, or none.
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&[], &["--pods", "--kubeconfig", "KUBERNETES_SERVICE_HOST"]),
+        (&["--api", "never"], &["--pods", "--api"]),
+        (&["--api", "always", "--pods", pods], &["--kubeconfig", "KUBERNETES_SERVICE_HOST"]),
+        (&["--kubeconfig", "/nowhere"], &["/nowhere", "--kubeconfig"]),
+        (&["--kubeconfig", &file, "--pods", pods], &[&file, "nowhere"]),
+        (&["--node-name", "Node_1"], &["Node_1", "--node-name"]),
+        (&["--namespace", "a/b"], &["a/b", "--namespace"]),
+        (&["--api", "perhaps"], &["perhaps", "always"]),
+    ];
+    for (args, says) in cases {
+        let (code, _, error) = start(args);
+        assert_eq!(code, Some(2), "{args:?}: {error}");
+        assert!(says.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+    }
 }
 
 #[test]

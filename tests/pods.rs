@@ -345,3 +345,32 @@ fn thread_policy_in_configuration() {
     let written = serde_saphyr::to_string(&policy).unwrap();
     assert_eq!(serde_saphyr::from_str::<ThreadPolicy>(&written).unwrap(), policy);
 }
+
+#[test]
+fn who_is_denied_should_be_told() {
+    let pod = |annotation: &str, label: &str, limits: &str, phase: &str| {
+        let text = format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: p, labels: {{{label}}}, annotations: {{{annotation}}}}}, \
+             spec: {{containers: [{{name: main, image: tf, resources: {{limits: {{{limits}}}}}}}]}}, status: {{phase: {phase}}}}}"
+        );
+        pod::parse(&text, "p").unwrap().remove(0)
+    };
+    let worker = "training.kubeflow.org/job-name: job, training.kubeflow.org/replica-type: worker";
+    for (annotation, label, limits, phase, denied) in [
+        ("", worker, "cpu: 2, memory: 1Gi", "Running", false),
+        ("", worker, "cpu: 2", "Running", true),
+        ("", worker, "cpu: 1500m, memory: 1Gi", "Running", true),
+        ("", worker, "cpu: 2", "Succeeded", false),
+        ("", "", "cpu: 2", "Running", false),
+        ("pinfold.io/cpus: exclusive", "", "cpu: 2", "Running", true),
+        ("pinfold.io/cpus: shared", worker, "cpu: 2, memory: 1Gi", "Running", false),
+        ("pinfold.io/cpus: exlusive", "", "cpu: 2", "Running", true),
+    ] {
+        let pod = pod(annotation, label, limits, phase);
+        for training_only in [true, false] {
+            let policy = Policy { training_only, ..Policy::default() };
+            let is = pod::is_denied(&pod, &pod.containers[0], &policy);
+            assert_eq!(is, denied, "{annotation} {label} {limits} {phase} {training_only}");
+        }
+    }
+}

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use super::cluster::{self, Asked};
 use crate::cpu::CpuSet;
 use crate::pin::quiet::Quiet;
 use crate::pod::{Policy, ThreadPolicy, Wishes};
@@ -26,6 +27,8 @@ pub struct Config {
     /// A folder of pod manifests, YAML or JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pods: Option<PathBuf>,
+    /// The Kubernetes API.
+    pub cluster: Cluster,
     /// CPUs that no container is given; the core of the lowest CPU where nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
@@ -46,6 +49,28 @@ pub struct Config {
     pub quiet: Quiet,
     /// How thread counts follow from CPUs.
     pub threads: ThreadPolicy,
+}
+
+/// Whether the Kubernetes API is used, and who the agent is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Whether the API is used.
+    pub api: Asked,
+    /// The kubeconfig that leads to it; `KUBECONFIG` or the pod's service account where none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubeconfig: Option<PathBuf>,
+    /// This node's name; the host's where none is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// The namespace of the agent's own objects: the same for all agents of a cluster.
+    pub namespace: String,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self { api: Asked::Auto, kubeconfig: None, node_name: None, namespace: "pinfold".to_owned() }
+    }
 }
 
 /// The enforcement asked for.
@@ -81,6 +106,18 @@ pub struct Overrides {
     /// Folder of pod manifests (YAML or JSON)
     #[arg(long, value_name = "DIR", env = "PINFOLD_PODS")]
     pub pods: Option<PathBuf>,
+    /// Whether pods come from the Kubernetes API [default: auto]
+    #[arg(long, env = "PINFOLD_API")]
+    pub api: Option<Asked>,
+    /// Kubeconfig that leads to the API server [default: the one in KUBECONFIG, else the pod's service account]
+    #[arg(long, value_name = "FILE", env = "PINFOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// This node's name in the cluster [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Namespace of the agent's own objects [default: pinfold]
+    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     pub reserved: Option<CpuSet>,
@@ -102,6 +139,7 @@ impl Default for Config {
             cgroup_root: PathBuf::from("/sys/fs/cgroup"),
             trees: vec!["kubepods".to_owned(), "kubepods.slice".to_owned()],
             pods: None,
+            cluster: Cluster::default(),
             reserved: None,
             enforcement: Wanted::Auto,
             reconcile_seconds: 10,
@@ -134,6 +172,10 @@ impl Config {
             cgroup_root,
             trees,
             pods,
+            api,
+            kubeconfig,
+            node_name,
+            namespace,
             reserved,
             enforcement,
             reconcile_seconds,
@@ -146,6 +188,10 @@ impl Config {
         set(&mut config.reconcile_seconds, reconcile_seconds);
         set(&mut config.listen, listen);
         config.pods = pods.or(config.pods);
+        set(&mut config.cluster.api, api);
+        set(&mut config.cluster.namespace, namespace.filter(given));
+        config.cluster.kubeconfig = kubeconfig.or(config.cluster.kubeconfig);
+        config.cluster.node_name = node_name.filter(given).or(config.cluster.node_name);
         config.reserved = reserved.or(config.reserved);
         config.check()?;
         Ok(config)
@@ -185,13 +231,19 @@ impl Config {
                 "tree {tree:?} is not a cgroup path: write it like kubepods or kubelet/kubepods"
             );
         }
-        Ok(())
+        cluster::check(&self.cluster)
     }
 
     /// The configuration as a file would hold it.
     pub fn to_yaml(&self) -> anyhow::Result<String> {
         Ok(serde_saphyr::to_string(self)?)
     }
+}
+
+/// A variable that is set to nothing says nothing.
+#[allow(clippy::ptr_arg, reason = "it is the predicate of a filter")]
+fn given(text: &String) -> bool {
+    !text.is_empty()
 }
 
 fn set<T>(slot: &mut T, value: Option<T>) {
@@ -222,6 +274,10 @@ mod tests {
             ("enforcement: maybe", "maybe"),
             ("listen: everywhere", "listen"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
+            ("cluster: {api: 1}", "api"),
+            ("cluster: {node: n1}", "node"),
+            ("cluster: {nodeName: Node_1}", "Node_1"),
+            ("cluster: {namespace: a.b}", "a.b"),
         ] {
             let error = format!("{:#}", Config::parse(text).unwrap_err());
             assert!(error.contains(named), "{text}: {error}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use super::Event;
+use super::event::{Event, Source};
 use crate::host::watch::Watch;
 use crate::pod::{self, Pod};
 
@@ -74,7 +74,7 @@ impl Folder {
                 }
             }
         }
-        Event::Pods { pods: self.distinct(&mut errors), errors }
+        Event::Pods { source: Source::Folder, pods: self.distinct(&mut errors), errors }
     }
 
     /// All pods, each uid once: the first file that holds it wins, and the others are named.

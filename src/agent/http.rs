@@ -11,10 +11,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::cluster::{Link, LinkState};
 use crate::metrics::{self, AgentMetrics, Sources};
 use crate::pin::Snapshot;
 
@@ -33,6 +35,43 @@ pub(super) struct State {
     pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     pub(super) sources: Sources,
     pub(super) metrics: AgentMetrics,
+    /// What is known of the API, where it is used.
+    pub(super) link: Option<Link>,
+}
+
+/// What `/status` shows.
+#[derive(Serialize)]
+struct Status<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<LinkState>,
+    #[serde(flatten)]
+    snapshot: &'a Snapshot,
+}
+
+// === impl State ===
+
+impl State {
+    /// What `/metrics` shows.
+    pub(super) fn render(&self, snapshot: &Snapshot) -> prometheus::Result<String> {
+        let api = self.link.as_ref().map(Link::numbers);
+        metrics::render(snapshot, &self.sources, &self.metrics, api.as_ref())
+    }
+
+    fn status(&self, snapshot: &Snapshot) -> serde_json::Result<String> {
+        let cluster = self.link.as_ref().map(Link::state);
+        serde_json::to_string_pretty(&Status { cluster, snapshot })
+    }
+
+    /// Why the agent is not ready, although it works.
+    fn awaited(&self) -> Option<String> {
+        self.link.as_ref().and_then(Link::awaited)
+    }
+
+    /// What a person should know of an agent that is ready.
+    fn troubles(&self, snapshot: &Snapshot) -> Vec<String> {
+        let trouble = self.link.as_ref().and_then(Link::trouble);
+        trouble.into_iter().chain(snapshot.errors.iter().cloned()).collect()
+    }
 }
 
 /// Serves until told to stop.
@@ -83,24 +122,25 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri().path(), snapshot) {
         ("/healthz", _) => text(StatusCode::OK, "ok\n".to_owned()),
-        ("/readyz", Some(snapshot)) if snapshot.errors.is_empty() => {
-            text(StatusCode::OK, "ready\n".to_owned())
-        }
-        ("/readyz", Some(snapshot)) => {
-            text(StatusCode::OK, format!("ready, with errors:\n{}\n", snapshot.errors.join("\n")))
-        }
+        ("/readyz", Some(snapshot)) => match (state.awaited(), state.troubles(&snapshot)) {
+            (Some(awaited), _) => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("not ready: {awaited}; what runs is left as it is\n"),
+            ),
+            (None, troubles) if troubles.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
+            (None, troubles) => {
+                text(StatusCode::OK, format!("ready, with errors:\n{}\n", troubles.join("\n")))
+            }
+        },
         ("/readyz" | "/metrics" | "/status", None) => text(
             StatusCode::SERVICE_UNAVAILABLE,
             "not ready: the first reconcile is still to come\n".to_owned(),
         ),
-        ("/metrics", Some(snapshot)) => {
-            let render = || metrics::render(&snapshot, &state.sources, &state.metrics);
-            match tokio::task::block_in_place(render) {
-                Ok(text) => typed(StatusCode::OK, metrics::CONTENT_TYPE, text),
-                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-            }
-        }
-        ("/status", Some(snapshot)) => match serde_json::to_string_pretty(&*snapshot) {
+        ("/metrics", Some(snapshot)) => match tokio::task::block_in_place(|| state.render(&snapshot)) {
+            Ok(text) => typed(StatusCode::OK, metrics::CONTENT_TYPE, text),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        },
+        ("/status", Some(snapshot)) => match state.status(&snapshot) {
             Ok(json) => typed(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         },

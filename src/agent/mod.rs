@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  manifests ──inotify──> folder ─┐
+//!  the API ──────watch──> cluster ┤
 //!  cgroups ────inotify──> trees ──┼── Event ──> owner ── Snapshot ──> HTTP (/metrics, /status, /readyz)
 //!  a runtime's question ──────────┤
 //!  every 10 s ────────────────────┘
@@ -9,16 +10,21 @@
 //!
 //! All that changes is changed by one task, the owner; others send it events and read what it publishes.
 
+pub mod cluster;
 pub mod config;
 pub mod devices;
+mod event;
 mod folder;
+mod history;
 mod http;
 mod node;
 mod owner;
+mod promises;
 mod run;
 mod service;
+mod tasks;
 
+pub use event::{Admission, Event, Source};
 pub use folder::read_pods;
 pub use node::{Node, environment, reserved};
-pub use owner::{Admission, Event};
 pub use run::{Agent, lock, run};

@@ -1,61 +1,27 @@
 //! The one owner of the state: events in, a reconcile each, a snapshot out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use super::event::{Admission, Event, Source};
+use super::history::History;
 use super::node::{Node, threads};
+use super::promises::Promises;
 use crate::cpu::{CpuSet, Placer};
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
-use crate::pin::decide::{Decisions, Inputs, decide, default_reserved};
+use crate::pin::decide::{Decisions, Inputs, Refused, decide, default_reserved};
 use crate::pin::quiet::{Keeper, Quiet, Report};
 use crate::pin::{
     self, Applied, Drift, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
 };
-use crate::pod::{Pod, ThreadEnvironment};
-
-/// How long CPUs that a runtime was told of wait for their container's cgroup.
-const PROMISE: Duration = Duration::from_secs(120);
+use crate::pod::Pod;
 
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
-
-/// What the owner is told.
-#[derive(Debug)]
-pub enum Event {
-    /// The pods of the folder, all of them, and what could not be read.
-    Pods {
-        /// The pods.
-        pods: Vec<Pod>,
-        /// Files that could not be read, as sentences.
-        errors: Vec<String>,
-    },
-    /// The NUMA nodes of the devices of pods, by namespace and name.
-    Devices(BTreeMap<(String, String), CpuSet>),
-    /// A runtime is about to create a container.
-    Create {
-        /// Its pod.
-        pod: Box<Pod>,
-        /// The container's name.
-        container: String,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Admission>,
-    },
-}
-
-/// What a runtime is told of a container that it is about to create.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Admission {
-    /// The CPUs it will own; `None` in the shared pool.
-    pub cpus: Option<CpuSet>,
-    /// NUMA nodes of those CPUs, where the machine tells.
-    pub numa: Option<CpuSet>,
-    /// The thread environment.
-    pub threads: ThreadEnvironment,
-}
 
 /// Why a reconcile ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,28 +47,17 @@ impl Why {
     }
 }
 
-/// CPUs promised to a container whose cgroup has not been seen.
-#[derive(Debug)]
-struct Promise {
-    uid: String,
-    container: String,
-    cpus: CpuSet,
-    until: Instant,
-}
-
 /// The owner's state.
 #[derive(Debug)]
 pub(super) struct Owner {
     node: Node,
     placer: Placer,
-    pods: Vec<Pod>,
-    errors: Vec<String>,
-    /// Pods that a runtime spoke of and the folder doesn't hold, until the promise made to them is void.
-    announced: Vec<(Pod, Instant)>,
-    promises: Vec<Promise>,
-    /// Containers that were there at the start: their window was not seen.
-    old: BTreeSet<String>,
-    windows: BTreeMap<String, f64>,
+    /// Whether pods come from the API.
+    api: bool,
+    pods: BTreeMap<Source, Vec<Pod>>,
+    errors: BTreeMap<Source, Vec<String>>,
+    promises: Promises,
+    history: History,
     drift: Vec<Drift>,
     metrics: AgentMetrics,
     published: watch::Sender<Option<Arc<Snapshot>>>,
@@ -126,6 +81,7 @@ pub(super) struct Owner {
 impl Owner {
     pub(super) fn new(
         node: Node,
+        api: bool,
         metrics: AgentMetrics,
         published: watch::Sender<Option<Arc<Snapshot>>>,
     ) -> Self {
@@ -134,12 +90,11 @@ impl Owner {
         Self {
             placer,
             node,
-            pods: Vec::new(),
-            errors: Vec::new(),
-            announced: Vec::new(),
-            promises: Vec::new(),
-            old: BTreeSet::new(),
-            windows: BTreeMap::new(),
+            api,
+            pods: BTreeMap::new(),
+            errors: BTreeMap::new(),
+            promises: Promises::default(),
+            history: History::default(),
             drift: Vec::new(),
             metrics,
             published,
@@ -164,8 +119,9 @@ impl Owner {
         let mut timer = tokio::time::interval(Duration::from_secs(self.node.config.reconcile_seconds));
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
-        // With a folder of manifests, the first thing to hear of is what is in it: what runs is taken as it is then.
-        if self.node.config.pods.is_none() {
+        // Where somebody tells of pods, the first thing to hear of is which there are: what runs is taken as it is then.
+        let untold = self.node.config.pods.is_none() && !self.api;
+        if untold {
             self.turn(Why::Start, None);
         }
         let (mut rest, mut dirty) = (Instant::now(), false);
@@ -197,21 +153,30 @@ impl Owner {
                 None => {
                     self.look_at_cpus();
                     self.refused.clear();
-                    // Before the folder has been read for the first time there is nobody to serve.
-                    if self.published.borrow().is_some() || self.node.config.pods.is_none() {
+                    // Before the pods were told for the first time there is nobody to serve.
+                    if self.published.borrow().is_some() || untold {
                         self.turn(Why::Timer, None);
                     }
                 }
-                Some(Event::Pods { pods, errors }) => {
+                Some(Event::Pods { source, pods, errors }) => {
                     let why = if self.published.borrow().is_none() { Why::Start } else { Why::Pods };
-                    self.metrics.manifest_errors.set(i64::try_from(errors.len()).unwrap_or(i64::MAX));
-                    (self.pods, self.errors) = (pods, errors);
+                    if source == Source::Folder {
+                        self.metrics.manifest_errors.set(i64::try_from(errors.len()).unwrap_or(i64::MAX));
+                    }
+                    self.pods.insert(source, pods);
+                    self.errors.insert(source, errors);
                     self.turn(why, None);
+                }
+                // The kernel knows who owns what; pods that nobody told of keep it. A folder is read in any case.
+                Some(Event::Unheard) => {
+                    if self.published.borrow().is_none() && self.node.config.pods.is_none() {
+                        self.turn(Why::Start, None);
+                    }
                 }
                 // For those that come; nobody is moved for it.
                 Some(Event::Devices(devices)) => self.devices = devices,
                 Some(Event::Create { pod, container, reply }) => {
-                    self.announce(*pod.clone());
+                    self.promises.announce(*pod.clone());
                     self.turn(Why::Create, Some((&pod, &container, reply)));
                 }
             }
@@ -240,22 +205,11 @@ impl Owner {
         }
     }
 
-    fn announce(&mut self, pod: Pod) {
-        self.announced.retain(|(other, _)| other.cgroup_uid() != pod.cgroup_uid());
-        self.announced.push((pod, Instant::now() + PROMISE));
-    }
-
-    /// The pods of the folder, then those that a runtime spoke of.
+    /// The pods of the API, then those of the folder, then those that a runtime spoke of; each uid once.
     fn known(&mut self) -> Vec<Pod> {
-        let now = Instant::now();
-        self.announced.retain(|(_, until)| *until > now);
-        let mut known = self.pods.clone();
-        for (pod, _) in &self.announced {
-            if !known.iter().any(|other| other.cgroup_uid() == pod.cgroup_uid()) {
-                known.push(pod.clone());
-            }
-        }
-        known
+        let told = self.pods.values().flatten().chain(self.promises.announced());
+        let mut seen = HashSet::new();
+        told.filter(|pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned()))).cloned().collect()
     }
 
     fn reconcile(
@@ -265,9 +219,9 @@ impl Owner {
         let pods = self.known();
         let (mut observed, mut ledger) = self.node.observe(&pods)?;
         if self.published.borrow().is_none() {
-            self.old = paths(&observed).collect();
+            self.history.begin(&observed, self.node.enforcement);
         }
-        self.keep_promises(&mut ledger, &observed);
+        self.promises.keep(&mut ledger, &observed);
         let here = self.here(&observed);
         let moves = self.moves_left();
         let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
@@ -296,7 +250,7 @@ impl Owner {
             self.metrics.drift.with_label_values(&[new.cause.name()]).inc();
         }
         self.drift = drift;
-        let mut errors = self.errors.clone();
+        let mut errors: Vec<String> = self.errors.values().flatten().cloned().collect();
         for tree in &self.node.config.trees {
             if !self.node.cgroups.hands_down(tree)? {
                 errors.push(format!(
@@ -309,9 +263,11 @@ impl Owner {
             let applied = pin::apply(steps, &self.node.cgroups);
             errors.extend(self.account(&applied));
             let (after, read) = self.node.observe(&pods)?;
-            self.note_windows(&observed, &after);
+            self.history.note_windows(&observed, &after, &self.node, &self.metrics);
             // What was repaired and comes again is new drift.
-            self.drift = pin::drift(&after, &read, &online, enforcement);
+            let left = pin::drift(&after, &read, &online, enforcement);
+            self.history.note_repairs(&self.drift, &left);
+            self.drift = left;
             (observed, ledger) = (after, read);
         }
         errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
@@ -321,10 +277,11 @@ impl Owner {
             });
             if let Some(says) = seen.and_then(|seen| self.refused.get(&seen.cgroup.path)) {
                 decision.note = Some(format!("stays in the shared pool: {says}"));
+                decision.refused = Some(Refused::Kernel);
             }
         }
         self.keep_quiet(&observed);
-        self.windows.retain(|path, _| paths(&observed).any(|other| other == *path));
+        self.history.forget(&observed);
         self.publish(&pods, &observed, &ledger, &decisions, errors);
         Ok(())
     }
@@ -356,8 +313,7 @@ impl Owner {
     /// The uids of pods that have a cgroup, or that a runtime is about to create.
     fn here(&self, observed: &Observed) -> BTreeSet<String> {
         let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
-        let announced = self.announced.iter().filter_map(|(pod, _)| pod.cgroup_uid());
-        cgroups.chain(announced).map(str::to_owned).collect()
+        cgroups.chain(self.promises.uids()).map(str::to_owned).collect()
     }
 
     fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a BTreeSet<String>) -> Inputs<'a> {
@@ -372,21 +328,6 @@ impl Owner {
             here: Some(here),
             devices: &self.devices,
             moves: 0,
-        }
-    }
-
-    /// Adds promised CPUs to the ledger; a promise ends when its container's cgroup carries the claim.
-    fn keep_promises(&mut self, ledger: &mut Ledger, observed: &Observed) {
-        let now = Instant::now();
-        self.promises.retain(|promise| {
-            let marked = observed.pods.iter().any(|pod| {
-                pod.cgroup.uid == promise.uid
-                    && pod.mark.as_ref().is_some_and(|mark| mark.claims.contains_key(&promise.container))
-            });
-            promise.until > now && !marked
-        });
-        for promise in &self.promises {
-            ledger.promise(&promise.uid, &promise.container, &promise.cpus);
         }
     }
 
@@ -405,9 +346,7 @@ impl Owner {
             let Some(known) = of_pod(decision.pod) else { continue };
             let Some(asked) = known.containers.get(decision.container) else { continue };
             if let Some(cpus) = decision.cpus.as_ref().filter(|_| decision.entitlement.cpus() > 0) {
-                self.promises.retain(|promise| promise.uid != uid || promise.container != asked.name);
-                let (uid, container, cpus) = (uid.to_owned(), asked.name.clone(), cpus.clone());
-                self.promises.push(Promise { uid, container, cpus, until: Instant::now() + PROMISE });
+                self.promises.add(uid, &asked.name, cpus.clone());
             }
             if asked.name == container {
                 found = Some((known, decision));
@@ -496,27 +435,6 @@ impl Owner {
         self.missing = ledger.lost.clone();
     }
 
-    /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
-    fn note_windows(&mut self, before: &Observed, after: &Observed) {
-        for container in after.containers() {
-            let path = &container.cgroup.path;
-            let own = container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default();
-            let in_force = !own.is_empty() && container.cgroup.cpuset.effective == own;
-            if !in_force || self.old.contains(path) || self.windows.contains_key(path) {
-                continue;
-            }
-            // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
-            let had = before
-                .containers()
-                .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);
-            let processes = self.node.cgroups.processes(path).unwrap_or_default();
-            let ages = processes.iter().filter_map(|pid| self.node.proc.age_seconds(*pid));
-            let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
-            self.metrics.window_seconds.observe(window);
-            self.windows.insert(path.clone(), window);
-        }
-    }
-
     /// Takes note of CPUs that went offline or came online.
     fn look_at_cpus(&mut self) {
         match topology::read(&self.node.config.root) {
@@ -547,8 +465,7 @@ impl Owner {
             |pod: &Pod, index: usize, cpus: Option<&CpuSet>| threads(node, pod, index, cpus, &shared);
         let mut containers = snapshot::containers(pods, &node.topology, decisions, observed, environment);
         for container in &mut containers {
-            let window = container.cgroup.as_ref().and_then(|path| self.windows.get(path));
-            container.window_seconds = window.copied();
+            self.history.tell(container);
         }
         let exclusive = node.topology.online.difference(&shared);
         self.published.send_replace(Some(Arc::new(Snapshot {
@@ -567,8 +484,4 @@ impl Owner {
             errors,
         })));
     }
-}
-
-fn paths(observed: &Observed) -> impl Iterator<Item = String> + '_ {
-    observed.containers().map(|container| container.cgroup.path.clone())
 }

@@ -11,21 +11,23 @@ use anyhow::Context;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::cluster::{Cluster, Running};
 use super::config::Config;
 use super::devices::{CallError, DevicesError, PodResources};
+use super::event::{Admission, Event};
 use super::folder::Folder;
 use super::http::{self, State};
 use super::node::Node;
-use super::owner::{Admission, Event, Owner};
+use super::owner::Owner;
 use super::service;
+use super::tasks::Tasks;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
 use crate::host::watch::Watch;
-use crate::metrics::{self, AgentMetrics, Sources};
+use crate::metrics::{AgentMetrics, Sources};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -35,25 +37,36 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// How long it is left alone whatever happens.
 const ASK_AT_MOST: Duration = Duration::from_millis(200);
 
+/// How long work in hand is waited for when the agent stops, and how long Events that were not written yet.
+const GRACE: Duration = Duration::from_millis(800);
+
 /// A running agent.
 #[derive(Debug)]
 pub struct Agent {
     address: SocketAddr,
     events: mpsc::Sender<Event>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
-    stop: CancellationToken,
-    tasks: JoinSet<anyhow::Result<()>>,
+    tasks: Tasks,
+    cluster: Option<Running>,
     state: Arc<State>,
 }
 
 // === impl Agent ===
 
 impl Agent {
-    /// Starts an agent on a node.
+    /// Starts an agent on a node, without a cluster.
     ///
     /// # Errors
-    /// The address is taken, the folder of manifests is missing, inotify is at its limit.
+    /// As [`Agent::start_in`].
     pub async fn start(node: Node) -> anyhow::Result<Self> {
+        Self::start_in(None, node).await
+    }
+
+    /// Starts an agent on a node, of a cluster if there is one.
+    ///
+    /// # Errors
+    /// The address is taken, the folder of manifests is missing, inotify is at its limit. That the API server is away is none.
+    pub async fn start_in(cluster: Option<&Cluster>, node: Node) -> anyhow::Result<Self> {
         let listen = node.config.listen;
         let listener = TcpListener::bind(listen).await.with_context(|| {
             format!(
@@ -67,7 +80,7 @@ impl Agent {
         let (published, snapshot) = watch::channel(None);
         let (events, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks::new(stop.clone());
 
         if let Some(pods) = &node.config.pods {
             let folder = Folder::new(pods)?;
@@ -86,20 +99,23 @@ impl Agent {
         let kubelet = PodResources::new(&node.config.root);
         tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), events.clone()));
         let sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
-        let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone() });
+        let cluster =
+            cluster.map(|cluster| cluster.start(&mut tasks, events.clone(), snapshot.clone(), &stop));
+        let link = cluster.as_ref().map(|cluster| cluster.link.clone());
+        let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link });
         let ended = stop.clone();
         let served = Arc::clone(&state);
-        tasks.spawn(async move {
+        tasks.spawn_to_its_end(async move {
             http::serve(listener, served, ended).await;
             Ok(())
         });
-        let owner = Owner::new(node, metrics, published);
-        let ended = stop.clone();
-        tasks.spawn(async move {
+        let owner = Owner::new(node, cluster.is_some(), metrics, published);
+        let ended = stop;
+        tasks.spawn_to_its_end(async move {
             owner.run(inbox, cgroups, ended).await;
             Ok(())
         });
-        Ok(Self { address, events, snapshot, stop, tasks, state })
+        Ok(Self { address, events, snapshot, tasks, cluster, state })
     }
 
     /// Where it serves HTTP.
@@ -118,7 +134,7 @@ impl Agent {
     /// Nothing to serve before the first reconcile.
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self.snapshot().context("the first reconcile is still to come")?;
-        Ok(metrics::render(&snapshot, &self.state.sources, &self.state.metrics)?)
+        Ok(self.state.render(&snapshot)?)
     }
 
     /// Asks, as a container runtime does before it creates a container, what that container gets.
@@ -131,41 +147,22 @@ impl Agent {
 
     /// Waits until a task ends, which none should do by itself, and says which way.
     pub async fn ended(&mut self) -> anyhow::Result<()> {
-        let joined = self.tasks.join_next().await;
-        verdict(joined)
+        self.tasks.ended().await
     }
 
     /// An error if a task has ended by itself.
     pub fn check(&mut self) -> anyhow::Result<()> {
-        match self.tasks.try_join_next() {
-            None => Ok(()),
-            joined => verdict(joined),
-        }
+        self.tasks.check()
     }
 
     /// Stops: work in hand is finished, and every assignment stays as it is.
     pub async fn stop(mut self) {
-        self.stop.cancel();
+        let until = tokio::time::Instant::now() + GRACE;
         drop(self.events);
-        // The watchers wait for events that may never come.
-        let grace = tokio::time::sleep(Duration::from_millis(200));
-        tokio::pin!(grace);
-        loop {
-            tokio::select! {
-                () = &mut grace => break,
-                joined = self.tasks.join_next() => if joined.is_none() { break },
-            }
+        self.tasks.stop(GRACE).await;
+        if let Some(cluster) = self.cluster {
+            cluster.finish(until).await;
         }
-        self.tasks.shutdown().await;
-    }
-}
-
-fn verdict(joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -> anyhow::Result<()> {
-    match joined {
-        Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
-        Some(Ok(Err(error))) => Err(error),
-        Some(Err(error)) => Err(error).context("a task of the agent broke"),
-        None => anyhow::bail!("the agent has no tasks"),
     }
 }
 
@@ -244,12 +241,17 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
 pub async fn run(config: Config) -> anyhow::Result<()> {
     // First of all: until it is set, the first process of a container hears no SIGTERM at all.
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let cluster = Cluster::open(&config, |name| std::env::var(name).ok()).await?;
     let node = Node::new(config)?;
     let _lock = lock(node.cgroups.root())?;
     tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
     tracing::info!("enforcement {}: {}", node.enforcement.name(), node.enforcement_reason);
+    if let Some(cluster) = &cluster {
+        let Cluster { server, origin, node, namespace, .. } = cluster;
+        tracing::info!("node {node}, namespace {namespace}; pods from the API server {server} ({origin})");
+    }
     let reconcile = Duration::from_secs(node.config.reconcile_seconds);
-    let mut agent = Agent::start(node).await?;
+    let mut agent = Agent::start_in(cluster.as_ref(), node).await?;
     let told = service::tell(agent.snapshot.clone(), reconcile);
     agent.tasks.spawn(async move {
         told.await;

@@ -152,7 +152,11 @@ pub fn node_name(
     host: Option<&str>,
 ) -> Result<String, NodeNameError> {
     let host = host.map(|host| host.trim().to_ascii_lowercase());
-    let given = [(flag, "--node-name"), (environment, "NODE_NAME"), (host.as_deref(), "the host's name")];
+    let given = [
+        (flag, "--node-name, NODE_NAME or cluster.nodeName"),
+        (environment, "NODE_NAME"),
+        (host.as_deref(), "the host's name"),
+    ];
     let (name, origin) = given
         .into_iter()
         .find_map(|(name, origin)| Some((name.filter(|name| !name.is_empty())?, origin)))

@@ -86,6 +86,7 @@ names! {
 pub struct Counters {
     requests: [AtomicU64; Call::ALL.len()],
     errors: [AtomicU64; ErrorKind::ALL.len()],
+    retries: AtomicU64,
     resyncs: AtomicU64,
     pod_changes: AtomicU64,
     events_dropped: AtomicU64,
@@ -105,6 +106,11 @@ impl Counters {
     /// Errors of a kind.
     pub fn errors(&self, kind: ErrorKind) -> u64 {
         self.errors.get(kind as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// How often something was tried again because it had failed.
+    pub fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
     }
 
     /// How often all pods were read anew.
@@ -150,6 +156,10 @@ impl Counters {
     pub(super) fn succeeded(&self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_success.store(u64::try_from(now.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(super) fn retried(&self) {
+        self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn resynced(&self) {

@@ -7,7 +7,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{CounterVec, GaugeVec, Opts, Registry};
 
 use super::Sources;
-use super::families::{FAMILIES, Kind};
+use super::families::{FAMILIES, Family, Kind};
 use crate::host::cgroup::CgroupError;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -22,10 +22,10 @@ pub(super) struct Board {
 // === impl Board ===
 
 impl Board {
-    fn new() -> prometheus::Result<Self> {
+    pub(super) fn new(families: &[Family]) -> prometheus::Result<Self> {
         let registry = Registry::new();
         let (mut counters, mut gauges) = (BTreeMap::new(), BTreeMap::new());
-        for family in FAMILIES {
+        for family in families {
             let opts = Opts::new(family.name, family.help);
             match family.kind {
                 Kind::Counter => {
@@ -55,6 +55,10 @@ impl Board {
         Ok(())
     }
 
+    pub(super) fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
+    }
+
     fn set_known(&self, name: &str, labels: &[&str], value: Option<f64>) -> prometheus::Result<()> {
         value.map_or(Ok(()), |value| self.set(name, labels, value))
     }
@@ -62,7 +66,7 @@ impl Board {
 
 /// Runs every collector.
 pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> prometheus::Result<Vec<MetricFamily>> {
-    let board = Board::new()?;
+    let board = Board::new(FAMILIES)?;
     let mut processes = BTreeMap::new();
     timed(&board, "state", || state(&board, snapshot))?;
     timed(&board, "cgroup", || cgroup(&board, snapshot, sources, &mut processes))?;
@@ -72,7 +76,7 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> prometheus::Res
         foreign.collect(&board, snapshot, &sources.cgroups)
     })?;
     timed(&board, "network", || network(&board, snapshot, sources, &processes))?;
-    Ok(board.registry.gather())
+    Ok(board.gather())
 }
 
 fn timed(

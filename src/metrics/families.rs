@@ -1,4 +1,5 @@
-//! [`FAMILIES`]: every family that depends on the node's pods, in one table for code, documentation and tests.
+//! [`FAMILIES`]: every family that depends on the node's pods, in one table for code, documentation and tests; and
+//! [`API_FAMILIES`], which are there where the Kubernetes API is used.
 
 /// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,4 +124,41 @@ pub const FAMILIES: &[Family] = &[
     counter("pinfold_pod_network_transmit_bytes_total", INTERFACE, "Bytes sent by the pod's interface."),
     counter("pinfold_pod_network_transmit_packets_total", INTERFACE, "Packets sent by the pod's interface."),
     gauge("pinfold_pod_owned_cpus", POD, "CPUs that the pod's containers own."),
+];
+
+/// The families of the Kubernetes API, by name.
+pub const API_FAMILIES: &[Family] = &[
+    gauge("pinfold_api_connected", &[], "Whether this node's pods are followed at the API server now."),
+    counter(
+        "pinfold_api_errors_total",
+        &["kind"],
+        "Requests to the API server, and watches, that came to nothing, by what went wrong.",
+    ),
+    counter(
+        "pinfold_api_events_dropped_total",
+        &[],
+        "Events on pods that were not written: too many at once, or the API server was away.",
+    ),
+    gauge(
+        "pinfold_api_last_answer_timestamp_seconds",
+        &[],
+        "When the API server last answered as it should, in seconds since 1970.",
+    ),
+    counter("pinfold_api_pod_changes_total", &[], "Changes of this node's pods that the watch has brought."),
+    gauge(
+        "pinfold_api_pods",
+        &["state"],
+        "This node's pods that the API server has told of, and those of them that can't be read.",
+    ),
+    counter(
+        "pinfold_api_requests_total",
+        &["request"],
+        "Requests to the API server by what was asked; watch_pods is how often the watch was opened.",
+    ),
+    counter("pinfold_api_resyncs_total", &[], "How often all pods of this node were read anew."),
+    counter(
+        "pinfold_api_retries_total",
+        &[],
+        "How often something was asked of the API server again because it had failed.",
+    ),
 ];

@@ -5,6 +5,7 @@
 //! duration and success, and one failing never fails the scrape. What a node doesn't offer has no series, not a zero.
 
 mod agent;
+mod api;
 mod collect;
 mod families;
 mod foreign;
@@ -16,7 +17,8 @@ use std::sync::Mutex;
 use prometheus::{Encoder, TextEncoder};
 
 pub use agent::AgentMetrics;
-pub use families::{FAMILIES, Family, Kind};
+pub use api::ApiNumbers;
+pub use families::{API_FAMILIES, FAMILIES, Family, Kind};
 
 use crate::host::cgroup::Cgroups;
 use crate::host::proc::Proc;
@@ -47,13 +49,21 @@ impl Sources {
 /// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// Collects everything and writes it in Prometheus' text format.
+/// Collects everything and writes it in Prometheus' text format; of the API where it is used.
 ///
 /// # Errors
 /// A family that contradicts itself, which the tests rule out.
-pub fn render(snapshot: &Snapshot, sources: &Sources, agent: &AgentMetrics) -> prometheus::Result<String> {
+pub fn render(
+    snapshot: &Snapshot,
+    sources: &Sources,
+    agent: &AgentMetrics,
+    api: Option<&ApiNumbers>,
+) -> prometheus::Result<String> {
     let mut families = collect::collect(snapshot, sources)?;
     families.extend(agent.gather());
+    if let Some(api) = api {
+        families.extend(api.gather()?);
+    }
     families.sort_by(|one, other| one.name().cmp(other.name()));
     let mut text = Vec::new();
     TextEncoder::new().encode(&families, &mut text)?;

@@ -57,6 +57,20 @@ pub struct Decision {
     pub cpus: Option<CpuSet>,
     /// Why it has less than it is owed.
     pub note: Option<String>,
+    /// What has refused it CPUs, if anything has.
+    pub refused: Option<Refused>,
+}
+
+/// What has refused a container CPUs that its pod's owner could expect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Refused {
+    /// Policy: it is a training pod's, and its entitlement says why it is granted none.
+    Policy,
+    /// Too few CPUs are free.
+    Room,
+    /// The kernel, which makes its cgroup no owner of them.
+    Kernel,
 }
 
 /// What is decided for all.
@@ -96,6 +110,7 @@ impl Decisions {
             let owned = union(uid.map(|uid| ledger.of(uid)).unwrap_or_default().values());
             if decision.cpus.take_if(|cpus| !cpus.is_subset(&owned)).is_some() {
                 decision.note = Some("stays in the shared pool: Pinfold only looks here".to_owned());
+                decision.refused = None;
             }
         }
         self.desired.claims.clone_from(&ledger.claims);
@@ -142,6 +157,8 @@ struct Asked<'a> {
     qos: Qos,
     recognition: Recognition,
     entitlements: Vec<Entitlement>,
+    /// Containers that are granted nothing although this is a training pod.
+    denied: BTreeSet<usize>,
     wishes: Wishes,
     /// Annotations that make no sense.
     mistakes: Vec<String>,
@@ -162,6 +179,11 @@ impl<'a> Asked<'a> {
             qos: pod::qos(pod),
             recognition: pod::recognise(pod),
             entitlements: pod.containers.iter().map(entitlement).collect(),
+            denied: (0..)
+                .zip(&pod.containers)
+                .filter(|(_, container)| pod::is_denied(pod, container, inputs.policy))
+                .map(|(index, _)| index)
+                .collect(),
             wishes,
             mistakes,
         }
@@ -185,7 +207,7 @@ impl<'a> Asked<'a> {
     fn conclude(
         &self,
         mine: Option<&BTreeMap<String, CpuSet>>,
-        notes: &BTreeMap<(usize, String), String>,
+        notes: &BTreeMap<(usize, String), place::Note>,
         decisions: &mut Decisions,
     ) {
         let all = mine.map(usable);
@@ -201,6 +223,11 @@ impl<'a> Asked<'a> {
                 }
                 Entitlement::Shared { .. } => None,
             };
+            let note = notes.get(&(self.index, container.name.clone()));
+            let refused = match note {
+                Some(note) => note.refused.then_some(Refused::Room),
+                None => self.denied.contains(&index).then_some(Refused::Policy),
+            };
             decisions.containers.push(Decision {
                 pod: self.index,
                 container: index,
@@ -208,7 +235,8 @@ impl<'a> Asked<'a> {
                 recognition: self.recognition.clone(),
                 entitlement: entitlement.clone(),
                 cpus,
-                note: self.note(notes.get(&(self.index, container.name.clone()))),
+                note: self.note(note.map(|note| &note.text)),
+                refused,
             });
         }
         let desired = &mut decisions.desired;

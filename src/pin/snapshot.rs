@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Enforcement;
-use super::decide::Decisions;
-use super::drift::Drift;
+use super::decide::{Decisions, Refused};
+use super::drift::{Cause, Drift};
 use super::ledger::{Ledger, Observed};
 use super::quiet::Report;
 use crate::cpu::{CpuSet, Topology};
@@ -87,6 +87,24 @@ pub struct ContainerState {
     pub note: Option<String>,
     /// Seconds from its first instruction to its assignment in force, where that was seen.
     pub window_seconds: Option<f64>,
+    /// What has refused it CPUs, if anything has; `note` or the entitlement's reason says why.
+    pub refused: Option<Refused>,
+    /// The CPUs that it owned, in force, when the agent started; `None` for one that came later.
+    pub at_start: Option<CpuSet>,
+    /// Drift of it that was put right since then.
+    pub repaired: Option<Repaired>,
+}
+
+/// Drift that was put right.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Repaired {
+    /// How often.
+    pub count: u64,
+    /// Why there was drift, the last time.
+    pub cause: Cause,
+    /// What was in force then.
+    pub effective: CpuSet,
 }
 
 /// A pod that owns CPUs and that nobody told us of: it keeps them.
@@ -143,6 +161,9 @@ pub fn containers(
             threads: threads(pod, decision.container, decision.cpus.as_ref()),
             note: decision.note.clone(),
             window_seconds: None,
+            refused: decision.refused,
+            at_start: None,
+            repaired: None,
         });
     }
     states

@@ -108,6 +108,17 @@ pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitle
     }
 }
 
+/// Whether a container of a training pod is granted nothing although its pod's owner did not ask for that: somebody
+/// should be told.
+pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
+    let shared = matches!(entitlement(pod, container, policy), Entitlement::Shared { .. });
+    // Where every pod counts, most of those that are granted nothing are meant to be.
+    let policy = Policy { training_only: true, ..policy.clone() };
+    let training =
+        matches!(wish(pod), Some(Wish::Unknown(_))) || training(pod, &recognise(pod), &policy).counts;
+    shared && training && !pod.finished && !matches!(wish(pod), Some(Wish::Shared))
+}
+
 enum Refusal {
     Shared(String),
     Inherit(String),

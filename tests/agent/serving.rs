@@ -179,21 +179,24 @@ fn busy(check: impl FnOnce(&Agent, &str)) {
     agent.stop();
 }
 
+/// Requires that promtool has nothing to say.
+pub(crate) fn promtool(text: &str) {
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let Output { status, stdout, stderr } = promtool.wait_with_output().unwrap();
+    let says = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success() && says.is_empty(), "{status}: {says}\n{text}");
+}
+
 #[test]
 fn promtool_finds_nothing() {
-    busy(|_, text| {
-        let mut promtool = Command::new("promtool")
-            .args(["check", "metrics"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
-        promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        let Output { status, stdout, stderr } = promtool.wait_with_output().unwrap();
-        let says = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        assert!(status.success() && says.is_empty(), "{status}: {says}\n{text}");
-    });
+    busy(|_, text| promtool(text));
 }
 
 #[test]

@@ -31,6 +31,10 @@ pub(crate) fn pinfold() -> Command {
             command.env_remove(name);
         }
     }
+    // Nor with those of a pod, or of a person who uses a cluster.
+    for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_NAMESPACE"] {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -64,7 +68,8 @@ impl Manifests {
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) trees: Vec<String>,
-    pub(crate) pods: PathBuf,
+    /// The folder of manifests, if any.
+    pub(crate) pods: Option<PathBuf>,
     pub(crate) reserved: CpuSet,
     pub(crate) more: Vec<String>,
 }
@@ -73,9 +78,14 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(tree: &str, pods: &Manifests, reserved: &CpuSet) -> Self {
+        Self { pods: Some(pods.path().to_owned()), ..Self::without_manifests(tree, reserved) }
+    }
+
+    /// One that hears of pods from elsewhere.
+    pub(crate) fn without_manifests(tree: &str, reserved: &CpuSet) -> Self {
         Self {
             trees: vec![tree.to_owned()],
-            pods: pods.path().to_owned(),
+            pods: None,
             reserved: reserved.clone(),
             // Where a kernel offers several, whoever runs the tests says which enforcement they are about.
             more: std::env::var("PINFOLD_TEST_ENFORCEMENT")
@@ -93,7 +103,9 @@ impl Settings {
     pub(crate) fn command(&self) -> Command {
         let mut command = pinfold();
         command.arg("run").args(["--listen", "127.0.0.1:0", "--reserved", &self.reserved.to_string()]);
-        command.arg("--pods").arg(&self.pods);
+        if let Some(pods) = &self.pods {
+            command.arg("--pods").arg(pods);
+        }
         for tree in &self.trees {
             command.args(["--tree", tree]);
         }
@@ -164,8 +176,13 @@ impl Agent {
     }
 
     /// Waits until the status is as wanted, and returns it.
-    pub(crate) fn eventually(&self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + patience();
+    pub(crate) fn eventually(&self, what: &str, wanted: impl FnMut(&Value) -> bool) -> Value {
+        self.within(patience(), what, wanted)
+    }
+
+    /// The same for what takes its time.
+    pub(crate) fn within(&self, time: Duration, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + time;
         loop {
             let status = self.status();
             if let Some(status) = status.as_ref().filter(|status| wanted(status)) {

@@ -182,6 +182,7 @@ impl Writer {
                 Err(failure) if failure.is_passing() && tries < self.settings.tries => {
                     tries += 1;
                     tokio::time::sleep(backoff.wait(self.dice.roll(), failure.retry_after())).await;
+                    self.api.counters().retried();
                 }
                 Err(failure) => return Err(failure),
             }

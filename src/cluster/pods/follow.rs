@@ -47,7 +47,10 @@ pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sende
         let pause = match follower.turn().await {
             Ok(Turn::Ended(pause)) => pause,
             Ok(Turn::Unheard) => return,
-            Err(failure) => follower.failed(&failure).await,
+            Err(failure) => {
+                follower.api.counters().retried();
+                follower.failed(&failure).await
+            }
         };
         let out = follower.out.clone();
         // Both arms are cancel safe: neither holds anything.

@@ -17,8 +17,15 @@ pub(super) struct Placing<'a> {
     barred: CpuSet,
     pub(super) claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
     /// Why containers have less than they are owed, per pod's index and container's name.
-    pub(super) notes: BTreeMap<(usize, String), String>,
+    pub(super) notes: BTreeMap<(usize, String), Note>,
     pub(super) moves: Vec<Moved>,
+}
+
+/// Why a container has less than it is owed.
+pub(super) struct Note {
+    pub(super) text: String,
+    /// Whether there was no room for it; else it is only to wait.
+    pub(super) refused: bool,
 }
 
 // === impl Placing ===
@@ -98,7 +105,8 @@ impl<'a> Placing<'a> {
         }
         if let Some(note) = self.absent(pod) {
             for (name, _) in missing {
-                self.notes.insert((pod.index, name.to_owned()), note.to_owned());
+                let note = Note { text: note.to_owned(), refused: false };
+                self.notes.insert((pod.index, name.to_owned()), note);
             }
             return;
         }
@@ -106,8 +114,8 @@ impl<'a> Placing<'a> {
         let total = missing.iter().map(|(_, cpus)| cpus).sum();
         if mine.is_empty() && self.make_room(&pod.wishes.request(total, &near)) {
             for (name, _) in missing {
-                let note = "gets its CPUs when others have moved away".to_owned();
-                self.notes.insert((pod.index, name.to_owned()), note);
+                let text = "gets its CPUs when others have moved away".to_owned();
+                self.notes.insert((pod.index, name.to_owned()), Note { text, refused: false });
             }
             return;
         }
@@ -131,11 +139,11 @@ impl<'a> Placing<'a> {
                     self.add_idle(pod);
                 }
                 Err(error) => {
-                    let note = match own.len() {
+                    let text = match own.len() {
                         0 => format!("stays in the shared pool: {error}"),
                         some => format!("keeps the {some} CPUs that it has, and gets no more: {error}"),
                     };
-                    self.notes.insert((pod.index, name.to_owned()), note);
+                    self.notes.insert((pod.index, name.to_owned()), Note { text, refused: true });
                 }
             }
         }

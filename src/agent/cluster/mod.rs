@@ -1,0 +1,227 @@
+//! The agent's side of the Kubernetes API: whether it is used, who we are there, and the tasks that speak with it.
+//!
+//! ```text
+//!              ┌─ follow ── PodsEvent ──> pods::take ── Event::Pods ──> owner
+//!  Cluster ────┤                              └── Link (what /status, /readyz and /metrics say of the API)
+//!              └─ Recorder <── News ── news::tell <── Snapshot ── owner
+//! ```
+//!
+//! [`Cluster`] is what any further task that speaks with the API is given: it is cheap to clone, and [`Cluster::start`] is the
+//! place where such tasks begin. All of them end at once when the agent stops; only Events that wait are given a moment.
+
+mod link;
+mod news;
+mod pods;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::config::{self, Config};
+use super::event::Event;
+use super::tasks::Tasks;
+use crate::cluster::Api;
+use crate::cluster::connect::{self, ConnectError, Connection};
+use crate::cluster::events::{self, Recorder};
+use crate::cluster::pods as followed;
+use crate::pin::Snapshot;
+use crate::pod::Pod;
+
+pub(super) use link::{Link, LinkState};
+
+/// How long the API server may take to answer a request.
+const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// The longest name of a namespace.
+const LONGEST_NAMESPACE: usize = 63;
+
+/// Whether the Kubernetes API is to be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Asked {
+    /// Where a kubeconfig is named for Pinfold, or no folder of manifests is.
+    #[default]
+    Auto,
+    /// Yes; with a folder of manifests, beside it.
+    Always,
+    /// No.
+    Never,
+}
+
+/// This node's pods by the API server, all of them; `None` before it has told them once.
+pub type ApiPods = Option<Arc<[Pod]>>;
+
+/// The way to the API, and who we are there: what a task that speaks with it is given. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    /// The API, with the counters that all tasks share.
+    pub api: Api,
+    /// This node's name.
+    pub node: String,
+    /// The namespace of the agent's own objects.
+    pub namespace: String,
+    /// The server's address.
+    pub server: String,
+    /// Where that was found, for people.
+    pub origin: String,
+}
+
+/// The tasks that speak with the API, once they run.
+#[derive(Debug)]
+pub(super) struct Running {
+    /// What is known of the API.
+    pub(super) link: Link,
+    /// The task that writes Events: it ends by itself once nobody can tell it anything more.
+    pub(super) writer: JoinHandle<()>,
+}
+
+/// Checks what the configuration says of the API.
+pub(super) fn check(config: &config::Cluster) -> anyhow::Result<()> {
+    let name = config.namespace.as_str();
+    let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    anyhow::ensure!(
+        name.len() <= LONGEST_NAMESPACE
+            && name.starts_with(plain)
+            && name.ends_with(plain)
+            && name.chars().all(|letter| plain(letter) || letter == '-'),
+        "the namespace {name:?} (--namespace, POD_NAMESPACE or cluster.namespace) is not one: lower-case letters, digits and \
+         '-', beginning and ending with a letter or digit, at most {LONGEST_NAMESPACE} of them"
+    );
+    if config.node_name.is_some() {
+        node_name(config)?;
+    }
+    Ok(())
+}
+
+fn node_name(config: &config::Cluster) -> Result<String, connect::NodeNameError> {
+    // NODE_NAME came in with the flags.
+    connect::node_name(config.node_name.as_deref(), None, connect::host_name().as_deref())
+}
+
+/// Whether the API is used, by what is configured alone.
+fn wanted(config: &Config) -> bool {
+    match config.cluster.api {
+        Asked::Always => true,
+        Asked::Never => false,
+        // A KUBECONFIG in somebody's shell, or a pod that happens to have a service account, is not asked for beside a
+        // folder.
+        Asked::Auto => config.pods.is_none() || config.cluster.kubeconfig.is_some(),
+    }
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Finds the way to the API, if it is to be used. The server need not be there: nothing is asked.
+    ///
+    /// # Errors
+    /// What is configured can't be used, or nothing at all tells of pods.
+    pub async fn open(
+        config: &Config,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Option<Self>> {
+        if !wanted(config) {
+            anyhow::ensure!(
+                config.pods.is_some(),
+                "nothing tells of pods: name a folder of manifests with --pods, or allow the API (--api auto)"
+            );
+            return Ok(None);
+        }
+        let connection = match connect::connect(config.cluster.kubeconfig.as_deref(), environment).await {
+            Err(ConnectError::Nowhere) if config.cluster.api == Asked::Auto => anyhow::bail!(
+                "nothing tells of pods: name a folder of manifests with --pods, or a kubeconfig with --kubeconfig or \
+                 KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set)"
+            ),
+            connection => connection?,
+        };
+        let node = node_name(&config.cluster)?;
+        Ok(Some(Self::new(connection, node, config.cluster.namespace.clone())))
+    }
+
+    /// A way that is known, for a node of this name.
+    pub fn new(connection: Connection, node: String, namespace: String) -> Self {
+        let Connection { client, server, origin, .. } = connection;
+        Self { api: Api::new(client, DEADLINE), node, namespace, server, origin }
+    }
+
+    /// Starts the tasks that speak with the API.
+    pub(super) fn start(
+        &self,
+        tasks: &mut Tasks,
+        owner: mpsc::Sender<Event>,
+        snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+        stop: &CancellationToken,
+    ) -> Running {
+        let (link, said) = Link::new(self);
+        let (pods, known) = watch::channel::<ApiPods>(None);
+
+        let (out, heard) = mpsc::channel(64);
+        let following =
+            followed::follow(self.api.clone(), self.node.clone(), followed::Settings::default(), out);
+        tasks.spawn(async move {
+            following.await;
+            Ok(())
+        });
+        tasks.spawn(pods::take(heard, said, pods, owner));
+
+        let (recorder, writing) = Recorder::new(self.api.clone(), &self.node, events::Settings::default());
+        let writer = tokio::spawn(writing);
+        // This one looks once more when the agent stops, and so sees to its end itself.
+        tasks.spawn_to_its_end(news::tell(snapshots, known, recorder, stop.clone()));
+
+        // Further tasks begin here: each is given a clone of `self`, and what it needs of `known` and `snapshots`.
+        Running { link, writer }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Gives Events that wait a moment; to be called when the agent stops.
+    pub(super) async fn finish(mut self, until: Instant) {
+        if tokio::time::timeout_at(until, &mut self.writer).await.is_err() {
+            tracing::info!("Events that still wait are not written: the API server is slow or away");
+            self.writer.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_is_used_where_it_is_asked_for_or_nothing_else_is() {
+        let cases = [
+            (Asked::Auto, false, false, true),
+            (Asked::Auto, true, false, false),
+            (Asked::Auto, true, true, true),
+            (Asked::Always, true, false, true),
+            (Asked::Never, false, true, false),
+        ];
+        for (api, pods, kubeconfig, used) in cases {
+            let named = |name: &str, is: bool| is.then(|| name.into());
+            let mut config = Config { pods: named("pods", pods), ..Config::default() };
+            (config.cluster.api, config.cluster.kubeconfig) = (api, named("kubeconfig", kubeconfig));
+            assert_eq!(wanted(&config), used, "{api:?}, pods {pods}, kubeconfig {kubeconfig}");
+        }
+    }
+
+    #[test]
+    fn names_that_cannot_be_are_refused() {
+        let with = |namespace: &str, node: Option<&str>| config::Cluster {
+            namespace: namespace.to_owned(),
+            node_name: node.map(str::to_owned),
+            ..config::Cluster::default()
+        };
+        check(&with("kube-system", Some("node-1.example.io"))).unwrap();
+        for wrong in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
+            assert!(check(&with(wrong, None)).unwrap_err().to_string().contains("--namespace"), "{wrong}");
+        }
+        assert!(check(&with("a", Some("Node"))).unwrap_err().to_string().contains("--node-name"));
+    }
+}

@@ -1,0 +1,254 @@
+use super::*;
+use crate::pin::snapshot::Repaired;
+use crate::pod::{ContainerKind, Entitlement, Profile, Qos, Role, ThreadEnvironment};
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+fn exclusive(cpus: u32) -> Entitlement {
+    Entitlement::Exclusive { cpus, reason: "a training pod".to_owned() }
+}
+
+fn shared(reason: &str) -> Entitlement {
+    Entitlement::Shared { reason: reason.to_owned() }
+}
+
+fn pod(name: &str) -> Pod {
+    Pod {
+        namespace: "train".to_owned(),
+        name: name.to_owned(),
+        uid: Some(format!("u-{name}")),
+        ..Pod::default()
+    }
+}
+
+/// A container of pod `p` that waits for two CPUs.
+fn waiting() -> ContainerState {
+    ContainerState {
+        namespace: "train".to_owned(),
+        pod: "p".to_owned(),
+        container: "main".to_owned(),
+        uid: Some("u-p".to_owned()),
+        kind: ContainerKind::App,
+        role: Role::Worker,
+        evidence: String::new(),
+        qos: Qos::Guaranteed,
+        host_network: false,
+        entitlement: exclusive(2),
+        assigned: None,
+        effective: Some(set("0-3")),
+        partition: None,
+        numa: Some(set("0")),
+        cgroup: Some("kubepods/podu-p/c1".to_owned()),
+        running: true,
+        threads: ThreadEnvironment {
+            profile: Profile::Off,
+            threads: None,
+            variables: BTreeMap::new(),
+            kept: Vec::new(),
+            reason: String::new(),
+            expected_threads: None,
+        },
+        note: None,
+        window_seconds: None,
+        refused: None,
+        at_start: None,
+        repaired: None,
+    }
+}
+
+fn owns(cpus: &str) -> ContainerState {
+    ContainerState { assigned: Some(set(cpus)), effective: Some(set(cpus)), ..waiting() }
+}
+
+fn refused(refused: Refused, note: &str) -> ContainerState {
+    ContainerState { refused: Some(refused), note: Some(note.to_owned()), ..waiting() }
+}
+
+fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot {
+    Snapshot {
+        enforcement,
+        enforcement_reason: String::new(),
+        online: set("0-3"),
+        reserved: set("0"),
+        shared: set("0-3"),
+        exclusive: CpuSet::new(),
+        lost: CpuSet::new(),
+        quiet: None,
+        containers: containers.to_vec(),
+        strangers: Vec::new(),
+        drift: Vec::new(),
+        unexplained: Vec::new(),
+        errors: Vec::new(),
+    }
+}
+
+/// The notes that follow from states of the container, one after the other, with the reason in front.
+fn told(states: &[ContainerState]) -> Vec<Vec<String>> {
+    let mut told = Told::default();
+    let one = |state: &ContainerState| {
+        let enforcement =
+            if state.partition.is_some() { Enforcement::Partition } else { Enforcement::Cpuset };
+        let news = told.note(&snapshot(enforcement, std::slice::from_ref(state)), &[pod("p")]);
+        news.into_iter().map(|news| format!("{}: {}", news.reason, news.note)).collect()
+    };
+    states.iter().map(one).collect()
+}
+
+const PINNED: &str =
+    "Pinned: Container main runs on CPUs 2-3 of its own, on NUMA node 0 (enforcement cpuset)";
+
+#[test]
+fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
+    let next = ContainerState { cgroup: Some("kubepods/podu-p/c2".to_owned()), ..owns("2-3") };
+    let states = [waiting(), owns("2-3"), owns("2-3"), next.clone(), next, waiting()];
+    assert_eq!(told(&states), [vec![], vec![PINNED], vec![], vec![PINNED], vec![], vec![]]);
+    let moved = told(&[owns("2-3"), owns("1-2")]);
+    assert_eq!(
+        moved[1],
+        [
+            "Pinned: Container main runs on CPUs 1-2 of its own, on NUMA node 0, and no longer 2-3 (enforcement cpuset)"
+        ]
+    );
+    // Between two containers there is no cgroup, and nothing to say.
+    let gone = ContainerState { cgroup: None, effective: None, ..owns("2-3") };
+    assert_eq!(told(&[owns("2-3"), gone, owns("2-3")])[1..], [Vec::<String>::new(), vec![]]);
+}
+
+#[test]
+fn what_is_not_in_force_is_not_told() {
+    let asked = ContainerState { effective: Some(set("0-3")), ..owns("2-3") };
+    assert_eq!(told(&[asked]), [Vec::<String>::new()]);
+    let kernel = |says: &str| ContainerState { partition: Some(says.to_owned()), ..owns("2-3") };
+    let invalid = kernel("root invalid (Cpu list in cpuset.cpus not exclusive)");
+    let heard = told(&[kernel("member"), invalid, kernel("isolated")]);
+    assert_eq!((heard[0].len(), heard[1].len(), heard[2].len()), (0, 0, 1), "{heard:?}");
+}
+
+#[test]
+fn a_restart_tells_nothing_of_what_was_so() {
+    let at_start = |cpus: &str, state: ContainerState| ContainerState { at_start: Some(set(cpus)), ..state };
+    let nothing: [Vec<String>; 2] = [vec![], vec![]];
+    let had = at_start("2-3", owns("2-3"));
+    assert_eq!(told(&[had.clone(), had]), nothing);
+    let note = "stays in the shared pool: too few free CPUs: 2 wanted, 0 free";
+    let refused = at_start("", refused(Refused::Room, note));
+    assert_eq!(told(&[refused.clone(), refused.clone()]), nothing);
+    let mut kept = at_start("", waiting());
+    kept.threads.kept = vec!["OMP_NUM_THREADS".to_owned()];
+    assert_eq!(told(&[kept.clone(), kept]), nothing);
+    // What becomes of it afterwards is news, and so is what the agent makes of a container that it found.
+    assert_eq!(told(&[refused, at_start("", owns("2-3"))])[1], [PINNED]);
+    assert_eq!(told(&[at_start("", owns("2-3"))]), [vec![PINNED]]);
+    assert_eq!(told(&[at_start("2-3", owns("1-2"))])[0].len(), 1);
+    // One that drifted while nobody looked is put right, which is one Event and not two.
+    let repaired = Repaired { count: 1, cause: Cause::Written, effective: set("0-3") };
+    let drifted = at_start("2-3", ContainerState { effective: Some(set("0-3")), ..owns("2-3") });
+    let again = ContainerState { repaired: Some(repaired), ..at_start("2-3", owns("2-3")) };
+    let heard = told(&[drifted, again]);
+    assert_eq!((heard[0].len(), heard[1].len()), (0, 1), "{heard:?}");
+    assert!(heard[1][0].starts_with("DriftRepaired: "), "{heard:?}");
+}
+
+#[test]
+fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
+    let note = |free: usize| format!("stays in the shared pool: too few free CPUs: 2 wanted, {free} free");
+    let room = |free| refused(Refused::Room, &note(free));
+    let kernel =
+        "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
+    let heard = told(&[
+        room(0),
+        room(1),
+        refused(Refused::Kernel, kernel),
+        refused(Refused::Kernel, kernel),
+        owns("2-3"),
+        room(1),
+    ]);
+    assert_eq!(
+        heard,
+        [
+            vec![format!("Refused: Container main {}", note(0))],
+            vec![],
+            vec![format!("PartitionRefused: Container main {kernel}")],
+            vec![],
+            vec![PINNED.to_owned()],
+            vec![format!("Refused: Container main {}", note(1))],
+        ]
+    );
+    // It has some of them, and is refused more: told once.
+    let some = ContainerState { refused: Some(Refused::Room), ..owns("2-3") };
+    let heard = told(&[owns("2-3"), some.clone(), some]);
+    assert_eq!((heard[1].len(), heard[2].len()), (1, 0), "{heard:?}");
+}
+
+#[test]
+fn policy_is_told_where_no_container_of_the_pod_gets_any() {
+    let denied = ContainerState {
+        entitlement: shared("QoS class Burstable, not Guaranteed"),
+        refused: Some(Refused::Policy),
+        ..waiting()
+    };
+    let heard = told(&[denied.clone(), denied.clone()]);
+    let says = "NotPinned: Container main gets no CPUs of its own: QoS class Burstable, not Guaranteed";
+    assert_eq!(heard, [vec![says], vec![]]);
+    let beside = ContainerState { container: "logger".to_owned(), ..denied };
+    let news = Told::default().note(&snapshot(Enforcement::Cpuset, &[owns("2-3"), beside]), &[pod("p")]);
+    assert_eq!(news.len(), 1, "{news:?}");
+}
+
+#[test]
+fn whoever_has_to_share_again_is_told_why_but_not_at_its_end() {
+    let annotated = ContainerState { entitlement: shared("annotation pinfold.io/cpus=shared"), ..waiting() };
+    let heard = told(&[owns("2-3"), annotated.clone(), annotated.clone(), owns("2-3")]);
+    let says =
+        "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
+    assert_eq!(heard, [vec![PINNED], vec![says], vec![], vec![PINNED]]);
+    let mut told = Told::default();
+    told.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
+    let finished = Pod { finished: true, ..pod("p") };
+    assert_eq!(told.note(&snapshot(Enforcement::Cpuset, &[annotated]), &[finished]), []);
+}
+
+#[test]
+fn drift_is_told_when_it_is_put_right() {
+    let repaired = |count| {
+        let repaired = Repaired { count, cause: Cause::Written, effective: set("0-1") };
+        ContainerState { repaired: Some(repaired), ..owns("2-3") }
+    };
+    let drifted = ContainerState { effective: Some(set("0-1")), ..owns("2-3") };
+    let says = "DriftRepaired: Container main ran on CPUs 0-1 instead of 2-3, since somebody wrote other CPUs to its cgroup; it was put right";
+    let heard = told(&[owns("2-3"), drifted, repaired(1), repaired(1), repaired(3)]);
+    assert_eq!(heard, [vec![PINNED], vec![], vec![says], vec![], vec![says]]);
+    // One that owns nothing was only kept off others' CPUs.
+    let bystander =
+        ContainerState { entitlement: shared("not a training pod"), assigned: None, ..repaired(1) };
+    assert_eq!(told(&[bystander]), [Vec::<String>::new()]);
+}
+
+#[test]
+fn a_users_own_variable_is_told_once() {
+    let mut state = owns("2-3");
+    state.threads.kept = vec!["MKL_NUM_THREADS".to_owned(), "OMP_NUM_THREADS".to_owned()];
+    let says = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself: what is set there stays as it is";
+    assert_eq!(told(&[state.clone(), state]), [vec![PINNED, says], vec![]]);
+}
+
+#[test]
+fn events_are_on_pods_of_the_api_and_nobody_elses() {
+    let state = snapshot(Enforcement::Cpuset, &[owns("2-3")]);
+    assert_eq!(Told::default().note(&state, &[pod("q")]), []);
+    let looks = snapshot(Enforcement::Observe, &[owns("2-3")]);
+    assert_eq!(Told::default().note(&looks, &[pod("p")]), []);
+    // A static pod's cgroup has another uid than its mirror at the API server.
+    let mut mirror = pod("p");
+    mirror.uid = Some("of-the-api".to_owned());
+    mirror.annotations.insert("kubernetes.io/config.hash".to_owned(), "u-p".to_owned());
+    let news = Told::default().note(&state, &[mirror]);
+    assert_eq!((news.len(), &*news[0].uid, news[0].warning), (1, "of-the-api", false));
+    // A pod that is gone is forgotten.
+    let mut told = Told::default();
+    assert_eq!(told.note(&state, &[pod("p")]).len(), 1);
+    assert_eq!(told.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]), []);
+    assert_eq!(told, Told::default());
+}

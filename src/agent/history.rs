@@ -1,0 +1,94 @@
+//! [`History`]: what the kernel doesn't keep: how containers were at the start, and what has happened to them since.
+
+use std::collections::BTreeMap;
+
+use super::node::Node;
+use crate::cpu::CpuSet;
+use crate::metrics::AgentMetrics;
+use crate::pin::snapshot::{ContainerState, Repaired};
+use crate::pin::{self, Drift, Enforcement, Observed, ObservedContainer};
+
+/// What has happened to containers, by their cgroups.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// Containers that were there at the start, and what was their own and in force then.
+    old: BTreeMap<String, CpuSet>,
+    /// How long containers ran before what they own was in force.
+    windows: BTreeMap<String, f64>,
+    /// Drift that was put right.
+    repaired: BTreeMap<String, Repaired>,
+}
+
+fn own(container: &ObservedContainer) -> CpuSet {
+    container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default()
+}
+
+// === impl History ===
+
+impl History {
+    /// Takes note of what is there at the start.
+    pub(super) fn begin(&mut self, observed: &Observed, enforcement: Enforcement) {
+        let so_far = |container: &ObservedContainer| {
+            let (own, cpuset) = (own(container), &container.cgroup.cpuset);
+            let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
+            if live && cpuset.effective == own { own } else { CpuSet::new() }
+        };
+        self.old = observed
+            .containers()
+            .map(|container| (container.cgroup.path.clone(), so_far(container)))
+            .collect();
+    }
+
+    /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
+    pub(super) fn note_windows(
+        &mut self,
+        before: &Observed,
+        after: &Observed,
+        node: &Node,
+        metrics: &AgentMetrics,
+    ) {
+        for container in after.containers() {
+            let path = &container.cgroup.path;
+            let own = own(container);
+            let in_force = !own.is_empty() && container.cgroup.cpuset.effective == own;
+            if !in_force || self.old.contains_key(path) || self.windows.contains_key(path) {
+                continue;
+            }
+            // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
+            let had = before
+                .containers()
+                .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);
+            let processes = node.cgroups.processes(path).unwrap_or_default();
+            let ages = processes.iter().filter_map(|pid| node.proc.age_seconds(*pid));
+            let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
+            metrics.window_seconds.observe(window);
+            self.windows.insert(path.clone(), window);
+        }
+    }
+
+    /// Notes drift that is gone after a repair.
+    pub(super) fn note_repairs(&mut self, found: &[Drift], left: &[Drift]) {
+        let gone = |drift: &&Drift| !left.iter().any(|other| other.path == drift.path);
+        for drift in found.iter().filter(gone) {
+            let count = self.repaired.get(&drift.path).map_or(1, |before| before.count + 1);
+            let repaired = Repaired { count, cause: drift.cause, effective: drift.effective.clone() };
+            self.repaired.insert(drift.path.clone(), repaired);
+        }
+    }
+
+    /// Forgets containers whose cgroups are gone.
+    pub(super) fn forget(&mut self, observed: &Observed) {
+        let there = |path: &String| observed.containers().any(|other| other.cgroup.path == *path);
+        self.old.retain(|path, _| there(path));
+        self.windows.retain(|path, _| there(path));
+        self.repaired.retain(|path, _| there(path));
+    }
+
+    /// Adds to a container's state what is known of its past.
+    pub(super) fn tell(&self, container: &mut ContainerState) {
+        let Some(path) = &container.cgroup else { return };
+        container.window_seconds = self.windows.get(path).copied();
+        container.at_start = self.old.get(path).cloned();
+        container.repaired = self.repaired.get(path).cloned();
+    }
+}

@@ -1,0 +1,79 @@
+//! [`Tasks`]: what runs beside each other, until the agent stops.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// The agent's tasks. None of them ends by itself: one that does has failed.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    set: JoinSet<anyhow::Result<()>>,
+    stop: CancellationToken,
+}
+
+// === impl Tasks ===
+
+impl Tasks {
+    /// No tasks yet; `stop` ends those to come.
+    pub(super) fn new(stop: CancellationToken) -> Self {
+        Self { set: JoinSet::new(), stop }
+    }
+
+    /// Starts a task that is dropped where it stands when the agent stops.
+    pub(super) fn spawn(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.set.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => Ok(()),
+                ended = task => ended,
+            }
+        });
+    }
+
+    /// Starts a task that hears of the stop itself, and finishes what it has in hand.
+    pub(super) fn spawn_to_its_end(
+        &mut self,
+        task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) {
+        self.set.spawn(task);
+    }
+
+    /// Waits until a task ends, which none should do by itself, and says which way.
+    pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
+        let joined = self.set.join_next().await;
+        verdict(joined)
+    }
+
+    /// An error if a task has ended by itself.
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        match self.set.try_join_next() {
+            None => Ok(()),
+            joined => verdict(joined),
+        }
+    }
+
+    /// Stops them: work in hand is finished, but not waited for longer than this.
+    pub(super) async fn stop(&mut self, grace: Duration) {
+        self.stop.cancel();
+        let grace = tokio::time::sleep(grace);
+        tokio::pin!(grace);
+        loop {
+            tokio::select! {
+                () = &mut grace => break,
+                joined = self.set.join_next() => if joined.is_none() { break },
+            }
+        }
+        self.set.shutdown().await;
+    }
+}
+
+fn verdict(joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -> anyhow::Result<()> {
+    match joined {
+        Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
+        Some(Ok(Err(error))) => Err(error),
+        Some(Err(error)) => Err(error).context("a task of the agent broke"),
+        None => anyhow::bail!("the agent has no tasks"),
+    }
+}

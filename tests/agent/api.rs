@@ -1,0 +1,336 @@
+//! Pods from the Kubernetes API: the program, the real kernel, and a fake API server on a real socket.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::agent::{Agent, Settings, assigned, container, in_force, patience};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
+use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
+use crate::serving::promtool;
+
+const NODE: &str = "node-1";
+
+/// An API server and the way to it.
+struct Cluster {
+    fake: FakeApi,
+    runtime: Runtime,
+    folder: TempDir,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    fn new() -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let fake = runtime.block_on(FakeApi::start());
+        fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "train"}}));
+        let folder = TempDir::new().unwrap();
+        std::fs::write(folder.path().join("kubeconfig"), fake.kubeconfig(ADMIN)).unwrap();
+        Self { fake, runtime, folder }
+    }
+
+    fn settings(&self, tree: &Tree<'_>, kernel: &Kernel) -> Settings {
+        let kubeconfig = self.folder.path().join("kubeconfig");
+        Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+            "--node-name",
+            NODE,
+            "--reconcile-seconds",
+            "1",
+        ])
+    }
+
+    fn put(&self, pod: &Value) -> Value {
+        let _here = self.runtime.enter();
+        self.fake.put(pod)
+    }
+
+    fn remove(&self, object: &Value) {
+        let _here = self.runtime.enter();
+        self.fake.remove(object);
+    }
+
+    /// The Events, as reason, pod's name and note.
+    fn events(&self) -> Vec<(String, String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let events = self.fake.all("events.k8s.io/v1", "Event").into_iter();
+        events
+            .map(|event| (text(&event["reason"]), text(&event["regarding"]["name"]), text(&event["note"])))
+            .collect()
+    }
+
+    /// Waits for an Event, and returns its note.
+    fn event(&self, agent: &Agent, reason: &str, pod: &str) -> String {
+        let deadline = Instant::now() + patience();
+        loop {
+            let found = self.events().into_iter().find(|event| event.0 == reason && event.1 == pod);
+            if let Some((_, _, note)) = found {
+                return note;
+            }
+            assert!(Instant::now() < deadline, "no {reason} on {pod}: {:?}\n{}", self.events(), agent.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What was written so far.
+    fn writes(&self) -> Vec<String> {
+        let log = self.fake.log().into_iter();
+        let writes = log.filter(|asked| !matches!(&*asked.verb, "get" | "list" | "watch"));
+        writes.map(|asked| format!("{} {} {}", asked.verb, asked.plural, asked.name)).collect()
+    }
+}
+
+/// A TFJob's worker that wants one CPU.
+fn pod(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "train", "uid": format!("{name}-uid"),
+            "labels": {"training.kubeflow.org/job-name": "job", "training.kubeflow.org/replica-type": "worker"},
+        },
+        "spec": {
+            "nodeName": node,
+            "containers": [{
+                "name": "main", "image": "tf",
+                "env": [{"name": "OMP_NUM_THREADS", "value": "7"}],
+                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+            }],
+        },
+    })
+}
+
+/// Waits until the clock has made the agent look twice more.
+fn two_reconciles(agent: &Agent) {
+    let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);
+    let seen = timer();
+    agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
+}
+
+/// What takes a few tries, with waits between them.
+fn long() -> Duration {
+    patience() * 9
+}
+
+#[test]
+fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    let agent = cluster.settings(&tree, &kernel).start();
+    agent.eventually("the first list is there", |status| status["cluster"]["complete"] == true);
+    assert_eq!(agent.get("/readyz").status, 200);
+
+    let mut worker = pod("worker-0", NODE);
+    worker["status"] = json!({"containerStatuses": [{
+        "name": "main", "image": "tf", "imageID": "", "ready": true, "restartCount": 0,
+        "containerID": "containerd://main1",
+    }]});
+    let stored = cluster.put(&worker);
+    cluster.put(&pod("stranger", "node-2"));
+    let cgroup = tree.pod("", "worker-0-uid");
+    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup can't be wider than the one above it.
+    let pause = tree.container(&cgroup, "pause1");
+    tree.start(&pause);
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    assert_eq!((&own, &allowed(pid)), (&kernel.last(), &own));
+    assert!(container(&status, "stranger", "main").is_none(), "{status:#}");
+    let note = cluster.event(&agent, "Pinned", "worker-0");
+    let enforcement = status["enforcement"].as_str().unwrap();
+    assert!(note.contains(&format!("CPU {own} of its own")) && note.contains(enforcement), "{note}");
+    let kept = cluster.event(&agent, "ValueKept", "worker-0");
+    assert!(kept.contains("OMP_NUM_THREADS"), "{kept}");
+
+    // The only CPU is given away.
+    cluster.put(&pod("worker-1", NODE));
+    let second = tree.pod("", "worker-1-uid");
+    let second = tree.container(&second, "main1");
+    tree.start(&second);
+    let note = cluster.event(&agent, "Refused", "worker-1");
+    assert!(note.contains("too few free CPUs: 1 wanted, 0 free"), "{note}");
+
+    if enforcement == "cpuset" {
+        kernel.write_cpus(&main, &kernel.first());
+        let note = cluster.event(&agent, "DriftRepaired", "worker-0");
+        assert!(note.contains(&format!("instead of {own}")), "{note}");
+        assert_eq!(allowed(pid), own);
+    }
+
+    // What others do to a pod's status is no news, and at rest nothing is written.
+    two_reconciles(&agent);
+    cluster.fake.clear_log();
+    let mut beat = stored.clone();
+    beat["metadata"]["resourceVersion"] = Value::Null;
+    beat["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    cluster.put(&beat);
+    two_reconciles(&agent);
+    assert_eq!(cluster.writes(), Vec::<String>::new());
+    let events = cluster.events();
+    let reasons = |wanted: &str| events.iter().filter(|event| event.0 == wanted).count();
+    assert_eq!((reasons("Pinned"), reasons("Refused"), reasons("ValueKept")), (1, 1, 2), "{events:?}");
+
+    let status = agent.status().unwrap();
+    let shown = &status["cluster"];
+    assert_eq!(
+        (&shown["connected"], &shown["pods"], &shown["unreadablePods"]),
+        (&json!(true), &json!(2), &json!(0))
+    );
+    assert_eq!((&shown["node"], &shown["namespace"]), (&json!(NODE), &json!("pinfold")));
+    let text = agent.get("/metrics").body;
+    promtool(&text);
+    for family in pinfold::metrics::API_FAMILIES {
+        assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
+    }
+    assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(1.0));
+    assert_eq!(agent.metric("pinfold_api_pods", &[("state", "known")]), Some(2.0));
+    assert_eq!(
+        agent.metric("pinfold_api_requests_total", &[("request", "create_event")]),
+        Some(cluster.events().len() as f64)
+    );
+
+    // Its end, as the kubelet brings it about.
+    tree.remove(&cgroup);
+    cluster.remove(&stored);
+    agent.eventually("its CPU goes to the other", |status| in_force(status, "worker-1"));
+    agent.stop();
+}
+
+#[test]
+fn an_api_that_is_away_takes_nothing_away() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&pod("worker-0", NODE));
+    let settings = cluster.settings(&tree, &kernel);
+    let agent = settings.start();
+    let cgroup = tree.pod("", "worker-0-uid");
+    let first = tree.container(&cgroup, "main1");
+    tree.start(&first);
+    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    cluster.event(&agent, "Pinned", "worker-0");
+
+    cluster.fake.go_away();
+    let status = agent.within(long(), "it is noticed", |status| status["cluster"]["connected"] == false);
+    assert!(status["cluster"]["lastError"].as_str().unwrap().contains("can't be reached"), "{status:#}");
+    assert_eq!(assigned(&status, "worker-0"), Some(own.clone()));
+    let ready = agent.get("/readyz");
+    assert!(ready.status == 200 && ready.body.contains("what is known of them stays"), "{ready:?}");
+    assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(0.0));
+    // The next container of a pod that is known needs no API.
+    tree.remove(&first);
+    let second = tree.container(&cgroup, "main2");
+    let pid = tree.start(&second);
+    agent.eventually("the next container is pinned", |status| {
+        in_force(status, "worker-0") && allowed(pid) == own
+    });
+    agent.stop();
+
+    // A restart without the API: the kernel knows who owns what.
+    let mark = kernel.cgroups.mark(&cgroup).unwrap();
+    let agent = settings.start();
+    two_reconciles(&agent);
+    let status = agent.status().unwrap();
+    assert_eq!(status["strangers"][0]["cpus"], own.to_string(), "{status:#}");
+    assert_eq!((status["cluster"]["complete"].as_bool(), allowed(pid)), (Some(false), own.clone()));
+    let ready = agent.get("/readyz");
+    assert!(ready.status == 503 && ready.body.contains("still to come"), "{ready:?}");
+    assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
+    // What was there before is no news.
+    let events = cluster.events();
+    cluster.fake.come_back();
+    agent.within(long(), "the pods are known again", |status| {
+        status["cluster"]["connected"] == true && in_force(status, "worker-0")
+    });
+    assert_eq!(agent.get("/readyz").body, "ready\n");
+    two_reconciles(&agent);
+    assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
+    assert_eq!((kernel.cgroups.mark(&cgroup).unwrap(), allowed(pid)), (mark, own));
+    assert_eq!(cluster.events(), events);
+    agent.stop();
+}
+
+#[test]
+fn an_api_that_talks_nonsense_is_asked_again() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&pod("worker-0", NODE));
+    let agent = cluster.settings(&tree, &kernel).start();
+    let cgroup = tree.pod("", "worker-0-uid");
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let refuse = |code, retry_after| Fault::Refuse { code, text: "not now", retry_after };
+    let faults = [
+        ("429", refuse(429, Some(1))),
+        ("503", refuse(503, None)),
+        ("garbage", Fault::Garbage),
+        ("a line that is none", Fault::Watch(WatchFault::Garbage { after: 0 })),
+        ("410", Fault::Watch(WatchFault::Gone { after: 0 })),
+    ];
+    for (number, (name, fault)) in faults.into_iter().enumerate() {
+        cluster.fake.fail(When::always().verb("watch").on("pods").times(1), fault);
+        cluster.fake.cut();
+        let newcomer = format!("newcomer-{number}");
+        cluster.put(&pod(&newcomer, NODE));
+        let status = agent.within(long(), name, |status| container(status, &newcomer, "main").is_some());
+        assert!(in_force(&status, "worker-0"), "{name}: {status:#}");
+        assert_eq!(allowed(pid), kernel.last(), "{name}");
+        cluster.fake.heal();
+    }
+    assert_eq!(agent.metric("pinfold_api_errors_total", &[("kind", "too_many_requests")]), Some(1.0));
+    assert_eq!(agent.metric("pinfold_api_errors_total", &[("kind", "gone")]), Some(1.0));
+    assert!(agent.metric("pinfold_api_retries_total", &[]).unwrap() >= 4.0);
+    assert_eq!(agent.metric("pinfold_drift_total", &[]), Some(0.0));
+    agent.stop();
+}
+
+#[test]
+fn an_end_waits_for_nobody() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.fake.fail(When::always().verb("create").on("events"), Fault::Hang);
+    cluster.put(&pod("worker-0", NODE));
+    let agent = cluster.settings(&tree, &kernel).start();
+    let cgroup = tree.pod("", "worker-0-uid");
+    let main = tree.container(&cgroup, "main1");
+    tree.start(&main);
+    agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let asked = || agent.metric("pinfold_api_requests_total", &[("request", "create_event")]);
+    agent.eventually("an Event is on its way", |_| asked() == Some(1.0));
+    // It requires that the end comes at once.
+    agent.stop();
+}
+
+#[test]
+fn a_folder_beside_the_api() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    let pods = crate::agent::Manifests::new();
+    // One that both know, and one that only the folder does.
+    cluster.put(&pod("worker-0", NODE));
+    pods.put("both.yaml", &crate::agent::worker("of-the-folder", "worker-0-uid", 2));
+    pods.put("more.yaml", &crate::agent::best_effort("web", "web-uid"));
+    let settings = Settings { pods: Some(pods.path().to_owned()), ..cluster.settings(&tree, &kernel) };
+    let agent = settings.start();
+    let status = agent.eventually("both have told", |status| {
+        container(status, "worker-0", "main").is_some() && container(status, "web", "main").is_some()
+    });
+    assert!(container(&status, "of-the-folder", "main").is_none(), "the API's word counts: {status:#}");
+    // What the folder can't tell does not touch what the API tells.
+    pods.put("both.yaml", "kind: [");
+    let status =
+        agent.eventually("the file is named", |status| status["errors"].to_string().contains("both.yaml"));
+    assert!(container(&status, "worker-0", "main").is_some(), "{status:#}");
+    agent.stop();
+}
