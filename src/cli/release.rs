@@ -1,5 +1,7 @@
 //! `pinfold release`: hand everything back.
 
+mod cluster;
+
 use std::process::ExitCode;
 
 use clap::Args;
@@ -13,14 +15,23 @@ use crate::pin::{self, Applied, Outcome, Step};
 
 /// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
 ///
-/// Stop the agent first; a running one would pin the pods again.
+/// With --cluster, the node's scene labels, its taint and its claims are taken off, too: then nothing of Pinfold is left.
+/// Stop the agent first; a running one would pin the pods and claim a slot again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold release --dry-run      see what would be written
-  pinfold release                before removing Pinfold from a node")]
+  pinfold release --cluster      before removing Pinfold from a node of a cluster
+  pinfold release                CPUs only
+  pinfold release --cluster-only --node-name n1 --kubeconfig admin.conf
+                                 labels and claims of a node that can't be reached any more
+
+Exit codes: 0 done, 1 something could not be handed back, 2 bad input, or the cluster can't be reached (CPUs are handed back
+all the same).")]
 pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
+    #[command(flatten)]
+    cluster: cluster::Wanted,
     /// Print the writes and do nothing.
     #[arg(long)]
     dry_run: bool,
@@ -31,6 +42,14 @@ pub(super) struct Release {
 
 impl Release {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.cluster.only() {
+            let left = self.cluster.leave(self.dry_run)?;
+            match self.output {
+                Format::Json => super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?,
+                Format::Text => super::emit(&left.text(self.dry_run))?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
         // The marks are in attributes that only root can see: to anyone else nothing would seem to be pinned.
         anyhow::ensure!(
             nix::unistd::geteuid().is_root(),
@@ -57,13 +76,19 @@ impl Release {
             }
         }
         let failed = applied.iter().filter(|(_, error)| error.is_some()).count();
+        // CPUs first: they are handed back whatever the cluster says.
+        let left = self.cluster.wanted().then(|| self.cluster.leave(self.dry_run)).transpose();
         match self.output {
             Format::Json => {
                 let steps: Vec<_> = applied
                     .iter()
                     .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
                     .collect();
-                super::json(&serde_json::json!({ "dryRun": self.dry_run, "steps": steps }))?;
+                let mut object = serde_json::json!({ "dryRun": self.dry_run, "steps": steps });
+                if let (Ok(Some(left)), Some(fields)) = (&left, object.as_object_mut()) {
+                    fields.insert("cluster".to_owned(), serde_json::json!(left));
+                }
+                super::json(&object)?;
             }
             Format::Text => {
                 for (step, error) in &applied {
@@ -77,8 +102,12 @@ impl Release {
                     0 => "nothing is pinned here".to_owned(),
                     writes => format!("{writes} writes {done}, {failed} failed"),
                 })?;
+                if let Ok(Some(left)) = &left {
+                    super::emit(&left.text(self.dry_run))?;
+                }
             }
         }
+        left?;
         Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
 }
