@@ -7,13 +7,23 @@ mod fakeapi;
 #[path = "cluster/replay.rs"]
 mod replay;
 
+#[path = "cluster/agents.rs"]
+mod agents;
 #[path = "cluster/claims.rs"]
 mod claims;
 #[path = "cluster/connect.rs"]
 mod connect;
+#[path = "cluster/day.rs"]
+mod day;
 #[path = "cluster/events.rs"]
 mod events;
+#[path = "cluster/live.rs"]
+mod live;
 #[path = "cluster/node.rs"]
 mod node;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/scenes.rs"]
+mod scenes;
+#[path = "cluster/simulation.rs"]
+mod simulation;

@@ -1,5 +1,7 @@
 //! `pinfold release`: hand everything back.
 
+mod cluster;
+
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,15 +20,25 @@ use crate::pin::{self, Applied, Outcome, Step};
 
 /// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
 ///
-/// Stop the agent first; a running one would pin the pods again.
+/// With --cluster, the node's scene labels, its taint and its claims are taken off, too: then nothing of Pinfold is left.
+/// Stop the agent first; a running one would pin the pods and claim a slot again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold release --dry-run      see what would be written
-  pinfold release                before removing Pinfold from a node
-  pinfold release --stay         the same as a DaemonSet's pod, which is ready once all is handed back")]
+  pinfold release --cluster      before removing Pinfold from a node of a cluster
+  pinfold release                CPUs only
+  pinfold release --cluster-only --node-name n1 --kubeconfig admin.conf
+                                 labels and claims of a node that can't be reached any more
+  pinfold release --cluster --stay
+                                 as a DaemonSet's pod, which is ready once all is handed back
+
+Exit codes: 0 done, 1 something could not be handed back, 2 bad input, or the cluster can't be reached (CPUs are handed back
+all the same).")]
 pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
+    #[command(flatten)]
+    cluster: cluster::Wanted,
     /// Print the writes and do nothing.
     #[arg(long)]
     dry_run: bool,
@@ -40,12 +52,22 @@ pub(super) struct Release {
 
 impl Release {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let config = Config::load(self.overrides)?;
+        let cluster = config.cluster.clone();
+        if self.cluster.only() {
+            let left = self.cluster.leave(self.dry_run, &cluster)?;
+            match self.output {
+                Format::Json => super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?,
+                Format::Text => super::emit(&left.text(self.dry_run))?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
         // The marks are in attributes that only root can see: to anyone else nothing would seem to be pinned.
         anyhow::ensure!(
             nix::unistd::geteuid().is_root(),
             "release needs root, to see marks and to write: run it with sudo"
         );
-        let node = Node::new(Config::load(self.overrides)?)?;
+        let node = Node::new(config)?;
         let listen = node.config.listen;
         let (observed, _) = node.observe(&[])?;
         let steps = pin::release(&observed, &node.topology.online, &node.cgroups.all_memory()?);
@@ -67,13 +89,19 @@ impl Release {
             }
         }
         let failed = applied.iter().filter(|(_, error)| error.is_some()).count();
+        // CPUs first: they are handed back whatever the cluster says.
+        let left = self.cluster.wanted().then(|| self.cluster.leave(self.dry_run, &cluster)).transpose();
         match self.output {
             Format::Json => {
                 let steps: Vec<_> = applied
                     .iter()
                     .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
                     .collect();
-                super::json(&serde_json::json!({ "dryRun": self.dry_run, "steps": steps }))?;
+                let mut object = serde_json::json!({ "dryRun": self.dry_run, "steps": steps });
+                if let (Ok(Some(left)), Some(fields)) = (&left, object.as_object_mut()) {
+                    fields.insert("cluster".to_owned(), serde_json::json!(left));
+                }
+                super::json(&object)?;
             }
             Format::Text => {
                 for (step, error) in &applied {
@@ -87,8 +115,12 @@ impl Release {
                     0 => "nothing is pinned here".to_owned(),
                     writes => format!("{writes} writes {done}, {failed} failed"),
                 })?;
+                if let Ok(Some(left)) = &left {
+                    super::emit(&left.text(self.dry_run))?;
+                }
             }
         }
+        left?;
         if failed > 0 {
             return Ok(ExitCode::from(1));
         }

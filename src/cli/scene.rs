@@ -3,6 +3,7 @@
 mod check;
 mod import;
 mod labels;
+mod live;
 mod status;
 
 use std::fs;
@@ -27,6 +28,7 @@ use crate::scene::{
   pinfold scene status plan.yaml --nodes nodes.yaml   what is claimed, missing, double
   pinfold scene import labels.sh > plan.yaml          a plan from kubectl label commands
   pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
+  pinfold scene status --live                         the same of a cluster: its plan, nodes and claims
 
   kubectl get nodes -o yaml > nodes.yaml              the nodes that --nodes wants")]
 pub(super) struct SceneArgs {
@@ -47,10 +49,12 @@ enum SceneCommand {
 /// Which plan of a file, and which of its cases.
 #[derive(Debug, Args)]
 struct CaseOf {
-    /// File with a ScenePlan (YAML or JSON); - is the standard input.
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-    /// The plan's name, if the file has several.
+    /// File with a ScenePlan (YAML or JSON); - is the standard input. With --live, the cluster's plan if not given.
+    #[arg(value_name = "FILE", required_unless_present = "live")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    live: live::Live,
+    /// The plan's name, if the file or the cluster has several.
     #[arg(long, value_name = "NAME")]
     plan: Option<String>,
     /// The scene; the plan's active one if not given.
@@ -95,17 +99,15 @@ impl SceneArgs {
 
 impl CaseOf {
     /// The plan that is meant. One that can't be read as a plan is refused with the first thing that is wrong with it.
-    fn plan(&self) -> anyhow::Result<ScenePlan> {
-        let documents = documents(&self.file)?;
+    fn choose(&self, documents: &[Document], origin: &str) -> anyhow::Result<ScenePlan> {
         let names: Vec<&str> = documents.iter().map(Document::name).collect();
         let names = names.join(", ");
         let mut chosen =
             documents.iter().filter(|document| self.plan.as_ref().is_none_or(|name| document.name() == name));
-        let file = self.file.display();
         let document = chosen.next().with_context(|| {
-            format!("{file} has no plan {}: it has {names}", self.plan.as_deref().unwrap_or_default())
+            format!("{origin} has no plan {}: it has {names}", self.plan.as_deref().unwrap_or_default())
         })?;
-        ensure!(chosen.next().is_none(), "{file} has several plans, {names}: choose one with --plan NAME");
+        ensure!(chosen.next().is_none(), "{origin} has several plans, {names}: choose one with --plan NAME");
         // Too few nodes for another case are no reason to say nothing about this one.
         let wrong = check(std::slice::from_ref(document), None, AMOUNTS)
             .into_iter()
@@ -113,7 +115,7 @@ impl CaseOf {
         if let Some(finding) = wrong {
             anyhow::bail!("{finding} (pinfold scene check names all that is wrong)");
         }
-        document.plan.clone().with_context(|| format!("{file} holds no valid ScenePlan"))
+        document.plan.clone().with_context(|| format!("{origin} holds no valid ScenePlan"))
     }
 
     /// The slots of the case that is meant.

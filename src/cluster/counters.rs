@@ -36,6 +36,14 @@ names! {
         GetNode = "get_node",
         /// Labels of this node's Node.
         ApplyNode = "apply_node",
+        /// All ScenePlans.
+        ListPlans = "list_plans",
+        /// A watch of the ScenePlans.
+        WatchPlans = "watch_plans",
+        /// All Nodes, for a command.
+        ListNodes = "list_nodes",
+        /// Taints of this node's Node.
+        TaintNode = "taint_node",
         /// Claims.
         ListLeases = "list_leases",
         /// One claim.

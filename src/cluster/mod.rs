@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  connect ── Client ──> Api ──┬─> pods::follow ── PodsEvent ──> (the agent's owner)
+//!                              ├─> scenes   this node's place by the plans: which labels, which claim
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              └─> events   a queue that never blocks, Events with counts
@@ -23,6 +24,7 @@ mod counters;
 pub mod events;
 pub mod node;
 pub mod pods;
+pub mod scenes;
 
 pub use backoff::{Backoff, Dice};
 pub use call::{Api, Failure};

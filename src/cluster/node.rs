@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::Status;
 use kube::core::params::{GetParams, Patch, PatchParams};
@@ -19,7 +20,7 @@ use super::{Api, Call, ErrorKind, Failure, MANAGER};
 const NODES: &str = "/api/v1/nodes";
 
 /// The part of a Node that we read.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct OwnNode {
     /// Name.
     pub name: String,
@@ -27,8 +28,12 @@ pub struct OwnNode {
     pub uid: String,
     /// All labels.
     pub labels: BTreeMap<String, String>,
-    /// Taints, as `key=value:effect`.
-    pub taints: Vec<String>,
+    /// Its version, for what is written on condition that nothing has changed.
+    pub version: String,
+    /// Whether it is cordoned.
+    pub cordoned: bool,
+    /// Taints.
+    pub taints: Vec<Taint>,
     /// The labels that we have applied.
     pub ours: BTreeSet<String>,
     /// Who has set each of the other labels, where the server tells.
@@ -40,7 +45,7 @@ pub struct OwnNode {
 pub struct LabelConflict {
     /// The label's key.
     pub key: String,
-    /// The value that we want.
+    /// The value that we want; empty where the label should not be there, or its value is not known yet.
     pub wanted: String,
     /// The value that is there.
     pub found: Option<String>,
@@ -52,9 +57,11 @@ impl std::fmt::Display for LabelConflict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { key, wanted, manager, .. } = self;
         let found = self.found.as_deref().unwrap_or("another value");
+        let should = if wanted.is_empty() { "should not be there" } else { "should be" };
+        let wanted = if wanted.is_empty() { "" } else { &format!(" {wanted}") };
         write!(
             f,
-            "label {key} should be {wanted} and is {found}, set by {manager}: remove it (kubectl label node NODE {key}-) and it is set within a minute"
+            "label {key} {should}{wanted} and is {found}, set by {manager}: remove it (kubectl label node NODE {key}-), and the rest follows within minutes"
         )
     }
 }
@@ -71,7 +78,7 @@ pub enum LabelStep {
 }
 
 /// What became of an apply.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Applied {
     /// The labels are as wanted; this is the Node now.
     Done(Box<OwnNode>),
@@ -79,7 +86,7 @@ pub enum Applied {
     Conflict(Vec<LabelConflict>),
     /// The Node is not there any more: nothing was written.
     Gone,
-    /// Another Node has the name now: nothing was written; read it again.
+    /// Another Node has the name now, or it has changed: nothing was written; read it again.
     Replaced,
 }
 
@@ -149,6 +156,30 @@ pub async fn apply(api: &Api, node: &OwnNode, labels: &BTreeMap<String, String>)
     }
 }
 
+/// Sets the taints of the Node that was read, on condition that nothing of it has changed since.
+///
+/// The list of taints is one value: who writes it writes all of it, and the node controller writes there, too. So it goes as
+/// that controller does it, by a patch that carries the version that was read; the server refuses it where anything has
+/// changed, and it is read again.
+///
+/// # Errors
+/// Any [`Failure`] that is not one of the outcomes of [`Applied`].
+pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<Applied, Failure> {
+    let patch = json!({
+        "metadata": {"uid": node.uid, "resourceVersion": node.version},
+        "spec": {"taints": taints},
+    });
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let request =
+        request::Request::new(NODES).patch(&node.name, &params, &Patch::Merge(patch)).map_err(unbuilt)?;
+    match api.ask::<Read>(Call::TaintNode, request).await {
+        Ok(read) => Ok(Applied::Done(Box::new(read.into()))),
+        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Applied::Gone),
+        Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Applied::Replaced),
+        Err(failure) => Err(failure),
+    }
+}
+
 /// What a refusal of an apply means, if it is one that is foreseen.
 fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -> Option<Applied> {
     let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
@@ -197,7 +228,9 @@ struct Read {
 #[derive(Deserialize, Default)]
 struct ReadSpec {
     #[serde(default)]
-    taints: Vec<k8s_openapi::api::core::v1::Taint>,
+    taints: Vec<Taint>,
+    #[serde(default)]
+    unschedulable: bool,
 }
 
 impl From<Read> for OwnNode {
@@ -218,15 +251,13 @@ impl From<Read> for OwnNode {
                 }
             }
         }
-        let taints = spec.taints.into_iter().map(|taint| match taint.value {
-            Some(value) => format!("{}={value}:{}", taint.key, taint.effect),
-            None => format!("{}:{}", taint.key, taint.effect),
-        });
         Self {
             name: metadata.name.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
             labels: metadata.labels.unwrap_or_default(),
-            taints: taints.collect(),
+            version: metadata.resource_version.unwrap_or_default(),
+            cordoned: spec.unschedulable,
+            taints: spec.taints,
             ours,
             owners,
         }

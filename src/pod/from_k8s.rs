@@ -67,6 +67,7 @@ impl Pod {
     /// no name yet is called by its `generateName`. An object without containers, as a watch may deliver, is taken.
     pub fn from_k8s(pod: Object) -> Result<Self, PodError> {
         let metadata = pod.metadata.unwrap_or_default();
+        let node_keys = pod.spec.as_ref().map(node_keys).unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
@@ -102,12 +103,22 @@ impl Pod {
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
             host_network: spec.host_network.unwrap_or_default(),
+            node_keys,
             finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             resources: whole,
             containers,
             qos_reported: status.qos_class.as_deref().and_then(reported),
         })
     }
+}
+
+/// The label keys by which a pod chooses its node.
+fn node_keys(spec: &object::Spec) -> BTreeSet<String> {
+    let selector = spec.node_selector.iter().flat_map(|selector| selector.keys());
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node.as_ref()?.required.as_ref());
+    let terms = affinity.and_then(|required| required.terms.as_ref()).into_iter().flatten();
+    let expressions = terms.filter_map(|term| term.expressions.as_ref()).flatten();
+    selector.chain(expressions.filter_map(|requirement| requirement.key.as_ref())).cloned().collect()
 }
 
 /// The runtime's id of each container that has run, by name, without the runtime's name in front.

@@ -1,6 +1,6 @@
 //! The part of a Pod that decisions are made from, whatever it was read from (manifest, API, container runtime).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
@@ -20,6 +20,8 @@ pub struct Pod {
     pub annotations: BTreeMap<String, String>,
     /// Whether the pod uses the node's own network.
     pub host_network: bool,
+    /// The label keys of nodes that its node selector and its required node affinity name.
+    pub node_keys: BTreeSet<String>,
     /// Whether the pod has run to its end (phase Succeeded or Failed): it is owed nothing.
     pub finished: bool,
     /// `spec.resources`: pod-level requests and limits.

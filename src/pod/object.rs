@@ -36,6 +36,38 @@ part! {
         pub(super) containers: Vec<Container> = "containers",
         pub(super) host_network: bool = "hostNetwork",
         pub(super) resources: Resources = "resources",
+        pub(super) node_selector: BTreeMap<String, IgnoredAny> = "nodeSelector",
+        pub(super) affinity: Affinity = "affinity",
+    }
+}
+
+part! {
+    pub(super) struct Affinity: "a pod's affinity" {
+        pub(super) node: NodeAffinity = "nodeAffinity",
+    }
+}
+
+part! {
+    pub(super) struct NodeAffinity: "a pod's node affinity" {
+        pub(super) required: NodeSelector = "requiredDuringSchedulingIgnoredDuringExecution",
+    }
+}
+
+part! {
+    pub(super) struct NodeSelector: "a node selector" {
+        pub(super) terms: Vec<Term> = "nodeSelectorTerms",
+    }
+}
+
+part! {
+    pub(super) struct Term: "a term of a node selector" {
+        pub(super) expressions: Vec<Requirement> = "matchExpressions",
+    }
+}
+
+part! {
+    pub(super) struct Requirement: "a requirement of a node selector" {
+        pub(super) key: String = "key",
     }
 }
 

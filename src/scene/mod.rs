@@ -44,7 +44,7 @@ pub use plan::{
 };
 pub use schema::definition;
 pub use selector::{NodeSelector, Operator, Requirement};
-pub use slot::{NoSuchCase, Slot, Slots, slots, try_order};
+pub use slot::{NoSuchCase, Slot, Slots, is_lease_of, slots, try_order};
 pub use status::{Status, status};
 pub use tree::Path;
 pub use want::{Duty, Switch, Want, binds, duty, switch, want};

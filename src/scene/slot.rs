@@ -6,6 +6,9 @@ use serde::Serialize;
 
 use super::{Case, Scene, ScenePlan};
 
+/// What stands before the hash that replaces the name of a Lease.
+const LONG: &str = "scene.long.";
+
 /// One server's place in a case: what the labels say, and what no two nodes may have.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Slot {
@@ -160,6 +163,19 @@ impl Slots {
         None
     }
 
+    /// The slot whose Lease has this name, if it is one of these.
+    pub fn of_lease(&self, plan: &str, lease: &str) -> Option<Slot> {
+        let is_it = |slot: &Slot| slot.lease_name(plan) == lease;
+        let index: Option<u32> = lease.rsplit('.').next().and_then(|index| index.parse().ok());
+        let of_index = self.groups.iter().filter_map(|group| {
+            let index = index.filter(|index| *index < group.count)?;
+            Some(Slot { scene: self.scene.clone(), case: self.case.clone(), kind: group.kind.clone(), index })
+        });
+        let found = of_index.into_iter().find(is_it);
+        // A hash tells no index; a case may have ten thousand slots, so this is not tried for every name.
+        found.or_else(|| lease.starts_with(LONG).then(|| self.iter().find(is_it)).flatten())
+    }
+
     /// All of them, in order.
     pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         (0..self.len()).filter_map(|position| self.get(position))
@@ -199,7 +215,7 @@ impl Slot {
         let hash = name.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash: u128, byte| {
             (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
         });
-        format!("scene.long.{hash:032x}")
+        format!("{LONG}{hash:032x}")
     }
 }
 
@@ -211,6 +227,13 @@ impl fmt::Display for Slot {
         }
         write!(f, "{}", self.index)
     }
+}
+
+/// Whether a Lease of this name is that of a slot of this plan. Names that had to be replaced by a hash tell nothing.
+pub fn is_lease_of(lease: &str, plan: &str) -> bool {
+    let rest = lease.strip_prefix("scene.").and_then(|rest| rest.strip_prefix(escape(plan).as_str()));
+    // Three more parts at least: `scene.long.HASH` is no slot of a plan called long.
+    rest.is_some_and(|rest| rest.starts_with('.') && rest.matches('.').count() >= 3)
 }
 
 fn escape(part: &str) -> String {

@@ -61,10 +61,9 @@ pub(crate) fn list(store: &Store, kind: &Kind, selector: &Selector, wanted: &Wan
         "" => format!("{slash}{name}"),
         namespace => format!("{slash}{namespace}/{name}"),
     };
-    let objects = store.at(kind, revision);
+    let objects = store.fitting(kind, revision, |object| selector.matches(object));
     let mut fitting: Vec<(String, Arc<Value>)> = objects
         .into_iter()
-        .filter(|(_, object)| selector.matches(object))
         .map(|((namespace, name), object)| (path(&namespace, &name), object))
         .filter(|(path, _)| {
             // A token names the first key that may follow.

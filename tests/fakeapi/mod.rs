@@ -69,7 +69,8 @@ pub(crate) struct Rule {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Mutex<Store>,
-    pub(crate) changed: channel::Sender<u64>,
+    /// The latest version of each kind that somebody watches: ten thousand watchers of plans sleep on while Leases change.
+    changed: Mutex<BTreeMap<String, channel::Sender<u64>>>,
     pub(crate) bookmarks: channel::Sender<u64>,
     tokens: Mutex<BTreeMap<String, String>>,
     rules: Mutex<Vec<Rule>>,
@@ -103,9 +104,19 @@ impl Shared {
         self.settings.lock().unwrap().bookmark_every
     }
 
-    /// Tells watchers that there is something new.
+    /// Tells watchers that there is something new of their kind.
     pub(crate) fn wake(&self) {
-        self.changed.send_modify(|count| *count += 1);
+        let store = self.store.lock().unwrap();
+        for (kind, latest) in self.changed.lock().unwrap().iter() {
+            let revision = store.latest(kind);
+            latest.send_if_modified(|seen| std::mem::replace(seen, revision) != revision);
+        }
+    }
+
+    /// Wakes whoever holds it when there is something new of a kind.
+    pub(crate) fn changes_of(&self, kind: &Kind) -> channel::Receiver<u64> {
+        let mut changed = self.changed.lock().unwrap();
+        changed.entry(kind.qualified()).or_insert_with(|| channel::Sender::new(0)).subscribe()
     }
 }
 
@@ -140,7 +151,7 @@ impl FakeApi {
     pub(crate) fn direct() -> Self {
         let shared = Shared {
             store: Mutex::new(Store::new()),
-            changed: channel::Sender::new(0),
+            changed: Mutex::default(),
             bookmarks: channel::Sender::new(0),
             tokens: Mutex::new(BTreeMap::from([(ADMIN.to_owned(), "admin".to_owned())])),
             rules: Mutex::default(),

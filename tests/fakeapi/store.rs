@@ -162,13 +162,25 @@ impl Store {
 
     /// The objects of a kind at a version that is still there.
     pub(crate) fn at(&self, kind: &Kind, revision: u64) -> BTreeMap<(String, String), Arc<Value>> {
+        self.fitting(kind, revision, |_| true)
+    }
+
+    /// Those of them that fit.
+    pub(crate) fn fitting(
+        &self,
+        kind: &Kind,
+        revision: u64,
+        fits: impl Fn(&Value) -> bool,
+    ) -> BTreeMap<(String, String), Arc<Value>> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let key =
             |object: &Value| (text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]));
+        let qualified = kind.qualified();
         let mut objects: BTreeMap<(String, String), Arc<Value>> = self
             .objects
-            .range((kind.qualified(), String::new(), String::new())..)
-            .take_while(|((plural, _, _), _)| *plural == kind.qualified())
+            .range((qualified.clone(), String::new(), String::new())..)
+            .take_while(|((plural, _, _), _)| *plural == qualified)
+            .filter(|(_, object)| revision != self.revision || fits(object))
             .map(|((_, namespace, name), object)| ((namespace.clone(), name.clone()), Arc::clone(object)))
             .collect();
         let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
@@ -183,7 +195,13 @@ impl Store {
                 (None, None) => {}
             }
         }
+        objects.retain(|_, object| fits(object));
         objects
+    }
+
+    /// The version of the latest write of a kind.
+    pub(crate) fn latest(&self, kind: &str) -> u64 {
+        self.history.get(kind).and_then(|changes| changes.last()).map_or(0, |change| change.revision)
     }
 
     /// The changes of a kind after a version.

@@ -97,7 +97,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
             return;
         }
     }
-    let mut changed = shared.changed.subscribe();
+    let mut changed = shared.changes_of(&wanted.kind);
     let mut forced = shared.bookmarks.subscribe();
     let end = Instant::now() + shared.second() * u32::try_from(wanted.seconds).unwrap_or(u32::MAX);
     let (mut sent, mut mark) = (0, false);

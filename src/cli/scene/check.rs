@@ -15,14 +15,19 @@ use crate::scene::{Severity, check};
   pinfold scene check plan.yaml
   pinfold scene check plans/*.yaml                    also whether the plans get in each other's way
   kubectl get nodes -o yaml | pinfold scene check plan.yaml --nodes -
+  pinfold scene check plan.yaml --live                beside the nodes of the cluster
+  pinfold scene check --live                          the plans of the cluster
 
 Exit codes: 0 nothing is wrong (there may be warnings), 1 there are errors, 2 the input can't be read.")]
 pub(super) struct Check {
-    /// Files with ScenePlans (YAML or JSON), also several in a file; - is the standard input.
-    #[arg(value_name = "FILE", required = true)]
+    /// Files with ScenePlans (YAML or JSON), also several in a file; - is the standard input. With --live, the cluster's
+    /// plans if none is given.
+    #[arg(value_name = "FILE", required_unless_present = "live")]
     files: Vec<PathBuf>,
+    #[command(flatten)]
+    live: super::live::Live,
     /// File with the cluster's Nodes: are they there, enough, and large enough?
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "live")]
     nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
@@ -37,7 +42,11 @@ impl Check {
         for file in &self.files {
             documents.extend(super::documents(file)?);
         }
-        let nodes = self.nodes.as_deref().map(super::nodes).transpose()?;
+        let mut nodes = self.nodes.as_deref().map(super::nodes).transpose()?;
+        if let Some(cluster) = self.live.ask(self.files.is_empty(), false)? {
+            documents.extend(cluster.plans);
+            nodes = Some(cluster.nodes);
+        }
         let findings = check(&documents, nodes.as_deref(), super::AMOUNTS);
         let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
         match self.output {

@@ -18,14 +18,16 @@ use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
   pinfold scene labels plan.yaml --nodes nodes.yaml
   pinfold scene labels plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
   pinfold scene labels plan.yaml --nodes nodes.yaml -o kubectl | sh
+  pinfold scene labels plan.yaml --live               for the nodes and claims of the cluster
+  pinfold scene labels --live --plan ps-locality      a plan of the cluster
 
 Exit codes: 0 each slot has a node, 1 there are too few nodes, 2 bad input.")]
 pub(super) struct LabelsArgs {
     #[command(flatten)]
     case: super::CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents.
-    #[arg(long, value_name = "FILE")]
-    nodes: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "live", conflicts_with = "live")]
+    nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Form,
@@ -47,10 +49,14 @@ enum Form {
 
 impl LabelsArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let plan = self.case.plan()?;
+        let (plan, cluster) = self.case.with_cluster(true)?;
         let slots = self.case.slots(&plan)?;
-        let nodes = super::nodes(&self.nodes)?;
-        let assignment = assign(&plan, &slots, &nodes);
+        let nodes = self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?;
+        // A claim counts before labels do: they follow it.
+        let assignment = match &cluster {
+            Some(cluster) => assign(&plan, &slots, &cluster.claimed(&plan, &slots)),
+            None => assign(&plan, &slots, &nodes),
+        };
         match self.output {
             Form::Table => super::super::emit(&table(&plan, &assignment))?,
             Form::Json => super::super::json(&object(&plan, &assignment))?,

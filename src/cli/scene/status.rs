@@ -1,5 +1,6 @@
 //! `pinfold scene status`: how the labels on nodes compare with a case.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -7,21 +8,23 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::Format;
-use crate::scene::{Slots, Status, status};
+use super::live::Cluster;
+use crate::scene::{ScenePlan, Slots, Status, status};
 
 /// Compare the labels that nodes carry with a case: what is claimed, missing, double.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kubectl get nodes -o yaml | pinfold scene status plan.yaml --nodes -
   pinfold scene status plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
+  pinfold scene status --live                         of the cluster's plan, with the claims
 
 Exit codes: 0 each slot has one node and nothing else is labelled, 1 not so, 2 bad input.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     case: super::CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents; - is the standard input.
-    #[arg(long, value_name = "FILE")]
-    nodes: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "live", conflicts_with = "live")]
+    nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -31,14 +34,74 @@ pub(super) struct StatusArgs {
 
 impl StatusArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let plan = self.case.plan()?;
+        let (plan, cluster) = self.case.with_cluster(true)?;
         let slots = self.case.slots(&plan)?;
-        let status = status(&plan, &slots, &super::nodes(&self.nodes)?);
+        let status = status(&plan, &slots, &self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?);
+        let claims = cluster.as_ref().map(|cluster| Held::new(&plan, &status, cluster));
         match self.output {
-            Format::Json => super::super::json(&object(&slots, &status))?,
-            Format::Text => super::super::emit(&table(&slots, &status))?,
+            Format::Json => {
+                let mut object = object(&slots, &status);
+                if let (Some(claims), Some(fields)) = (&claims, object.as_object_mut()) {
+                    fields.insert("claims".to_owned(), json!(claims.holders));
+                    fields.insert("amiss".to_owned(), json!(claims.amiss));
+                }
+                super::super::json(&object)?;
+            }
+            Format::Text => {
+                let mut text = table(&slots, &status);
+                if let Some(claims) = &claims {
+                    text += &format!(
+                        "{}, {} for other cases or plans\n",
+                        super::many(claims.holders.len(), "claim"),
+                        claims.others
+                    );
+                    text.extend(claims.amiss.iter().map(|line| format!("{line}\n")));
+                }
+                super::super::emit(&text)?;
+            }
         }
-        Ok(if status.is_well() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        let well = status.is_well() && claims.is_none_or(|claims| claims.amiss.is_empty());
+        Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+/// How the claims in a cluster compare with the labels there.
+struct Held {
+    /// Who has a claim on a slot of the case, by the Lease's name.
+    holders: BTreeMap<String, String>,
+    /// Claims of other cases and plans.
+    others: usize,
+    /// Where claims and labels differ, as sentences.
+    amiss: Vec<String>,
+}
+
+impl Held {
+    fn new(plan: &ScenePlan, status: &Status, cluster: &Cluster) -> Self {
+        let name = plan.metadata.name.as_deref().unwrap_or_default();
+        let (mut holders, mut amiss) = (BTreeMap::new(), Vec::new());
+        for (slot, nodes) in &status.slots {
+            let lease = slot.lease_name(name);
+            match cluster.claims.get(&lease) {
+                Some(holder) => {
+                    if !nodes.contains(&holder.node) {
+                        let node = &holder.node;
+                        amiss.push(format!(
+                            "{slot} is claimed by {node}, which has not its labels: see /status of the agent there"
+                        ));
+                    }
+                    holders.insert(lease, holder.node.clone());
+                }
+                // The nodes of an explicit list need no claims.
+                None if plan.spec.nodes.names.is_none() && !nodes.is_empty() => {
+                    amiss.push(format!(
+                        "{slot} is claimed by nobody, and {} has its labels",
+                        nodes.join(", ")
+                    ));
+                }
+                None => {}
+            }
+        }
+        Self { others: cluster.claims.len() - holders.len(), holders, amiss }
     }
 }
 

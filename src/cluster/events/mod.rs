@@ -1,4 +1,4 @@
-//! Events on pods: pinned where, refused why, a user's value kept.
+//! Events on pods (pinned where, refused why, a user's value kept), and on this node's Node.
 //!
 //! [`Recorder::tell`] never waits and never fails: it puts the news into a short queue, and a task writes it when it can. What
 //! happens again is counted on the Event that is there; a pod that flaps costs a write for the second, fourth, eighth … time,
@@ -76,10 +76,17 @@ impl Default for Settings {
     }
 }
 
+/// What news are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Pod,
+    Node,
+}
+
 /// Where news are left.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    queue: mpsc::Sender<News>,
+    queue: mpsc::Sender<(Subject, News)>,
     counters: Arc<Counters>,
 }
 
@@ -97,7 +104,18 @@ impl Recorder {
 
     /// Leaves news, or drops them where too many wait.
     pub fn tell(&self, news: News) {
-        if self.queue.try_send(news).is_err() {
+        self.leave(Subject::Pod, news);
+    }
+
+    /// The same for news of a Node: `pod` and `uid` are the Node's, and the namespace is where the Event is put, which for
+    /// what has no namespace has to be `default`.
+    pub fn tell_of_node(&self, mut news: News) {
+        "default".clone_into(&mut news.namespace);
+        self.leave(Subject::Node, news);
+    }
+
+    fn leave(&self, subject: Subject, news: News) {
+        if self.queue.try_send((subject, news)).is_err() {
             self.counters.event_dropped();
         }
     }
@@ -114,21 +132,21 @@ struct Writer {
 // === impl Writer ===
 
 impl Writer {
-    async fn run(mut self, mut queue: mpsc::Receiver<News>) {
-        while let Some(news) = queue.recv().await {
+    async fn run(mut self, mut queue: mpsc::Receiver<(Subject, News)>) {
+        while let Some((subject, news)) = queue.recv().await {
             match self.book.note(&news, Instant::now().into_std()) {
                 Step::Nothing => {}
                 Step::Drop => self.api.counters().event_dropped(),
-                Step::Create => self.create(&news).await,
+                Step::Create => self.create(subject, &news).await,
                 Step::Count { event, count } => self.count(&news, &event, count).await,
             }
         }
     }
 
-    async fn create(&mut self, news: &News) {
+    async fn create(&mut self, subject: Subject, news: &News) {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
         let name = format!("{pod}.{:016x}", self.dice.bits());
-        let event = event(news, &name, &self.node);
+        let event = event(subject, news, &name, &self.node);
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
         let built = serde_json::to_vec(&event).map_err(|error| error.to_string()).and_then(|body| {
             request::Request::new(path(&news.namespace))
@@ -194,7 +212,7 @@ fn path(namespace: &str) -> String {
     format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events")
 }
 
-fn event(news: &News, name: &str, node: &str) -> Event {
+fn event(subject: Subject, news: &News, name: &str, node: &str) -> Event {
     Event {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -210,8 +228,8 @@ fn event(news: &News, name: &str, node: &str) -> Event {
         reporting_instance: Some(node.chars().take(128).collect()),
         regarding: Some(ObjectReference {
             api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(news.namespace.clone()),
+            kind: Some(format!("{subject:?}")),
+            namespace: Some(news.namespace.clone()).filter(|_| subject == Subject::Pod),
             name: Some(news.pod.clone()),
             uid: Some(news.uid.clone()),
             ..ObjectReference::default()

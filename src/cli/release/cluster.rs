@@ -1,0 +1,104 @@
+//! `pinfold release --cluster`: what a Node has of ours at the API server.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::agent::config;
+use crate::cluster::connect::{connect, host_name, node_name};
+use crate::cluster::{Api, ErrorKind, scenes};
+use crate::scene::ScenePlan;
+
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Whether labels and claims go, too, and whose.
+#[derive(Debug, Args)]
+pub(super) struct Wanted {
+    /// Take the Node's scene labels, taint and claims off, too.
+    #[arg(long)]
+    cluster: bool,
+    /// Only take those off, and leave this machine's CPUs alone; needs no root.
+    #[arg(long)]
+    cluster_only: bool,
+}
+
+/// What was taken off, and of which Node.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct Left {
+    node: String,
+    #[serde(flatten)]
+    found: Value,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    pub(super) fn only(&self) -> bool {
+        self.cluster_only
+    }
+
+    pub(super) fn wanted(&self) -> bool {
+        self.cluster
+    }
+
+    /// Takes it off.
+    pub(super) fn leave(&self, dry_run: bool, config: &config::Cluster) -> anyhow::Result<Left> {
+        let name = node_name(config.node_name.as_deref(), None, host_name().as_deref())?;
+        let runtime = super::super::run::runtime()?;
+        runtime.block_on(async {
+            let way = connect(config.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let api = Api::new(way.client.clone(), DEADLINE);
+            // Only for taints with keys of the plans' own; without the plans, those that are ours by key go.
+            let plans = scenes::plans(&api).await.unwrap_or_default();
+            let plans: Vec<ScenePlan> =
+                plans.into_iter().filter_map(|plan| serde_json::from_value(plan).ok()).collect();
+            let left = scenes::leave(&api, &name, &config.namespace, &plans, dry_run).await.map_err(|failure| {
+                let advice = match failure.kind() {
+                    ErrorKind::Forbidden => {
+                        "; it needs get and patch on nodes, and list, get and delete on leases: name another --kubeconfig"
+                    }
+                    ErrorKind::Connection | ErrorKind::Timeout => {
+                        "; is the API server up, and can it be reached from here?"
+                    }
+                    _ => "",
+                };
+                let doing = format!(
+                    "labels and claims of Node {name} may be left, at {} (by {}){advice}",
+                    way.server, way.origin
+                );
+                anyhow::Error::new(failure).context(doing)
+            })?;
+            anyhow::Ok(Left::new(name.clone(), &left))
+        })
+        .context("the cluster still has something of this node's")
+    }
+}
+
+// === impl Left ===
+
+impl Left {
+    fn new(node: String, left: &scenes::Left) -> Self {
+        let labels = left.labels.iter().map(|(key, value)| format!("label {key}={value}"));
+        let taints = left.taints.iter().map(|taint| format!("taint {taint}"));
+        let claims = left.claims.iter().map(|claim| format!("claim {claim}"));
+        let mut lines: Vec<String> = labels.chain(taints).chain(claims).collect();
+        if !left.node {
+            lines.push(format!("there is no Node {node}: its claims are gone with it"));
+        }
+        let found = json!({ "exists": left.node, "labels": left.labels, "taints": left.taints, "claims": left.claims });
+        Self { node, found, lines }
+    }
+
+    pub(super) fn text(&self, dry_run: bool) -> String {
+        let done = if dry_run { "would be taken off" } else { "taken off" };
+        match self.lines.as_slice() {
+            [] => format!("Node {} has no labels, taints or claims of Pinfold's", self.node),
+            lines => format!("{done} Node {}:\n  {}", self.node, lines.join("\n  ")),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! `--live`: plans, nodes and claims as they are in the cluster.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+
+use crate::cluster::claims::{Claims, Holder, Owner, Settings};
+use crate::cluster::connect::{Connection, connect};
+use crate::cluster::{Api, ErrorKind, Failure, scenes};
+use crate::scene::{Document, Node, ScenePlan, Slots, read};
+
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Whether to ask the cluster, and which.
+#[derive(Debug, Args)]
+pub(super) struct Live {
+    /// Take nodes and claims from the cluster, and the plan, too, where no file is given.
+    #[arg(long)]
+    pub(super) live: bool,
+    /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
+    #[arg(long, value_name = "FILE", requires = "live")]
+    kubeconfig: Option<PathBuf>,
+    /// Namespace of the agents, where the claims are [default: that of the kubeconfig's context]
+    #[arg(long, value_name = "NAMESPACE", requires = "live")]
+    namespace: Option<String>,
+}
+
+/// What the cluster says.
+pub(super) struct Cluster {
+    /// All its plans.
+    pub(super) plans: Vec<Document>,
+    /// All its Nodes.
+    pub(super) nodes: Vec<Node>,
+    /// Who holds which claim, by the Lease's name.
+    pub(super) claims: BTreeMap<String, Holder>,
+    /// Where that is, for people.
+    pub(super) origin: String,
+}
+
+// === impl Live ===
+
+impl Live {
+    /// Asks the cluster; `None` where it is not to be asked. `plans` and `claims` say whether those are needed.
+    pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<Cluster>> {
+        if !self.live {
+            return Ok(None);
+        }
+        let runtime = super::super::run::runtime()?;
+        runtime.block_on(async {
+            let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let api = Api::new(way.client.clone(), DEADLINE);
+            let way = &way;
+            let said = |what: &'static str| move |failure: Failure| told(failure, what, way);
+            let plans = if plans {
+                documents(scenes::plans(&api).await.map_err(said("sceneplans"))?)?
+            } else {
+                Vec::new()
+            };
+            let nodes = scenes::nodes(&api).await.map_err(said("nodes"))?;
+            let namespace = self.namespace.as_ref().unwrap_or(&way.namespace);
+            let claims = if claims {
+                // Only listed: whose claims these would be does not matter.
+                let nobody = Owner { node: String::new(), uid: String::new() };
+                let claims = Claims::new(api, namespace, nobody, Settings::default());
+                claims.list().await.map_err(said("leases"))?
+            } else {
+                BTreeMap::new()
+            };
+            Ok(Some(Cluster { plans, nodes, claims, origin: way.server.clone() }))
+        })
+    }
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// The nodes, with the labels of the slots that they have claims on: what their agents are about to make of them.
+    pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
+        let mut nodes = self.nodes.clone();
+        let by_name: BTreeMap<String, usize> =
+            nodes.iter().enumerate().map(|(index, node)| (node.name.clone(), index)).collect();
+        let name = plan.metadata.name.as_deref().unwrap_or_default();
+        for (lease, holder) in &self.claims {
+            let slot = slots.of_lease(name, lease);
+            let node = by_name.get(&holder.node).and_then(|index| nodes.get_mut(*index));
+            let (Some(slot), Some(node)) = (slot, node) else { continue };
+            let owned = plan.spec.labels.owned();
+            node.labels.retain(|key, _| !owned.contains(key.as_str()));
+            node.labels.extend(plan.spec.labels.labels(&slot));
+        }
+        nodes
+    }
+}
+
+/// Plans as documents; what can't be read as one is a finding of its own.
+fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
+    ensure!(!objects.is_empty(), "the cluster has no ScenePlan: kubectl apply -f PLAN.yaml makes one");
+    let mut documents = Vec::new();
+    for object in objects {
+        let name = object.pointer("/metadata/name").and_then(|name| name.as_str()).unwrap_or("?").to_owned();
+        let origin = format!("sceneplan/{name}");
+        match serde_json::from_value::<ScenePlan>(object.clone()) {
+            Ok(plan) => documents.push(Document::from_plan(&origin, plan)),
+            Err(_) => documents.extend(read(&object.to_string(), &origin)?),
+        }
+    }
+    Ok(documents)
+}
+
+/// A failure, with what to do about it.
+fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
+    let advice = match failure.kind() {
+        ErrorKind::NotFound if what == "sceneplans" => {
+            "ScenePlans are not defined there: pinfold scene crd | kubectl apply -f - defines them".to_owned()
+        }
+        ErrorKind::Forbidden => format!("allow yourself to list {what}, or name another kubeconfig"),
+        ErrorKind::Unauthorized => "is the token in it still valid?".to_owned(),
+        ErrorKind::Connection | ErrorKind::Timeout => {
+            "is the API server up, and can it be reached from here?".to_owned()
+        }
+        _ => "try again".to_owned(),
+    };
+    let doing = format!("can't list {what} at {} (by {}); {advice}", way.server, way.origin);
+    anyhow::Error::new(failure).context(doing)
+}
+
+impl super::CaseOf {
+    /// The plan that is meant, and the cluster, where it was asked.
+    pub(super) fn with_cluster(&self, claims: bool) -> anyhow::Result<(ScenePlan, Option<Cluster>)> {
+        let cluster = self.live.ask(self.file.is_none(), claims)?;
+        let plan = match (&self.file, &cluster) {
+            (Some(file), _) => self.choose(&super::documents(file)?, &file.display().to_string())?,
+            (None, Some(cluster)) => {
+                self.choose(&cluster.plans, &format!("the cluster at {}", cluster.origin))?
+            }
+            (None, None) => anyhow::bail!("name a file with a plan, or --live for those of the cluster"),
+        };
+        Ok((plan, cluster))
+    }
+
+    /// The nodes from a file, or from the cluster.
+    pub(super) fn nodes(
+        &self,
+        file: Option<&std::path::Path>,
+        cluster: Option<&Cluster>,
+    ) -> anyhow::Result<Vec<Node>> {
+        match (file, cluster) {
+            (Some(file), _) => super::nodes(file),
+            (None, cluster) => Ok(cluster.context("name a file with --nodes, or --live")?.nodes.clone()),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+#![allow(clippy::needless_pass_by_value, reason = "json! makes values")]
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cluster::scenes::RunningPod;
+
+/// What is there, as values.
+struct World {
+    plans: Plans,
+    node: OwnNode,
+    claims: BTreeSet<String>,
+    pods: Pods,
+    memory: Memory,
+}
+
+fn plan(name: &str, active: Option<(&str, &str)>, more: Value) -> ScenePlan {
+    let mut spec = json!({
+        "nodes": {"selector": {"matchLabels": {"pool": "train"}}},
+        "scenes": [
+            {"scene": "1", "groups": [{"name": "m"}], "cases": [{"case": "1", "nodes": {"m": 2}}, {"case": "2", "nodes": {"m": 3}}]},
+            {"scene": "2", "groups": [{"name": "s", "type": "ps"}], "cases": [{"case": "1", "nodes": {"s": 2}}]},
+        ],
+    });
+    if let Some((scene, case)) = active {
+        spec["active"] = json!({"scene": scene, "case": case});
+    }
+    for (key, value) in more.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    serde_json::from_value(json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan",
+        "metadata": {"name": name, "generation": 1}, "spec": spec,
+    }))
+    .unwrap()
+}
+
+impl World {
+    fn new(plans: Vec<ScenePlan>) -> Self {
+        let labels = BTreeMap::from([("pool".to_owned(), "train".to_owned())]);
+        Self {
+            plans: Plans { plans, unreadable: BTreeMap::new(), trouble: None },
+            node: OwnNode { name: "n".to_owned(), uid: "u".to_owned(), labels, ..OwnNode::default() },
+            claims: BTreeSet::new(),
+            pods: Some(Vec::new()),
+            memory: Memory::default(),
+        }
+    }
+
+    /// With these labels of ours and these claims.
+    fn having(mut self, labels: &[(&str, &str)], claims: &[&str]) -> Self {
+        for (key, value) in labels {
+            self.node.labels.insert((*key).to_owned(), (*value).to_owned());
+            self.node.ours.insert((*key).to_owned());
+        }
+        self.claims = claims.iter().map(|claim| (*claim).to_owned()).collect();
+        self
+    }
+
+    fn busy(mut self) -> Self {
+        self.pods = Some(vec![RunningPod { name: "train/w".to_owned(), keys: None }]);
+        self
+    }
+
+    fn decide(&self) -> Verdict {
+        let seen = Seen { plans: &self.plans, node: &self.node, claims: &self.claims, pods: &self.pods };
+        decide(seen, &self.memory)
+    }
+
+    /// Carries out what is decided, as a server would that refuses nothing, until nothing is left to do.
+    fn settle(&mut self) -> Vec<String> {
+        let mut done = Vec::new();
+        for _ in 0..20 {
+            let verdict = self.decide();
+            match verdict.action {
+                None => return done,
+                Some(Action::Claim { slots, .. }) => {
+                    let name = slots.get(0).unwrap().lease_name(&verdict.plan.unwrap().0);
+                    done.push(format!("claim {name}"));
+                    self.claims.insert(name);
+                }
+                Some(Action::Label(labels)) => {
+                    let ours = std::mem::take(&mut self.node.ours);
+                    self.node.labels.retain(|key, _| !ours.contains(key));
+                    let text: Vec<String> =
+                        labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                    done.push(format!("label {}", text.join(" ")));
+                    self.node.ours = labels.keys().cloned().collect();
+                    self.node.labels.extend(labels);
+                }
+                Some(Action::Taint(taints)) => {
+                    let keys: Vec<&str> = taints.iter().map(|taint| taint.key.as_str()).collect();
+                    done.push(format!("taint {}", keys.join(" ")));
+                    self.node.taints = taints;
+                }
+                Some(Action::Release(name)) => {
+                    done.push(format!("release {name}"));
+                    self.claims.remove(&name);
+                }
+            }
+        }
+        panic!("it never ends: {done:?}");
+    }
+}
+
+const OLD: [(&str, &str); 3] = [("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")];
+
+#[test]
+fn claims_come_before_labels_and_go_after_them() {
+    let tainted = json!({"taint": {}});
+    let mut world = World::new(vec![plan("p", Some(("1", "1")), tainted.clone())]);
+    assert_eq!(
+        world.settle(),
+        ["claim scene.p.1.1.0", "label CASE=1 INDEX=0 SCENCE=1", "taint pinfold.io/scene"]
+    );
+    assert_eq!(world.decide().phase, Phase::Placed);
+    world.plans.plans = vec![plan("p", Some(("2", "1")), tainted.clone())];
+    assert_eq!(
+        world.settle(),
+        ["claim scene.p.2.1.ps.0", "label CASE=1 INDEX=0 SCENCE=2 TYPE=ps", "release scene.p.1.1.0"]
+    );
+    world.plans.plans = vec![plan("p", None, tainted)];
+    assert_eq!(world.settle(), ["taint ", "label ", "release scene.p.2.1.ps.0"]);
+    assert_eq!(
+        (world.decide().phase, world.decide().says.as_str()),
+        (Phase::Free, "the plan has no active case")
+    );
+}
+
+#[test]
+fn a_crash_between_any_two_actions_is_made_good() {
+    // Every state in which a change from one slot to another can be cut off.
+    let plans = || vec![plan("p", Some(("1", "2")), Value::Null)];
+    let claimed = World::new(plans()).having(&OLD, &["scene.p.1.1.0", "scene.p.1.2.1"]);
+    let labelled = World::new(plans())
+        .having(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "1")], &["scene.p.1.1.0", "scene.p.1.2.1"]);
+    for mut world in [claimed, labelled] {
+        world.settle();
+        assert_eq!(world.node.labels["INDEX"], "1");
+        assert_eq!(world.claims, BTreeSet::from(["scene.p.1.2.1".to_owned()]));
+    }
+    // Two claims on the active case, which no order of our own actions makes: the one that the labels name stays.
+    let mut world = World::new(plans())
+        .having(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")], &["scene.p.1.2.0", "scene.p.1.2.2"]);
+    assert_eq!(world.settle(), ["release scene.p.1.2.0"]);
+    // Claims without labels.
+    let mut world = World::new(vec![plan("p", None, Value::Null)]).having(&[], &["scene.p.1.1.0"]);
+    assert_eq!(world.settle(), ["release scene.p.1.1.0"]);
+}
+
+#[test]
+fn nothing_goes_without_a_word() {
+    let held = |plans| World::new(plans).having(&OLD, &["scene.p.1.1.0"]);
+    let stays = |world: &World, says: &str| {
+        let verdict = world.decide();
+        assert_eq!((verdict.phase, verdict.action), (Phase::Unknown, None), "{says}");
+        assert!(verdict.says.contains(says), "{}", verdict.says);
+    };
+    let mut away = held(vec![plan("p", None, Value::Null)]);
+    away.plans.trouble = Some("it is away".to_owned());
+    stays(&away, "nothing is changed: it is away");
+    stays(&held(vec![]), "no other speaks of this node");
+    // A plan for other nodes, which has other scenes.
+    let elsewhere = json!({"nodes": {"names": ["x"]}, "scenes": [{"scene": "7", "groups": [{"name": "m"}], "cases": [{"case": "1", "nodes": {"m": 1}}]}]});
+    stays(&held(vec![plan("other", Some(("7", "1")), elsewhere.clone())]), "no other speaks");
+    // One that nobody could ever read may be the one, whatever the others say.
+    for plans in
+        [vec![], vec![plan("other", None, Value::Null)], vec![plan("other", Some(("1", "2")), Value::Null)]]
+    {
+        let mut world = held(plans);
+        world.plans.unreadable.insert("p".to_owned(), "no spec".to_owned());
+        stays(&world, "plan p can't be read");
+    }
+    let mut wrong = plan("p", Some(("1", "1")), Value::Null);
+    wrong.spec.active.as_mut().unwrap().case = "9".to_owned();
+    stays(&held(vec![wrong]), "has no scene 1 with a case 9");
+
+    // Words: that of a plan with the node as a candidate, of one whose claim it is, of one that knows the labels.
+    let mut other = plan("other", None, Value::Null);
+    let first = |world: &World| world.decide().action;
+    assert_eq!(first(&held(vec![other.clone()])), Some(Action::Label(BTreeMap::new())));
+    other.spec.nodes.selector = None;
+    other.spec.nodes.names = Some(vec!["x".to_owned()]);
+    stays(&held(vec![other.clone()]), "no other speaks");
+    let listed = World::new(vec![other]).having(&OLD, &[]);
+    assert_eq!(
+        first(&listed),
+        Some(Action::Label(BTreeMap::new())),
+        "it knows scene 1 case 1, and nothing is claimed"
+    );
+    let its = plan("p", Some(("7", "1")), elsewhere);
+    assert_eq!(first(&held(vec![its])), Some(Action::Label(BTreeMap::new())), "the claim is its");
+}
+
+#[test]
+fn the_rule_for_busy_nodes() {
+    let world = |rule: &str, active| {
+        World::new(vec![plan("p", active, json!({"onBusy": rule}))]).having(&OLD, &["scene.p.1.1.0"]).busy()
+    };
+    for active in [Some(("2", "1")), None] {
+        let verdict = world("wait", active).decide();
+        assert_eq!((verdict.phase, verdict.action), (Phase::Waiting, None));
+        assert!(world("force", active).decide().action.is_some());
+        let mut refusing = world("refuse", active);
+        let verdict = refusing.decide();
+        assert_eq!((verdict.phase, verdict.action), (Phase::Refused, None));
+        // The pods end: it stays refused until the plan is changed.
+        refusing.memory.refused = verdict.plan;
+        refusing.pods = Some(Vec::new());
+        assert_eq!(refusing.decide().phase, Phase::Refused);
+        refusing.plans.plans[0].metadata.generation = Some(2);
+        assert!(refusing.decide().action.is_some());
+        // Not knowing is not the same as none.
+        for (rule, phase) in [("wait", Phase::Waiting), ("refuse", Phase::Waiting)] {
+            let mut unknown = world(rule, active);
+            unknown.pods = None;
+            assert_eq!((unknown.decide().phase, unknown.decide().action), (phase, None));
+        }
+    }
+    // A full case, and a node with pods of the old one.
+    let mut spare = world("wait", Some(("2", "1")));
+    spare.memory.full = Some(("p".to_owned(), "1".to_owned()));
+    assert_eq!(spare.decide().phase, Phase::Waiting);
+    spare.pods = Some(Vec::new());
+    assert_eq!(spare.settle(), ["label ", "release scene.p.1.1.0"]);
+    assert_eq!(spare.decide().says, "all 2 slots of scene 2 case 1 are taken");
+}
+
+#[test]
+fn somebody_elses_labels() {
+    let world = |labels: &[(&str, &str)]| {
+        let mut world = World::new(vec![plan("p", Some(("1", "2")), Value::Null)]);
+        for (key, value) in labels {
+            world.node.labels.insert((*key).to_owned(), (*value).to_owned());
+            world.node.owners.insert((*key).to_owned(), "kubectl".to_owned());
+        }
+        world
+    };
+    for labels in [
+        &[("SCENCE", "2")][..],
+        &[("INDEX", "1")],
+        &[("TYPE", "ps")],
+        &[("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")],
+    ] {
+        let verdict = world(labels).decide();
+        assert_eq!((verdict.phase, verdict.action), (Phase::Conflict, None), "{labels:?}");
+        assert!(verdict.says.contains("set by kubectl"), "{}", verdict.says);
+    }
+    // What agrees is no conflict; a whole place is the only one that will do.
+    assert!(matches!(world(&[("SCENCE", "1")]).decide().action, Some(Action::Claim { only: None, .. })));
+    let whole = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
+    let Some(Action::Claim { only: Some(slot), .. }) = whole.decide().action else { panic!() };
+    assert_eq!(slot.index, 2);
+    // Theirs stay where no plan wants the node.
+    let mut idle = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
+    idle.plans.plans = vec![plan("p", None, Value::Null)];
+    assert_eq!((idle.decide().phase, idle.decide().action), (Phase::Free, None));
+}

@@ -1,0 +1,367 @@
+//! [`Keeper`]: reads, asks [`decide()`], carries out, and waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::decide::{Action, Memory, Seen, Verdict, decide, version};
+use super::plans::{Plans, name_of};
+use super::{Phase, Scenes, State};
+use crate::cluster::claims::{Claims, Owner};
+use crate::cluster::events::News;
+use crate::cluster::node::{self, Applied, OwnNode};
+use crate::cluster::{Backoff, Dice, ErrorKind, Failure};
+use crate::scene::{ScenePlan, Slot, Slots, Want, slots, value_fault};
+
+/// The most actions of one turn: a change of slot is four.
+const MOST_ACTIONS: usize = 12;
+
+/// The label of a Lease that names the plan, for people.
+const PLAN_LABEL: &str = "pinfold.io/plan";
+
+/// What was read of this node at the last look.
+#[derive(Debug)]
+struct Look {
+    node: OwnNode,
+    claims: Claims,
+    mine: BTreeSet<String>,
+}
+
+/// Keeps the node's place.
+pub(super) struct Keeper {
+    scenes: Scenes,
+    plans: watch::Receiver<Plans>,
+    look: Option<Look>,
+    memory: Memory,
+    backoff: Backoff,
+    dice: Dice,
+}
+
+/// Why a turn ended before all was done.
+enum Cut {
+    Failed(Failure),
+    /// The Node is not there, or another one; it is read again.
+    NoNode(&'static str),
+}
+
+impl From<Failure> for Cut {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+// === impl Keeper ===
+
+impl Keeper {
+    pub(super) fn new(scenes: Scenes, plans: watch::Receiver<Plans>) -> Self {
+        let backoff = Backoff::new(scenes.settings.backoff.0, scenes.settings.backoff.1);
+        Self { scenes, plans, look: None, memory: Memory::default(), backoff, dice: Dice::default() }
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut due: Option<Instant> = None;
+        let mut pods_told = true;
+        loop {
+            // All arms are cancel safe: they hold nothing.
+            tokio::select! {
+                changed = self.plans.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    due = self.plans_changed(due);
+                }
+                changed = self.scenes.pods.changed(), if pods_told => {
+                    pods_told = changed.is_ok();
+                    due = self.pods_changed(due);
+                }
+                () = until(due) => due = Some(Instant::now() + self.turn().await),
+            }
+        }
+    }
+
+    /// When to look after news of the plans.
+    fn plans_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
+        let (trouble, slots) = {
+            let plans = self.plans.borrow();
+            (plans.trouble.clone(), slots_of(&plans))
+        };
+        if let Some(trouble) = trouble {
+            self.say(Phase::Unknown, format!("nothing is changed: {trouble}"));
+            return due;
+        }
+        // All nodes hear of it at the same moment.
+        let settings = &self.scenes.settings;
+        let most = (settings.spread.0 + settings.spread_per_slot * slots).min(settings.spread.1);
+        let soon = Instant::now() + self.dice.spread(most);
+        Some(due.map_or(soon, |due| due.min(soon)))
+    }
+
+    /// When to look after news of the pods: only where they have kept the node from changing, and do so no longer.
+    fn pods_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
+        let waiting = matches!(self.scenes.state.borrow().phase, Phase::Waiting | Phase::Refused);
+        let Some(verdict) = self.verdict().filter(|_| waiting) else { return due };
+        if verdict.action.is_none() {
+            self.publish(&verdict);
+            return due;
+        }
+        let soon = Instant::now() + self.dice.spread(self.scenes.settings.spread.0);
+        Some(due.map_or(soon, |due| due.min(soon)))
+    }
+
+    /// Reads, decides and carries out, until there is nothing left to do; how long to wait.
+    async fn turn(&mut self) -> Duration {
+        // Without the plans nothing would be done with what is read.
+        if self.plans.borrow().trouble.is_none() {
+            match self.place().await {
+                Ok(()) => {}
+                Err(Cut::Failed(failure)) => {
+                    let advice = match failure.kind() {
+                        ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
+                        _ => "",
+                    };
+                    self.say(Phase::Unknown, format!("nothing is changed: {failure}{advice}"));
+                    return self.backoff.wait(self.dice.roll(), failure.retry_after());
+                }
+                Err(Cut::NoNode(why)) => {
+                    let name = &self.scenes.node;
+                    self.say(Phase::Unknown, format!("nothing is changed: there is no Node {name} ({why})"));
+                    self.look = None;
+                    return self.backoff.wait(self.dice.roll(), None);
+                }
+            }
+            self.backoff.reset();
+        }
+        let settings = &self.scenes.settings;
+        let slots = slots_of(&self.plans.borrow());
+        let pause = match self.scenes.state.borrow().phase {
+            Phase::Spare => (settings.spare.0 + settings.spare_per_slot * slots).min(settings.spare.1),
+            _ => settings.look,
+        };
+        pause.mul_f64(0.5 + self.dice.roll())
+    }
+
+    async fn place(&mut self) -> Result<(), Cut> {
+        let was_spare = self.scenes.state.borrow().phase == Phase::Spare;
+        self.look().await?;
+        (self.memory.full, self.memory.conflicts) = (None, Vec::new());
+        for _ in 0..MOST_ACTIONS {
+            let Some(verdict) = self.verdict() else { return Ok(()) };
+            self.remember(&verdict);
+            match verdict.action.clone() {
+                None => {
+                    self.publish(&verdict);
+                    return Ok(());
+                }
+                Some(action) => self.carry_out(action, &verdict, was_spare).await?,
+            }
+        }
+        // Somebody undoes what is done: the next look will show.
+        tracing::warn!("scenes: {MOST_ACTIONS} actions and still more to do");
+        Ok(())
+    }
+
+    /// Reads the own Node and the own claims.
+    async fn look(&mut self) -> Result<(), Cut> {
+        let Scenes { api, node: name, namespace, settings, .. } = &self.scenes;
+        let node = node::read(api, name).await?.ok_or(Cut::NoNode("is --node-name right?"))?;
+        let before = self.look.take().filter(|look| look.claims.owner().uid == node.uid);
+        let claims = before.map_or_else(
+            || {
+                let owner = Owner { node: name.clone(), uid: node.uid.clone() };
+                Claims::new(api.clone(), namespace, owner, settings.claims.clone())
+            },
+            |look| look.claims,
+        );
+        let mine = claims.mine().await?.into_iter().collect();
+        self.look = Some(Look { node, claims, mine });
+        Ok(())
+    }
+
+    fn verdict(&self) -> Option<Verdict> {
+        let look = self.look.as_ref()?;
+        let (plans, pods) = (self.plans.borrow(), self.scenes.pods.borrow());
+        let seen = Seen { plans: &plans, node: &look.node, claims: &look.mine, pods: &pods };
+        Some(decide(seen, &self.memory))
+    }
+
+    fn remember(&mut self, verdict: &Verdict) {
+        if verdict.phase == Phase::Refused {
+            self.memory.refused.clone_from(&verdict.plan);
+        }
+        if let (Phase::Placed, Some((plan, _)), Some(slot)) = (verdict.phase, &verdict.plan, &verdict.slot) {
+            self.memory.last = Some((plan.clone(), slot.clone()));
+        }
+    }
+
+    async fn carry_out(&mut self, action: Action, verdict: &Verdict, was_spare: bool) -> Result<(), Cut> {
+        let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
+        let Self { scenes, look, memory, .. } = self;
+        let Some(Look { node, claims, mine }) = look else { return Ok(()) };
+        match action {
+            Action::Claim { slots, only } => {
+                let Some(plan) = plan else { return Ok(()) };
+                if was_spare {
+                    // Most of them are taken: better to know which than to try.
+                    claims.list().await?;
+                }
+                let names = order(&plan, &slots, only, &scenes.node, node, memory);
+                match claims.claim_first(names, &labels_of(&plan)).await? {
+                    Some(name) => {
+                        tracing::info!("scenes: claimed {name}");
+                        mine.insert(name);
+                    }
+                    None => memory.full = Some(version(&plan)),
+                }
+            }
+            Action::Label(labels) => match node::apply(&scenes.api, node, &labels).await? {
+                Applied::Done(now) => {
+                    *node = *now;
+                    let (reason, note) = match labels.is_empty() {
+                        true => ("LabelsRemoved", format!("no slot: {}", verdict.says)),
+                        false => ("Labelled", format!("{}: {}", verdict.says, written(&labels))),
+                    };
+                    self.tell(false, reason, note);
+                }
+                Applied::Conflict(conflicts) => memory.conflicts = conflicts,
+                Applied::Gone => return Err(Cut::NoNode("it is gone")),
+                Applied::Replaced => return Err(Cut::NoNode("another one has its name")),
+            },
+            Action::Taint(taints) => match node::set_taints(&scenes.api, node, &taints).await {
+                Ok(Applied::Done(now)) => {
+                    *node = *now;
+                    let wanted = plan.and_then(|plan| plan.spec.taint).map(|taint| taint.to_k8s());
+                    memory.taint = wanted.filter(|wanted| taints.contains(wanted));
+                }
+                Ok(Applied::Gone) => return Err(Cut::NoNode("it is gone")),
+                // Something has changed on the Node; the taints are decided anew.
+                Ok(_) => {
+                    let read = node::read(&scenes.api, &scenes.node).await?;
+                    let same = read.filter(|read| read.uid == node.uid);
+                    *node = same.ok_or(Cut::NoNode("another one has its name"))?;
+                }
+                Err(failure) if failure.is_passing() => return Err(failure.into()),
+                Err(failure) => {
+                    let says = format!("the taint could not be changed: {failure}");
+                    tracing::warn!("scenes: {says}");
+                    memory.untaintable = verdict.plan.clone().map(|plan| (plan, says));
+                }
+            },
+            Action::Release(name) => {
+                claims.release(&name).await?;
+                tracing::info!("scenes: gave {name} back");
+                mine.remove(&name);
+            }
+        }
+        Ok(())
+    }
+
+    fn plan(&self, name: &str) -> Option<ScenePlan> {
+        self.plans.borrow().plans.iter().find(|plan| name_of(plan) == name).cloned()
+    }
+
+    /// Publishes where the node stands, and tells as an Event what a person should hear of.
+    fn publish(&self, verdict: &Verdict) {
+        let Some(Look { node, mine, .. }) = &self.look else { return };
+        let ours = node.labels.iter().filter(|(key, _)| node.ours.contains(*key));
+        let state = State {
+            phase: verdict.phase,
+            says: verdict.says.clone(),
+            plan: verdict.plan.as_ref().map(|(name, _)| name.clone()),
+            slot: verdict.slot.clone(),
+            labels: ours.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            claims: mine.clone(),
+            conflicts: verdict.conflicts.iter().map(ToString::to_string).collect(),
+            taint: self.memory.untaintable.as_ref().map(|(_, says)| says.clone()),
+        };
+        let before = self.scenes.state.send_replace(state);
+        if (before.phase, &before.says) == (verdict.phase, &verdict.says) {
+            return;
+        }
+        tracing::info!("scenes: {:?}: {}", verdict.phase, verdict.says);
+        let reason = match verdict.phase {
+            // Pods that end one after the other are no news each.
+            Phase::Waiting if before.phase != Phase::Waiting => "SwitchWaits",
+            Phase::Refused => "SwitchRefused",
+            Phase::Conflict => "LabelConflict",
+            Phase::Disputed => "PlansDisputed",
+            _ => return,
+        };
+        self.tell(verdict.phase != Phase::Waiting, reason, verdict.says.clone());
+    }
+
+    /// Says why nothing is done; what is known of the node stays.
+    fn say(&self, phase: Phase, says: String) {
+        self.scenes.state.send_if_modified(|state| {
+            if (state.phase, &state.says) == (phase, &says) {
+                return false;
+            }
+            tracing::info!("scenes: {phase:?}: {says}");
+            (state.phase, state.says) = (phase, says);
+            true
+        });
+    }
+
+    fn tell(&self, warning: bool, reason: &'static str, note: String) {
+        let (Some(recorder), Some(look)) = (&self.scenes.recorder, &self.look) else { return };
+        recorder.tell_of_node(News {
+            namespace: String::new(),
+            pod: look.node.name.clone(),
+            uid: look.node.uid.clone(),
+            warning,
+            action: "Label",
+            reason,
+            note,
+        });
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The slots of all active cases.
+fn slots_of(plans: &Plans) -> u32 {
+    let active = plans.plans.iter().filter_map(|plan| {
+        let active = plan.spec.active.as_ref()?;
+        slots(plan, &active.scene, &active.case).ok()
+    });
+    u32::try_from(active.map(|slots| slots.len()).sum::<usize>()).unwrap_or(u32::MAX)
+}
+
+/// The names of the slots, in the order in which this node tries them.
+fn order<'a>(
+    plan: &'a ScenePlan,
+    slots: &'a Slots,
+    only: Option<Slot>,
+    name: &str,
+    node: &OwnNode,
+    memory: &Memory,
+) -> impl Iterator<Item = String> + use<'a> {
+    let this = crate::scene::Node {
+        name: name.to_owned(),
+        labels: node.labels.clone(),
+        ..crate::scene::Node::default()
+    };
+    let last = memory.last.as_ref().filter(|(of, _)| of == name_of(plan)).map(|(_, slot)| slot);
+    let order = Want::order(slots, &plan.spec.labels, &this, last);
+    let slots = order.filter_map(|position| slots.get(position));
+    let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));
+    chosen.map(|slot| slot.lease_name(name_of(plan)))
+}
+
+/// Labels of a claim, for people: `kubectl get leases -l pinfold.io/plan=NAME`.
+fn labels_of(plan: &ScenePlan) -> BTreeMap<String, String> {
+    let name = name_of(plan);
+    // Names of objects may be longer than labels.
+    let fits = value_fault(name).is_none();
+    fits.then(|| (PLAN_LABEL.to_owned(), name.to_owned())).into_iter().collect()
+}
+
+fn written(labels: &BTreeMap<String, String>) -> String {
+    labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+}

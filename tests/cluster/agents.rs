@@ -1,0 +1,196 @@
+//! Agents' tasks for scenes against the fake API server: what tests and the benchmark of claims share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use pinfold::cluster::Api;
+use pinfold::cluster::events::{Recorder, Settings as EventSettings};
+use pinfold::cluster::scenes::{Pods, RunningPod, Scenes, Settings, State};
+use pinfold::scene::definition;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::fakeapi::FakeApi;
+
+pub(crate) const NAMESPACE: &str = "pinfold";
+
+/// The user that agents are, with exactly the rights that they need.
+pub(crate) const AGENT: &str = "agent-token";
+
+/// A cluster in which Pinfold is installed, without nodes and plans.
+pub(crate) fn cluster() -> FakeApi {
+    let fake = FakeApi::direct();
+    install(&fake);
+    fake
+}
+
+pub(crate) fn install(fake: &FakeApi) {
+    fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}));
+    fake.put(&serde_json::to_value(definition()).unwrap());
+    fake.run_controllers();
+    let user = "system:serviceaccount:pinfold:pinfold";
+    fake.user(AGENT, user);
+    fake.allow(user, &["list", "watch"], "pinfold.io", "sceneplans", &[]);
+    fake.allow(user, &["get", "patch"], "", "nodes", &[]);
+    fake.allow(user, &["list", "get", "create", "delete"], "coordination.k8s.io", "leases", &[]);
+    fake.allow(user, &["create", "patch"], "events.k8s.io", "events", &[]);
+}
+
+/// A Node as the kubelet makes it.
+pub(crate) fn put_node(fake: &FakeApi, name: &str, uid: &str) {
+    let managed = json!([{
+        "manager": "kubelet", "operation": "Update", "apiVersion": "v1", "time": "2026-11-20T15:47:48Z",
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:pool": {}}}},
+    }]);
+    fake.put(&json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {
+            "name": name, "uid": uid, "labels": {"pool": "train"}, "managedFields": managed,
+        }, "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
+    }));
+}
+
+pub(crate) fn remove_node(fake: &FakeApi, name: &str) {
+    fake.remove(&fake.get("v1", "Node", "", name).unwrap());
+}
+
+/// An agent's task, and what leads to it.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    pub(crate) node: String,
+    pub(crate) state: watch::Receiver<State>,
+    pub(crate) pods: watch::Sender<Pods>,
+    pub(crate) api: Api,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+// === impl Agent ===
+
+impl Agent {
+    /// One that knows that no pod runs here.
+    pub(crate) fn start(fake: &FakeApi, node: &str, settings: Settings) -> Self {
+        Self::start_with(fake, node, settings, Some(Vec::new()), true)
+    }
+
+    pub(crate) fn start_with(
+        fake: &FakeApi,
+        node: &str,
+        settings: Settings,
+        pods: Pods,
+        events: bool,
+    ) -> Self {
+        let api = Api::new(fake.client(AGENT), Duration::from_secs(10));
+        let (pods, heard) = watch::channel(pods);
+        let (mut scenes, state) = Scenes::new(api.clone(), node, NAMESPACE, heard, settings);
+        if events {
+            let (recorder, writer) = Recorder::new(api.clone(), node, EventSettings::default());
+            tokio::spawn(writer);
+            scenes = scenes.with_recorder(recorder);
+        }
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(scenes.run(stop.clone()));
+        Self { node: node.to_owned(), state, pods, api, stop, task }
+    }
+
+    /// Ends it as SIGTERM would.
+    pub(crate) async fn end(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// Ends it as a crash would: in the midst of whatever it does.
+    pub(crate) fn kill(self) {
+        self.task.abort();
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// Pods that stand here because of the labels.
+    pub(crate) fn run_pods(&self, names: &[&str]) {
+        let pod = |name: &&str| RunningPod {
+            name: format!("train/{name}"),
+            keys: Some(BTreeSet::from(["SCENCE".to_owned(), "INDEX".to_owned()])),
+        };
+        self.pods.send_replace(Some(names.iter().map(pod).collect()));
+    }
+
+    /// Waits until it stands so, for half an hour of the test's clock at most.
+    pub(crate) async fn until(&mut self, what: &str, stands: impl FnMut(&State) -> bool) {
+        let half_an_hour = Duration::from_secs(1800);
+        let waited = tokio::time::timeout(half_an_hour, self.state.wait_for(stands)).await;
+        let came = matches!(waited, Ok(Ok(_)));
+        drop(waited);
+        assert!(came, "{} never came to {what}: {:?}", self.node, self.state.borrow());
+    }
+}
+
+/// Waits until it is so, for an hour of the test's clock at most; how long that took.
+pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) -> Duration {
+    let began = tokio::time::Instant::now();
+    while !so() {
+        assert!(began.elapsed() < Duration::from_secs(3600), "not within an hour: {what}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    began.elapsed()
+}
+
+/// The labels of the four keys on a Node, as text: `1/2/0` or `2/1/worker/3`.
+pub(crate) fn place(node: &Value) -> Option<String> {
+    let label = |key: &str| node["metadata"]["labels"][key].as_str();
+    let known = [label("SCENCE"), label("CASE"), label("TYPE"), label("INDEX")];
+    let parts: Vec<&str> = known.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("/"))
+}
+
+/// The places by node.
+pub(crate) fn places(fake: &FakeApi) -> BTreeMap<String, String> {
+    let nodes = fake.all("v1", "Node");
+    nodes
+        .iter()
+        .filter_map(|node| Some((node["metadata"]["name"].as_str()?.to_owned(), place(node)?)))
+        .collect()
+}
+
+/// The claims: Lease and Node.
+pub(crate) fn claims(fake: &FakeApi) -> BTreeMap<String, String> {
+    let leases = fake.all("coordination.k8s.io/v1", "Lease");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    leases
+        .iter()
+        .map(|lease| {
+            (text(&lease["metadata"]["name"]), text(&lease["metadata"]["ownerReferences"][0]["name"]))
+        })
+        .collect()
+}
+
+/// Goes through every version of every Node that there ever was: at no moment had two the same place.
+pub(crate) fn no_place_was_double(fake: &FakeApi) {
+    let store = fake.shared.store.lock().unwrap();
+    let mut holders: BTreeMap<String, String> = BTreeMap::new();
+    for change in store.history.get("nodes").into_iter().flatten() {
+        let name = |node: &Value| node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        if let Some(old) = change.old.as_deref()
+            && let Some(place) = place(old)
+            && holders.get(&place) == Some(&name(old))
+        {
+            holders.remove(&place);
+        }
+        if let Some(new) = change.new.as_deref()
+            && let Some(place) = place(new)
+        {
+            let before = holders.insert(place.clone(), name(new));
+            assert_eq!(before, None, "{place} was on {} too, at version {}", name(new), change.revision);
+        }
+    }
+}
+
+/// Requests that changed something.
+pub(crate) fn writes(fake: &FakeApi) -> usize {
+    let writes = |logged: &&crate::fakeapi::Logged| {
+        matches!(&*logged.verb, "create" | "apply" | "patch" | "update" | "delete")
+    };
+    fake.log().iter().filter(writes).count()
+}

@@ -1,0 +1,242 @@
+//! A scripted day: install, a case, other cases with each rule for busy nodes, a node dies, the API server is away, an
+//! upgrade, uninstall. Every label, claim and Event is looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use pinfold::cluster::Api;
+use pinfold::cluster::scenes::{Phase, Settings, leave};
+use pinfold::scene::{ScenePlan, read};
+use serde_json::{Value, json};
+
+use crate::agents::{
+    AGENT, Agent, NAMESPACE, claims, cluster, eventually, no_place_was_double, place, places, put_node,
+    remove_node, writes,
+};
+use crate::fakeapi::FakeApi;
+
+/// Eleven nodes: one more than the largest case of the day needs.
+const NODES: usize = 11;
+
+struct Day {
+    fake: FakeApi,
+    plan: ScenePlan,
+    agents: BTreeMap<String, Agent>,
+    /// The Events that were looked at.
+    seen: BTreeSet<String>,
+}
+
+// === impl Day ===
+
+impl Day {
+    /// Changes the plan as kubectl would.
+    fn change(&mut self, active: Option<(&str, &str)>, rule: &str) {
+        let mut plan = serde_json::to_value(&self.plan).unwrap();
+        plan["spec"].as_object_mut().unwrap().shift_remove("active");
+        if let Some((scene, case)) = active {
+            plan["spec"]["active"] = json!({"scene": scene, "case": case});
+        }
+        plan["spec"]["onBusy"] = json!(rule);
+        plan["metadata"]["generation"] = json!(self.plan.metadata.generation.unwrap_or_default() + 1);
+        plan["metadata"]["resourceVersion"] = Value::Null;
+        self.plan = serde_json::from_value(plan.clone()).unwrap();
+        self.fake.put(&plan);
+    }
+
+    /// The nodes by phase.
+    fn phases(&self) -> BTreeMap<String, Vec<String>> {
+        let mut phases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (name, agent) in &self.agents {
+            phases.entry(format!("{:?}", agent.state().phase)).or_default().push(name.clone());
+        }
+        phases
+    }
+
+    fn count(&self, phase: Phase) -> usize {
+        self.agents.values().filter(|agent| agent.state().phase == phase).count()
+    }
+
+    /// Waits until so many nodes have a place of a case that is labelled and claimed, and all agents have come to rest.
+    async fn until_placed(&self, case: &str, places_there: usize) {
+        let what = format!("{places_there} places of {case}");
+        eventually(&what, || {
+            let there = places(&self.fake);
+            let of_case: Vec<_> = there.iter().filter(|(_, place)| place.starts_with(case)).collect();
+            of_case.len() == places_there
+                && of_case.iter().all(|(node, place)| {
+                    let lease = format!("scene.ps-locality.{}", place.replace('/', "."));
+                    claims(&self.fake).get(&lease) == Some(node)
+                })
+        })
+        .await;
+        // Events and claims that are given back come a moment later; then nothing does.
+        tokio::time::sleep(Duration::from_secs(900)).await;
+        let before = writes(&self.fake);
+        tokio::time::sleep(Duration::from_secs(900)).await;
+        assert_eq!(writes(&self.fake), before, "{what}: nothing is written at rest");
+        let places: BTreeSet<String> = places(&self.fake).into_values().collect();
+        assert_eq!(claims(&self.fake).len(), places.len(), "{what}: as many claims as places");
+    }
+
+    /// The Events since the last time: reasons, and the nodes that each was on.
+    fn news(&mut self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut news: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for event in self.fake.all("events.k8s.io/v1", "Event") {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            assert_eq!(
+                (&event["regarding"]["kind"], &event["metadata"]["namespace"]),
+                (&json!("Node"), &json!("default"))
+            );
+            if self.seen.insert(text(&event["metadata"]["name"])) {
+                news.entry(text(&event["reason"])).or_default().insert(text(&event["regarding"]["name"]));
+            }
+        }
+        news
+    }
+
+    fn restart(&mut self) {
+        for name in self.agents.keys().cloned().collect::<Vec<_>>() {
+            let agent = Agent::start(&self.fake, &name, Settings::default());
+            self.agents.insert(name, agent);
+        }
+    }
+}
+
+fn set<'a>(names: impl IntoIterator<Item = &'a String>) -> BTreeSet<String> {
+    names.into_iter().cloned().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn from_install_to_uninstall() {
+    let text = include_str!("../../deploy/examples/scenes.yaml");
+    let plan = read(text, "scenes.yaml").unwrap().remove(0).plan.unwrap();
+    let mut day = Day { fake: cluster(), plan, agents: BTreeMap::new(), seen: BTreeSet::new() };
+
+    // Install: agents first, then the plan, scene 1 case 2.
+    for number in 0..NODES {
+        let name = format!("node-{number}");
+        put_node(&day.fake, &name, &format!("uid-{number}"));
+        day.agents.insert(name.clone(), Agent::start(&day.fake, &name, Settings::default()));
+    }
+    eventually("all have heard that there is no plan", || day.count(Phase::Free) == NODES).await;
+    assert_eq!((writes(&day.fake), day.news()), (0, BTreeMap::new()));
+    day.change(Some(("1", "2")), "wait");
+    day.until_placed("1/2/", 5).await;
+    let first = places(&day.fake);
+    let indices: BTreeSet<&String> = first.values().collect();
+    assert_eq!(
+        indices,
+        set(&["1/2/0", "1/2/1", "1/2/2", "1/2/3", "1/2/4"].map(str::to_owned)).iter().collect()
+    );
+    assert_eq!((day.count(Phase::Placed), day.count(Phase::Spare)), (5, 6), "{:?}", day.phases());
+    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(first.keys()))]));
+
+    // Pods of scene 1 run on one node; scene 2 comes, and the plan says wait. Ten nodes are enough for it.
+    let busy = first.keys().next().unwrap().clone();
+    day.agents[&busy].run_pods(&["worker-0", "worker-1"]);
+    day.change(Some(("2", "2")), "wait");
+    day.until_placed("2/2/", 10).await;
+    assert_eq!(places(&day.fake)[&busy], first[&busy], "{busy} waits");
+    let state = day.agents[&busy].state();
+    assert_eq!(state.phase, Phase::Waiting);
+    assert!(state.says.contains("2 pods of scene 1 case 2"), "{}", state.says);
+    let second = places(&day.fake);
+    let mut others = set(second.keys());
+    others.remove(&busy);
+    assert_eq!(
+        day.news(),
+        BTreeMap::from([
+            ("Labelled".to_owned(), others),
+            ("SwitchWaits".to_owned(), BTreeSet::from([busy.clone()]))
+        ])
+    );
+    // One of them ends, then the other; there is no slot left for the node.
+    day.agents[&busy].run_pods(&["worker-1"]);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(day.agents[&busy].state().phase, Phase::Waiting);
+    day.agents[&busy].run_pods(&[]);
+    eventually("the labels go", || place(&day.fake.get("v1", "Node", "", &busy).unwrap()).is_none()).await;
+    day.until_placed("2/2/", 10).await;
+    assert_eq!(day.agents[&busy].state().phase, Phase::Spare);
+    assert_eq!(day.news(), BTreeMap::from([("LabelsRemoved".to_owned(), BTreeSet::from([busy.clone()]))]));
+
+    // A node dies, and Kubernetes with it its claim: the spare one takes its place.
+    let dead = second.keys().find(|name| **name != busy).unwrap().clone();
+    day.agents.remove(&dead).unwrap().kill();
+    remove_node(&day.fake, &dead);
+    day.until_placed("2/2/", 10).await;
+    assert_eq!(places(&day.fake)[&busy], second[&dead]);
+    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), BTreeSet::from([busy.clone()]))]));
+
+    // Back to scene 1, and the plan says refuse: a node with pods stays, also when they have ended.
+    let before = places(&day.fake);
+    let stubborn = before.keys().last().unwrap().clone();
+    day.agents[&stubborn].run_pods(&["ps-0"]);
+    day.change(Some(("1", "2")), "refuse");
+    day.until_placed("1/2/", 5).await;
+    assert_eq!(day.agents[&stubborn].state().phase, Phase::Refused);
+    day.agents[&stubborn].run_pods(&[]);
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!(places(&day.fake)[&stubborn], before[&stubborn]);
+    let news = day.news();
+    assert_eq!(news["SwitchRefused"], BTreeSet::from([stubborn.clone()]));
+    assert_eq!((news["Labelled"].len(), news["LabelsRemoved"].len(), news.len()), (5, 4, 3), "{news:?}");
+    // The plan is changed again: nothing keeps the node any more.
+    day.change(Some(("1", "3")), "refuse");
+    day.until_placed("1/3/", 10).await;
+    assert!(places(&day.fake)[&stubborn].starts_with("1/3/"));
+    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))]));
+
+    // Scene 2 again, and the plan says force.
+    for agent in day.agents.values() {
+        agent.run_pods(&["worker-7"]);
+    }
+    day.change(Some(("2", "2")), "force");
+    day.until_placed("2/2/", 10).await;
+    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))]));
+    let there = (places(&day.fake), claims(&day.fake));
+
+    // The API server is away for ten minutes: nothing changes, and it is said.
+    let before = writes(&day.fake);
+    day.fake.go_away();
+    eventually("all have noticed", || day.count(Phase::Unknown) == 10).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(day.agents.values().all(|agent| agent.state().says.contains("can't be reached")));
+    assert!(day.agents.values().all(|agent| agent.state().labels.len() == 4), "what is known stays");
+    day.fake.come_back();
+    eventually("all are back", || day.count(Phase::Placed) == 10).await;
+
+    // An upgrade: every agent ends and starts anew.
+    for (_, agent) in std::mem::take(&mut day.agents) {
+        let node = agent.node.clone();
+        agent.end().await;
+        day.agents.insert(node.clone(), Agent::start(&day.fake, &node, Settings::default()));
+    }
+    day.until_placed("2/2/", 10).await;
+    eventually("all have looked", || day.count(Phase::Placed) == 10).await;
+    assert_eq!((places(&day.fake), claims(&day.fake)), there);
+    assert_eq!((writes(&day.fake), day.news()), (before, BTreeMap::new()), "not a single write");
+    // One that starts while the API server is away changes nothing either.
+    day.fake.go_away();
+    day.restart();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!((day.count(Phase::Unknown), writes(&day.fake)), (10, before));
+    day.fake.come_back();
+    eventually("all are back", || day.count(Phase::Placed) == 10).await;
+
+    // Uninstall: the agents end, and each node is left.
+    let api = Api::new(day.fake.client(AGENT), Duration::from_secs(10));
+    for (name, agent) in std::mem::take(&mut day.agents) {
+        agent.end().await;
+        let left = leave(&api, &name, NAMESPACE, &[], false).await.unwrap();
+        assert_eq!((left.labels.len(), left.claims.len()), (4, 1), "{name}");
+    }
+    assert_eq!((places(&day.fake), claims(&day.fake)), (BTreeMap::new(), BTreeMap::new()));
+    for node in day.fake.all("v1", "Node") {
+        assert_eq!(node["metadata"]["labels"], json!({"pool": "train"}));
+    }
+    assert_eq!(day.news(), BTreeMap::new());
+    no_place_was_double(&day.fake);
+    let refused: Vec<_> = day.fake.log().into_iter().filter(|logged| logged.status == 403).collect();
+    assert!(refused.is_empty(), "the rights are enough: {refused:#?}");
+}

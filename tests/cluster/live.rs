@@ -1,0 +1,230 @@
+//! `pinfold scene … --live` and `pinfold release --cluster-only`: the program against a server on a real socket.
+
+use std::time::Duration;
+
+use assert_cmd::Command;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::agents::{NAMESPACE, install, put_node};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+
+struct Live {
+    fake: FakeApi,
+    folder: TempDir,
+}
+
+impl Live {
+    async fn new() -> Self {
+        let live = Self { fake: FakeApi::start().await, folder: TempDir::new().unwrap() };
+        live.login(ADMIN);
+        live
+    }
+
+    fn login(&self, token: &str) {
+        std::fs::write(self.kubeconfig(), self.fake.kubeconfig(token)).unwrap();
+    }
+
+    fn kubeconfig(&self) -> String {
+        self.folder.path().join("admin.conf").to_str().unwrap().to_owned()
+    }
+
+    /// Runs the program; `--kubeconfig` is added.
+    async fn pinfold(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let mut all: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        all.extend(["--kubeconfig".to_owned(), self.kubeconfig()]);
+        // The server of this test answers meanwhile.
+        let output = tokio::task::spawn_blocking(move || {
+            Command::new(env!("CARGO_BIN_EXE_pinfold"))
+                .args(all)
+                .env_remove("KUBECONFIG")
+                .env_remove("NODE_NAME")
+                .env_remove("KUBERNETES_SERVICE_HOST")
+                .timeout(Duration::from_secs(60))
+                .output()
+        });
+        let output = output.await.unwrap().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+}
+
+fn plan(name: &str, servers: u32) -> Value {
+    json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": name},
+        "spec": {
+            "nodes": {"selector": {"matchLabels": {"pool": "train"}}}, "active": {"scene": "1", "case": "1"},
+            "scenes": [{"scene": "1", "groups": [{"name": "m"}], "cases": [{"case": "1", "nodes": {"m": servers}}]}],
+        },
+    })
+}
+
+fn claim(fake: &FakeApi, lease: &str, node: &str) {
+    fake.put(&json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {
+            "name": lease, "namespace": NAMESPACE,
+            "labels": {"app.kubernetes.io/managed-by": "pinfold", "pinfold.io/node-uid": format!("uid-{node}")},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": format!("uid-{node}")}],
+        },
+        "spec": {"holderIdentity": node},
+    }));
+}
+
+fn label(fake: &FakeApi, name: &str, index: &str) {
+    let mut node = fake.get("v1", "Node", "", name).unwrap();
+    for (key, value) in [("SCENCE", "1"), ("CASE", "1"), ("INDEX", index)] {
+        node["metadata"]["labels"][key] = json!(value);
+    }
+    node["metadata"]["managedFields"].as_array_mut().unwrap().push(json!({
+        "manager": "pinfold", "operation": "Apply", "apiVersion": "v1", "time": "2026-11-20T16:00:00Z",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {"f:SCENCE": {}, "f:CASE": {}, "f:INDEX": {}}}},
+    }));
+    node["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&node);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_nodes_and_claims_of_a_cluster() {
+    let live = Live::new().await;
+    install(&live.fake);
+    for name in ["a", "b", "c"] {
+        put_node(&live.fake, name, &format!("uid-{name}"));
+    }
+    live.fake.put(&plan("p", 3));
+    let (code, out, error) = live.pinfold(&["scene", "check", "--live"]).await;
+    assert_eq!((code, &*out, &*error), (Some(0), "1 plan: 0 errors, 0 warnings\n", ""));
+
+    // Who has a claim has its slot; the others follow by name.
+    claim(&live.fake, "scene.p.1.1.0", "c");
+    let (code, out, error) = live.pinfold(&["scene", "labels", "--live", "-o", "json"]).await;
+    assert_eq!((code, &*error), (Some(0), ""));
+    let of = |index: &str| json!({"SCENCE": "1", "CASE": "1", "INDEX": index});
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer, json!({"c": of("0"), "a": of("1"), "b": of("2")}));
+
+    // Claimed and labelled, claimed alone, labelled alone.
+    label(&live.fake, "c", "0");
+    claim(&live.fake, "scene.p.1.1.1", "a");
+    claim(&live.fake, "scene.other.1.1.1", "b");
+    label(&live.fake, "b", "2");
+    let (code, out, error) = live.pinfold(&["scene", "status", "--live"]).await;
+    assert_eq!((code, &*error), (Some(1), ""));
+    for line in [
+        "scene 1 case 1: 3 slots, 2 claimed, 1 missing, 0 double; 1 spare",
+        "2 claims, 1 for other cases or plans",
+        "scene 1 case 1 1 is claimed by a, which has not its labels",
+        "scene 1 case 1 2 is claimed by nobody, and b has its labels",
+    ] {
+        assert!(out.contains(line), "{line}: {out}");
+    }
+    label(&live.fake, "a", "1");
+    claim(&live.fake, "scene.p.1.1.2", "b");
+    let (code, out, _) = live.pinfold(&["scene", "status", "--live", "-o", "json"]).await;
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, Some(0), "{out}");
+    assert_eq!(answer["claims"], json!({"scene.p.1.1.0": "c", "scene.p.1.1.1": "a", "scene.p.1.1.2": "b"}));
+    assert_eq!(answer["amiss"], json!([]));
+
+    // A second plan for the same nodes, and a case that is too large: errors, with the plan's name.
+    live.fake.put(&plan("q", 4));
+    let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("sceneplan/q: error: spec.nodes: plan p has a, b, c as candidates, too"), "{out}");
+    assert!(out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match it"), "{out}");
+    let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("has several plans, p, q: choose one with --plan NAME"), "{error}");
+    let (code, _, error) = live.pinfold(&["scene", "labels", "--live", "--plan", "q"]).await;
+    assert_eq!(code, Some(1), "{error}");
+
+    // A file beside the cluster's nodes.
+    let file = live.folder.path().join("plan.json");
+    std::fs::write(&file, plan("r", 4).to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    let (code, out, _) = live.pinfold(&["scene", "check", file, "--live"]).await;
+    assert_eq!(code, Some(1));
+    assert!(out.contains("3 nodes match it, and scene 1 case 1 needs 4"), "{out}");
+    // What the schema refuses is told as of a file.
+    live.fake.put(&json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "q"}, "spec": {"scenes": 7},
+    }));
+    let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
+    assert_eq!(code, Some(1));
+    assert!(out.contains("sceneplan/q:"), "{out}");
+    // Nothing but reading.
+    assert!(live.fake.log().iter().all(|logged| logged.verb == "list"), "{:?}", live.fake.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_wrong_says_what_to_do() {
+    let live = Live::new().await;
+    let check = ["scene", "check", "--live"];
+    let (code, _, error) = live.pinfold(&check).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("pinfold scene crd | kubectl apply -f -"), "{error}");
+    assert!(error.contains("404") && error.contains(&live.fake.address().to_string()), "{error}");
+    install(&live.fake);
+    let (code, _, error) = live.pinfold(&check).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("the cluster has no ScenePlan: kubectl apply"), "{error}");
+    live.fake.put(&plan("p", 1));
+    live.fake.user("somebody", "somebody");
+    live.login("somebody");
+    let (code, _, error) = live.pinfold(&check).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("allow yourself to list sceneplans"), "{error}");
+    live.login("stale");
+    let (code, _, error) = live.pinfold(&["scene", "status", "--live"]).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("is the token in it still valid?"), "{error}");
+    live.login(ADMIN);
+    let busy = Fault::Refuse { code: 503, text: "busy", retry_after: None };
+    live.fake.fail(When::always().on("nodes"), busy);
+    let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("can't list nodes") && error.contains("503"), "{error}");
+    live.fake.heal();
+    live.fake.go_away();
+    let (code, _, error) = live.pinfold(&check).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("is the API server up"), "{error}");
+    std::fs::remove_file(live.kubeconfig()).unwrap();
+    let (code, _, error) = live.pinfold(&check).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("admin.conf, named by --kubeconfig"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_takes_labels_and_claims_off() {
+    let live = Live::new().await;
+    install(&live.fake);
+    for name in ["a", "b"] {
+        put_node(&live.fake, name, &format!("uid-{name}"));
+        label(&live.fake, name, "0");
+        claim(&live.fake, &format!("scene.p.1.1.{name}"), name);
+    }
+    let release = ["release", "--cluster-only", "--node-name", "a"];
+    let (code, out, error) = live.pinfold(&[&release[..], &["--dry-run"]].concat()).await;
+    assert_eq!((code, &*error), (Some(0), ""));
+    assert_eq!(
+        out,
+        "would be taken off Node a:\n  label CASE=1\n  label INDEX=0\n  label SCENCE=1\n  claim scene.p.1.1.a\n"
+    );
+    let labels = |name: &str| live.fake.get("v1", "Node", "", name).unwrap()["metadata"]["labels"].clone();
+    assert_eq!(labels("a")["SCENCE"], json!("1"));
+    let (code, out, _) = live.pinfold(&[&release[..], &["-o", "json"]].concat()).await;
+    assert_eq!(code, Some(0));
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer["cluster"]["claims"], json!(["scene.p.1.1.a"]));
+    assert_eq!(labels("a"), json!({"pool": "train"}));
+    assert_eq!(labels("b")["SCENCE"], json!("1"), "another node keeps what it has");
+    assert_eq!(live.fake.all("coordination.k8s.io/v1", "Lease").len(), 1);
+    let (code, out, _) = live.pinfold(&release).await;
+    assert_eq!((code, &*out), (Some(0), "Node a has no labels, taints or claims of Pinfold's\n"));
+    live.fake.go_away();
+    let (code, _, error) = live.pinfold(&release).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("labels and claims of Node a may be left"), "{error}");
+}

@@ -1,0 +1,499 @@
+//! A node's place by the plans: what the task does, and what it never does.
+
+#![allow(clippy::needless_pass_by_value, reason = "json! makes values")]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use pinfold::cluster::scenes::{Phase, RunningPod, Settings, leave};
+use pinfold::cluster::{Api, Call};
+use serde_json::{Value, json};
+
+use crate::agents::{
+    AGENT, Agent, NAMESPACE, claims, cluster, eventually, install, no_place_was_double, place, places,
+    put_node, remove_node, writes,
+};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
+use crate::simulation::simulate;
+
+/// A plan with a scene of one group and one of two; `more` goes into its spec.
+fn plan(scene: Option<(&str, &str)>, generation: u64, more: Value) -> Value {
+    let mut plan = json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan",
+        "metadata": {"name": "p", "generation": generation},
+        "spec": {
+            "nodes": {"selector": {"matchLabels": {"pool": "train"}}},
+            "scenes": [
+                {"scene": "1", "groups": [{"name": "mixed"}], "cases": [
+                    {"case": "1", "nodes": {"mixed": 1}}, {"case": "2", "nodes": {"mixed": 3}},
+                ]},
+                {"scene": "2", "groups": [{"name": "w", "type": "worker"}, {"name": "s", "type": "ps"}], "cases": [
+                    {"case": "1", "nodes": {"w": 2, "s": 1}},
+                ]},
+            ],
+        },
+    });
+    if let Some((scene, case)) = scene {
+        plan["spec"]["active"] = json!({"scene": scene, "case": case});
+    }
+    for (key, value) in more.as_object().unwrap() {
+        plan["spec"][key] = value.clone();
+    }
+    plan
+}
+
+fn node(fake: &FakeApi, name: &str) -> Value {
+    fake.get("v1", "Node", "", name).unwrap()
+}
+
+fn place_of(fake: &FakeApi, name: &str) -> Option<String> {
+    place(&node(fake, name))
+}
+
+fn label(fake: &FakeApi, name: &str, labels: &Value) {
+    let mut node = node(fake, name);
+    for (key, value) in labels.as_object().unwrap() {
+        node["metadata"]["labels"][key] = value.clone();
+        let entry = json!({
+            "manager": "kubectl-label", "operation": "Update", "apiVersion": "v1", "time": "2026-11-20T16:00:00Z",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{key}"): {}}}},
+        });
+        node["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+    }
+    node["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&node);
+}
+
+fn reasons(fake: &FakeApi) -> Vec<String> {
+    let events = fake.all("events.k8s.io/v1", "Event");
+    let mut reasons: Vec<String> =
+        events.iter().map(|event| event["reason"].as_str().unwrap().to_owned()).collect();
+    reasons.sort();
+    reasons
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
+    let state = serde_json::to_value(agent.state()).unwrap();
+    assert_eq!(
+        state,
+        json!({
+            "phase": "placed", "says": "scene 1 case 1 0 by plan p", "plan": "p",
+            "slot": {"scene": "1", "case": "1", "index": 0},
+            "labels": {"CASE": "1", "INDEX": "0", "SCENCE": "1"}, "claims": ["scene.p.1.1.0"],
+        })
+    );
+    let lease = fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, "scene.p.1.1.0").unwrap();
+    assert_eq!(lease["metadata"]["labels"]["pinfold.io/plan"], json!("p"));
+    assert_eq!(reasons(&fake), ["Labelled"]);
+    let event = &fake.all("events.k8s.io/v1", "Event")[0];
+    assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "uid-a"}));
+    assert_eq!(event["metadata"]["namespace"], json!("default"));
+    assert!(fake.log().iter().all(|logged| logged.status < 300), "{:#?}", fake.log());
+
+    // An hour: a watch each five minutes, and two requests at each look.
+    fake.clear_log();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(writes(&fake), 0);
+    let asked = fake.count("", "");
+    assert!((20..=60).contains(&asked), "{asked} requests in an hour");
+
+    // A restart finds everything, and writes nothing either.
+    agent.end().await;
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("its slot", |state| state.phase == Phase::Placed).await;
+    assert_eq!(writes(&fake), 0);
+
+    // What somebody takes away comes back: a label, the claim.
+    let mut bare = node(&fake, "a");
+    bare["metadata"]["labels"].as_object_mut().unwrap().shift_remove("INDEX");
+    bare["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&bare);
+    fake.remove(&fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, "scene.p.1.1.0").unwrap());
+    eventually("label and claim are back", || {
+        place_of(&fake, "a").as_deref() == Some("1/1/0") && claims(&fake).len() == 1
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_takes_nothing_away() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    let good = plan(Some(("1", "1")), 1, json!({}));
+    fake.put(&good);
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    let crd = fake.all("apiextensions.k8s.io/v1", "CustomResourceDefinition").remove(0);
+    let page = "<html><head><title>502 Bad Gateway</title></head></html>";
+    let refuse = |code, text| Fault::Refuse { code, text, retry_after: None };
+    let on_plans = || When::always().on("sceneplans");
+    type Trouble<'a> = (&'static str, Box<dyn Fn() + 'a>, &'static str);
+    let troubles: Vec<Trouble<'_>> = vec![
+        ("away", Box::new(|| fake.go_away()), "can't be reached"),
+        ("garbage", Box::new(|| fake.fail(on_plans(), Fault::Garbage)), "makes no sense"),
+        ("an empty answer", Box::new(|| fake.fail(on_plans(), refuse(200, "{}"))), "makes no sense"),
+        ("nothing", Box::new(|| fake.fail(on_plans(), refuse(200, ""))), "makes no sense"),
+        (
+            "somebody else's list",
+            Box::new(|| {
+                fake.fail(
+                    on_plans(),
+                    refuse(200, r#"{"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}"#),
+                );
+            }),
+            "a PodList instead",
+        ),
+        ("a gateway", Box::new(|| fake.fail(on_plans(), refuse(502, page))), "502"),
+        (
+            "no right",
+            Box::new(|| fake.fail(on_plans(), refuse(403, "forbidden"))),
+            "allow the agent to list and watch",
+        ),
+        ("no definition", Box::new(|| fake.remove(&crd)), "ScenePlans are not defined here"),
+        ("silence", Box::new(|| fake.fail(on_plans(), Fault::Hang)), "no answer"),
+    ];
+    for (name, begin, says) in troubles {
+        // The agent that has read everything, and one that starts in the midst of it.
+        for fresh in [false, true] {
+            fake.clear_log();
+            begin();
+            fake.cut();
+            if fresh {
+                let before = std::mem::replace(&mut agent, Agent::start(&fake, "a", Settings::default()));
+                before.kill();
+            }
+            // A watch that goes on from where it was hears of some of them as a connection that breaks.
+            let says = if fresh { says } else { "the plans can't be read" };
+            agent.until(name, |state| state.phase == Phase::Unknown && state.says.contains(says)).await;
+            tokio::time::sleep(Duration::from_secs(1800)).await;
+            assert_eq!(agent.state().phase, Phase::Unknown, "{name}: {:?}", agent.state());
+            assert_eq!(writes(&fake), 0, "{name}");
+            assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0", "{name}");
+            let asked = fake.count("", "");
+            assert!(asked <= 90, "{name}: {asked} requests in half an hour");
+            fake.heal();
+            fake.come_back();
+            if name == "no definition" {
+                fake.put(&crd);
+                fake.put(&good);
+            }
+            agent.until(&format!("the end of {name}"), |state| state.phase == Phase::Placed).await;
+            assert_eq!(writes(&fake), 0, "{name}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_plan_that_was_read_takes_labels_off() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+
+    // The plan is deleted, and no other speaks of this node: the agent that saw it, and one that did not.
+    fake.remove(&fake.get("pinfold.io/v1alpha1", "ScenePlan", "", "p").unwrap());
+    let mut other = plan(Some(("2", "1")), 1, json!({"nodes": {"names": ["x", "y", "z"]}}));
+    other["metadata"]["name"] = json!("other");
+    // Its scene 1 would know the labels: that alone would count as its word.
+    other["spec"]["scenes"].as_array_mut().unwrap().remove(0);
+    fake.put(&other);
+    for _ in 0..2 {
+        agent.until("no word", |state| state.says.contains("no other speaks of this node")).await;
+        tokio::time::sleep(Duration::from_secs(1800)).await;
+        assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
+        assert_eq!(claims(&fake).len(), 1);
+        agent.end().await;
+        agent = Agent::start(&fake, "a", Settings::default());
+    }
+
+    // A plan that can't be read may be the one.
+    fake.put(&json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"}, "spec": {"scenes": 7},
+    }));
+    agent.until("an unreadable plan", |state| state.says.contains("plan p can't be read")).await;
+
+    // It is there again, without an active case: that is a word.
+    fake.put(&plan(None, 3, json!({})));
+    agent
+        .until("freedom", |state| {
+            state.phase == Phase::Free && state.labels.is_empty() && state.claims.is_empty()
+        })
+        .await;
+    assert_eq!((place_of(&fake, "a"), claims(&fake).len()), (None, 0));
+    assert_eq!(node(&fake, "a")["metadata"]["labels"], json!({"pool": "train"}));
+
+    // One that can't be read any more counts as it last was.
+    fake.put(&plan(Some(("1", "1")), 4, json!({})));
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    fake.clear_log();
+    fake.put(&json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"}, "spec": {"scenes": 7},
+    }));
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!((agent.state().phase, writes(&fake)), (Phase::Placed, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_labels_are_reported_and_stay() {
+    let fake = cluster();
+    for name in ["a", "b"] {
+        put_node(&fake, name, &format!("uid-{name}"));
+    }
+    label(&fake, "a", &json!({"SCENCE": "9"}));
+    // A whole place, set by hand: that is the one that the node gets.
+    label(&fake, "b", &json!({"SCENCE": "1", "CASE": "2", "INDEX": "2"}));
+    fake.put(&plan(Some(("1", "2")), 1, json!({})));
+    let mut a = Agent::start(&fake, "a", Settings::default());
+    let mut b = Agent::start(&fake, "b", Settings::default());
+    a.until("a conflict", |state| state.phase == Phase::Conflict).await;
+    let says = &a.state().conflicts[0];
+    assert!(says.contains("label SCENCE should be 1 and is 9, set by kubectl-label"), "{says}");
+    b.until("its slot", |state| state.phase == Phase::Placed && state.labels.len() == 3).await;
+    assert_eq!(claims(&fake).into_iter().collect::<Vec<_>>(), [("scene.p.1.2.2".to_owned(), "b".to_owned())]);
+    assert_eq!(reasons(&fake), ["LabelConflict", "Labelled"]);
+    fake.clear_log();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(writes(&fake), 0, "it is told once");
+    assert_eq!(node(&fake, "a")["metadata"]["labels"]["SCENCE"], json!("9"));
+
+    // It is removed by hand: the rest follows.
+    remove_node(&fake, "a");
+    put_node(&fake, "a", "uid-a");
+    a.until("a slot", |state| state.phase == Phase::Placed && state.labels.len() == 3).await;
+    // A label of somebody else's comes beside ours, with a key that the place does not have.
+    label(&fake, "a", &json!({"TYPE": "ps"}));
+    a.until("a conflict", |state| state.phase == Phase::Conflict).await;
+    assert!(a.state().conflicts[0].contains("TYPE should not be there"), "{:?}", a.state().conflicts);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_replaced_starts_over_and_prefers_what_it_had() {
+    let fake = cluster();
+    for name in ["a", "b"] {
+        put_node(&fake, name, &format!("uid-{name}"));
+    }
+    fake.put(&plan(Some(("1", "2")), 1, json!({})));
+    let mut agents =
+        [Agent::start(&fake, "a", Settings::default()), Agent::start(&fake, "b", Settings::default())];
+    for agent in &mut agents {
+        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    }
+    let before = places(&fake);
+    remove_node(&fake, "a");
+    agents[0].until("no node", |state| state.says.contains("there is no Node a")).await;
+    assert!(!claims(&fake).values().any(|node| node == "a"), "Kubernetes has freed the slot");
+    fake.clear_log();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(writes(&fake), 0, "a Node that is gone stays gone");
+    put_node(&fake, "a", "uid-a-again");
+    agents[0].until("its slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    assert_eq!(places(&fake), before);
+    no_place_was_double(&fake);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    let mut tainted = node(&fake, "a");
+    let theirs =
+        json!({"key": "gpu", "value": "no", "effect": "NoSchedule", "timeAdded": "2026-11-20T16:00:00Z"});
+    tainted["spec"]["taints"] = json!([theirs]);
+    tainted["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&tainted);
+    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {"key": "x.io/case"}})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let taints = || node(&fake, "a")["spec"]["taints"].clone();
+    let ours = json!({"key": "x.io/case", "effect": "NoSchedule"});
+    eventually("the taint", || taints() == json!([theirs, ours])).await;
+    agent.until("rest", |state| state.phase == Phase::Placed).await;
+
+    // Somebody else changes the Node between our reading and our writing: it is read again.
+    fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {"effect": "PreferNoSchedule"}})));
+    let moved = Fault::Refuse {
+        code: 409,
+        text: r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"Operation cannot be fulfilled on nodes \"a\": the object has been modified","reason":"Conflict","code":409}"#,
+        retry_after: None,
+    };
+    fake.fail(When::always().verb("patch").on("nodes").times(1), moved);
+    let default = json!({"key": "pinfold.io/scene", "effect": "PreferNoSchedule"});
+    eventually("the other taint", || taints() == json!([theirs, default])).await;
+
+    // A server that forbids taints gets labels all the same, and one try.
+    let forbid = Fault::Refuse { code: 422, text: "taints are not for you", retry_after: None };
+    fake.put(&plan(Some(("2", "1")), 3, json!({"taint": {"effect": "NoSchedule"}})));
+    eventually("the next case", || place_of(&fake, "a").is_some_and(|place| place.starts_with("2/1/"))).await;
+    eventually("its taint", || {
+        taints() == json!([theirs, {"key": "pinfold.io/scene", "effect": "NoSchedule"}])
+    })
+    .await;
+    // Merge patches only: applies are of the same verb, and the labels are as they should be.
+    fake.fail(When::always().verb("patch").on("nodes"), forbid);
+    fake.put(&plan(Some(("2", "1")), 4, json!({})));
+    agent.until("a complaint", |state| state.taint.is_some()).await;
+    assert!(agent.state().taint.unwrap().contains("taints are not for you"));
+    fake.clear_log();
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!(writes(&fake), 0);
+    fake.heal();
+    fake.put(&plan(None, 5, json!({})));
+    eventually("nothing", || taints() == json!([theirs]) && place_of(&fake, "a").is_none()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_are_not_known_or_not_bound() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start_with(&fake, "a", Settings::default(), None, true);
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    fake.put(&plan(Some(("1", "2")), 2, json!({})));
+    agent.until("a wait", |state| state.says.contains("which pods run here is not known yet")).await;
+    // A pod that stands here for another reason keeps nobody waiting; one of which nothing is known does.
+    let pod = |keys: Option<&[&str]>| RunningPod {
+        name: "web/web-0".to_owned(),
+        keys: keys.map(|keys| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>()),
+    };
+    agent.pods.send_replace(Some(vec![pod(None)]));
+    agent
+        .until("a wait", |state| state.says.contains("pod web/web-0 of scene 1 case 1 0 still runs here"))
+        .await;
+    agent.pods.send_replace(Some(vec![pod(Some(&["zone"]))]));
+    agent.until("the next case", |state| state.phase == Phase::Placed && state.labels["CASE"] == "2").await;
+    assert_eq!(claims(&fake).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_plans_that_want_a_node_change_nothing() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    let mut rival = plan(Some(("2", "1")), 1, json!({}));
+    rival["metadata"]["name"] = json!("rival");
+    fake.clear_log();
+    fake.put(&rival);
+    agent.until("a dispute", |state| state.phase == Phase::Disputed).await;
+    assert!(agent.state().says.contains("p and rival"), "{}", agent.state().says);
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!(fake.count("apply", "nodes") + fake.count("", "leases") - fake.count("list", "leases"), 0);
+    assert_eq!(reasons(&fake), ["Labelled", "PlansDisputed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_explicit_list_needs_no_claims() {
+    let fake = cluster();
+    for name in ["a", "b", "c"] {
+        put_node(&fake, name, &format!("uid-{name}"));
+    }
+    fake.put(&plan(Some(("2", "1")), 1, json!({"nodes": {"names": ["c", "a", "b"]}})));
+    let mut agents = ["a", "b", "c"].map(|name| Agent::start(&fake, name, Settings::default()));
+    for agent in &mut agents {
+        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    }
+    let there: Vec<String> = places(&fake).into_values().collect();
+    assert_eq!(there, ["2/1/worker/1", "2/1/ps/0", "2/1/worker/0"]);
+    assert_eq!(claims(&fake).len(), 0);
+    assert_eq!(agents[0].api.counters().requests(Call::CreateLease), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_one() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    let mut cordoned = node(&fake, "a");
+    cordoned["spec"]["unschedulable"] = json!(true);
+    cordoned["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&cordoned);
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
+    fake.put(&plan(Some(("1", "2")), 2, json!({})));
+    agent.until("no slot", |state| state.phase == Phase::Spare && state.claims.is_empty()).await;
+    assert!(agent.state().says.contains("cordoned"), "{}", agent.state().says);
+    assert_eq!(place_of(&fake, "a"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    label(&fake, "a", &json!({"zone": "z1"}));
+    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {}})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    eventually("the taint", || node(&fake, "a")["spec"]["taints"].is_array()).await;
+    agent.end().await;
+    let api = Api::new(fake.client(AGENT), Duration::from_secs(10));
+    fake.clear_log();
+    let would = leave(&api, "a", NAMESPACE, &[], true).await.unwrap();
+    assert_eq!(writes(&fake), 0);
+    let left = leave(&api, "a", NAMESPACE, &[], false).await.unwrap();
+    assert_eq!(would, left);
+    assert_eq!(
+        (left.labels.len(), &*left.taints, &*left.claims),
+        (3, &["pinfold.io/scene:NoSchedule".to_owned()][..], &["scene.p.1.1.0".to_owned()][..])
+    );
+    assert_eq!(node(&fake, "a")["metadata"]["labels"], json!({"pool": "train", "zone": "z1"}));
+    assert!(claims(&fake).is_empty());
+    fake.clear_log();
+    let again = leave(&api, "a", NAMESPACE, &[], false).await.unwrap();
+    assert!(again.node && again.labels.is_empty() && again.claims.is_empty() && again.taints.is_empty());
+    assert_eq!(writes(&fake), 0);
+    assert!(!leave(&api, "nobody", NAMESPACE, &[], false).await.unwrap().node);
+}
+
+/// Sockets, not a stopped clock.
+#[tokio::test]
+async fn over_tcp() {
+    let fake = FakeApi::start().await;
+    install(&fake);
+    put_node(&fake, "a", "uid-a");
+    let settings = Settings {
+        look: Duration::from_millis(300),
+        spread: (Duration::from_millis(10), Duration::from_millis(20)),
+        spare: (Duration::from_millis(100), Duration::from_millis(200)),
+        backoff: (Duration::from_millis(20), Duration::from_millis(200)),
+        idle: Duration::from_secs(5),
+        ..Settings::default()
+    };
+    let mut agent = Agent::start(&fake, "a", settings);
+    agent.until("no plan", |state| state.phase == Phase::Free && state.says == "there is no plan").await;
+    fake.put(&plan(Some(("2", "1")), 1, json!({})));
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    fake.go_away();
+    agent.until("trouble", |state| state.phase == Phase::Unknown).await;
+    fake.come_back();
+    fake.fail(
+        When::always().verb("watch").on("sceneplans").times(1),
+        Fault::Watch(WatchFault::Garbage { after: 0 }),
+    );
+    fake.cut();
+    fake.put(&plan(Some(("1", "1")), 2, json!({})));
+    agent.until("the next case", |state| state.phase == Phase::Placed && state.labels["SCENCE"] == "1").await;
+    agent.end().await;
+    let api = Api::new(fake.client(ADMIN), Duration::from_secs(5));
+    assert_eq!(leave(&api, "a", NAMESPACE, &[], false).await.unwrap().labels.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fifty_agents_claim_die_and_change() {
+    for part in simulate(50).await {
+        println!("{part:?}");
+        match part.name {
+            "ten minutes of rest" => assert_eq!(part.writes, 0),
+            _ => assert!(part.most_writes <= 8, "{part:?}"),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Many agents at once: they claim, some die, nodes are replaced, the case changes.
+//!
+//! The agents run the real task against the fake API server, each request takes [`LATENCY`], and the clock stands still while
+//! anybody has something to do. So times are those of the protocol (pauses, backoff, looks) and not of this machine, and
+//! agents overlap as they would with a server that is never too busy.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use pinfold::cluster::scenes::{Phase, Settings};
+use pinfold::cluster::{Api, Call};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::agents::{self, Agent, claims, cluster, no_place_was_double, places, put_node, remove_node};
+use crate::fakeapi::{FakeApi, Fault, When};
+
+/// How long each request takes.
+const LATENCY: Duration = Duration::from_millis(20);
+
+/// One part of the simulation.
+#[allow(dead_code, reason = "the benchmark prints it all")]
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
+    pub(crate) agents: usize,
+    pub(crate) slots: usize,
+    /// Until every slot was claimed and labelled.
+    pub(crate) time: Duration,
+    pub(crate) requests: usize,
+    pub(crate) writes: u64,
+    /// The most writes of one node.
+    pub(crate) most_writes: u64,
+    /// Claims that were refused because somebody else had the slot.
+    pub(crate) refused: usize,
+}
+
+struct Simulation {
+    fake: FakeApi,
+    agents: BTreeMap<usize, Agent>,
+    /// The clients of all agents that each node has had, for their counters.
+    apis: BTreeMap<usize, Vec<Api>>,
+    /// What each node had written when the part began.
+    before: BTreeMap<usize, u64>,
+    began: Instant,
+    version: u64,
+}
+
+/// Runs so many agents, with a slot for nine of ten at first and for eight of ten later.
+pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
+    let mut simulation = Simulation {
+        fake: cluster(),
+        agents: BTreeMap::new(),
+        apis: BTreeMap::new(),
+        before: BTreeMap::new(),
+        began: Instant::now(),
+        version: 0,
+    };
+    simulation.fake.set_controllers_delay(Duration::from_secs(1));
+    simulation.fake.fail(When::always(), Fault::Delay(LATENCY));
+    let (first, second) = (agents * 9 / 10, agents * 8 / 10);
+    let mut parts = Vec::new();
+    let fresh: Vec<usize> = (0..agents).collect();
+
+    for number in &fresh {
+        put_node(&simulation.fake, &name(*number), &format!("uid-{number}"));
+    }
+    simulation.activate("1", [first, second]);
+    simulation.begin();
+    simulation.start(&fresh);
+    parts.push(simulation.until_held("install", "1", first).await);
+
+    // Agents die and come back, in the midst of things; their slots are theirs all the while.
+    simulation.begin();
+    let restarted: Vec<usize> = (0..agents).filter(|number| number % 10 == 3).collect();
+    let before = places(&simulation.fake);
+    simulation.kill(&restarted);
+    simulation.start(&restarted);
+    simulation.until_known().await;
+    parts.push(simulation.until_held("1 in 10 restarts", "1", first).await);
+    // Whoever was in doubt has looked by now.
+    tokio::time::sleep(Duration::from_secs(900)).await;
+    assert_eq!(places(&simulation.fake), before, "a restart moves nobody");
+
+    // Nodes go for good, and others are replaced under the same name.
+    simulation.begin();
+    let (gone, replaced): (Vec<usize>, Vec<usize>) =
+        ((0..agents).filter(|n| n % 20 == 7).collect(), (0..agents).filter(|n| n % 20 == 11).collect());
+    simulation.kill(&gone);
+    for number in gone.iter().chain(&replaced) {
+        remove_node(&simulation.fake, &name(*number));
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for number in &replaced {
+        put_node(&simulation.fake, &name(*number), &format!("uid-{number}-again"));
+    }
+    parts.push(simulation.until_held("1 in 20 nodes gone, 1 in 20 replaced", "1", first).await);
+
+    // The case changes, and agents die while they are at it.
+    simulation.begin();
+    simulation.activate("2", [first, second]);
+    tokio::time::sleep(LATENCY * 100).await;
+    let dying: Vec<usize> = simulation.agents.keys().copied().filter(|number| number % 10 == 5).collect();
+    simulation.kill(&dying);
+    simulation.start(&dying);
+    parts.push(simulation.until_held("the case changes, 1 in 10 dies", "2", second).await);
+
+    // At rest, when the last have given back what they had before.
+    simulation.until_known().await;
+    tokio::time::sleep(Duration::from_secs(900)).await;
+    simulation.begin();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let rest = simulation.part("ten minutes of rest", second);
+    parts.push(rest);
+    no_place_was_double(&simulation.fake);
+    parts
+}
+
+fn name(number: usize) -> String {
+    format!("node-{number:05}")
+}
+
+// === impl Simulation ===
+
+impl Simulation {
+    fn activate(&mut self, case: &str, [first, second]: [usize; 2]) {
+        self.version += 1;
+        self.fake.put(&json!({
+            "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan",
+            "metadata": {"name": "big", "generation": self.version},
+            "spec": {
+                "nodes": {"selector": {"matchLabels": {"pool": "train"}}},
+                "active": {"scene": "1", "case": case},
+                "scenes": [{
+                    "scene": "1",
+                    "groups": [{"name": "mixed"}],
+                    "cases": [{"case": "1", "nodes": {"mixed": first}}, {"case": "2", "nodes": {"mixed": second}}],
+                }],
+            },
+        }));
+    }
+
+    fn begin(&mut self) {
+        self.fake.clear_log();
+        self.before = self.apis.keys().map(|number| (*number, self.written(*number))).collect();
+        self.began = Instant::now();
+    }
+
+    fn start(&mut self, numbers: &[usize]) {
+        for number in numbers {
+            let agent =
+                Agent::start_with(&self.fake, &name(*number), Settings::default(), Some(Vec::new()), false);
+            self.apis.entry(*number).or_default().push(agent.api.clone());
+            self.agents.insert(*number, agent);
+        }
+    }
+
+    fn kill(&mut self, numbers: &[usize]) {
+        for number in numbers {
+            self.agents.remove(number).unwrap().kill();
+        }
+    }
+
+    /// Waits until every agent knows what its node is.
+    async fn until_known(&self) {
+        let known = |agent: &Agent| agent.state.borrow().phase != Phase::Unknown;
+        agents::eventually("all agents know", || self.agents.values().all(known)).await;
+    }
+
+    /// Waits until every slot of a case has its node, and looks closely then.
+    async fn until_held(&self, what: &'static str, case: &str, slots: usize) -> Part {
+        let prefix = format!("scene.big.1.{case}.");
+        let count = || {
+            let store = self.fake.shared.store.lock().unwrap();
+            let held = store
+                .objects
+                .iter()
+                .filter(|((kind, _, name), _)| kind.starts_with("leases") && name.starts_with(&prefix));
+            let labelled = store.objects.iter().filter(|((kind, _, _), node)| {
+                kind == "nodes"
+                    && agents::place(node).is_some_and(|place| place.starts_with(&format!("1/{case}/")))
+            });
+            (held.count(), labelled.count())
+        };
+        agents::eventually(&format!("{what}: {slots} slots"), || count() == (slots, slots)).await;
+        let part = self.part(what, slots);
+        // The claims, the labels and the plan say the same.
+        let (claims, places) = (claims(&self.fake), places(&self.fake));
+        let mut seen = BTreeSet::new();
+        for index in 0..slots {
+            let holder = &claims[&format!("{prefix}{index}")];
+            assert_eq!(places[holder], format!("1/{case}/{index}"), "{what}");
+            assert!(seen.insert(holder.clone()), "{what}: {holder} has two slots");
+        }
+        part
+    }
+
+    fn part(&self, name: &'static str, slots: usize) -> Part {
+        let log = self.fake.log();
+        let refused = log.iter().filter(|logged| logged.verb == "create" && logged.status == 409).count();
+        let writes: Vec<u64> = self
+            .apis
+            .keys()
+            .map(|number| self.written(*number) - self.before.get(number).copied().unwrap_or_default())
+            .collect();
+        Part {
+            name,
+            agents: self.agents.len(),
+            slots,
+            time: self.began.elapsed(),
+            requests: log.len(),
+            writes: writes.iter().sum(),
+            most_writes: writes.iter().copied().max().unwrap_or_default(),
+            refused,
+        }
+    }
+
+    /// What all agents of a node have asked to be written, refused or not.
+    fn written(&self, number: usize) -> u64 {
+        let calls = [Call::CreateLease, Call::DeleteLease, Call::ApplyNode, Call::TaintNode];
+        let of = |api: &Api| calls.into_iter().map(|call| api.counters().requests(call)).sum::<u64>();
+        self.apis.get(&number).into_iter().flatten().map(of).sum()
+    }
+}
