@@ -32,14 +32,14 @@
 //!
 //! # One pod's way through the house
 //!
-//! 1. A manifest appears in the folder ([`pod::parse`]), or a runtime asks before it creates a container
-//!    ([`agent::Agent::create`]). Either becomes an event for the one owner task in [`agent`].
+//! 1. The API server tells of a pod ([`cluster::pods`]), a manifest appears in the folder ([`pod::parse`]), or a runtime asks
+//!    before it creates a container ([`agent::Agent::create`]). Each becomes an event for the one owner task in [`agent`].
 //! 2. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason that a person can read.
 //! 3. [`pin::decide::decide`] keeps what runs, may move what allows it, and asks [`cpu::Placer`] for the rest; [`pod::thread_environment`] computes
 //!    the variables from the CPUs.
 //! 4. The container's cgroup appears ([`host::watch`]). [`pin::plan`] turns observed and desired into steps, ordered so that
 //!    no two containers own a CPU at any moment; [`pin::apply()`] carries them out and reads back what is in force.
-//! 5. The owner publishes a [`pin::Snapshot`]; [`metrics`] and `/status` read it.
+//! 5. The owner publishes a [`pin::Snapshot`]; [`metrics`] and `/status` read it, and Events on pods follow from it.
 //! 6. Every 10 s, and whenever the kernel tells of a broken partition, the kernel is compared with the ledger ([`pin::drift()`]) and repaired. A quiet node makes empty plans.
 //! 7. SIGTERM: every assignment stays as it is. `pinfold release` hands them back.
 //!

@@ -11,12 +11,13 @@ use crate::agent::config::{Config, Overrides};
 
 /// Run the agent.
 ///
-/// Pins the containers of the pods in the folder, follows changes, serves metrics. SIGTERM ends it and leaves every
+/// Pins the containers of the pods in a folder or on this node of a cluster, follows changes, serves metrics. SIGTERM ends it and leaves every
 /// assignment as it is; started again, it moves nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold run --pods ./pods                     pods from manifests; see pinfold demo for real ones
   pinfold run --pods ./pods --reserved 0-1      keep two CPUs for the system
+  pinfold run --kubeconfig FILE                 this node's pods from the API server; in a pod, pinfold run does
   curl http://127.0.0.1:9470/metrics            also /status, /healthz, /readyz
 
 Log lines go to stderr; PINFOLD_LOG=debug shows every write.")]
@@ -27,7 +28,8 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        log("info")?;
+        // The client logs as errors what is tried again; we say it once, and as what it is.
+        log("info,kube_client=off")?;
         let config = Config::load(self.overrides)?;
         let runtime = runtime()?;
         let done = runtime.block_on(crate::agent::run(config));

@@ -6,7 +6,7 @@
 //!              └─ Recorder <── News ── news::tell <── Snapshot ── owner
 //! ```
 //!
-//! [`Cluster`] is what any further task that speaks with the API is given: it is cheap to clone, and [`Cluster::start`] is the
+//! [`Cluster`] is what any further task that speaks with the API is given: it is cheap to clone, and `Cluster::start` is the
 //! place where such tasks begin. All of them end at once when the agent stops; only Events that wait are given a moment.
 
 mod link;
