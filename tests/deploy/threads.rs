@@ -146,7 +146,7 @@ fn pod() -> impl Strategy<Value = Value> {
 fn the_policy_and_the_agent_compute_the_same() {
     let policy = policy();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 1500,
+        cases: 200,
         failure_persistence: None,
         ..ProptestConfig::default()
     });
