@@ -40,6 +40,8 @@ fn ordered(objects: Vec<Value>) -> BTreeMap<String, Value> {
                     list.sort_by_key(|one| one["name"].to_string());
                 }
             }
+            // One prints 10000.0 as it stands, the other as 10000.
+            Value::Number(number) => *value = json!(number.as_f64()),
             _ => {}
         }
     }
