@@ -65,11 +65,19 @@ pub struct Cluster {
     pub node_name: Option<String>,
     /// The namespace of the agent's own objects: the same for all agents of a cluster.
     pub namespace: String,
+    /// Whether the Node is labelled by the plans of scenes.
+    pub scenes: bool,
 }
 
 impl Default for Cluster {
     fn default() -> Self {
-        Self { api: Asked::Auto, kubeconfig: None, node_name: None, namespace: "pinfold".to_owned() }
+        Self {
+            api: Asked::Auto,
+            kubeconfig: None,
+            node_name: None,
+            namespace: "pinfold".to_owned(),
+            scenes: true,
+        }
     }
 }
 

@@ -28,6 +28,27 @@ pub struct ApiNumbers {
     pub pods: usize,
     /// Pods that can't be read.
     pub unreadable: usize,
+    /// The Node's place in a scene, where it is kept.
+    pub place: Option<PlaceNumbers>,
+}
+
+/// A Node's place in a scene; what it has not is empty.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PlaceNumbers {
+    /// How it stands with the place, in a word.
+    pub phase: &'static str,
+    /// The plan.
+    pub plan: String,
+    /// The scene.
+    pub scene: String,
+    /// The case.
+    pub case: String,
+    /// The type.
+    pub kind: String,
+    /// The index.
+    pub index: String,
+    /// Labels of somebody else's that stand in the way.
+    pub conflicts: usize,
 }
 
 // === impl ApiNumbers ===
@@ -52,6 +73,14 @@ impl ApiNumbers {
         board.set("pinfold_api_connected", &[], f64::from(u8::from(self.connected)))?;
         board.set("pinfold_api_pods", &["known"], self.pods as f64)?;
         board.set("pinfold_api_pods", &["unreadable"], self.unreadable as f64)?;
+        if let Some(place) = &self.place {
+            let PlaceNumbers { phase, plan, scene, case, kind, index, conflicts } = place;
+            board.set("pinfold_scene_phase", &[phase], 1.0)?;
+            if !scene.is_empty() {
+                board.set("pinfold_scene_info", &[plan, scene, case, kind, index], 1.0)?;
+            }
+            board.set("pinfold_scene_label_conflicts", &[], *conflicts as f64)?;
+        }
         Ok(board.gather())
     }
 }

@@ -161,4 +161,15 @@ pub const API_FAMILIES: &[Family] = &[
         &[],
         "How often something was asked of the API server again because it had failed.",
     ),
+    gauge(
+        "pinfold_scene_info",
+        &["plan", "scene", "case", "type", "index"],
+        "The Node's slot in a scene, always 1; no series while it has none.",
+    ),
+    gauge(
+        "pinfold_scene_label_conflicts",
+        &[],
+        "Labels that somebody else has set on the Node and that a plan would set otherwise.",
+    ),
+    gauge("pinfold_scene_phase", &["phase"], "How it stands with the Node's place in a scene, always 1."),
 ];

@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use prometheus::{Encoder, TextEncoder};
 
 pub use agent::AgentMetrics;
-pub use api::ApiNumbers;
+pub use api::{ApiNumbers, PlaceNumbers};
 pub use families::{API_FAMILIES, FAMILIES, Family, Kind};
 
 use crate::host::cgroup::Cgroups;

@@ -47,4 +47,4 @@ pub use selector::{NodeSelector, Operator, Requirement};
 pub use slot::{NoSuchCase, Slot, Slots, is_lease_of, slots, try_order};
 pub use status::{Status, status};
 pub use tree::Path;
-pub use want::{Duty, Switch, Want, binds, duty, switch, want};
+pub use want::{Duty, Switch, Want, duty, switch, want};

@@ -3,7 +3,6 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1 as api;
 use serde::{Deserialize, Deserializer};
 
 use super::{Amount, ReadError};
@@ -129,22 +128,6 @@ impl From<Item> for Node {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Item::deserialize(deserializer).map(Self::from)
-    }
-}
-
-impl From<&api::Node> for Node {
-    fn from(node: &api::Node) -> Self {
-        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-        Self {
-            name: node.metadata.name.clone().unwrap_or_default(),
-            labels: node.metadata.labels.clone().unwrap_or_default(),
-            allocatable: allocatable
-                .into_iter()
-                .flatten()
-                .map(|(resource, amount)| (resource.clone(), Amount(amount.0.clone())))
-                .collect(),
-            cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default(),
-        }
     }
 }
 

@@ -5,8 +5,6 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1 as api;
-
 use super::{
     Holding, LabelKeys, NoSuchCase, Node, OnBusy, ScenePlan, Slot, Slots, is_candidate, slots, try_order,
 };
@@ -120,7 +118,7 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
 
 /// Whether a node may change from the slot it has to the one it should have, by the plan's rule.
 ///
-/// `pods` names the pods that run on the node because of the labels it has: see [`binds`].
+/// `pods` names the pods that run on the node because of the labels it has: a plan's keys in their node selector or required affinity.
 pub fn switch(rule: OnBusy, has: Option<&Slot>, wants: Option<&Slot>, pods: &[String]) -> Switch {
     let Some(has) = has else {
         let nothing_held = || Switch::Change { reason: "the node has no slot yet".to_owned() };
@@ -145,21 +143,6 @@ pub fn switch(rule: OnBusy, has: Option<&Slot>, wants: Option<&Slot>, pods: &[St
             ),
         },
     }
-}
-
-/// Whether a pod stands on its node because of the plan's labels: its selector or its required affinity names one of
-/// the plan's keys.
-pub fn binds(keys: &LabelKeys, pod: &api::PodSpec) -> bool {
-    let owned: BTreeSet<&str> = keys.owned();
-    let selector = pod.node_selector.iter().flatten().any(|(key, _)| owned.contains(key.as_str()));
-    let required = pod
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
-    let terms = required.into_iter().flat_map(|required| &required.node_selector_terms);
-    let mut expressions = terms.flat_map(|term| term.match_expressions.iter().flatten());
-    selector || expressions.any(|expression| owned.contains(expression.key.as_str()))
 }
 
 // === impl Want ===

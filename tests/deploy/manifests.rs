@@ -172,7 +172,7 @@ fn the_uninstall_patch_fits_every_overlay() {
         let patched: Value = serde_json::from_str(&text).unwrap();
         check(std::slice::from_ref(&patched), name);
         let agent = &patched["spec"]["template"]["spec"]["containers"][0];
-        assert_eq!(agent["args"], json!(["release", "--stay"]));
+        assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
         // It serves no HTTP, and a probe that asks for some would kill it in the middle.
         assert_eq!((&agent["livenessProbe"], &agent["startupProbe"]), (&Value::Null, &Value::Null));
         assert_eq!(agent["readinessProbe"]["tcpSocket"]["port"], "metrics");

@@ -8,8 +8,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::Cluster;
-use crate::cluster::{Call, Counters, ErrorKind};
-use crate::metrics::ApiNumbers;
+use crate::cluster::{Call, Counters, ErrorKind, scenes};
+use crate::metrics::{ApiNumbers, PlaceNumbers};
 
 /// What is heard of the API, as it changes.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -49,6 +49,8 @@ impl Heard {
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Link {
     heard: watch::Receiver<Heard>,
+    /// The Node's place in a scene, where it is kept.
+    place: Option<watch::Receiver<scenes::State>>,
     counters: Arc<Counters>,
     node: String,
     namespace: String,
@@ -77,17 +79,24 @@ pub(in crate::agent) struct LinkState {
     last_answer_seconds: Option<f64>,
     pods: usize,
     unreadable_pods: usize,
+    /// The Node's place in a scene.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scene: Option<scenes::State>,
 }
 
 // === impl Link ===
 
 impl Link {
     /// A link of which nothing is known yet, and its writing end.
-    pub(super) fn new(cluster: &Cluster) -> (Self, watch::Sender<Heard>) {
+    pub(super) fn new(
+        cluster: &Cluster,
+        place: watch::Receiver<scenes::State>,
+    ) -> (Self, watch::Sender<Heard>) {
         let (said, heard) = watch::channel(Heard { since: Some(Timestamp::now()), ..Heard::default() });
-        let Cluster { api, node, namespace, server, origin } = cluster.clone();
+        let Cluster { api, node, namespace, scenes, server, origin } = cluster.clone();
+        let place = scenes.then_some(place);
         let counters = Arc::clone(api.counters());
-        (Self { heard, counters, node, namespace, server, origin }, said)
+        (Self { heard, place, counters, node, namespace, server, origin }, said)
     }
 
     /// Why the agent is not ready yet: nothing is known of the pods before the API has told them once.
@@ -123,6 +132,7 @@ impl Link {
             last_answer_seconds: self.counters.last_success().map(|last| (now - last).max(0.0)),
             pods: heard.pods,
             unreadable_pods: heard.unreadable,
+            scene: self.place.as_ref().map(|place| place.borrow().clone()),
         }
     }
 
@@ -140,6 +150,22 @@ impl Link {
             connected: heard.connected(),
             pods: heard.pods,
             unreadable: heard.unreadable,
+            place: self.place.as_ref().map(|place| place.borrow().clone().into()),
+        }
+    }
+}
+
+impl From<scenes::State> for PlaceNumbers {
+    fn from(state: scenes::State) -> Self {
+        let slot = state.slot;
+        Self {
+            phase: state.phase.name(),
+            plan: state.plan.unwrap_or_default(),
+            scene: slot.as_ref().map(|slot| slot.scene.clone()).unwrap_or_default(),
+            case: slot.as_ref().map(|slot| slot.case.clone()).unwrap_or_default(),
+            kind: slot.as_ref().and_then(|slot| slot.kind.clone()).unwrap_or_default(),
+            index: slot.map(|slot| slot.index.to_string()).unwrap_or_default(),
+            conflicts: state.conflicts.len(),
         }
     }
 }

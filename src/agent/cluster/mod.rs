@@ -3,7 +3,8 @@
 //! ```text
 //!              ┌─ follow ── PodsEvent ──> pods::take ── Event::Pods ──> owner
 //!  Cluster ────┤                              └── Link (what /status, /readyz and /metrics say of the API)
-//!              └─ Recorder <── News ── news::tell <── Snapshot ── owner
+//!              ├─ Recorder <── News ── news::tell <── Snapshot ── owner
+//!              └─ Scenes: this Node's labels and claims, by the plans
 //! ```
 //!
 //! [`Cluster`] is what any further task that speaks with the API is given: it is cheap to clone, and `Cluster::start` is the
@@ -12,6 +13,7 @@
 mod link;
 mod news;
 mod pods;
+mod scenes;
 
 use std::sync::Arc;
 
@@ -28,6 +30,7 @@ use crate::cluster::Api;
 use crate::cluster::connect::{self, ConnectError, Connection};
 use crate::cluster::events::{self, Recorder};
 use crate::cluster::pods as followed;
+use crate::cluster::scenes::{self as followed_scenes, Scenes};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -64,6 +67,8 @@ pub struct Cluster {
     pub node: String,
     /// The namespace of the agent's own objects.
     pub namespace: String,
+    /// Whether the Node is labelled by the plans of scenes.
+    pub scenes: bool,
     /// The server's address.
     pub server: String,
     /// Where that was found, for people.
@@ -139,13 +144,14 @@ impl Cluster {
             connection => connection?,
         };
         let node = node_name(&config.cluster)?;
-        Ok(Some(Self::new(connection, node, config.cluster.namespace.clone())))
+        let cluster = Self::new(connection, node, config.cluster.namespace.clone());
+        Ok(Some(Self { scenes: config.cluster.scenes, ..cluster }))
     }
 
     /// A way that is known, for a node of this name.
     pub fn new(connection: Connection, node: String, namespace: String) -> Self {
         let Connection { client, server, origin, .. } = connection;
-        Self { api: Api::new(client, DEADLINE), node, namespace, server, origin }
+        Self { api: Api::new(client, DEADLINE), node, namespace, scenes: true, server, origin }
     }
 
     /// Starts the tasks that speak with the API.
@@ -156,8 +162,16 @@ impl Cluster {
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
         stop: &CancellationToken,
     ) -> Running {
-        let (link, said) = Link::new(self);
         let (pods, known) = watch::channel::<ApiPods>(None);
+        let (running, here) = watch::channel(None);
+        let (place, state) = Scenes::new(
+            self.api.clone(),
+            &self.node,
+            &self.namespace,
+            here,
+            followed_scenes::Settings::default(),
+        );
+        let (link, said) = Link::new(self, state);
 
         let (out, heard) = mpsc::channel(64);
         let following =
@@ -170,10 +184,18 @@ impl Cluster {
 
         let (recorder, writing) = Recorder::new(self.api.clone(), &self.node, events::Settings::default());
         let writer = tokio::spawn(writing);
+        if self.scenes {
+            let place = place.with_recorder(recorder.clone());
+            let ended = stop.clone();
+            tasks.spawn_to_its_end(async move {
+                place.run(ended).await;
+                Ok(())
+            });
+            tasks.spawn(scenes::tell(known.clone(), running));
+        }
         // This one looks once more when the agent stops, and so sees to its end itself.
         tasks.spawn_to_its_end(news::tell(snapshots, known, recorder, stop.clone()));
 
-        // Further tasks begin here: each is given a clone of `self`, and what it needs of `known` and `snapshots`.
         Running { link, writer }
     }
 }

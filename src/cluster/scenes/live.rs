@@ -1,6 +1,5 @@
 //! Plans and nodes as they are in the cluster now, for commands.
 
-use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::params::ListParams;
 use kube::core::request;
@@ -46,9 +45,9 @@ pub async fn nodes(api: &Api) -> Result<Vec<Node>, Failure> {
         }
         for item in page.items {
             let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?").to_owned();
-            let node: core::Node = serde_json::from_value(item)
+            let node: Node = serde_json::from_value(item)
                 .map_err(|error| Failure::Nonsense(format!("Node {name}: {error}")))?;
-            nodes.push(Node::from(&node));
+            nodes.push(node);
         }
         token = page.metadata.continue_.filter(|token| !token.is_empty());
         if token.is_none() {

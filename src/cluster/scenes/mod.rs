@@ -157,6 +157,24 @@ pub struct Scenes {
     state: watch::Sender<State>,
 }
 
+// === impl Phase ===
+
+impl Phase {
+    /// In a word, as in `/status`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Free => "free",
+            Self::Spare => "spare",
+            Self::Placed => "placed",
+            Self::Waiting => "waiting",
+            Self::Refused => "refused",
+            Self::Conflict => "conflict",
+            Self::Disputed => "disputed",
+        }
+    }
+}
+
 // === impl Scenes ===
 
 impl Scenes {

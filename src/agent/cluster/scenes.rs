@@ -1,0 +1,57 @@
+//! [`tell`]: which pods run here, for the task that keeps the Node's place in a scene.
+
+use tokio::sync::watch;
+
+use super::ApiPods;
+use crate::cluster::scenes::{Pods, RunningPod};
+use crate::pod::Pod;
+
+/// Passes on the pods that have not ended, whenever they change.
+pub(super) async fn tell(
+    mut known: watch::Receiver<ApiPods>,
+    out: watch::Sender<Pods>,
+) -> anyhow::Result<()> {
+    loop {
+        let pods = known.borrow_and_update().as_deref().map(running);
+        out.send_if_modified(|told| {
+            let news = *told != pods;
+            *told = pods;
+            news
+        });
+        if known.changed().await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn running(pods: &[Pod]) -> Vec<RunningPod> {
+    let running = pods.iter().filter(|pod| !pod.finished);
+    let mut running: Vec<RunningPod> =
+        running.map(|pod| RunningPod { name: pod.to_string(), keys: Some(pod.node_keys.clone()) }).collect();
+    running.sort();
+    running
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_known_is_not_the_same_as_none() {
+        let pod = |name: &str, finished| Pod { name: name.to_owned(), finished, ..Pod::default() };
+        let (say, known) = watch::channel::<ApiPods>(None);
+        let (out, mut heard) = watch::channel(None);
+        tokio::spawn(tell(known, out));
+        say.send_replace(Some(Arc::from([pod("b", false), pod("a", false), pod("c", true)])));
+        heard.changed().await.unwrap();
+        let names = |pods: &Pods| {
+            pods.as_ref().map(|pods| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&heard.borrow_and_update()), Some(vec!["/a".to_owned(), "/b".to_owned()]));
+        say.send_replace(Some(Arc::from([])));
+        heard.changed().await.unwrap();
+        assert_eq!(names(&heard.borrow_and_update()), Some(Vec::new()));
+    }
+}
