@@ -158,9 +158,9 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
 
     if enforcement == "cpuset" {
         kernel.write_cpus(&main, &kernel.first());
+        agent.eventually("it is put right", |_| allowed(pid) == own);
         let note = cluster.event(&agent, "DriftRepaired", "worker-0");
         assert!(note.contains(&format!("instead of {own}")), "{note}");
-        assert_eq!(allowed(pid), own);
     }
 
     // What others do to a pod's status is no news, and at rest nothing is written.
