@@ -26,6 +26,7 @@ fn asks(operation: &str, name: &str, user: &str, extra: &Value) -> Value {
     json!({"operation": operation, "name": name, "userInfo": {"username": user, "extra": extra}})
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "what is written at the call is owned by nobody else")]
 fn node(labels: Value) -> Value {
     json!({"metadata": {"name": "bench-node", "labels": labels}, "spec": {"podCIDR": "10.0.0.0/24"}})
 }

@@ -27,16 +27,16 @@ fn strictly<T: DeserializeOwned + Serialize>(value: &Value) -> Vec<String> {
         Err(error) => return vec![error.to_string()],
     };
     let mut lost = Vec::new();
-    missing(value, &serde_json::to_value(typed).unwrap(), String::new(), &mut lost);
+    missing(value, &serde_json::to_value(typed).unwrap(), "", &mut lost);
     lost
 }
 
-fn missing(from: &Value, to: &Value, path: String, lost: &mut Vec<String>) {
+fn missing(from: &Value, to: &Value, path: &str, lost: &mut Vec<String>) {
     match (from, to) {
         (Value::Object(from), Value::Object(to)) => {
             for (key, value) in from {
                 match to.get(key) {
-                    Some(other) => missing(value, other, format!("{path}.{key}"), lost),
+                    Some(other) => missing(value, other, &format!("{path}.{key}"), lost),
                     // An empty value may be left out.
                     None if value.is_null() || *value == json!({}) || *value == json!([]) => {}
                     None => lost.push(format!("{path}.{key}: no such field")),
@@ -45,7 +45,7 @@ fn missing(from: &Value, to: &Value, path: String, lost: &mut Vec<String>) {
         }
         (Value::Array(from), Value::Array(to)) if from.len() == to.len() => {
             for (at, (from, to)) in from.iter().zip(to).enumerate() {
-                missing(from, to, format!("{path}[{at}]"), lost);
+                missing(from, to, &format!("{path}[{at}]"), lost);
             }
         }
         (Value::Number(from), Value::Number(to)) if from.as_f64() == to.as_f64() => {}
