@@ -3,8 +3,6 @@
 //! Nothing here is a reason to take labels away because something is missing: [`duty`] is only asked with all the plans
 //! that were read, and a node whose labels were read.
 
-use std::collections::BTreeSet;
-
 use super::{
     Holding, LabelKeys, NoSuchCase, Node, OnBusy, ScenePlan, Slot, Slots, is_candidate, slots, try_order,
 };

@@ -1,9 +1,6 @@
 //! What an agent makes of a plan.
 
-use k8s_openapi::api::core::v1 as api;
-use pinfold::scene::{
-    CaseTaint, Duty, Holding, Node, OnBusy, Slot, Switch, Want, binds, duty, slots, switch, want,
-};
+use pinfold::scene::{CaseTaint, Duty, Holding, Node, OnBusy, Slot, Switch, Want, duty, slots, switch, want};
 use serde_json::json;
 
 use super::{SMALL, node, pairs, plan};
