@@ -307,7 +307,7 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
     // A right more or less is a decision: the requests of the room `cluster` are these.
     assert_eq!(
         allowed("ClusterRole"),
-        ["nodes get,patch", "pods list,watch", "events create,patch", "sceneplans get,list,watch"]
+        ["nodes get,patch", "pods list,watch", "events create,patch", "sceneplans list,watch"]
     );
     assert_eq!(allowed("Role"), ["leases create,delete,get,list"]);
     let pod = &documents("deploy/base/daemonset.yaml")[0]["spec"]["template"]["spec"];
