@@ -34,5 +34,7 @@ mod pinning;
 mod release;
 #[path = "agent/restart.rs"]
 mod restart;
+#[path = "agent/scenes.rs"]
+mod scenes;
 #[path = "agent/serving.rs"]
 mod serving;

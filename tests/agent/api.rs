@@ -11,11 +11,11 @@ use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::serving::promtool;
 
-const NODE: &str = "node-1";
+pub(crate) const NODE: &str = "node-1";
 
 /// An API server and the way to it.
-struct Cluster {
-    fake: FakeApi,
+pub(crate) struct Cluster {
+    pub(crate) fake: FakeApi,
     runtime: Runtime,
     folder: TempDir,
 }
@@ -23,7 +23,7 @@ struct Cluster {
 // === impl Cluster ===
 
 impl Cluster {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let fake = runtime.block_on(FakeApi::start());
@@ -33,11 +33,15 @@ impl Cluster {
         Self { fake, runtime, folder }
     }
 
-    fn settings(&self, tree: &Tree<'_>, kernel: &Kernel) -> Settings {
-        let kubeconfig = self.folder.path().join("kubeconfig");
+    pub(crate) fn kubeconfig(&self) -> String {
+        self.folder.path().join("kubeconfig").to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn settings(&self, tree: &Tree<'_>, kernel: &Kernel) -> Settings {
+        let kubeconfig = self.kubeconfig();
         Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
             "--kubeconfig",
-            kubeconfig.to_str().unwrap(),
+            &kubeconfig,
             "--node-name",
             NODE,
             "--reconcile-seconds",
@@ -45,9 +49,15 @@ impl Cluster {
         ])
     }
 
-    fn put(&self, pod: &Value) -> Value {
+    pub(crate) fn put(&self, pod: &Value) -> Value {
         let _here = self.runtime.enter();
         self.fake.put(pod)
+    }
+
+    /// Definitions are followed by their kinds, as they are in a moment.
+    pub(crate) fn establish(&self) {
+        let _here = self.runtime.enter();
+        self.fake.run_controllers();
     }
 
     fn remove(&self, object: &Value) {
@@ -56,7 +66,7 @@ impl Cluster {
     }
 
     /// The Events, as reason, pod's name and note.
-    fn events(&self) -> Vec<(String, String, String)> {
+    pub(crate) fn events(&self) -> Vec<(String, String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let events = self.fake.all("events.k8s.io/v1", "Event").into_iter();
         events
@@ -65,7 +75,7 @@ impl Cluster {
     }
 
     /// Waits for an Event, and returns its note.
-    fn event(&self, agent: &Agent, reason: &str, pod: &str) -> String {
+    pub(crate) fn event(&self, agent: &Agent, reason: &str, pod: &str) -> String {
         let deadline = Instant::now() + patience();
         loop {
             let found = self.events().into_iter().find(|event| event.0 == reason && event.1 == pod);
@@ -78,7 +88,7 @@ impl Cluster {
     }
 
     /// What was written so far.
-    fn writes(&self) -> Vec<String> {
+    pub(crate) fn writes(&self) -> Vec<String> {
         let log = self.fake.log().into_iter();
         let writes = log.filter(|asked| !matches!(&*asked.verb, "get" | "list" | "watch"));
         writes.map(|asked| format!("{} {} {}", asked.verb, asked.plural, asked.name)).collect()
@@ -86,7 +96,7 @@ impl Cluster {
 }
 
 /// A TFJob's worker that wants one CPU.
-fn pod(name: &str, node: &str) -> Value {
+pub(crate) fn pod(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -105,7 +115,7 @@ fn pod(name: &str, node: &str) -> Value {
 }
 
 /// Waits until the clock has made the agent look twice more.
-fn two_reconciles(agent: &Agent) {
+pub(crate) fn two_reconciles(agent: &Agent) {
     let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);
     let seen = timer();
     agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
@@ -185,7 +195,9 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     assert_eq!((&shown["node"], &shown["namespace"]), (&json!(NODE), &json!("pinfold")));
     let text = agent.get("/metrics").body;
     promtool(&text);
-    for family in pinfold::metrics::API_FAMILIES {
+    // The slot's series are there only while there is a slot: see scenes.rs.
+    let families = pinfold::metrics::API_FAMILIES.iter().filter(|family| family.name != "pinfold_scene_info");
+    for family in families {
         assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
     }
     assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(1.0));

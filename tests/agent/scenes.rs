@@ -1,0 +1,87 @@
+//! The Node's place in a scene: the program, the real kernel, and a fake API server on a real socket.
+
+use pinfold::scene::definition;
+use serde_json::{Value, json};
+
+use crate::agent::{assigned, in_force, pinfold};
+use crate::api::{Cluster, NODE, pod, two_reconciles};
+use crate::kernel::{allowed, kernel_tests};
+
+/// What a node needs to be labelled: the definition, itself, and a plan with one slot.
+fn install(cluster: &Cluster) {
+    cluster.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "pinfold"}}));
+    cluster.put(&serde_json::to_value(definition()).unwrap());
+    cluster.establish();
+    cluster.put(&json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": NODE, "uid": "uid-1", "labels": {"pool": "train"}},
+        "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
+    }));
+    cluster.put(&json!({
+        "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"},
+        "spec": {
+            "nodes": {"selector": {"matchLabels": {"pool": "train"}}}, "active": {"scene": "2", "case": "3"},
+            "scenes": [{"scene": "2", "groups": [{"name": "w", "type": "1"}], "cases": [{"case": "3", "nodes": {"w": 1}}]}],
+        },
+    }));
+}
+
+#[test]
+fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    install(&cluster);
+    cluster.put(&pod("worker-0", NODE));
+    let labels = || cluster.fake.get("v1", "Node", "", NODE).unwrap()["metadata"]["labels"].clone();
+    let place = json!({"pool": "train", "SCENCE": "2", "CASE": "3", "INDEX": "0", "TYPE": "1"});
+    let claims = || cluster.fake.all("coordination.k8s.io/v1", "Lease");
+
+    let agent = cluster.settings(&tree, &kernel).start();
+    let cgroup = tree.pod("", "worker-0-uid");
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    let status =
+        agent.eventually("the node has its place", |status| status["cluster"]["scene"]["phase"] == "placed");
+    assert_eq!(
+        status["cluster"]["scene"]["slot"],
+        json!({"scene": "2", "case": "3", "type": "1", "index": 0})
+    );
+    assert_eq!(labels(), place);
+    let claim = claims();
+    assert_eq!(claim.len(), 1);
+    assert_eq!(claim[0]["metadata"]["ownerReferences"][0]["uid"], json!("uid-1"));
+    assert!(cluster.event(&agent, "Labelled", NODE).contains("scene 2"), "{:?}", cluster.events());
+    let slot = [("plan", "p"), ("scene", "2"), ("case", "3"), ("type", "1"), ("index", "0")];
+    assert_eq!(agent.metric("pinfold_scene_info", &slot), Some(1.0));
+    assert_eq!(agent.metric("pinfold_scene_phase", &[("phase", "placed")]), Some(1.0));
+
+    // At rest nothing is written, and an end or a restart changes nothing.
+    two_reconciles(&agent);
+    cluster.fake.clear_log();
+    two_reconciles(&agent);
+    agent.stop();
+    let agent = cluster.settings(&tree, &kernel).start();
+    agent.eventually("the node has its place", |status| status["cluster"]["scene"]["phase"] == "placed");
+    agent.stop();
+    assert_eq!(cluster.writes(), Vec::<String>::new());
+    assert_eq!((labels(), allowed(pid)), (place, own));
+
+    let release = |more: &[&str]| {
+        let mut command = pinfold();
+        command.args(["release", "--cluster", "--tree", &tree.path, "--node-name", NODE, "-o", "json"]);
+        let output = command.args(["--kubeconfig", &cluster.kubeconfig()]).args(more).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let planned = release(&["--dry-run"]);
+    assert_eq!((claims().len(), planned["dryRun"] == true), (1, true));
+    let done = release(&[]);
+    assert_eq!(done["cluster"], planned["cluster"]);
+    assert_eq!((labels(), claims().len()), (json!({"pool": "train"}), 0));
+    assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
+    assert_eq!(release(&[])["steps"], json!([]));
+    drop(tree);
+}
