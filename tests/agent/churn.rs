@@ -253,7 +253,11 @@ impl<'a> Churn<'a> {
                     None if partition => {
                         *now == shared_part(&container.cpuset.cpus, &self.kernel.online, &owned)
                     }
-                    None => now.is_disjoint(&owned) && self.kernel.first().is_subset(now),
+                    // One that we never wrote to keeps the set that somebody chose for it, as long as it is nobody's.
+                    None => {
+                        now.is_disjoint(&owned)
+                            && (container.mark.is_none() || self.kernel.first().is_subset(now))
+                    }
                 };
                 if !good {
                     return Err(format!("{}: {claim:?} is claimed, {container:?}", container.path));

@@ -13,7 +13,7 @@ use super::progress::Progress;
 use super::wire::{self, Reply, Request, WireError};
 
 /// How long a lost server is waited for, unless told otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Pause between two attempts to reach a lost server.
 const RETRY: Duration = Duration::from_millis(100);
