@@ -15,6 +15,7 @@ pub mod config;
 pub mod devices;
 mod event;
 mod folder;
+mod given_up;
 mod history;
 mod http;
 mod node;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::event::{Admission, Event, Source};
+use super::given_up::GivenUp;
 use super::history::History;
 use super::node::{Node, threads};
 use super::promises::Promises;
@@ -61,8 +62,9 @@ pub(super) struct Owner {
     drift: Vec<Drift>,
     metrics: AgentMetrics,
     published: watch::Sender<Option<Arc<Snapshot>>>,
-    /// Whether CPUs were given up, for others to have.
-    again: bool,
+    /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
+    heard: bool,
+    given_up: GivenUp,
     /// Partitions that the kernel refused since the timer rang last, and in which words.
     refused: BTreeMap<String, String>,
     keeper: Keeper,
@@ -98,7 +100,8 @@ impl Owner {
             drift: Vec::new(),
             metrics,
             published,
-            again: false,
+            heard: false,
+            given_up: GivenUp::default(),
             refused: BTreeMap::new(),
             keeper,
             quiet: None,
@@ -122,10 +125,12 @@ impl Owner {
         // Where somebody tells of pods, the first thing to hear of is which there are: what runs is taken as it is then.
         let untold = self.node.config.pods.is_none() && !self.api;
         if untold {
+            self.heard = true;
             self.turn(Why::Start, None);
         }
         let (mut rest, mut dirty) = (Instant::now(), false);
         loop {
+            let soonest = if dirty { Some(rest) } else { self.given_up.due().map(|due| due.max(rest)) };
             // All arms are cancel safe: an event that is not received stays in the channel, a permit in the notifier.
             let event = tokio::select! {
                 () = stop.cancelled() => break,
@@ -137,9 +142,9 @@ impl Owner {
                     dirty = true;
                     continue;
                 }
-                () = tokio::time::sleep_until(rest.into()), if dirty || self.again => {
+                () = tokio::time::sleep_until(soonest.unwrap_or(rest).into()), if soonest.is_some() => {
                     dirty = false;
-                    if self.published.borrow().is_some() {
+                    if self.heard {
                         let start = Instant::now();
                         self.turn(Why::Cgroups, None);
                         // Whoever writes without end gets a fifth of a CPU from us, and no more.
@@ -154,7 +159,7 @@ impl Owner {
                     self.look_at_cpus();
                     self.refused.clear();
                     // Before the pods were told for the first time there is nobody to serve.
-                    if self.published.borrow().is_some() || untold {
+                    if self.heard {
                         self.turn(Why::Timer, None);
                     }
                 }
@@ -165,11 +170,13 @@ impl Owner {
                     }
                     self.pods.insert(source, pods);
                     self.errors.insert(source, errors);
+                    self.heard = true;
                     self.turn(why, None);
                 }
                 // The kernel knows who owns what; pods that nobody told of keep it. A folder is read in any case.
                 Some(Event::Unheard) => {
-                    if self.published.borrow().is_none() && self.node.config.pods.is_none() {
+                    if !self.heard && self.node.config.pods.is_none() {
+                        self.heard = true;
                         self.turn(Why::Start, None);
                     }
                 }
@@ -229,9 +236,10 @@ impl Owner {
             decisions.only_what_is(&pods, &ledger);
         }
         self.note_moves(&decisions);
-        // What was given up can be given once it is nobody's, which no change of a cgroup may tell us.
         let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
-        self.again = !ledger.exclusive().is_subset(&kept.fold(CpuSet::new(), |all, cpus| all.union(cpus)));
+        let kept = kept.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let timer = Duration::from_secs(self.node.config.reconcile_seconds);
+        self.given_up.note(ledger.exclusive().difference(&kept), Instant::now(), timer);
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         if let Some((pod, container, reply)) = question {
             self.answer(&pods, pod, container, &decisions, reply);

@@ -77,6 +77,8 @@ impl Release {
             let _lock = lock(node.cgroups.root())?;
             pin::apply(steps, &node.cgroups).into_iter().map(outcome).collect::<Vec<_>>()
         };
+        // Interrupts, work queues and slices that could not be put back as they were.
+        let mut left_over: Vec<String> = Vec::new();
         if !self.dry_run {
             let mut keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
             let quiet =
@@ -84,11 +86,11 @@ impl Release {
             for restored in &quiet.restored {
                 tracing::info!("put back: {restored}");
             }
-            for sentence in quiet.sentences() {
-                tracing::error!("{sentence}");
-            }
+            let failed = quiet.failed.iter();
+            left_over =
+                failed.map(|one| format!("not put back: {} {}", one.what.join(", "), one.reason)).collect();
         }
-        let failed = applied.iter().filter(|(_, error)| error.is_some()).count();
+        let failed = applied.iter().filter(|(_, error)| error.is_some()).count() + left_over.len();
         // CPUs first: they are handed back whatever the cluster says.
         let left = self.cluster.wanted().then(|| self.cluster.leave(self.dry_run, &cluster)).transpose();
         match self.output {
@@ -97,7 +99,8 @@ impl Release {
                     .iter()
                     .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
                     .collect();
-                let mut object = serde_json::json!({ "dryRun": self.dry_run, "steps": steps });
+                let mut object =
+                    serde_json::json!({ "dryRun": self.dry_run, "steps": steps, "notPutBack": left_over });
                 if let (Ok(Some(left)), Some(fields)) = (&left, object.as_object_mut()) {
                     fields.insert("cluster".to_owned(), serde_json::json!(left));
                 }
@@ -109,6 +112,9 @@ impl Release {
                         Some(error) => format!("FAILED: {error}"),
                         None => step.to_string(),
                     })?;
+                }
+                for says in &left_over {
+                    super::emit(&format!("FAILED: {says}"))?;
                 }
                 let done = if self.dry_run { "would be done" } else { "done" };
                 super::emit(&match applied.len() {

@@ -346,3 +346,29 @@ fn a_folder_beside_the_api() {
     assert!(container(&status, "worker-0", "main").is_some(), "{status:#}");
     agent.stop();
 }
+
+#[test]
+fn a_first_look_that_fails_is_made_again_without_any_news() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    // Nobody ever tells of pods, and no answer says that there is trouble.
+    cluster.fake.fail(When::always().on("pods"), Fault::Hang);
+    let agent = cluster.settings(&tree, &kernel).start();
+    let descriptors = |most: u32| {
+        let (pid, limit) = (format!("--pid={}", agent.id()), format!("--nofile={most}:"));
+        assert!(std::process::Command::new("prlimit").args([pid, limit]).status().unwrap().success());
+    };
+    let until = |what: &str, there: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + long();
+        while !there() {
+            assert!(Instant::now() < deadline, "{what}: {}", agent.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    descriptors(0);
+    until("the first look fails", &|| agent.log().contains("reconcile failed"));
+    descriptors(1024);
+    until("it looks again", &|| agent.status().is_some());
+    agent.stop();
+}

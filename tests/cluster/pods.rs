@@ -145,6 +145,43 @@ async fn pages_where_there_are_no_streaming_lists() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_slow_streaming_list_is_no_reason_to_give_them_up() {
+    let unended = Fault::Watch(WatchFault::Unended);
+    for (slow, streams) in [(1, true), (2, true), (3, false)] {
+        let fake = FakeApi::direct();
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        for round in 0..slow {
+            // To be read anew, it first has to be told by a watch that what it knows is too old.
+            let times = if round == 0 { 1 } else { 2 };
+            fake.fail(When::always().verb("watch").on("pods").times(times), unended.clone());
+            match round {
+                0 => listener.until_names(&["a"]).await,
+                _ => read_anew(&fake, &mut listener).await,
+            }
+        }
+        let lists = fake.count("list", "pods");
+        assert_eq!(lists, slow, "in pages meanwhile");
+        read_anew(&fake, &mut listener).await;
+        assert_eq!(fake.count("list", "pods") == lists, streams, "after {slow} slow ones");
+    }
+}
+
+/// Makes everything be read anew.
+async fn read_anew(fake: &FakeApi, listener: &mut Listener) {
+    let resyncs = listener.api.counters().resyncs();
+    // What it knows is forgotten at the server.
+    fake.put(&pod("stranger", "n2", "1"));
+    fake.compact(fake.revision());
+    fake.cut();
+    let until = Instant::now() + Duration::from_secs(900);
+    while listener.api.counters().resyncs() == resyncs {
+        assert!(Instant::now() < until, "nothing is read anew: {}", listener.tail());
+        listener.listen_for(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
     let page = "<html><head><title>502 Bad Gateway</title></head></html>";
     let refuse = |code, text, retry_after| Fault::Refuse { code, text, retry_after };

@@ -26,6 +26,8 @@ pub(crate) enum Fault {
 pub(crate) enum WatchFault {
     /// Nothing is ever sent, and the connection stays.
     Silent,
+    /// The end of a streaming list is never marked; a plain watch does well.
+    Unended,
     /// It ends as soon as it has begun.
     CloseAtOnce,
     /// It is cut within a line.

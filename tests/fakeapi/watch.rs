@@ -85,7 +85,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
             {
                 first.push(line("ADDED", object));
             }
-            if wanted.initial {
+            if wanted.initial && fault != Some(WatchFault::Unended) {
                 first.push(bookmark(&wanted.kind, now, true));
             }
             seen = now;
@@ -133,7 +133,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
             }
         }
         // A bookmark comes after everything up to its version.
-        if mark && wanted.bookmarks {
+        if mark && wanted.bookmarks && !(wanted.initial && fault == Some(WatchFault::Unended)) {
             seen = revision;
             if lines.send(Ok(bookmark(&wanted.kind, revision, false))).await.is_err() {
                 return;

@@ -53,10 +53,7 @@ impl Wanted {
         runtime.block_on(async {
             let way = connect(config.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
-            // Only for taints with keys of the plans' own; without the plans, those that are ours by key go.
-            let plans = scenes::plans(&api).await.unwrap_or_default();
-            let plans: Vec<ScenePlan> =
-                plans.into_iter().filter_map(|plan| serde_json::from_value(plan).ok()).collect();
+            let plans = plans(&api).await.context("the plans can't be read, and so not whose taints are ours")?;
             let left = scenes::leave(&api, &name, &config.namespace, &plans, dry_run).await.map_err(|failure| {
                 let advice = match failure.kind() {
                     ErrorKind::Forbidden => {
@@ -77,6 +74,29 @@ impl Wanted {
         })
         .context("the cluster still has something of this node's")
     }
+}
+
+/// The plans, for taints with keys of their own; without plans, those that are ours by key go.
+async fn plans(api: &Api) -> anyhow::Result<Vec<ScenePlan>> {
+    let plans = match scenes::plans(api).await {
+        Ok(plans) => plans,
+        // There are none where nobody has defined what they are.
+        Err(failure) if failure.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(failure) if failure.kind() == ErrorKind::Forbidden => {
+            tracing::warn!("a taint with a key of a plan's own would stay: {failure}");
+            return Ok(Vec::new());
+        }
+        Err(failure) => return Err(failure.into()),
+    };
+    let read = plans.into_iter().filter_map(|plan| {
+        let name = plan.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?").to_owned();
+        let read = serde_json::from_value(plan);
+        read.inspect_err(|error| {
+            tracing::warn!("plan {name} can't be read, and its taint would stay: {error}")
+        })
+        .ok()
+    });
+    Ok(read.collect())
 }
 
 // === impl Left ===

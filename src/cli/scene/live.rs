@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 
+use crate::agent::config;
 use crate::cluster::claims::{Claims, Holder, Owner, Settings};
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::{Api, ErrorKind, Failure, scenes};
@@ -24,7 +25,7 @@ pub(super) struct Live {
     /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
     #[arg(long, value_name = "FILE", requires = "live")]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the agents, where the claims are [default: that of the kubeconfig's context]
+    /// Namespace of the agents, where the claims are [default: pinfold]
     #[arg(long, value_name = "NAMESPACE", requires = "live")]
     namespace: Option<String>,
 }
@@ -61,7 +62,8 @@ impl Live {
                 Vec::new()
             };
             let nodes = scenes::nodes(&api).await.map_err(said("nodes"))?;
-            let namespace = self.namespace.as_ref().unwrap_or(&way.namespace);
+            let ours = config::Cluster::default().namespace;
+            let namespace = self.namespace.as_ref().unwrap_or(&ours);
             let claims = if claims {
                 // Only listed: whose claims these would be does not matter.
                 let nobody = Owner { node: String::new(), uid: String::new() };

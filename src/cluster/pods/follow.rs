@@ -23,6 +23,9 @@ const PODS: &str = "/api/v1/pods";
 /// After so many unreadable answers in a row everything is read anew.
 const NONSENSE_ENOUGH: u32 = 3;
 
+/// After so many streaming lists in a row that found no end in time, there is no such thing here.
+const UNENDED_ENOUGH: u32 = 3;
+
 /// Follows the pods of a node until nobody listens any more.
 ///
 /// It never ends by itself and never fails: what goes wrong is told as [`PodsEvent::Trouble`], counted, and tried again.
@@ -37,6 +40,7 @@ pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sende
         known: Known::default(),
         version: None,
         streaming,
+        unended: 0,
         trouble: None,
         too_old: false,
         nonsense: 0,
@@ -78,6 +82,8 @@ struct Follower {
     /// The version up to which everything is known; `None` where all must be read.
     version: Option<String>,
     streaming: bool,
+    /// Streaming lists in a row that found no end in time.
+    unended: u32,
     /// What was said of the trouble there is.
     trouble: Option<String>,
     /// Whether the server said, and nothing has been heard since, that what we ask for is too old.
@@ -112,15 +118,15 @@ impl Follower {
         let began = Instant::now();
         let (mut lines, mut heard) = match self.version.clone() {
             Some(version) => (self.open(Some(&version)).await?, 0),
-            None if self.streaming => match self.stream_all().await? {
-                Some(lines) => (lines, 1),
-                // Not here: pages from now on, at once.
-                None => return Ok(Turn::Ended(Duration::ZERO)),
-            },
             None => {
-                let version = self.list_all().await?;
-                self.version = Some(version.clone());
-                (self.open(Some(&version)).await?, 0)
+                self.stagger().await;
+                match self.stream_all().await? {
+                    Some(lines) => (lines, 1),
+                    None => {
+                        let version = self.list_all().await?;
+                        (self.open(Some(&version)).await?, 0)
+                    }
+                }
             }
         };
         if self.out.is_closed() {
@@ -177,9 +183,11 @@ impl Follower {
         self.api.open(Call::WatchPods, request).await
     }
 
-    /// Reads all pods by a streaming list; the same connection then brings the changes. `None` where there is no such thing.
+    /// Reads all pods by a streaming list; the same connection then brings the changes. `None` where that can't be had now.
     async fn stream_all(&mut self) -> Result<Option<Lines>, Failure> {
-        self.stagger().await;
+        if !self.streaming {
+            return Ok(None);
+        }
         let mut lines = match self.open(None).await {
             Ok(lines) => lines,
             Err(failure) if refuses_streaming(&failure) => {
@@ -191,13 +199,15 @@ impl Follower {
         };
         match self.initial(&mut lines).await {
             Ok(Some((objects, version))) => {
+                self.unended = 0;
                 self.replaced(objects, version).await;
                 Ok(Some(lines))
             }
             Ok(None) => {
-                // A server that knows nothing of streaming lists takes the request for a plain watch.
-                tracing::info!("a streaming list found no end: pods are read in pages");
-                self.streaming = false;
+                // A server that knows nothing of streaming lists takes the request for a plain watch; a busy one is only slow.
+                tracing::info!("a streaming list found no end in time: pods are read in pages");
+                self.unended += 1;
+                self.streaming = self.unended < UNENDED_ENOUGH;
                 self.api.counters().failed(ErrorKind::Timeout);
                 Ok(None)
             }
@@ -242,7 +252,6 @@ impl Follower {
 
     /// Reads all pods page by page; the version of the list.
     async fn list_all(&mut self) -> Result<String, Failure> {
-        self.stagger().await;
         let mut objects = Vec::new();
         let mut token: Option<String> = None;
         loop {

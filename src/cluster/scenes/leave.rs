@@ -48,40 +48,42 @@ pub async fn leave(
         if !left.node {
             left = found(&node, mine.clone(), plans);
         }
-        if dry_run || take_off(api, &node, plans).await? == Changed::Not {
-            for claim in mine.iter().filter(|_| !dry_run) {
-                claims.release(claim).await?;
-            }
+        if dry_run {
             return Ok(left);
         }
+        // One right that is missing keeps nothing else from going.
+        let (changed, mut failed) = take_off(api, &node, plans).await;
+        if changed {
+            continue;
+        }
+        for claim in &mine {
+            failed = failed.or(claims.release(claim).await.err());
+        }
+        return failed.map_or(Ok(left), Err);
     }
     Err(Failure::Nonsense(format!("Node {name} changes too fast: stop the agent on it first")))
 }
 
-/// Whether the Node has changed since it was read.
-#[derive(PartialEq)]
-enum Changed {
-    Not,
-    Yes,
-}
-
-async fn take_off(api: &Api, node: &OwnNode, plans: &[ScenePlan]) -> Result<Changed, Failure> {
+/// Takes labels and taints off: whether the Node has changed since it was read, and what failed first.
+async fn take_off(api: &Api, node: &OwnNode, plans: &[ScenePlan]) -> (bool, Option<Failure>) {
     let (ours, others): (Vec<_>, Vec<_>) =
         node.taints.iter().cloned().partition(|taint| is_our_taint(taint, plans));
-    let mut now = node.clone();
+    let (mut now, mut failed) = (node.clone(), None);
     if !ours.is_empty() {
-        match node::set_taints(api, node, &others).await? {
-            Applied::Done(node) => now = *node,
-            Applied::Gone | Applied::Replaced | Applied::Conflict(_) => return Ok(Changed::Yes),
+        match node::set_taints(api, node, &others).await {
+            Ok(Applied::Done(node)) => now = *node,
+            Ok(Applied::Gone | Applied::Replaced | Applied::Conflict(_)) => return (true, None),
+            Err(failure) => failed = Some(failure),
         }
     }
     if !now.ours.is_empty() {
-        match node::apply(api, &now, &BTreeMap::new()).await? {
-            Applied::Done(_) => {}
-            Applied::Gone | Applied::Replaced | Applied::Conflict(_) => return Ok(Changed::Yes),
+        match node::apply(api, &now, &BTreeMap::new()).await {
+            Ok(Applied::Done(_)) => {}
+            Ok(Applied::Gone | Applied::Replaced | Applied::Conflict(_)) => return (true, failed),
+            Err(failure) => failed = failed.or(Some(failure)),
         }
     }
-    Ok(Changed::Not)
+    (false, failed)
 }
 
 fn found(node: &OwnNode, claims: Vec<String>, plans: &[ScenePlan]) -> Left {
