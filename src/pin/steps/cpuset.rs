@@ -17,7 +17,7 @@ use super::super::mark::{IDLE, Mark, union, usable};
 use super::marks::{claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable};
 use super::memory;
 use super::release::undo_partitions;
-use super::{Desired, Reason, Step, cpus};
+use super::{Desired, Reason, Step, cpus, is_inside};
 use crate::cpu::CpuSet;
 
 pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> Vec<Step> {
@@ -147,8 +147,7 @@ impl Phases {
         let name = container.name.as_deref().unwrap_or_default();
         let own = &container.cgroup.cpuset.cpus;
         let marked = container.mark.as_ref();
-        let inside =
-            desired.inside.get(&pod.cgroup.uid).is_some_and(|inside| inside.iter().any(|one| one == name));
+        let inside = is_inside(desired, pod, container);
         let claim = claims
             .get(name)
             .map(|claim| claim.intersection(&desired.online))

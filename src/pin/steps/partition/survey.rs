@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::super::mark::{Mark, union, usable};
-use super::super::Desired;
+use super::super::{Desired, is_inside};
 use super::super::marks::{claim_of, next_mark, unreadable};
 use super::Planner;
 use crate::cpu::CpuSet;
-use crate::host::cgroup::Kind;
+use crate::host::cgroup::{Kind, Partition};
 
 /// A container's cgroup: what it is and what it shall be.
 pub(super) struct Leaf<'a> {
@@ -74,7 +74,7 @@ impl<'a> Planner<'a> {
             let path = container.cgroup.path.as_str();
             let cpuset = &container.cgroup.cpuset;
             let name = container.name.as_deref().unwrap_or_default();
-            let inside = self.desired.inside.get(uid).is_some_and(|all| all.iter().any(|one| one == name));
+            let inside = is_inside(self.desired, pod, container);
             let known = mine.contains(&name) || inside || container.mark.is_some();
             let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
             let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
@@ -107,7 +107,12 @@ impl<'a> Planner<'a> {
             };
             let possible = !wanted.is_disjoint(&self.desired.online);
             let target = if possible { wanted } else { CpuSet::new() };
-            let kind = if self.desired.isolated.contains(uid) { Kind::Isolated } else { Kind::Root };
+            let kind = match &cpuset.partition {
+                // Nobody told us what its pod wants: it stays what it is.
+                Partition::Valid(Kind::Isolated) if pod.known.is_none() => Kind::Isolated,
+                _ if self.desired.isolated.contains(uid) => Kind::Isolated,
+                _ => Kind::Root,
+            };
             self.leaves.push(Leaf { container, pod: index, target, kind, owner });
         }
         self.pods.push(Place { pod, claims, names, target, alone });

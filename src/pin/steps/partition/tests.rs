@@ -172,3 +172,20 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
     });
     assert_eq!(noted, Some(set("0-7")));
 }
+
+#[test]
+fn pods_that_nobody_told_of_stay_what_they_are() {
+    let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
+    let (claims, told) = (desired(&[("a", "x", "2-3")]), lives.pods[0].known);
+    lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
+    assert_eq!(steps(&lives, &claims), ["a/x: root on CPUs 2-3"], "its pod asks for nothing else");
+    lives.pods[0].known = None;
+    assert_eq!(steps(&lives, &claims), Vec::<String>::new());
+
+    // An init container, in the set of the container that is still to come.
+    let container = &mut lives.pods[0].containers[0];
+    (container.mark, container.name) = (Some(Mark::new(Before::default())), None);
+    assert_eq!(steps(&lives, &claims), Vec::<String>::new());
+    lives.pods[0].known = told;
+    assert_eq!(steps(&lives, &claims), ["a/x: member", "a/x: exclusive none"], "its pod names no such container");
+}
