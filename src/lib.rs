@@ -21,6 +21,7 @@
 //! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them | `text` | I/O |
 //! | [`host`] | the only door to /proc, /sys, cgroupfs, netlink; every path under a root given to it | `cpu` | knowing pods or policy |
 //! | [`pin`] | ledger; observed and desired to steps; applying them; drift; quiet and foreign time | `cpu` `pod` `host` | choosing CPUs itself, Kubernetes |
+//! | [`nri`] | the container runtimes' plugin protocol: events in, answers out | `cpu` `pod` | deciding, writing files |
 //! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out | `text` `pod` `scene` | /sys, cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | changing anything |
 //! | [`agent`] | configuration, the one owner of the state, HTTP, start and stop | all above | an algorithm |
@@ -32,16 +33,17 @@
 //!
 //! # One pod's way through the house
 //!
-//! 1. The API server tells of a pod ([`cluster::pods`]), a manifest appears in the folder ([`pod::parse`]), or a runtime asks
-//!    before it creates a container ([`agent::Agent::create`]). Each becomes an event for the one owner task in [`agent`].
+//! 1. A runtime asks before it creates a container ([`nri`]), the API server tells of a pod ([`cluster::pods`]), or a manifest
+//!    appears in the folder ([`pod::parse`]). Each becomes an event for the one owner task in [`agent`].
 //! 2. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason that a person can read.
 //! 3. [`pin::decide::decide`] keeps what runs, may move what allows it, and asks [`cpu::Placer`] for the rest; [`pod::thread_environment`] computes
 //!    the variables from the CPUs.
-//! 4. The container's cgroup appears ([`host::watch`]). [`pin::plan`] turns observed and desired into steps, ordered so that
+//! 4. The answer goes back to the runtime: CPUs, memory nodes, variables that the container does not have.
+//! 5. The runtime asks once more before the program begins, or the container's cgroup is seen ([`host::watch`]). [`pin::plan`] turns observed and desired into steps, ordered so that
 //!    no two containers own a CPU at any moment; [`pin::apply()`] carries them out and reads back what is in force.
-//! 5. The owner publishes a [`pin::Snapshot`]; [`metrics`] and `/status` read it, and Events on pods follow from it.
-//! 6. Every 10 s, and whenever the kernel tells of a broken partition, the kernel is compared with the ledger ([`pin::drift()`]) and repaired. A quiet node makes empty plans.
-//! 7. SIGTERM: every assignment stays as it is. `pinfold release` hands them back.
+//! 6. The owner publishes a [`pin::Snapshot`]; [`metrics`] and `/status` read it, and Events on pods follow from it.
+//! 7. Every 10 s, and whenever the kernel tells of a broken partition, the kernel is compared with the ledger ([`pin::drift()`]) and repaired. A quiet node makes empty plans.
+//! 8. SIGTERM: every assignment stays as it is. `pinfold release` hands them back.
 //!
 //! # Invariants
 //!
@@ -58,6 +60,7 @@ pub mod cpu;
 pub mod host;
 pub mod local;
 pub mod metrics;
+pub mod nri;
 pub mod pin;
 pub mod pod;
 pub mod scene;

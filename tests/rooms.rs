@@ -5,8 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each room and what it may import. The table in `src/lib.rs` shows the same to readers; `nri` and `cluster` are
-/// still to come.
+/// Each room and what it may import. The table in `src/lib.rs` shows the same to readers.
 const ROOMS: [(&str, &[&str]); 12] = [
     ("text", &[]),
     ("cpu", &[]),

@@ -1,0 +1,77 @@
+//! What a container runtime tells of pods and containers, and the pods that come of it.
+//!
+//! The first byte names the method, the rest is its message.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pinfold::nri::{Inventory, Request, Subject, pod, pod_uid, qos_class};
+use pinfold::pod::{EnvSource, Pod, Policy, Qos, entitlement, processes, qos, recognise};
+use pinfold_fuzz::says_why;
+
+const METHODS: [&str; 16] = [
+    "Configure",
+    "Synchronize",
+    "StateChange",
+    "RunPodSandbox",
+    "StopPodSandbox",
+    "RemovePodSandbox",
+    "CreateContainer",
+    "PostCreateContainer",
+    "StartContainer",
+    "PostStartContainer",
+    "UpdateContainer",
+    "PostUpdateContainer",
+    "StopContainer",
+    "RemoveContainer",
+    "Shutdown",
+    "Nothing",
+];
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&method, payload)) = data.split_first() else { return };
+    let method = METHODS[usize::from(method) % METHODS.len()];
+    let request = match Request::read("nri.pkg.api.v1alpha1.Plugin", method, payload) {
+        Ok(request) => request,
+        Err(error) => return says_why(&error),
+    };
+    let mut inventory = Inventory::default();
+    match request {
+        Request::Synchronize { pods, containers, .. } => inventory.replace(pods, containers),
+        Request::Event(event, subject) => {
+            let Subject { pod: sandbox, container, resources } = *subject;
+            assert_eq!(event.name() == method, method != "StateChange");
+            check(&pod(&sandbox, [&container]), sandbox.cgroup_parent());
+            // They must not panic, and a period is never zero.
+            let cpu = resources.cpu.unwrap_or_default();
+            assert!(cpu.period() > 0 && cpu.shares() != Some(0) && cpu.quota() != Some(0));
+            inventory.put(&sandbox, &container);
+            assert!(inventory.pod(&sandbox.id).is_some_and(|pod| pod.name == sandbox.name));
+            inventory.remove_pod(&sandbox.id);
+            assert!(inventory.pods().is_empty());
+        }
+        Request::Configure(_) | Request::Shutdown | Request::Other => {}
+    }
+    for pod in inventory.pods() {
+        let class = pod.qos_reported;
+        check(&pod, "");
+        assert!(class == Some(Qos::Guaranteed) || qos(&pod) != Qos::Guaranteed);
+    }
+});
+
+/// What must hold of any pod that a runtime told of.
+fn check(pod: &Pod, cgroup_parent: &str) {
+    if !cgroup_parent.is_empty() {
+        assert_eq!(pod.qos_reported, qos_class(cgroup_parent));
+        assert!(pod_uid(cgroup_parent).is_none_or(|uid| !uid.is_empty()));
+    }
+    assert!(pod.qos_reported == Some(Qos::Guaranteed) || qos(pod) != Qos::Guaranteed, "{pod:?}");
+    recognise(pod);
+    for container in &pod.containers {
+        assert!(!container.name.is_empty());
+        assert!(container.env.values().all(|value| matches!(value, EnvSource::Value(_))));
+        let granted = entitlement(pod, container, &Policy::default());
+        assert!(granted.cpus() == 0 || qos(pod) == Qos::Guaranteed, "{granted:?}");
+        processes(pod, container);
+    }
+}

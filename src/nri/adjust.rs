@@ -1,0 +1,167 @@
+//! What a plugin can have changed: [`ContainerAdjustment`] of a container that is being created, [`ContainerUpdate`] of one
+//! that exists.
+
+use std::collections::BTreeMap;
+
+use super::message::{Signed, Unsigned};
+use super::wire;
+use crate::cpu::CpuSet;
+
+/// What is changed of a container's CPUs. What is `None`, and an empty set, stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CpuChange {
+    /// The CPU set.
+    pub cpus: Option<CpuSet>,
+    /// The NUMA nodes of its memory.
+    pub mems: Option<CpuSet>,
+    /// The quota.
+    pub quota: Option<Quota>,
+    /// The weight, in cgroup v1's unit whatever the node has.
+    pub shares: Option<u64>,
+}
+
+/// A CPU quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quota {
+    /// None. It goes out as −1: runc and crun make "max" of it (-1 on cgroup v1), and containerd takes 0 for "as it is".
+    ///
+    /// The pod's own cgroup keeps the quota that the kubelet gave it, which throttles too.
+    Unlimited,
+    /// So many microseconds per period.
+    Limited {
+        /// Microseconds of CPU time.
+        quota: u64,
+        /// The period in microseconds.
+        period: u64,
+    },
+}
+
+/// What is changed of a container that is being created. One of these by default changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerAdjustment {
+    /// Variables. One that is there already is overwritten: leave out what the container has.
+    ///
+    /// A name that begins with `-` would mean that a variable is taken away; such names are left out. So with annotations.
+    pub env: BTreeMap<String, String>,
+    /// Annotations of the container at the runtime. Kubernetes does not see them.
+    pub annotations: BTreeMap<String, String>,
+    /// CPUs.
+    pub cpu: CpuChange,
+}
+
+/// What is changed of a container that exists.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerUpdate {
+    /// The runtime's id of the container.
+    pub container: String,
+    /// CPUs.
+    pub cpu: CpuChange,
+    /// Whether the runtime goes on if it fails. containerd logs and goes on in any case: read back what is in force.
+    pub ignore_failure: bool,
+}
+
+// === impl CpuChange ===
+
+impl CpuChange {
+    /// Whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        self.wire().is_none()
+    }
+
+    fn wire(&self) -> Option<wire::Given> {
+        let list = |set: &Option<CpuSet>| set.as_ref().map(CpuSet::to_string).unwrap_or_default();
+        let (quota, period) = match self.quota {
+            None => (None, None),
+            Some(Quota::Unlimited) => (Some(-1), None),
+            // No container runs for 292,000 years without a pause.
+            Some(Quota::Limited { quota, period }) => {
+                (Some(i64::try_from(quota).unwrap_or(i64::MAX)), Some(period))
+            }
+        };
+        let cpu = wire::GivenCpu {
+            shares: self.shares.map(|value| Unsigned { value }),
+            quota: quota.map(|value| Signed { value }),
+            period: period.map(|value| Unsigned { value }),
+            cpus: list(&self.cpus),
+            mems: list(&self.mems),
+        };
+        (cpu != wire::GivenCpu::default()).then_some(wire::Given { cpu: Some(cpu) })
+    }
+}
+
+// === impl ContainerAdjustment ===
+
+impl ContainerAdjustment {
+    pub(super) fn into_wire(self) -> wire::ContainerAdjustment {
+        let removes = |name: &str| name.starts_with('-');
+        let linux = self.cpu.wire().map(|given| wire::LinuxContainerAdjustment { resources: Some(given) });
+        let env = self.env.into_iter().filter(|(key, _)| !removes(key));
+        let annotations = self.annotations.into_iter().filter(|(key, _)| !removes(key));
+        wire::ContainerAdjustment {
+            annotations: annotations.collect(),
+            env: env.map(|(key, value)| wire::KeyValue { key, value }).collect(),
+            linux,
+        }
+    }
+}
+
+// === impl ContainerUpdate ===
+
+impl ContainerUpdate {
+    pub(super) fn into_wire(self) -> wire::ContainerUpdate {
+        wire::ContainerUpdate {
+            linux: Some(wire::LinuxContainerUpdate { resources: Some(self.cpu.wire().unwrap_or_default()) }),
+            container_id: self.container,
+            ignore_failure: self.ignore_failure,
+        }
+    }
+}
+
+/// Updates as the runtime takes them; those that change nothing are left out.
+pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<wire::ContainerUpdate> {
+    updates.into_iter().filter(|update| !update.cpu.is_empty()).map(ContainerUpdate::into_wire).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu(change: &CpuChange) -> Option<wire::GivenCpu> {
+        change.wire().and_then(|given| given.cpu)
+    }
+
+    #[test]
+    fn what_is_not_set_is_not_sent() {
+        let empty =
+            CpuChange { cpus: Some(CpuSet::new()), mems: Some(CpuSet::new()), ..CpuChange::default() };
+        assert!(CpuChange::default().is_empty() && empty.is_empty());
+        assert_eq!(ContainerAdjustment::default().into_wire(), wire::ContainerAdjustment::default());
+        let nothing = ContainerUpdate { container: "1".to_owned(), ..ContainerUpdate::default() };
+        assert_eq!(updates(vec![nothing]), Vec::new());
+    }
+
+    #[test]
+    fn quotas() {
+        let of = |quota| CpuChange { quota: Some(quota), ..CpuChange::default() };
+        let lifted = cpu(&of(Quota::Unlimited)).unwrap();
+        assert_eq!((lifted.quota, lifted.period), (Some(Signed { value: -1 }), None));
+        let limited = cpu(&of(Quota::Limited { quota: 15_000, period: 100_000 })).unwrap();
+        assert_eq!(
+            (limited.quota, limited.period),
+            (Some(Signed { value: 15_000 }), Some(Unsigned { value: 100_000 }))
+        );
+        let most = cpu(&of(Quota::Limited { quota: u64::MAX, period: 1 })).unwrap();
+        assert_eq!(most.quota, Some(Signed { value: i64::MAX }));
+    }
+
+    #[test]
+    fn nothing_is_taken_away_by_a_name() {
+        let pairs: BTreeMap<String, String> =
+            [("-PATH", "x"), ("A", "1")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let adjustment =
+            ContainerAdjustment { env: pairs.clone(), annotations: pairs, cpu: CpuChange::default() };
+        let sent = adjustment.into_wire();
+        assert_eq!((sent.env.len(), sent.annotations.len(), sent.linux), (1, 1, None));
+        assert_eq!((sent.env[0].key.as_str(), sent.env[0].value.as_str()), ("A", "1"));
+    }
+}

@@ -1,0 +1,362 @@
+//! [`Event`]: what a runtime tells of, and [`Request`]: its calls, read.
+//!
+//! Newer runtimes have a method for each event; older ones tell of most of them by one method, `StateChange`. Both come out
+//! alike, but for the methods' names in what is logged.
+
+use std::fmt;
+
+use prost::Message as _;
+
+use super::message::{Container, LinuxResources, PodSandbox};
+use super::wire::{ConfigureRequest, EventRequest, PLUGIN_SERVICE, StateChangeEvent, SynchronizeRequest};
+
+/// What a runtime tells of. The numbers are the protocol's.
+///
+/// Events of pods' resources and the validation of others' adjustments (12 to 14) can't be subscribed to: a runtime that
+/// does not know one of a plugin's events refuses the plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Event {
+    /// A pod's sandbox is there, without containers.
+    RunPodSandbox = 1,
+    /// A pod's sandbox was stopped.
+    StopPodSandbox = 2,
+    /// A pod's sandbox is gone.
+    RemovePodSandbox = 3,
+    /// A container is about to be created, and can be adjusted.
+    CreateContainer = 4,
+    /// A container was created, with what all plugins made of it.
+    PostCreateContainer = 5,
+    /// A container is about to start: its cgroup exists, its program has not begun.
+    StartContainer = 6,
+    /// A container's program runs.
+    PostStartContainer = 7,
+    /// A container's resources are about to be changed.
+    UpdateContainer = 8,
+    /// A container's resources were changed.
+    PostUpdateContainer = 9,
+    /// A container has stopped.
+    StopContainer = 10,
+    /// A container is gone.
+    RemoveContainer = 11,
+}
+
+/// Every event, in the order of their numbers.
+const EVENTS: [Event; 11] = [
+    Event::RunPodSandbox,
+    Event::StopPodSandbox,
+    Event::RemovePodSandbox,
+    Event::CreateContainer,
+    Event::PostCreateContainer,
+    Event::StartContainer,
+    Event::PostStartContainer,
+    Event::UpdateContainer,
+    Event::PostUpdateContainer,
+    Event::StopContainer,
+    Event::RemoveContainer,
+];
+
+// === impl Event ===
+
+impl Event {
+    /// Its name, which is also its method's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RunPodSandbox => "RunPodSandbox",
+            Self::StopPodSandbox => "StopPodSandbox",
+            Self::RemovePodSandbox => "RemovePodSandbox",
+            Self::CreateContainer => "CreateContainer",
+            Self::PostCreateContainer => "PostCreateContainer",
+            Self::StartContainer => "StartContainer",
+            Self::PostStartContainer => "PostStartContainer",
+            Self::UpdateContainer => "UpdateContainer",
+            Self::PostUpdateContainer => "PostUpdateContainer",
+            Self::StopContainer => "StopContainer",
+            Self::RemoveContainer => "RemoveContainer",
+        }
+    }
+
+    /// Whether it is of a container, not of a pod alone.
+    pub fn is_of_container(self) -> bool {
+        self >= Self::CreateContainer
+    }
+
+    /// Whether its answer can change containers: such an event always has its own method.
+    fn has_own_method(self) -> bool {
+        matches!(self, Self::CreateContainer | Self::UpdateContainer | Self::StopContainer)
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A set of events: what a plugin subscribes to.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Events(u16);
+
+// === impl Events ===
+
+impl Events {
+    /// Every event.
+    pub fn all() -> Self {
+        EVENTS.into_iter().collect()
+    }
+
+    /// Whether the event is one of them.
+    pub fn contains(self, event: Event) -> bool {
+        self.0 & Self::bit(event) != 0
+    }
+
+    fn bit(event: Event) -> u16 {
+        1 << (event as u8 - 1)
+    }
+
+    /// The answer to Configure. None at all would mean every event there, so one that is rare stands for it.
+    pub(super) fn mask(self) -> i32 {
+        i32::from(if self.0 == 0 { Self::bit(Event::RemovePodSandbox) } else { self.0 })
+    }
+}
+
+impl FromIterator<Event> for Events {
+    fn from_iter<I: IntoIterator<Item = Event>>(events: I) -> Self {
+        Self(events.into_iter().fold(0, |bits, event| bits | Self::bit(event)))
+    }
+}
+
+impl<const N: usize> From<[Event; N]> for Events {
+    fn from(events: [Event; N]) -> Self {
+        events.into_iter().collect()
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(EVENTS.into_iter().filter(|event| self.contains(*event))).finish()
+    }
+}
+
+/// An event with what it is of.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Subject {
+    /// The pod.
+    pub pod: PodSandbox,
+    /// The container; empty for an event of a pod.
+    pub container: Container,
+    /// What a container is to be given; only of [`Event::UpdateContainer`].
+    pub resources: LinuxResources,
+}
+
+/// What a runtime says about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Runtime {
+    /// Its name, like `containerd`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The version of NRI that it was built with, where it tells.
+    pub nri_version: Option<String>,
+    /// How many milliseconds it waits for an answer, where it tells.
+    pub request_timeout_ms: Option<u64>,
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.version)
+    }
+}
+
+/// A call of the runtime, read.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Request {
+    /// The runtime says who it is, and asks what the plugin wants to hear of.
+    Configure(Runtime),
+    /// What exists: all of it, or a part.
+    Synchronize {
+        /// Pods.
+        pods: Vec<PodSandbox>,
+        /// Containers.
+        containers: Vec<Container>,
+        /// Whether there is more to come.
+        more: bool,
+    },
+    /// The runtime is going down.
+    Shutdown,
+    /// Something happened, or is about to.
+    Event(Event, Box<Subject>),
+    /// Something that a plugin needn't know of. It is answered by an empty message.
+    Other,
+}
+
+/// Why a call can't be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Nobody knows the service or the method.
+    #[error("{service}/{method} is not implemented by this plugin")]
+    Unknown {
+        /// The service.
+        service: String,
+        /// The method.
+        method: String,
+    },
+    /// The message makes no sense.
+    #[error("the message of {method} can't be read: {source}")]
+    Nonsense {
+        /// The method.
+        method: &'static str,
+        /// Why not.
+        source: prost::DecodeError,
+    },
+    /// An event without the pod or the container that it is of.
+    #[error("{0} came without the {1} that it is of")]
+    Missing(Event, &'static str),
+}
+
+// === impl Request ===
+
+impl Request {
+    /// Reads a call from the names of its service and method and its message.
+    pub fn read(service: &str, method: &str, payload: &[u8]) -> Result<Self, RequestError> {
+        let own = EVENTS.into_iter().find(|event| event.name() == method);
+        match (service, method, own) {
+            (PLUGIN_SERVICE, "Configure", _) => configure(payload),
+            (PLUGIN_SERVICE, "Synchronize", _) => synchronize(payload),
+            (PLUGIN_SERVICE, "Shutdown", _) => Ok(Self::Shutdown),
+            (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
+            (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
+            (PLUGIN_SERVICE, _, Some(event)) => {
+                let nonsense = |source| RequestError::Nonsense { method: event.name(), source };
+                let EventRequest { pod, container, resources } =
+                    EventRequest::decode(payload).map_err(nonsense)?;
+                // An update of pods' resources would number its fields otherwise; it has no event here.
+                Self::event(event, pod, container, resources)
+            }
+            _ => Err(RequestError::Unknown { service: service.to_owned(), method: method.to_owned() }),
+        }
+    }
+
+    fn event(
+        event: Event,
+        pod: Option<PodSandbox>,
+        container: Option<Container>,
+        resources: Option<LinuxResources>,
+    ) -> Result<Self, RequestError> {
+        let pod = pod.ok_or(RequestError::Missing(event, "pod"))?;
+        if container.is_none() && event.is_of_container() {
+            return Err(RequestError::Missing(event, "container"));
+        }
+        let (container, resources) = (container.unwrap_or_default(), resources.unwrap_or_default());
+        Ok(Self::Event(event, Box::new(Subject { pod, container, resources })))
+    }
+}
+
+fn configure(payload: &[u8]) -> Result<Request, RequestError> {
+    let message = ConfigureRequest::decode(payload)
+        .map_err(|source| RequestError::Nonsense { method: "Configure", source })?;
+    Ok(Request::Configure(Runtime {
+        name: message.runtime_name,
+        version: message.runtime_version,
+        nri_version: Some(message.nri_version).filter(|version| !version.is_empty()),
+        request_timeout_ms: u64::try_from(message.request_timeout_ms).ok().filter(|&timeout| timeout > 0),
+    }))
+}
+
+fn synchronize(payload: &[u8]) -> Result<Request, RequestError> {
+    let SynchronizeRequest { pods, containers, more } = SynchronizeRequest::decode(payload)
+        .map_err(|source| RequestError::Nonsense { method: "Synchronize", source })?;
+    Ok(Request::Synchronize { pods, containers, more })
+}
+
+fn state_change(payload: &[u8]) -> Result<Request, RequestError> {
+    let StateChangeEvent { event, pod, container } = StateChangeEvent::decode(payload)
+        .map_err(|source| RequestError::Nonsense { method: "StateChange", source })?;
+    // What is newer than we are is nothing to us, and what wants an answer is never told this way.
+    match EVENTS.into_iter().find(|known| i32::from(*known as u8) == event) {
+        Some(event) if !event.has_own_method() => Request::event(event, pod, container, None),
+        _ => Ok(Request::Other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(method: &str, payload: &[u8]) -> Result<Request, RequestError> {
+        Request::read(PLUGIN_SERVICE, method, payload)
+    }
+
+    fn subject() -> Subject {
+        Subject {
+            pod: PodSandbox { name: "ps-0".to_owned(), ..PodSandbox::default() },
+            container: Container { name: "ps".to_owned(), ..Container::default() },
+            resources: LinuxResources::default(),
+        }
+    }
+
+    fn message(with_container: bool) -> EventRequest {
+        let Subject { pod, container, .. } = subject();
+        EventRequest {
+            pod: Some(pod),
+            container: Some(container).filter(|_| with_container),
+            resources: None,
+        }
+    }
+
+    #[test]
+    fn an_event_is_read_from_its_own_method_and_from_the_older_one() {
+        for event in EVENTS {
+            let container = event.is_of_container();
+            let alone = Subject { container: Container::default(), ..subject() };
+            let expected = Request::Event(event, Box::new(if container { subject() } else { alone }));
+            let own = message(container);
+            assert_eq!(read(event.name(), &own.encode_to_vec()), Ok(expected.clone()));
+            let older = StateChangeEvent { event: event as i32, pod: own.pod, container: own.container };
+            let expected = if event.has_own_method() { Request::Other } else { expected };
+            assert_eq!(read("StateChange", &older.encode_to_vec()), Ok(expected), "{event}");
+        }
+    }
+
+    #[test]
+    fn what_is_newer_than_we_are_is_let_be() {
+        for event in [-1, 0, 12, 13, 14, 15, 1 << 20] {
+            let older = StateChangeEvent { event, pod: None, container: None };
+            assert_eq!(read("StateChange", &older.encode_to_vec()), Ok(Request::Other));
+        }
+        assert_eq!(read("UpdatePodSandbox", b"\xff\xff"), Ok(Request::Other));
+        let newer = [message(true).encode_to_vec(), vec![0xfa, 0x7f, 1, b'x']].concat();
+        assert!(matches!(read("StartContainer", &newer), Ok(Request::Event(Event::StartContainer, _))));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error_that_says_why() {
+        let errors = [
+            (read("ValidateContainerAdjustment", b""), "not implemented"),
+            (Request::read("Elsewhere", "Configure", b""), "Elsewhere/Configure is not implemented"),
+            (read("CreateContainer", b"\x0a\xff"), "CreateContainer can't be read"),
+            (read("Configure", b"\x0a"), "Configure can't be read"),
+            (read("Synchronize", b"\x0a\x05"), "Synchronize can't be read"),
+            (read("StateChange", b"\x08"), "StateChange can't be read"),
+            (read("CreateContainer", b""), "CreateContainer came without the pod"),
+            (
+                read("StartContainer", &message(false).encode_to_vec()),
+                "StartContainer came without the container",
+            ),
+        ];
+        for (result, says) in errors {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mask_has_a_bit_for_each_event_and_is_never_empty() {
+        assert_eq!(Events::all().mask(), 0x7ff);
+        assert_eq!(Events::from([Event::RunPodSandbox, Event::CreateContainer]).mask(), 0b1001);
+        assert_eq!(Events::default().mask(), 0b100);
+        assert!(!Events::default().contains(Event::RemovePodSandbox));
+        let some = Events::from([Event::StartContainer, Event::CreateContainer]);
+        assert_eq!(format!("{some:?}"), "{CreateContainer, StartContainer}");
+    }
+}

@@ -1,0 +1,226 @@
+//! What containerd sent, sent again: call by call, in one piece, byte by byte, and cut off anywhere.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use pinfold::nri::{ContainerUpdate, CpuChange, Events, Lost, State};
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::listening::{Listening, Serving};
+use crate::runtime::{Call, Frame, PLUGIN, Parser, REQUEST, RESPONSE, RUNTIME, Registration, soon};
+
+const VERSIONS: [&str; 2] = ["2.1.9", "1.7.24"];
+
+/// One side's bytes, as recorded.
+pub(crate) fn bytes(version: &str, name: &str) -> Vec<u8> {
+    let path = format!("{}/tests/data/nri/containerd-{version}/{name}.bz2", env!("CARGO_MANIFEST_DIR"));
+    let mut bytes = Vec::new();
+    bzip2::read::BzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// What the recorded plugin heard.
+fn heard(version: &str) -> Vec<String> {
+    let path = format!("{}/tests/data/nri/containerd-{version}/heard.txt", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+}
+
+fn frames(bytes: &[u8]) -> Vec<Frame> {
+    Parser::default().push(bytes)
+}
+
+/// What the recorded plugin answered, by the number of the call.
+pub(crate) fn answers(version: &str) -> BTreeMap<u32, Vec<u8>> {
+    let frames = frames(&bytes(version, "plugin-to-runtime"));
+    let answers = frames.into_iter().filter(|frame| frame.channel == PLUGIN);
+    answers.map(|frame| (frame.stream, frame.data)).collect()
+}
+
+/// What the recorded plugin asked of the runtime, by the number of the call.
+fn asked(version: &str) -> BTreeMap<u32, Call> {
+    let frames = frames(&bytes(version, "plugin-to-runtime"));
+    let asked = frames.into_iter().filter(|frame| frame.channel == RUNTIME);
+    asked.map(|frame| (frame.stream, Call::decode(frame.data.as_slice()).unwrap())).collect()
+}
+
+fn is_closed(lost: &Lost) -> bool {
+    matches!(lost, Lost::Closed | Lost::Broken(_) | Lost::Unreachable { .. })
+}
+
+/// The updates that the recorded plugin asked for, in their order: its log names them.
+fn updates(version: &str) -> Vec<ContainerUpdate> {
+    let created =
+        heard(version).into_iter().find(|line| line.starts_with("CreateContainer live/c ")).unwrap();
+    let shares = CpuChange { shares: Some(2048), ..CpuChange::default() };
+    let first = CpuChange { cpus: Some([0].into_iter().collect()), ..CpuChange::default() };
+    let of = |path: &str, cpu: &CpuChange| ContainerUpdate {
+        container: path.rsplit('/').next().unwrap().trim_end_matches('"').to_owned(),
+        cpu: cpu.clone(),
+        ignore_failure: false,
+    };
+    let all = heard(version);
+    let burstable = all.iter().find(|line| line.starts_with("sync") && line.contains("burstable")).unwrap();
+    vec![of(&created, &shares), of(burstable, &first), of(&"0".repeat(64), &first)]
+}
+
+/// Every answer of ours is, byte for byte, what the protocol's own library answered, and what is heard is the same.
+#[tokio::test]
+async fn call_by_call() {
+    for version in VERSIONS {
+        let mut serving = Serving::new(Listening::to(Events::all()));
+        let mut runtime = serving.socket.accept().await;
+        let (recorded, expected, asked) =
+            (bytes(version, "runtime-to-plugin"), answers(version), asked(version));
+        let mut updates = updates(version).into_iter();
+        let (mut sent, mut calls) = (0, 0);
+        for frame in frames(&recorded) {
+            let mut update = None;
+            if frame.channel == RUNTIME {
+                // It answers something that we have to ask first.
+                update = (frame.stream > 1).then(|| {
+                    let (updater, update) = (serving.updater.clone(), updates.next().unwrap());
+                    tokio::spawn(async move { updater.update(vec![update]).await })
+                });
+                let (stream, call) = runtime.called().await;
+                let theirs = &asked[&stream];
+                assert_eq!((&call.service, &call.method), (&theirs.service, &theirs.method));
+                assert_eq!(call.payload, theirs.payload);
+                assert_eq!(stream, frame.stream);
+                assert!(call.timeout > 0);
+            }
+            runtime.send(&recorded[sent..frame.end]).await;
+            sent = frame.end;
+            if let Some(update) = update {
+                assert_eq!(soon("the update", update).await.unwrap(), Ok(Vec::new()));
+            }
+            if frame.channel == PLUGIN {
+                let answer = runtime.next(PLUGIN).await.unwrap();
+                assert_eq!((answer.stream, answer.kind), (frame.stream, RESPONSE));
+                assert_eq!(answer.data, expected[&frame.stream], "{version}: call {}", frame.stream);
+                calls += 1;
+            }
+        }
+        assert_eq!((sent, calls), (recorded.len(), expected.len()));
+        assert_eq!(serving.plugin.heard(), heard(version), "{version}");
+        assert_eq!(updates.next(), None);
+        let runtime = serving.state.borrow().runtime().cloned().unwrap();
+        assert_eq!(*serving.state.borrow(), State::Synchronized(runtime.clone()));
+        assert_eq!(runtime.name, "containerd");
+        assert!(runtime.version.starts_with(version));
+        assert_eq!(runtime.request_timeout_ms, (version == "2.1.9").then_some(2000));
+        serving.end().await;
+    }
+}
+
+/// However the bytes arrive, what is heard and answered is the same.
+#[tokio::test]
+async fn in_one_piece_and_byte_by_byte() {
+    for (version, part) in
+        VERSIONS.into_iter().flat_map(|version| [(version, usize::MAX), (version, 1), (version, 4099)])
+    {
+        let mut serving = Serving::new(Listening::to(Events::all()));
+        let runtime = serving.socket.accept().await;
+        let recorded = bytes(version, "runtime-to-plugin");
+        let (mut reader, mut writer) = runtime.split();
+        let writing = tokio::spawn(async move {
+            for part in recorded.chunks(part.min(recorded.len())) {
+                writer.write_all(part).await.unwrap();
+            }
+            writer
+        });
+        let mut expected: BTreeMap<u32, Vec<u8>> = answers(version);
+        let (mut parser, mut chunk) = (Parser::default(), [0; 4096]);
+        while !expected.is_empty() {
+            let length = soon("an answer", reader.read(&mut chunk)).await.unwrap();
+            assert!(length > 0, "the plugin hung up; without an answer are {:?}", expected.keys());
+            for frame in parser.push(&chunk[..length]) {
+                if frame.channel == PLUGIN {
+                    assert_eq!(frame.kind, RESPONSE);
+                    assert_eq!(Some(frame.data), expected.remove(&frame.stream), "{version}");
+                } else {
+                    let call = Call::decode(frame.data.as_slice()).unwrap();
+                    let registration = Registration::decode(call.payload.as_slice()).unwrap();
+                    assert_eq!((registration.name.as_str(), registration.index.as_str()), ("pf", "20"));
+                }
+            }
+        }
+        assert_eq!(serving.plugin.heard(), heard(version), "{version}");
+        drop(soon("the writer", writing).await.unwrap());
+        serving.end().await;
+    }
+}
+
+/// The places at which a connection is cut: around every message's and frame's begin, and some between.
+fn cuts(recorded: &[u8]) -> Vec<usize> {
+    let ends = frames(recorded).into_iter().map(|frame| frame.end);
+    let borders = ends.flat_map(|end| (end.saturating_sub(2)..end + 20).chain([end + 4104, end + 4105]));
+    let between = (0..recorded.len()).step_by(997);
+    let mut cuts: Vec<usize> =
+        (0..20).chain(borders).chain(between).filter(|cut| *cut <= recorded.len()).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts
+}
+
+/// Sends so many bytes and hangs up, again and again: the plugin is away then, and comes back.
+async fn cut_off(recorded: &[u8], cuts: impl Iterator<Item = usize>) -> usize {
+    let mut serving = Serving::new(Listening::to(Events::all()));
+    let mut done = 0;
+    for cut in cuts {
+        let mut runtime = serving.socket.accept().await;
+        serving.until("the connection", |state| !matches!(state, State::Away(_))).await;
+        runtime.send(&recorded[..cut]).await;
+        // Nobody listens for a moment, so that it stays away until it was seen.
+        serving.socket.close();
+        drop(runtime);
+        serving.away(is_closed).await;
+        serving.socket.open();
+        done += 1;
+    }
+    serving.end().await;
+    done
+}
+
+#[tokio::test]
+async fn cut_off_at_every_byte_of_a_short_connection() {
+    let recorded = bytes("2.1.9", "removal");
+    assert_eq!(cut_off(&recorded, 0..=recorded.len()).await, 1375);
+}
+
+#[tokio::test]
+async fn cut_off_around_every_message() {
+    for version in VERSIONS {
+        let recorded = bytes(version, "runtime-to-plugin");
+        assert!(cut_off(&recorded, cuts(&recorded).into_iter()).await > 600);
+    }
+}
+
+/// Without a socket every byte is tried: so many whole messages are seen, and no more.
+#[test]
+fn at_every_byte_the_messages_that_are_whole_are_seen() {
+    use pinfold::nri::{mux::Demux, ttrpc::Decoder};
+    for version in VERSIONS {
+        let recorded = bytes(version, "runtime-to-plugin");
+        let expected = frames(&recorded);
+        assert!(expected.iter().filter(|frame| frame.kind == REQUEST).count() > 20);
+        let (mut demux, mut decoders) = (Demux::default(), [Decoder::default(), Decoder::default()]);
+        let mut seen = 0;
+        for (at, byte) in recorded.iter().enumerate() {
+            let mut bytes = std::slice::from_ref(byte);
+            while let Some(piece) = demux.next(&mut bytes).unwrap() {
+                let mut bytes = piece.bytes;
+                let decoder = &mut decoders[usize::from(piece.channel == RUNTIME)];
+                while let Some(frame) = decoder.next(&mut bytes) {
+                    let theirs = &expected[seen];
+                    assert_eq!((piece.channel, frame.stream), (theirs.channel, theirs.stream));
+                    assert_eq!(frame.data.as_ref(), Ok(&theirs.data));
+                    assert_eq!(at + 1, theirs.end);
+                    seen += 1;
+                }
+            }
+        }
+        assert_eq!(seen, expected.len());
+        assert!(demux.is_between_frames() && decoders.iter().all(Decoder::is_between_messages));
+    }
+}

@@ -1,0 +1,394 @@
+//! A runtime that does what none should, and a plugin that is slow.
+
+use std::time::Duration;
+
+use pinfold::nri::{Event, Events, Lost, PodSandbox, Silence, State};
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::listening::{Conduct, Listening, Serving};
+use crate::runtime::{
+    Changed, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize, frame, message, request,
+    soon, told,
+};
+
+const CREATE_AND_START: [Event; 2] = [Event::CreateContainer, Event::StartContainer];
+
+fn plugin(conduct: Conduct) -> Listening {
+    Listening { conduct, ..Listening::to(CREATE_AND_START) }
+}
+
+fn ps() -> Vec<u8> {
+    told("ps-0", "ps").encode_to_vec()
+}
+
+#[tokio::test]
+async fn nobody_listens_and_then_somebody_does() {
+    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    drop(serving.socket.accept().await);
+    serving.socket.close();
+    serving
+        .away(|lost| matches!(lost, Lost::Unreachable { socket, .. } if socket.ends_with("nri.sock")))
+        .await;
+    serving.socket.open();
+    let mut runtime = serving.socket.accept().await;
+    let registration = runtime.register().await;
+    let (name, index, version) = (registration.name, registration.index, registration.version);
+    assert_eq!((name.as_str(), index.as_str(), version.as_str()), ("pf", "20", "v0.12.2"));
+    assert_eq!(*serving.state.borrow(), State::Connecting);
+    assert_eq!(runtime.configure(0).await, 0b10_1000);
+    assert!(
+        matches!(&*serving.state.borrow(), State::Registered(runtime) if runtime.to_string() == "fake 1.0")
+    );
+    assert_eq!(runtime.call("Synchronize", Vec::new()).await, Ok(Vec::new()));
+    assert_eq!(serving.state.borrow().name(), "synchronized");
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn a_registration_that_is_refused_is_tried_again() {
+    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    for _ in 0..3 {
+        let mut runtime = serving.socket.accept().await;
+        let (stream, call) = runtime.called().await;
+        assert_eq!(call.method, "RegisterPlugin");
+        serving.socket.close();
+        let status = ReplyStatus { code: 2, message: "invalid plugin index".to_owned() };
+        runtime.reply(stream, &Reply { status: Some(status), payload: Vec::new() }).await;
+        // The plugin hangs up; what it heard is told before it finds nobody to come back to.
+        assert_eq!(runtime.next(PLUGIN).await, None);
+        serving.away(|lost| matches!(lost, Lost::Refused { .. } | Lost::Unreachable { .. })).await;
+        serving.socket.open();
+    }
+    serving.end().await;
+
+    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+        settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let mut runtime = serving.socket.accept().await;
+    let (stream, _) = runtime.called().await;
+    let status = ReplyStatus { code: 7, message: "go away".to_owned() };
+    runtime.reply(stream, &Reply { status: Some(status), payload: Vec::new() }).await;
+    serving.away(|lost| lost.to_string().ends_with("refused the registration (7): go away")).await;
+    // It ends at once although it waits.
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_never_registers_or_configures_is_left() {
+    for registers in [false, true] {
+        let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+            settings.registration = Duration::from_millis(200);
+            settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+        });
+        let mut runtime = serving.socket.accept().await;
+        if registers {
+            runtime.register().await;
+        }
+        serving.away(|lost| *lost == Lost::Registration(Duration::from_millis(200))).await;
+        serving.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_that_dies_in_the_middle_of_a_call() {
+    let mut serving = Serving::new(plugin(Conduct::Hang));
+    let mut runtime = serving.socket.synchronized(0).await;
+    runtime.begin("StartContainer", ps()).await;
+    while serving.plugin.heard().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    serving.socket.close();
+    drop(runtime);
+    serving.away(|_| true).await;
+    soon("the handler's end", async {
+        while *serving.plugin.cancelled.lock().unwrap() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    serving.socket.open();
+    let mut runtime = serving.socket.synchronized(0).await;
+    assert_eq!(runtime.call("RemoveContainer", ps()).await, Ok(Vec::new()));
+    assert!(serving.plugin.silence.lock().unwrap().is_empty(), "nobody is left to answer");
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn what_nobody_knows_is_answered_so() {
+    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let mut runtime = serving.socket.synchronized(0).await;
+    let (code, says) = runtime.call("ValidateContainerAdjustment", ps()).await.unwrap_err();
+    assert_eq!(code, 12);
+    assert_eq!(
+        says,
+        "nri.pkg.api.v1alpha1.Plugin/ValidateContainerAdjustment is not implemented by this plugin"
+    );
+    runtime.send(&request(101, "Elsewhere", "CreateContainer", ps())).await;
+    assert_eq!(runtime.answer(101).await.unwrap_err().0, 12);
+    // A message that is none, an event without its container, and what no request is.
+    assert_eq!(runtime.call("CreateContainer", vec![0xff]).await.unwrap_err().0, 3);
+    assert_eq!(runtime.call("CreateContainer", Vec::new()).await.unwrap_err().0, 3);
+    runtime.send(&frame(PLUGIN, &message(103, REQUEST, &[0xff; 9]))).await;
+    assert_eq!(runtime.answer(103).await.unwrap_err().0, 3);
+    // Kinds that are no requests: nobody waits for an answer.
+    runtime.send(&frame(PLUGIN, &[message(105, 2, b""), message(107, 3, b"data")].concat())).await;
+    assert!(runtime.call("CreateContainer", ps()).await.is_ok());
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn channels_that_nobody_opened_and_events_that_nobody_wants() {
+    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let mut runtime = serving.socket.synchronized(0).await;
+    for channel in [0, 3, 77, u32::MAX] {
+        runtime.send(&frame(channel, &message(1, REQUEST, &[7; 5000]))).await;
+        runtime.send(&frame(channel, b"")).await;
+    }
+    for method in
+        ["StopContainer", "PostCreateContainer", "RunPodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox"]
+    {
+        assert_eq!(runtime.call(method, ps()).await, Ok(Vec::new()), "{method}");
+    }
+    assert_eq!(serving.plugin.heard(), ["synchronize: 0 pods, 0 containers"]);
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn messages_and_frames_that_are_too_long() {
+    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let mut runtime = serving.socket.synchronized(0).await;
+    // A message above 4 MiB, in frames that are not.
+    let mut long = message(201, REQUEST, &vec![0; (4 << 20) + 1]);
+    long.extend(message(203, REQUEST, b""));
+    for part in long.chunks(1 << 20) {
+        runtime.send(&frame(PLUGIN, part)).await;
+    }
+    let (code, says) = runtime.answer(201).await.unwrap_err();
+    assert_eq!((code, says.contains("4194305 bytes")), (8, true), "{says}");
+    assert_eq!(runtime.answer(203).await.unwrap_err().0, 12);
+    assert!(runtime.call("StartContainer", ps()).await.is_ok());
+    // The longest that may be is read.
+    let mut longest = told("ps-0", "ps");
+    longest.container.as_mut().unwrap().args = vec!["x".repeat(4_190_000)];
+    assert!(runtime.call("CreateContainer", longest.encode_to_vec()).await.is_ok());
+
+    serving.socket.close();
+    runtime.send(&[0, 0, 0, 1, 0, 0x40, 0, 11]).await;
+    assert_eq!(runtime.next(PLUGIN).await, None);
+    serving.away(|_| true).await;
+    serving.socket.open();
+    serving.socket.synchronized(0).await;
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn a_frame_too_long_is_the_reason_that_is_told() {
+    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+        settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let mut runtime = serving.socket.synchronized(0).await;
+    runtime.send(&[0, 0, 0, 9, 0xff, 0xff, 0xff, 0xff]).await;
+    serving
+        .away(|lost| matches!(lost, Lost::Nonsense(why) if why.contains("4294967295 bytes on channel 9")))
+        .await;
+    serving.end().await;
+}
+
+/// Whatever the runtime: a handler that blocks keeps a thread, and neither the clock nor the others.
+#[tokio::test]
+async fn what_comes_too_late_or_never_is_the_plugins_choice() {
+    too_late_or_never().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_too_late_or_never_with_threads() {
+    too_late_or_never().await;
+}
+
+async fn too_late_or_never() {
+    let limit = Duration::from_millis(300);
+    for (conduct, strict, why) in [
+        (Conduct::Hang, true, Silence::Deadline(limit)),
+        (Conduct::Hang, false, Silence::Deadline(limit)),
+        (Conduct::Block, true, Silence::Deadline(limit)),
+        (Conduct::Panic, true, Silence::Panic),
+        (Conduct::Panic, false, Silence::Panic),
+    ] {
+        let mut serving = Serving::new(Listening { strict, ..plugin(conduct) });
+        // The runtime would wait for 400 ms; printing a panic's backtrace may take longer than that.
+        let patience = if why == Silence::Panic { 60_000 } else { 400 };
+        let mut runtime = serving.socket.synchronized(patience).await;
+        for method in ["CreateContainer", "StartContainer"] {
+            let call = format!("{method} of default/ps-0 container ps");
+            let refusal = format!("{call}: {why}");
+            let answer = runtime.call(method, ps()).await;
+            assert_eq!(answer, if strict { Err((2, refusal)) } else { Ok(Vec::new()) }, "{conduct:?}");
+            assert_eq!(serving.plugin.silence.lock().unwrap().pop(), Some((call, why)));
+        }
+        serving.plugin.let_go.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(serving.state.borrow().name(), "synchronized", "the runtime keeps the plugin");
+        serving.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_passed_on_in_its_own_words() {
+    let mut serving = Serving::new(plugin(Conduct::Refuse));
+    let mut runtime = serving.socket.synchronized(0).await;
+    let refused = Err((2, "no CPUs left on n-1: scale ps down".to_owned()));
+    assert_eq!(runtime.call("CreateContainer", ps()).await, refused);
+    assert_eq!(runtime.call("StartContainer", ps()).await, refused);
+    // An older runtime tells of it otherwise.
+    let told = told("ps-0", "ps");
+    let old = |event| StateChange { event, pod: told.pod.clone(), container: told.container.clone() };
+    assert_eq!(runtime.call("StateChange", old(6).encode_to_vec()).await, refused);
+    // What is not subscribed to, what has a method of its own, and what is newer than we are.
+    for event in [3, 4, 12, 13, 99, -1] {
+        assert_eq!(runtime.call("StateChange", old(event).encode_to_vec()).await, Ok(Vec::new()));
+    }
+    let heard = serving.plugin.heard();
+    let starts = heard.iter().filter(|line| line.starts_with("StartContainer ps-0/ps ")).count();
+    assert_eq!((heard.len(), starts), (4, 2), "{heard:?}");
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn what_exists_may_come_in_parts() {
+    let mut serving = Serving::new(Listening::to(Events::all()));
+    let mut runtime = serving.socket.accept().await;
+    runtime.register().await;
+    runtime.configure(2000).await;
+    let part = |name: &str, more| {
+        let told = told(name, "c");
+        let (pods, containers) = (told.pod.into_iter().collect(), told.container.into_iter().collect());
+        Synchronize { pods, containers, more }.encode_to_vec()
+    };
+    for name in ["a", "b", "c"] {
+        let answer = runtime.call("Synchronize", part(name, true)).await.unwrap();
+        assert_eq!(Changed::decode(answer.as_slice()).unwrap(), Changed { update: Vec::new(), more: true });
+        assert_eq!(serving.state.borrow().name(), "registered");
+        assert!(serving.plugin.heard().is_empty());
+    }
+    let answer = runtime.call("Synchronize", part("d", false)).await.unwrap();
+    assert_eq!(Changed::decode(answer.as_slice()).unwrap(), Changed::default());
+    assert_eq!(serving.plugin.heard()[0], "synchronize: 4 pods, 4 containers");
+    let names = |pods: &[PodSandbox]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&serving.plugin.existing.lock().unwrap().0), ["a", "b", "c", "d"]);
+    assert_eq!(serving.state.borrow().name(), "synchronized");
+
+    // Half of it, and the runtime is gone: nothing of it is left when it comes back.
+    runtime.call("Synchronize", part("e", true)).await.unwrap();
+    drop(runtime);
+    serving.socket.synchronized(0).await;
+    assert_eq!(serving.plugin.heard().last().unwrap(), "synchronize: 0 pods, 0 containers");
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn what_exists_may_be_refused() {
+    let plugin = Listening { refuse_synchronize: true, ..plugin(Conduct::AsRecorded) };
+    let mut serving = Serving::with(plugin, |settings| {
+        settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let mut runtime = serving.socket.accept().await;
+    runtime.register().await;
+    runtime.configure(0).await;
+    assert_eq!(runtime.call("Synchronize", Vec::new()).await, Err((2, "not ready".to_owned())));
+    serving.away(|lost| *lost == Lost::Synchronize("not ready".to_owned())).await;
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_shuts_down_says_so() {
+    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+        settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let mut runtime = serving.socket.synchronized(0).await;
+    assert_eq!(runtime.call("Shutdown", Vec::new()).await, Ok(Vec::new()));
+    assert!(runtime.call("StartContainer", ps()).await.is_ok(), "it may still have something to ask");
+    drop(runtime);
+    serving.away(|lost| *lost == Lost::Shutdown).await;
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn told_to_stop_it_answers_what_it_was_asked() {
+    let mut serving = Serving::new(plugin(Conduct::Slow));
+    let mut runtime = serving.socket.synchronized(0).await;
+    let first = runtime.begin("CreateContainer", ps()).await;
+    while serving.plugin.heard().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    serving.stop.cancel();
+    assert!(runtime.answer(first).await.is_ok());
+    assert_eq!(runtime.next(PLUGIN).await, None);
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn calls_are_answered_in_their_order() {
+    let mut serving = Serving::new(plugin(Conduct::Slow));
+    let mut runtime = serving.socket.synchronized(0).await;
+    let calls = [
+        request(301, "Plugin", "CreateContainer", ps()),
+        request(303, "Plugin", "StartContainer", ps()),
+        request(305, "Plugin", "CreateContainer", told("ps-1", "ps").encode_to_vec()),
+    ];
+    runtime.send(&calls.concat()).await;
+    for stream in [301, 303, 305] {
+        assert!(runtime.answer(stream).await.is_ok());
+    }
+    let heard = serving.plugin.heard();
+    let of: Vec<String> =
+        heard[1..].iter().map(|line| line.split(" id=").next().unwrap().to_owned()).collect();
+    assert_eq!(of, ["CreateContainer ps-0/ps", "StartContainer ps-0/ps", "CreateContainer ps-1/ps"]);
+    serving.end().await;
+}
+
+/// Far more is asked than anybody would, and the answers are read only then: nothing is lost, and what waits is bounded.
+#[tokio::test]
+async fn a_runtime_that_asks_and_asks_before_it_reads() {
+    const CALLS: u32 = 60_000;
+    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let runtime = serving.socket.synchronized(0).await;
+    let (mut reader, mut writer) = runtime.split();
+    let mut calls = Vec::new();
+    for call in 0..CALLS {
+        calls.extend(request(1001 + 2 * call, "Plugin", &"x".repeat(300), Vec::new()));
+    }
+    let writing = tokio::spawn(async move {
+        writer.write_all(&calls).await.unwrap();
+        writer
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!writing.is_finished(), "{CALLS} calls were taken without an answer being read");
+    let (mut parser, mut chunk, mut next) = (Parser::default(), vec![0; 64 << 10], 1001);
+    while next < 1001 + 2 * CALLS {
+        let length = soon("answers", reader.read(&mut chunk)).await.unwrap();
+        assert!(length > 0, "the plugin hung up");
+        for frame in parser.push(&chunk[..length]) {
+            assert_eq!(frame.stream, next);
+            next += 2;
+        }
+    }
+    drop(soon("the writer", writing).await.unwrap());
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_reads_nothing_is_left() {
+    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+        settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let runtime = serving.socket.synchronized(0).await;
+    let (_reader, mut writer) = runtime.split();
+    let calls = request(1, "Plugin", &"x".repeat(300), Vec::new()).repeat(60_000);
+    let writing = tokio::spawn(async move {
+        // Its other end goes away in the middle of it.
+        let _ = writer.write_all(&calls).await;
+    });
+    serving.away(|lost| *lost == Lost::Stalled(Duration::from_secs(10))).await;
+    soon("the writer", writing).await.unwrap();
+    serving.end().await;
+}
