@@ -1,0 +1,46 @@
+//! Real container runtimes on the real kernel: containerd of two series with their runc, driven as the kubelet drives them.
+//!
+//! Needs root, a cgroup hierarchy with cpuset, two CPUs and what `tests/runtime/prepare` fetches, so plain `cargo test`
+//! leaves these tests to `tests/run` and names them.
+
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/agent.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod agent;
+#[path = "support/gate.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod gate;
+#[path = "support/http.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod http;
+#[path = "support/kernel.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod kernel;
+
+#[path = "runtime/cri.rs"]
+mod cri;
+#[path = "runtime/daemon.rs"]
+mod daemon;
+#[path = "runtime/image.rs"]
+mod image;
+#[path = "runtime/leftovers.rs"]
+mod leftovers;
+#[path = "runtime/messages.rs"]
+mod messages;
+#[path = "runtime/pinned.rs"]
+mod pinned;
+#[path = "runtime/plain.rs"]
+mod plain;
+#[path = "runtime/plugin.rs"]
+mod plugin;
+#[path = "runtime/pods.rs"]
+mod pods;
+#[path = "runtime/probe.rs"]
+#[allow(dead_code, reason = "the program itself is built by tests/runtime/prepare")]
+mod probe;
+#[path = "runtime/scenarios.rs"]
+mod scenarios;
+#[path = "runtime/scripted.rs"]
+mod scripted;

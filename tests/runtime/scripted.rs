@@ -1,0 +1,249 @@
+//! A plugin that does what a pod's annotations say, and remembers what it was told: the library's half of the bargain,
+//! without an agent.
+//!
+//! | annotation | what it does |
+//! |---|---|
+//! | `test/cpus` | gives this CPU set to each container |
+//! | `test/env` | sets `NAME=value`, unless the container has the name |
+//! | `test/refuse` | refuses the first creation, in these words |
+//! | `test/refuse-start` | refuses the first start, in these words |
+//! | `test/sleep` | takes so many milliseconds to answer a creation |
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pinfold::cpu::CpuSet;
+use pinfold::host::cgroup::Cgroups;
+use pinfold::nri::{
+    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
+    LinuxResources, Plugin, PodSandbox, Refusal, Settings, Silence, State, Unanswered, Updater,
+};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::patience;
+use crate::daemon::Runtime;
+
+/// What was told of once.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub(crate) event: Event,
+    pub(crate) pod: PodSandbox,
+    pub(crate) container: Container,
+    /// The CPUs that the kernel let the container's processes run on at that moment, where it had a cgroup.
+    pub(crate) effective: Option<CpuSet>,
+}
+
+/// What the plugin remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) told: Vec<Told>,
+    /// The containers of each synchronization.
+    pub(crate) synchronized: Vec<Vec<Container>>,
+    /// What went unanswered.
+    pub(crate) unanswered: Vec<String>,
+    refused: Vec<Event>,
+}
+
+struct Scripted(Arc<Mutex<Memory>>, Cgroups);
+
+// === impl Scripted ===
+
+impl Scripted {
+    fn tell(&self, event: Event, pod: &PodSandbox, container: &Container) {
+        let cgroup = self.1.cpuset(container.cgroups_path().trim_start_matches('/'));
+        let effective = cgroup.ok().filter(|_| !container.cgroups_path().is_empty()).map(|one| one.effective);
+        let told = Told { event, pod: pod.clone(), container: container.clone(), effective };
+        self.0.lock().unwrap().told.push(told);
+    }
+
+    /// Refuses once for each event.
+    fn refusal(&self, event: Event, pod: &PodSandbox, annotation: &str) -> Result<(), Refusal> {
+        let mut memory = self.0.lock().unwrap();
+        match pod.annotations.get(annotation) {
+            Some(words) if !memory.refused.contains(&event) => {
+                memory.refused.push(event);
+                Err(Refusal::from(words.as_str()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The CPUs that a pod's annotation gives.
+fn cpus(pod: &PodSandbox) -> CpuChange {
+    let cpus = pod.annotations.get("test/cpus").map(|list| list.parse::<CpuSet>().unwrap());
+    CpuChange { cpus, ..CpuChange::default() }
+}
+
+impl Plugin for Scripted {
+    fn events(&self) -> Events {
+        Events::all()
+    }
+
+    fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal> {
+        self.0.lock().unwrap().unanswered.push(format!("{call}: {why}"));
+        Ok(())
+    }
+
+    async fn synchronize(
+        &self,
+        _pods: Vec<PodSandbox>,
+        containers: Vec<Container>,
+    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+        self.0.lock().unwrap().synchronized.push(containers);
+        Ok(Vec::new())
+    }
+
+    async fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
+        self.tell(Event::CreateContainer, pod, container);
+        if let Some(time) = pod.annotations.get("test/sleep") {
+            tokio::time::sleep(Duration::from_millis(time.parse().unwrap())).await;
+        }
+        self.refusal(Event::CreateContainer, pod, "test/refuse")?;
+        let mut adjustment = ContainerAdjustment { cpu: cpus(pod), ..ContainerAdjustment::default() };
+        if let Some((name, value)) = pod.annotations.get("test/env").and_then(|pair| pair.split_once('='))
+            && container.variable(name).is_none()
+        {
+            adjustment.env.insert(name.to_owned(), value.to_owned());
+        }
+        Ok(Creation { adjustment, updates: Vec::new() })
+    }
+
+    async fn created(&self, pod: &PodSandbox, container: &Container) {
+        self.tell(Event::PostCreateContainer, pod, container);
+    }
+
+    async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
+        self.tell(Event::StartContainer, pod, container);
+        self.refusal(Event::StartContainer, pod, "test/refuse-start")
+    }
+
+    async fn started(&self, pod: &PodSandbox, container: &Container) {
+        self.tell(Event::PostStartContainer, pod, container);
+    }
+
+    async fn update(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+        _resources: &LinuxResources,
+    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+        self.tell(Event::UpdateContainer, pod, container);
+        // Whatever else is changed, the CPUs stay.
+        let container = container.id.clone();
+        Ok(vec![ContainerUpdate { container, cpu: cpus(pod), ignore_failure: false }])
+    }
+
+    async fn updated(&self, pod: &PodSandbox, container: &Container) {
+        self.tell(Event::PostUpdateContainer, pod, container);
+    }
+
+    async fn stopped(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
+        self.tell(Event::StopContainer, pod, container);
+        Vec::new()
+    }
+
+    async fn removed(&self, pod: &PodSandbox, container: &Container) {
+        self.tell(Event::RemoveContainer, pod, container);
+    }
+
+    async fn pod_run(&self, pod: &PodSandbox) -> Result<(), Refusal> {
+        self.tell(Event::RunPodSandbox, pod, &Container::default());
+        Ok(())
+    }
+
+    async fn pod_stopped(&self, pod: &PodSandbox) {
+        self.tell(Event::StopPodSandbox, pod, &Container::default());
+    }
+
+    async fn pod_removed(&self, pod: &PodSandbox) {
+        self.tell(Event::RemovePodSandbox, pod, &Container::default());
+    }
+}
+
+/// The plugin while it serves; it stops when it is dropped.
+pub(crate) struct Serving {
+    pub(crate) memory: Arc<Mutex<Memory>>,
+    pub(crate) state: watch::Receiver<State>,
+    updater: Updater,
+    stop: CancellationToken,
+    server: Option<tokio::runtime::Runtime>,
+    serving: Option<JoinHandle<()>>,
+}
+
+// === impl Serving ===
+
+impl Serving {
+    /// Starts the plugin of this name and place, and waits until it knows what exists.
+    pub(crate) fn start(runtime: &Runtime, name: &str, index: u8) -> Self {
+        let mut settings = Settings::new(name, index).unwrap();
+        settings.socket = runtime.nri();
+        let memory = Arc::<Mutex<Memory>>::default();
+        let (updater, updates) = nri::updates(patience());
+        let (sender, state) = watch::channel(State::default());
+        let stop = CancellationToken::new();
+        let server =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let plugin =
+            Arc::new(Scripted(Arc::clone(&memory), Cgroups::detect(Path::new("/sys/fs/cgroup")).unwrap()));
+        let serving = Some(server.spawn(nri::serve(settings, plugin, updates, sender, stop.clone())));
+        let serving = Self { memory, state, updater, stop, server: Some(server), serving };
+        serving.synchronized(runtime);
+        serving
+    }
+
+    /// Waits until it knows what exists.
+    pub(crate) fn synchronized(&self, runtime: &Runtime) {
+        self.reaches(runtime, "synchronized");
+    }
+
+    /// Waits for a state.
+    pub(crate) fn reaches(&self, runtime: &Runtime, name: &str) {
+        let what = format!("the plugin is {name}");
+        runtime.eventually(&what, || self.state.borrow().name() == name);
+    }
+
+    /// Changes a container's CPUs unasked.
+    pub(crate) fn move_to(&self, container: &str, cpus: &CpuSet) -> Vec<String> {
+        let cpu = CpuChange { cpus: Some(cpus.clone()), ..CpuChange::default() };
+        let update = ContainerUpdate { container: container.to_owned(), cpu, ignore_failure: false };
+        let server = self.server.as_ref().unwrap();
+        server.block_on(self.updater.update(vec![update])).unwrap()
+    }
+
+    /// The events of a container, or of its pod where it is empty, in their order.
+    pub(crate) fn events(&self, container: &str) -> Vec<Event> {
+        let memory = self.memory.lock().unwrap();
+        memory.told.iter().filter(|told| told.container.name == container).map(|told| told.event).collect()
+    }
+
+    /// The last that was told of a container with an event.
+    pub(crate) fn last(&self, event: Event, container: &str) -> Told {
+        let memory = self.memory.lock().unwrap();
+        let told = memory.told.iter().rev();
+        told.clone()
+            .find(|told| told.event == event && told.container.name == container)
+            .unwrap_or_else(|| panic!("{event} of {container} was never told"))
+            .clone()
+    }
+
+    /// Stops it in good order.
+    pub(crate) fn stop(mut self) {
+        self.stop.cancel();
+        let (server, serving) = (self.server.take().unwrap(), self.serving.take().unwrap());
+        server.block_on(async { tokio::time::timeout(patience(), serving).await }).unwrap().unwrap();
+        assert_eq!(*self.state.borrow(), State::Away(nri::Lost::Stopped));
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(server) = self.server.take() {
+            server.shutdown_timeout(Duration::from_secs(1));
+        }
+    }
+}

@@ -1,0 +1,31 @@
+# Real containerd and runc on cgroup v2: what the agent gives a container is its partition before its program begins. Few
+# tests: each container takes many seconds on emulated CPUs. PINFOLD_TEST_RUNTIME_ONLY names them, where it is to be others.
+# vm: small 6.12
+source tests/vm/check.sh
+
+[[ -x ${PINFOLD_RUNTIME_TESTS:-} ]] || not_here "PINFOLD_RUNTIME_TESTS names no program of tests: tests/run does"
+tools=${PINFOLD_TOOLS:-/var/cache/pinfold-tools}
+export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60 PINFOLD_TEST_CONTAINERS=4
+export PINFOLD_TEST_RUNTIMES=${PINFOLD_TEST_RUNTIMES:-sid}
+# Go's threads wait for each other by spinning; here all CPUs are emulated by one thread, and none gets on meanwhile.
+export GOMAXPROCS=1
+
+# The guest has a /var/cache of its own; the machine's lies beneath it. What runs is copied: programs that come page by page
+# through the emulation's file system take for ever.
+beneath=$(mktemp -d)
+mount --bind / "$beneath"
+mkdir -p "$tools"
+mount -t tmpfs -o size=400m none "$tools"
+IFS=, read -ra suites <<<"$PINFOLD_TEST_RUNTIMES"
+for name in probe "${suites[@]/#/containerd-}"; do
+    cp -a "$beneath$tools/$name" "$tools/" || fail "nothing is prepared in $tools: run tests/runtime/prepare"
+done
+
+modprobe overlay
+# shellcheck disable=SC2086 # names of tests, one a word
+"$PINFOLD_RUNTIME_TESTS" --test-threads=1 --nocapture ${PINFOLD_TEST_RUNTIME_ONLY:-its_environment} | tee /tmp/tests ||
+    fail "see above"
+# A name that fits no test would pass, too.
+grep -q "^test result: ok. [1-9]" /tmp/tests || fail "no test has run"
+umount "$tools" "$beneath"
+rmdir "$beneath"
