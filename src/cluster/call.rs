@@ -88,6 +88,12 @@ impl Failure {
         }
     }
 
+    /// Whether it lasts until somebody does something about it: gives a right, installs a definition, mends what was refused.
+    pub fn is_lasting(&self) -> bool {
+        let code = self.status().map_or(0, |status| status.code);
+        (400..500).contains(&code) && !matches!(code, 408..=410 | 429)
+    }
+
     /// Whether trying the same again later may help.
     pub fn is_passing(&self) -> bool {
         self.is_uncertain() || self.kind() == ErrorKind::TooManyRequests

@@ -5,14 +5,16 @@
 //! from the caller; a node's own claims are found by a label with its uid, which is one small answer however many nodes there
 //! are.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::params::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
 use kube::core::request;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -94,16 +96,35 @@ pub struct Claims {
     settings: Settings,
     dice: Mutex<Dice>,
     /// Slots that others hold, as last listed, and when.
-    taken: Mutex<Option<(Instant, BTreeSet<String>)>>,
+    taken: Mutex<Option<(Instant, Arc<HashSet<String>>)>>,
 }
 
 /// A page of a list.
 #[derive(Deserialize)]
-struct Page {
+struct Page<T> {
+    /// Only a list of Leases says that there are no claims.
+    kind: String,
     #[serde(default)]
     metadata: ListMeta,
-    #[serde(default)]
-    items: Vec<Lease>,
+    items: Vec<T>,
+}
+
+/// The part of a Lease that says whether a slot is free: many are read, and often.
+#[derive(Deserialize)]
+struct Brief {
+    metadata: BriefMetadata,
+}
+
+#[derive(Deserialize)]
+struct BriefMetadata {
+    name: String,
+    #[serde(rename = "ownerReferences", default)]
+    owners: Vec<BriefOwner>,
+}
+
+#[derive(Deserialize)]
+struct BriefOwner {
+    uid: String,
 }
 
 part! {
@@ -155,8 +176,10 @@ impl Claims {
     /// # Errors
     /// Any [`Failure`]; nothing is known then, which is not the same as no claims.
     pub async fn mine(&self) -> Result<Vec<String>, Failure> {
-        let selector = format!("{NODE_LABEL}={}", self.owner.uid);
-        Ok(self.read(Some(selector)).await?.into_keys().collect())
+        let mut mine = BTreeSet::new();
+        self.read(format!("{NODE_LABEL}={}", self.owner.uid), |lease: Lease| mine.extend(lease.held().0))
+            .await?;
+        Ok(mine.into_iter().collect())
     }
 
     /// All claims in the namespace, by slot.
@@ -164,11 +187,29 @@ impl Claims {
     /// # Errors
     /// Any [`Failure`].
     pub async fn list(&self) -> Result<BTreeMap<String, Holder>, Failure> {
-        let all = self.read(Some(format!("{MANAGED_BY}={MANAGER}"))).await?;
-        let others = all.iter().filter(|(_, holder)| holder.uid != self.owner.uid);
-        let taken = others.map(|(name, _)| name.clone()).collect();
-        *lock(&self.taken) = Some((Instant::now(), taken));
+        let mut all = BTreeMap::new();
+        self.read(format!("{MANAGED_BY}={MANAGER}"), |lease: Lease| {
+            let (name, holder) = lease.held();
+            all.extend(name.map(|name| (name, holder)));
+        })
+        .await?;
         Ok(all)
+    }
+
+    /// Reads which slots others hold, for the tries of the next while.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn look_around(&self) -> Result<(), Failure> {
+        let mut taken = HashSet::new();
+        self.read(format!("{MANAGED_BY}={MANAGER}"), |Brief { metadata }: Brief| {
+            if metadata.owners.iter().all(|owner| owner.uid != self.owner.uid) {
+                taken.insert(metadata.name);
+            }
+        })
+        .await?;
+        *lock(&self.taken) = Some((Instant::now(), Arc::new(taken)));
+        Ok(())
     }
 
     /// Tries to claim one slot; `labels` are put on the Lease, for people.
@@ -176,21 +217,15 @@ impl Claims {
     /// # Errors
     /// Any [`Failure`]. Where it is uncertain whether the claim was made, claiming again says so.
     pub async fn claim(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<Claimed, Failure> {
-        match self.create(name, labels).await {
-            Ok(()) => Ok(Claimed::New),
-            Err(failure) if is_taken(&failure) => match self.holder(name).await? {
-                Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
-                _ => Ok(Claimed::Taken),
-            },
-            Err(failure) => Err(failure),
-        }
+        self.claim_quickly(name, labels, &AtomicBool::new(true)).await
     }
 
     /// Claims a slot that is free; `None` where all are taken.
     ///
     /// The first few are tried in the order in which the names come, so that the caller decides who begins where. If
     /// those are taken, many nodes want the same: from then on all claims are listed, and the free names are tried in random
-    /// order, with a new list after every few refusals.
+    /// order, with a new list after every few refusals. Who holds a slot that is refused is only asked for the first of them:
+    /// a node's own slot comes first, and a claim of its own may be one that nobody has told it of.
     ///
     /// # Errors
     /// A [`Failure`] that does not pass, or did not within [`Settings::tries`].
@@ -202,20 +237,21 @@ impl Claims {
         let mut names = names.into_iter().map(Into::into);
         let few = self.settings.blind.max(1);
         let known = self.taken_of_late();
+        let mut ask = true;
         for name in names.by_ref().filter(|name| !known.contains(name)).take(few) {
-            if self.try_for(&name, labels).await? {
+            if self.try_for(&name, labels, std::mem::take(&mut ask)).await? {
                 return Ok(Some(name));
             }
         }
         let mut rest: Vec<String> = names.collect();
         while !rest.is_empty() {
-            self.patiently(|| self.list()).await?;
+            self.patiently(|| self.look_around()).await?;
             let taken = self.taken_of_late();
             rest.retain(|name| !taken.contains(name));
             for _ in 0..few.min(rest.len()) {
                 let index = lock(&self.dice).below(rest.len());
                 let name = rest.swap_remove(index);
-                if self.try_for(&name, labels).await? {
+                if self.try_for(&name, labels, std::mem::take(&mut ask)).await? {
                     return Ok(Some(name));
                 }
             }
@@ -223,13 +259,19 @@ impl Claims {
         Ok(None)
     }
 
-    /// One try for a slot, and a random pause if it was refused; whether it is ours.
-    async fn try_for(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<bool, Failure> {
-        match self.patiently(|| self.claim_quickly(name, labels)).await? {
+    /// One try for a slot, and a random pause if it was refused; whether it is ours. `ask`: who holds it, if it is refused.
+    async fn try_for(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        ask: bool,
+    ) -> Result<bool, Failure> {
+        let doubt = AtomicBool::new(ask);
+        match self.patiently(|| self.claim_quickly(name, labels, &doubt)).await? {
             Claimed::New | Claimed::Ours => Ok(true),
             Claimed::Taken => {
                 if let Some((_, taken)) = lock(&self.taken).as_mut() {
-                    taken.insert(name.to_owned());
+                    Arc::make_mut(taken).insert(name.to_owned());
                 }
                 let pause = lock(&self.dice).spread(self.settings.spread);
                 tokio::time::sleep(pause).await;
@@ -258,21 +300,28 @@ impl Claims {
         }
     }
 
-    /// Like [`Claims::claim`], without asking who holds a slot that was refused: that it is ours is known from
-    /// [`Claims::mine`], except after an answer that was lost.
-    async fn claim_quickly(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<Claimed, Failure> {
-        match self.create(name, labels).await {
-            Ok(()) => Ok(Claimed::New),
-            Err(failure) if is_taken(&failure) => Ok(Claimed::Taken),
-            Err(failure) if failure.is_uncertain() => {
-                // Perhaps it was made and only the answer was lost: a second try would be refused by our own claim.
-                match self.holder(name).await? {
-                    Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
-                    Some(_) => Ok(Claimed::Taken),
-                    None => Err(failure),
-                }
-            }
-            Err(failure) => Err(failure),
+    /// Like [`Claims::claim`], but who holds a slot that was refused is only asked where there is `doubt`: that it is ours is
+    /// known from [`Claims::mine`], except after an answer that was lost. Then there is doubt from there on.
+    async fn claim_quickly(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        doubt: &AtomicBool,
+    ) -> Result<Claimed, Failure> {
+        let Err(failure) = self.create(name, labels).await else { return Ok(Claimed::New) };
+        let refused = is_taken(&failure);
+        if refused && !doubt.load(Ordering::Relaxed) {
+            return Ok(Claimed::Taken);
+        }
+        if !refused && !failure.is_uncertain() {
+            return Err(failure);
+        }
+        // Perhaps it was made and only the answer was lost: every later try would be refused by our own claim.
+        doubt.store(true, Ordering::Relaxed);
+        match self.holder(name).await? {
+            Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
+            None if !refused => Err(failure),
+            _ => Ok(Claimed::Taken),
         }
     }
 
@@ -302,32 +351,38 @@ impl Claims {
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
         let request = request::Request::new(&*self.path).get(name, &GetParams::default()).map_err(unbuilt)?;
         match self.api.ask::<Lease>(Call::GetLease, request).await {
-            Ok(lease) => Ok(Some(lease.held().1)),
+            Ok(lease) => match lease.held() {
+                (Some(found), holder) if found == name => Ok(Some(holder)),
+                (found, _) => Err(Failure::Nonsense(format!("Lease {found:?} instead of {name}"))),
+            },
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
             Err(failure) => Err(failure),
         }
     }
 
-    async fn read(&self, selector: Option<String>) -> Result<BTreeMap<String, Holder>, Failure> {
-        let mut all = BTreeMap::new();
+    /// Reads the Leases with certain labels, page by page.
+    async fn read<T: DeserializeOwned>(
+        &self,
+        selector: String,
+        mut take: impl FnMut(T),
+    ) -> Result<(), Failure> {
         let mut token = None;
         loop {
             let params = ListParams {
-                label_selector: selector.clone(),
+                label_selector: Some(selector.clone()),
                 limit: Some(self.settings.page),
                 continue_token: token,
                 ..ListParams::default()
             };
             let request = request::Request::new(&*self.path).list(&params).map_err(unbuilt)?;
-            let page: Page = self.api.ask(Call::ListLeases, request).await?;
-            for (name, holder) in page.items.into_iter().map(Lease::held) {
-                if let Some(name) = name {
-                    all.insert(name, holder);
-                }
+            let page: Page<T> = self.api.ask(Call::ListLeases, request).await?;
+            if page.kind != "LeaseList" {
+                return Err(Failure::Nonsense(format!("a {} instead of a LeaseList", page.kind)));
             }
+            page.items.into_iter().for_each(&mut take);
             token = page.metadata.continue_.filter(|token| !token.is_empty());
             if token.is_none() {
-                return Ok(all);
+                return Ok(());
             }
         }
     }
@@ -352,10 +407,10 @@ impl Claims {
     }
 
     /// What others hold, if it was listed of late.
-    fn taken_of_late(&self) -> BTreeSet<String> {
+    fn taken_of_late(&self) -> Arc<HashSet<String>> {
         let taken = lock(&self.taken);
         let fresh = taken.as_ref().filter(|(at, _)| at.elapsed() < self.settings.list_for);
-        fresh.map(|(_, taken)| taken.clone()).unwrap_or_default()
+        fresh.map(|(_, taken)| Arc::clone(taken)).unwrap_or_default()
     }
 }
 

@@ -93,11 +93,11 @@ pub enum Applied {
 /// Reads this node's Node; `None` where there is none.
 ///
 /// # Errors
-/// Any [`Failure`] but 404.
+/// Any [`Failure`] but 404. An answer that is another Node's, or nobody's, is one.
 pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
     let request = request::Request::new(NODES).get(name, &GetParams::default()).map_err(unbuilt)?;
     match api.ask::<Read>(Call::GetNode, request).await {
-        Ok(read) => Ok(Some(read.into())),
+        Ok(read) => own(read, name).map(Some),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
         Err(failure) => Err(failure),
     }
@@ -148,7 +148,7 @@ pub async fn apply(api: &Api, node: &OwnNode, labels: &BTreeMap<String, String>)
         .patch(&node.name, &PatchParams::apply(MANAGER), &Patch::Apply(patch))
         .map_err(unbuilt)?;
     match api.ask::<Read>(Call::ApplyNode, request).await {
-        Ok(read) => Ok(Applied::Done(Box::new(read.into()))),
+        Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) => match failure.status().and_then(|status| outcome(status, node, labels)) {
             Some(applied) => Ok(applied),
             None => Err(failure),
@@ -173,11 +173,21 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
     let request =
         request::Request::new(NODES).patch(&node.name, &params, &Patch::Merge(patch)).map_err(unbuilt)?;
     match api.ask::<Read>(Call::TaintNode, request).await {
-        Ok(read) => Ok(Applied::Done(Box::new(read.into()))),
+        Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Applied::Gone),
         Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Applied::Replaced),
         Err(failure) => Err(failure),
     }
+}
+
+/// The Node that was asked for. Without its uid, claims would be owned by nobody and found by nobody.
+fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
+    let node = OwnNode::from(read);
+    if node.name != name || node.uid.is_empty() {
+        let OwnNode { name: found, uid, .. } = node;
+        return Err(Failure::Nonsense(format!("Node {found:?} with the uid {uid:?} instead of Node {name}")));
+    }
+    Ok(node)
 }
 
 /// What a refusal of an apply means, if it is one that is foreseen.

@@ -12,7 +12,7 @@
 //!    [`Slot::lease_name`] names the claim.
 //! 3. [`assign`] gives the slots to a list of nodes; [`status()`] compares them with the labels that are there.
 //! 4. An agent asks [`duty`] what its node is to have by all plans, [`Want::order`] which slots to try first, and
-//!    [`switch`] whether it may change now.
+//!    [`switch`] whether it may give up what it has.
 //! 5. [`import`] makes a plan of `kubectl label` commands, [`definition`] the custom resource definition.
 //!
 //! Invariant: two slots never share labels or a name, and a label is only ever taken away because a plan that was read

@@ -58,10 +58,13 @@ pub struct ScenePlanSpec {
     /// The case that nodes are labelled for. Without it, this plan's labels are withdrawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<Active>,
-    /// The keys of the labels.
+    /// The keys of the labels. Others than the default ones, aliases included, have to be known to the admission policy, too: `ours`
+    /// in node-policy.yaml, or labelKeys of the chart.
     #[serde(default)]
     pub labels: LabelKeys,
-    /// What happens when the active case changes while pods of the old one run on a node.
+    /// What happens when the active case, or the keys of the labels, change while pods of the old one run on a node: it waits for
+    /// them, changes at once, or refuses until the plan is changed again. A refusal is not kept over a restart of the agent: it
+    /// refuses anew where such pods still run, and changes where they have ended.
     #[serde(default)]
     pub on_busy: OnBusy,
     /// A taint that nodes carry while they hold a slot, so that other pods keep off.

@@ -1,4 +1,4 @@
-//! What a node's agent makes of a plan: the slot it wants, and whether it may change to it now.
+//! What a node's agent makes of a plan: the slot it wants, and whether it may give up now what it has.
 //!
 //! Nothing here is a reason to take labels away because something is missing: [`duty`] is only asked with all the plans
 //! that were read, and a node whose labels were read.
@@ -38,11 +38,9 @@ pub enum Duty<'a> {
     },
 }
 
-/// Whether a node changes to another slot now.
+/// Whether a node gives up now what it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Switch {
-    /// There is nothing to change.
-    Keep,
     /// Change now.
     Change {
         /// Why that is allowed.
@@ -114,17 +112,11 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     }
 }
 
-/// Whether a node may change from the slot it has to the one it should have, by the plan's rule.
+/// Whether a node may give up now what it has, by the plan's rule.
 ///
-/// `pods` names the pods that run on the node because of the labels it has: a plan's keys in their node selector or required affinity.
-pub fn switch(rule: OnBusy, has: Option<&Slot>, wants: Option<&Slot>, pods: &[String]) -> Switch {
-    let Some(has) = has else {
-        let nothing_held = || Switch::Change { reason: "the node has no slot yet".to_owned() };
-        return wants.map_or(Switch::Keep, |_| nothing_held());
-    };
-    if Some(has) == wants {
-        return Switch::Keep;
-    }
+/// `has` is that in words; `pods` names the pods that run on the node because of it: they have keys of the labels that are to go
+/// in their node selector or required affinity.
+pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
     let Some(first) = pods.first() else {
         return Switch::Change { reason: format!("no pod of {has} runs here") };
     };

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinfold::cluster::Api;
 use pinfold::cluster::claims::{Claimed, Claims, Owner, Settings};
+use pinfold::cluster::{Api, Failure};
 use serde_json::{Value, json};
 
 use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
@@ -149,6 +149,63 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
     assert_eq!(claims(&fake, "n9", "u9").claim("b", &labels).await.unwrap(), Claimed::New);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_of_its_own_is_never_taken_for_anothers() {
+    // An answer that is lost, nobody to ask then, and a second try that is refused by the first.
+    for lost in [Fault::Hang, Fault::Drop, Fault::Refuse { code: 503, text: "no", retry_after: None }] {
+        let fake = cluster(1);
+        fake.fail(When::always().verb("create").on("leases").times(1), Fault::Half);
+        fake.fail(When::always().verb("get").on("leases").times(1), lost);
+        let got = claims(&fake, "n0", "u0").claim_first(["a", "b"], &BTreeMap::new()).await.unwrap();
+        assert_eq!(got.unwrap(), "a");
+        assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
+    }
+    // Who holds a slot is asked for the first that is refused, and for no other.
+    let fake = cluster(2);
+    for name in ["a", "a2"] {
+        claims(&fake, "n1", "u1").claim(name, &BTreeMap::new()).await.unwrap();
+    }
+    let one = claims(&fake, "n0", "u0");
+    fake.clear_log();
+    let names = ["a", "a2", "b", "c"];
+    assert_eq!(one.claim_first(names, &BTreeMap::new()).await.unwrap().unwrap(), "b");
+    assert_eq!(fake.count("get", "leases"), 1);
+
+    // A claim that nobody told it of.
+    let again = claims(&fake, "n0", "u0");
+    fake.clear_log();
+    assert_eq!(again.claim_first(["b", "c"], &BTreeMap::new()).await.unwrap().unwrap(), "b");
+    assert_eq!((fake.count("create", "leases"), fake.count("get", "leases")), (1, 1));
+    assert_eq!(held(&fake), {
+        let of = |(name, uid): (&str, &str)| (name.to_owned(), uid.to_owned());
+        BTreeMap::from([("a", "u1"), ("a2", "u1"), ("b", "u0")].map(of))
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_elses_answer_is_no_empty_list_and_no_claim() {
+    let fake = cluster(1);
+    let claims = claims(&fake, "n0", "u0");
+    claims.claim("a", &BTreeMap::new()).await.unwrap();
+    for text in [
+        "{}",
+        r#"{"items": []}"#,
+        r#"{"kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": {}}"#,
+        r#"{"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}"#,
+        r#"{"kind": "Lease", "metadata": {"name": "b", "uid": "x"}, "items": []}"#,
+    ] {
+        fake.fail(When::always().on("leases"), Fault::Refuse { code: 200, text, retry_after: None });
+        let (mine, all, others) = (claims.mine().await, claims.list().await, claims.look_around().await);
+        for failure in [mine.unwrap_err(), all.unwrap_err(), others.unwrap_err()] {
+            assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
+        }
+        let failure = claims.release("a").await.unwrap_err();
+        assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
+    }
+    fake.heal();
+    assert_eq!(claims.mine().await.unwrap(), ["a"]);
 }
 
 #[tokio::test(start_paused = true)]

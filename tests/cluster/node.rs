@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pinfold::cluster::node::{Applied, LabelStep, OwnNode, apply, plan, read};
-use pinfold::cluster::{Api, ErrorKind};
+use pinfold::cluster::node::{Applied, LabelStep, OwnNode, apply, plan, read, set_taints};
+use pinfold::cluster::{Api, ErrorKind, Failure};
 use serde_json::json;
 
-use crate::fakeapi::{ADMIN, FakeApi};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -111,6 +111,30 @@ async fn a_node_that_is_gone_stays_gone() {
     let careless = OwnNode { name: "n1".to_owned(), ..OwnNode::default() };
     assert_eq!(apply(&agent, &careless, &wanted).await.unwrap(), Applied::Gone);
     assert!(fake.all("v1", "Node").is_empty());
+}
+
+#[tokio::test]
+async fn an_answer_that_is_another_node_or_none_is_no_node() {
+    let (fake, api) = cluster();
+    let node = read(&api, "n1").await.unwrap().unwrap();
+    for text in [
+        "{}",
+        r#"{"metadata": {}}"#,
+        r#"{"metadata": {"name": "n1"}}"#,
+        r#"{"metadata": {"name": "n1", "uid": ""}}"#,
+        r#"{"metadata": {"name": "n2", "uid": "u2"}}"#,
+        r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7"}, "items": []}"#,
+    ] {
+        fake.fail(When::always().on("nodes"), Fault::Refuse { code: 200, text, retry_after: None });
+        let wanted = labels(&[("SCENCE", "1")]);
+        for failure in [
+            read(&api, "n1").await.unwrap_err(),
+            apply(&api, &node, &wanted).await.unwrap_err(),
+            set_taints(&api, &node, &[]).await.unwrap_err(),
+        ] {
+            assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
+        }
+    }
 }
 
 #[tokio::test]

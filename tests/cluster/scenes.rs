@@ -174,7 +174,8 @@ async fn what_cannot_be_read_takes_nothing_away() {
             agent.until(name, |state| state.phase == Phase::Unknown && state.says.contains(says)).await;
             tokio::time::sleep(Duration::from_secs(1800)).await;
             assert_eq!(agent.state().phase, Phase::Unknown, "{name}: {:?}", agent.state());
-            assert_eq!(writes(&fake), 0, "{name}");
+            let told = usize::from(matches!(name, "no right" | "no definition"));
+            assert_eq!((writes(&fake), fake.count("create", "events")), (told, told), "{name}");
             assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0", "{name}");
             let asked = fake.count("", "");
             assert!(asked <= 90, "{name}: {asked} requests in half an hour");
@@ -185,7 +186,7 @@ async fn what_cannot_be_read_takes_nothing_away() {
                 fake.put(&good);
             }
             agent.until(&format!("the end of {name}"), |state| state.phase == Phase::Placed).await;
-            assert_eq!(writes(&fake), 0, "{name}");
+            assert_eq!(writes(&fake), told, "{name}");
         }
     }
 }
@@ -340,12 +341,109 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     fake.put(&plan(Some(("2", "1")), 4, json!({})));
     agent.until("a complaint", |state| state.taint.is_some()).await;
     assert!(agent.state().taint.unwrap().contains("taints are not for you"));
+    // It is told as an Event, too.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(1800)).await;
     assert_eq!(writes(&fake), 0);
     fake.heal();
     fake.put(&plan(None, 5, json!({})));
     eventually("nothing", || taints() == json!([theirs]) && place_of(&fake, "a").is_none()).await;
+}
+
+/// Requests of the next hour, and Events that were written in it.
+async fn an_hour(fake: &FakeApi) -> (usize, usize) {
+    fake.clear_log();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let events = fake.count("create", "events") + fake.count("patch", "events");
+    (fake.count("", "") - events, events)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
+    let refuse = |code, text| Fault::Refuse { code, text, retry_after: None };
+    // What is refused, how many requests one look makes then, and whether the Node can be read at all.
+    for (verb, plural, code, requests, readable, advice) in [
+        ("get", "nodes", 403, 1, false, "rights that deploy/ gives"),
+        ("list", "leases", 403, 2, true, "rights that deploy/ gives"),
+        ("create", "leases", 403, 3, true, "rights that deploy/ gives"),
+        ("create", "leases", 404, 3, true, "namespace of the claims"),
+        ("patch", "nodes", 422, 3, true, "labelKeys of the chart"),
+        ("patch", "nodes", 401, 3, true, "token"),
+        ("list", "sceneplans", 403, 1, true, "allow the agent to list and watch"),
+        ("list", "sceneplans", 404, 1, true, "pinfold scene crd"),
+        ("watch", "sceneplans", 403, 2, true, "allow the agent to list and watch"),
+    ] {
+        let what = format!("{verb} {plural} {code}");
+        let fake = cluster();
+        put_node(&fake, "a", "uid-a");
+        fake.put(&plan(Some(("1", "1")), 1, json!({})));
+        let broken = || fake.fail(When::always().verb(verb).on(plural), refuse(code, "no, never"));
+        broken();
+        let mut agent = Agent::start(&fake, "a", Settings::default());
+        let (first, events) = an_hour(&fake).await;
+        assert_eq!(events, usize::from(readable), "{what}");
+        let (second, events) = an_hour(&fake).await;
+        println!("{what}: {first} and {second} requests in an hour");
+        // A few tries at first, then one in 225 s at least; a watch and its end belong to the rest.
+        assert_eq!(events, 0, "{what}: told once");
+        assert!(first <= 30 * requests + 20, "{what}: {first} requests in the first hour");
+        assert!((8..=17 * requests + 20).contains(&second), "{what}: {second} requests in the second hour");
+        let state = agent.state();
+        assert_eq!(state.phase, Phase::Unknown, "{what}");
+        assert!(state.says.contains(advice), "{what}: {}", state.says);
+        if readable {
+            let event = &fake.all("events.k8s.io/v1", "Event")[0];
+            assert_eq!((&event["reason"], &event["type"]), (&json!("ScenesStopped"), &json!("Warning")));
+            let note = event["note"].as_str().unwrap();
+            assert!(note.contains(advice) && note.contains(&code.to_string()), "{what}: {note}");
+        }
+        // It is mended, and happens again: that is news.
+        fake.heal();
+        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+        broken();
+        if plural == "sceneplans" {
+            // A watch that is cut goes on without a list.
+            fake.fail(When::always().on(plural), refuse(code, "no, never"));
+        }
+        fake.cut();
+        fake.put(&plan(Some(("1", "2")), 2, json!({})));
+        an_hour(&fake).await;
+        let told = reasons(&fake).iter().filter(|reason| *reason == "ScenesStopped").count();
+        assert_eq!(told, 1 + usize::from(readable), "{what}: told again");
+    }
+    // What passes by itself is asked for as before, and is no Event.
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    fake.fail(When::always().on("leases"), refuse(503, "no"));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let (asked, events) = an_hour(&fake).await;
+    assert!((100..400).contains(&asked) && events == 0, "{asked} requests, {events} events");
+    fake.heal();
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_taint_that_was_refused_is_tried_again() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    let no = Fault::Refuse { code: 422, text: "taints are not for you", retry_after: None };
+    fake.fail(When::always().verb("patch").on("nodes"), no);
+    fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
+    agent.until("a complaint", |state| state.taint.is_some()).await;
+    fake.clear_log();
+    tokio::time::sleep(Duration::from_secs(4 * 3600)).await;
+    assert!((2..=4).contains(&fake.count("patch", "nodes")), "{}", fake.count("patch", "nodes"));
+    assert_eq!(reasons(&fake), ["Labelled", "TaintRefused"]);
+    assert!(agent.state().taint.is_some());
+    // The right is given: no change of the plan, no restart.
+    fake.heal();
+    eventually("the taint", || node(&fake, "a")["spec"]["taints"].is_array()).await;
+    agent.until("no complaint", |state| state.taint.is_none()).await;
 }
 
 #[tokio::test(start_paused = true)]

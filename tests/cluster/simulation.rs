@@ -18,6 +18,9 @@ use crate::fakeapi::{FakeApi, Fault, When};
 /// How long each request takes.
 const LATENCY: Duration = Duration::from_millis(20);
 
+/// Longer than any node with a slot waits between two looks.
+const A_LOOK: Duration = Duration::from_secs(460);
+
 /// One part of the simulation.
 #[allow(dead_code, reason = "the benchmark prints it all")]
 #[derive(Debug, Clone)]
@@ -79,7 +82,7 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
     simulation.until_known().await;
     parts.push(simulation.until_held("1 in 10 restarts", "1", first).await);
     // Whoever was in doubt has looked by now.
-    tokio::time::sleep(Duration::from_secs(900)).await;
+    tokio::time::sleep(A_LOOK).await;
     assert_eq!(places(&simulation.fake), before, "a restart moves nobody");
 
     // Nodes go for good, and others are replaced under the same name.
@@ -107,7 +110,7 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
 
     // At rest, when the last have given back what they had before.
     simulation.until_known().await;
-    tokio::time::sleep(Duration::from_secs(900)).await;
+    tokio::time::sleep(A_LOOK).await;
     simulation.begin();
     tokio::time::sleep(Duration::from_secs(600)).await;
     let rest = simulation.part("ten minutes of rest", second);

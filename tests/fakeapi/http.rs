@@ -48,6 +48,11 @@ impl Reply {
         Self { code, kind: "application/json", retry_after: None, body }
     }
 
+    /// The same of a text that is JSON already.
+    pub(crate) fn text(code: u16, text: Bytes) -> Self {
+        Self { code, kind: "application/json", retry_after: None, body: Payload::Whole(Some(text)) }
+    }
+
     pub(crate) fn refusal(refusal: &Refusal) -> Self {
         let mut reply = match &refusal.body {
             Value::String(text) => Self {

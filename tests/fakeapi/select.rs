@@ -46,6 +46,20 @@ impl Selector {
         self.fields.is_empty() && self.labels.is_empty()
     }
 
+    /// The namespace that objects must be in; empty for all.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// A label that objects must have with this value, if one is asked for.
+    pub(crate) fn label(&self) -> Option<(&str, &str)> {
+        let one = self
+            .labels
+            .iter()
+            .find(|one| !one.negated && one.values.as_ref().is_some_and(|all| all.len() == 1))?;
+        Some((&one.key, one.values.as_ref()?.first()?))
+    }
+
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let place = object["metadata"]["namespace"].as_str().unwrap_or_default();
         if !self.namespace.is_empty() && self.namespace != place {

@@ -240,8 +240,14 @@ fn answer(
                 revision: get("resourceVersion").to_owned(),
                 exact: get("resourceVersionMatch") == "Exact",
             };
-            let found = list::list(&shared.store.lock().unwrap(), &kind, &selector, &wanted)?;
-            Ok(Reply::json(200, &found))
+            let store = shared.store.lock().unwrap();
+            let asked = format!("{}?{}", ask.path, ask.query);
+            if let Some(page) = store.page(&asked) {
+                return Ok(Reply::text(200, page));
+            }
+            let page = Bytes::from(list::list(&store, &kind, &selector, &wanted)? + "\n");
+            store.keep_page(asked, page.clone());
+            Ok(Reply::text(200, page))
         }
         _ => {
             let reply = write(shared, ask, &kind, &target, &user, verb, query)?;

@@ -1,14 +1,16 @@
 //! What is stored, with every version that is not compacted yet.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hyper::body::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::fields;
 use super::kinds::Kind;
+use super::select::Selector;
 use super::status::{self, Answer};
 
 /// Kind (plural and group), namespace, name.
@@ -51,7 +53,15 @@ pub(crate) struct Store {
     pub(crate) budgets: BTreeMap<String, String>,
     made: u64,
     started: (SystemTime, tokio::time::Instant),
+    /// Kind, label and value: namespaces and names of the objects that have it now.
+    labelled: BTreeMap<(String, String, String), BTreeSet<(String, String)>>,
+    /// Objects as they stand in lists, by version.
+    texts: Mutex<HashMap<u64, Arc<str>>>,
+    /// Answers to lists, by what was asked; they count at this version and after this compaction.
+    pages: Mutex<Pages>,
 }
+
+type Pages = ((u64, u64), HashMap<String, Bytes>);
 
 // === impl Store ===
 
@@ -70,6 +80,9 @@ impl Store {
             budgets: BTreeMap::new(),
             made: 0,
             started: (SystemTime::now(), tokio::time::Instant::now()),
+            labelled: BTreeMap::new(),
+            texts: Mutex::default(),
+            pages: Mutex::default(),
         }
     }
 
@@ -135,6 +148,13 @@ impl Store {
         self.revision = self.revision.max(revision);
         let key = (kind.qualified(), namespace.to_owned(), name.to_owned());
         let old = self.objects.remove(&key);
+        if let Some(old) = &old {
+            for label in labels(kind, old) {
+                if let Some(names) = self.labelled.get_mut(&label) {
+                    names.remove(&(namespace.to_owned(), name.to_owned()));
+                }
+            }
+        }
         let new = new.map(|mut new| {
             new["metadata"]["resourceVersion"] = json!(revision.to_string());
             Arc::new(new)
@@ -149,6 +169,9 @@ impl Store {
             (None, None) => Arc::new(Value::Null),
         };
         if let Some(new) = &new {
+            for label in labels(kind, new) {
+                self.labelled.entry(label).or_default().insert((namespace.to_owned(), name.to_owned()));
+            }
             self.objects.insert(key, Arc::clone(new));
         }
         // A deletion is told with the last state, under the deletion's version.
@@ -197,6 +220,85 @@ impl Store {
         }
         objects.retain(|_, object| fits(object));
         objects
+    }
+
+    /// The objects of one namespace that fit, at a version that is still there, in the order of their names from one on.
+    pub(crate) fn from(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        first: &str,
+        revision: u64,
+        selector: &Selector,
+        most: usize,
+    ) -> Vec<Arc<Value>> {
+        let fits = |object: &&Arc<Value>| selector.matches(object);
+        let place = (namespace.to_owned(), first.to_owned());
+        if let Some((key, value)) = selector.label().filter(|_| revision == self.revision) {
+            let names = self.labelled.get(&(kind.qualified(), key.to_owned(), value.to_owned()));
+            let names = names.into_iter().flat_map(|names| names.range(place.clone()..));
+            let names = names.take_while(|(other, _)| other == namespace);
+            let objects = names.filter_map(|(namespace, name)| {
+                self.objects.get(&(kind.qualified(), namespace.clone(), name.clone()))
+            });
+            return objects.filter(fits).take(most).cloned().collect();
+        }
+        // What has changed since, as it was then.
+        let mut before: BTreeMap<&str, Option<&Arc<Value>>> = BTreeMap::new();
+        let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
+        for change in changes.iter().rev().take_while(|change| change.revision > revision) {
+            let metadata =
+                &change.old.as_ref().or(change.new.as_ref()).expect("a change of something")["metadata"];
+            if metadata["namespace"].as_str().unwrap_or_default() == namespace {
+                let name = metadata["name"].as_str().unwrap_or_default();
+                before.insert(name, change.old.as_ref());
+            }
+        }
+        let qualified = kind.qualified();
+        let now = self
+            .objects
+            .range((qualified.clone(), place.0, place.1)..)
+            .take_while(|((plural, other, _), _)| *plural == qualified && other == namespace)
+            .map(|((_, _, name), object)| (name.as_str(), Some(object)))
+            .filter(|(name, _)| !before.contains_key(name));
+        let mut then = before.range(first..).map(|(name, object)| (*name, *object)).peekable();
+        let mut now = now.peekable();
+        let merged = std::iter::from_fn(|| match (now.peek(), then.peek()) {
+            (Some(one), Some(other)) if one.0 <= other.0 => now.next(),
+            (Some(_), None) => now.next(),
+            _ => then.next(),
+        });
+        merged.filter_map(|(_, object)| object).filter(fits).take(most).cloned().collect()
+    }
+
+    /// An object as it stands in a list.
+    pub(crate) fn text(&self, kind: &Kind, object: &Arc<Value>) -> Arc<str> {
+        let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
+        let mut texts = self.texts.lock().unwrap();
+        let text = texts.entry(version.unwrap_or_default()).or_insert_with(|| {
+            let mut item = (**object).clone();
+            if !kind.custom() {
+                let map = item.as_object_mut().expect("objects are maps");
+                map.shift_remove("kind");
+                map.shift_remove("apiVersion");
+            }
+            item.to_string().into()
+        });
+        Arc::clone(text)
+    }
+
+    /// The answer to a list, if it was asked for since the last write.
+    pub(crate) fn page(&self, asked: &str) -> Option<Bytes> {
+        let pages = self.pages.lock().unwrap();
+        pages.1.get(asked).filter(|_| pages.0 == (self.revision, self.compacted)).cloned()
+    }
+
+    pub(crate) fn keep_page(&self, asked: String, page: Bytes) {
+        let mut pages = self.pages.lock().unwrap();
+        if pages.0 != (self.revision, self.compacted) {
+            *pages = ((self.revision, self.compacted), HashMap::new());
+        }
+        pages.1.insert(asked, page);
     }
 
     /// The version of the latest write of a kind.
@@ -369,11 +471,8 @@ impl Store {
 
     /// Deletes what is owned by nobody that is there.
     pub(crate) fn collect_garbage(&mut self) {
-        let uids: std::collections::BTreeSet<String> = self
-            .objects
-            .values()
-            .filter_map(|object| object["metadata"]["uid"].as_str().map(str::to_owned))
-            .collect();
+        let uids: HashSet<&str> =
+            self.objects.values().filter_map(|object| object["metadata"]["uid"].as_str()).collect();
         let orphans: Vec<Key> = self
             .objects
             .iter()
@@ -393,4 +492,14 @@ impl Store {
             self.write(&kind.expect("it is stored"), &namespace, &name, None);
         }
     }
+}
+
+/// The labels of an object, as keys of the index.
+fn labels(kind: &Kind, object: &Value) -> Vec<(String, String, String)> {
+    let labels = object["metadata"]["labels"].as_object();
+    let pairs = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+    pairs.map(|(key, value)| (kind.qualified(), key, value)).collect()
 }

@@ -15,12 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Taint;
 
+use super::held::{Held, labelled};
 use super::plans::{Plans, name_of};
 use super::{Phase, Pods};
 use crate::cluster::node::{self, LabelConflict, LabelStep, OwnNode};
 use crate::scene::{
-    Duty, Holding, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate,
-    is_lease_of, slots, switch,
+    Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate, is_lease_of,
+    slots, switch,
 };
 
 /// Taints with this in front of their key are ours, whoever asked for them.
@@ -47,13 +48,13 @@ pub(super) type Version = (String, String);
 pub struct Memory {
     /// The plan and the slot that the node had last.
     pub last: Option<(String, Slot)>,
-    /// The plan by which a change was refused, as it was then.
+    /// The plan by which a change was refused, as it was then. An agent that starts anew judges by the pods that run then.
     pub refused: Option<Version>,
     /// The plan all of whose slots were found taken, at this look.
     pub full: Option<Version>,
     /// What the server said stands in the way of the labels, at this look.
     pub conflicts: Vec<LabelConflict>,
-    /// The plan whose taint could not be set, as it was then, and why.
+    /// The plan whose taint could not be set, as it was then, and why. Forgotten from time to time, so that it is tried again.
     pub untaintable: Option<(Version, String)>,
     /// The taint that was set last.
     pub taint: Option<Taint>,
@@ -322,15 +323,18 @@ impl Judge<'_> {
         verdict
     }
 
-    /// Why the node may not change to another slot, or to none, by the plan's rule; `None` where it may.
+    /// Why the node may not change to another slot, to other labels or to none, by the plan's rule; `None` where it may.
     fn kept(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
-        let (of, has) = self.held_by_any(plan)?;
-        if Some(&has) == wants {
+        let held = Held::of(self.seen, self.memory, plan, wants)?;
+        let labels =
+            wants.map(|slot| plan.spec.labels.labels(slot).into_iter().collect()).unwrap_or_default();
+        let leaving = held.leaving(&labels, wants);
+        if leaving.is_empty() {
             return None;
         }
         let stay = |phase: Phase, says: String| {
             let mut verdict = Verdict::new(phase, says).of(plan);
-            verdict.slot = Some(has.clone());
+            verdict.slot.clone_from(&held.slot);
             Some(verdict)
         };
         let rule = plan.spec.on_busy;
@@ -338,7 +342,7 @@ impl Judge<'_> {
             return stay(
                 Phase::Refused,
                 format!(
-                    "{has} stays until plan {} is changed again: it says refuse, and pods ran here",
+                    "{held} stays until plan {} is changed again: it says refuse, and pods ran here",
                     name_of(plan)
                 ),
             );
@@ -347,17 +351,24 @@ impl Judge<'_> {
             if rule == OnBusy::Force {
                 return None;
             }
-            return stay(Phase::Waiting, format!("{has} stays: which pods run here is not known yet"));
+            return stay(Phase::Waiting, format!("{held} stays: which pods run here is not known yet"));
         };
-        let owned = of.owned();
         let bound = pods.iter().filter(|pod| {
-            pod.keys.as_ref().is_none_or(|keys| keys.iter().any(|key| owned.contains(key.as_str())))
+            pod.keys.as_ref().is_none_or(|keys| keys.iter().any(|key| leaving.contains(key.as_str())))
         });
         let names: Vec<String> = bound.map(|pod| pod.name.clone()).collect();
-        match switch(rule, Some(&has), wants, &names) {
-            Switch::Keep | Switch::Change { .. } => None,
-            Switch::Wait { reason } => stay(Phase::Waiting, reason),
-            Switch::Refuse { reason } => stay(Phase::Refused, reason),
+        let said = |reason: String| match held.is_another(wants) {
+            true => reason,
+            false => {
+                let keys: Vec<&str> = leaving.iter().copied().collect();
+                let (s, stay) = if keys.len() == 1 { ("", "stays") } else { ("s", "stay") };
+                format!("label{s} {} {stay}: {reason}", keys.join(" and "))
+            }
+        };
+        match switch(rule, &held.to_string(), &names) {
+            Switch::Change { .. } => None,
+            Switch::Wait { reason } => stay(Phase::Waiting, said(reason)),
+            Switch::Refuse { reason } => stay(Phase::Refused, said(reason)),
         }
     }
 
@@ -397,16 +408,7 @@ impl Judge<'_> {
 
     /// The slot that the node's labels name, by a plan's keys.
     fn held(&self, plan: &ScenePlan) -> Option<Slot> {
-        match plan.spec.labels.read(&self.seen.node.labels) {
-            Holding::Slot(slot) => Some(slot),
-            Holding::Nothing | Holding::Broken { .. } => None,
-        }
-    }
-
-    /// The slot that the node's labels name, by this plan's keys or those of another.
-    fn held_by_any(&self, plan: &ScenePlan) -> Option<(LabelKeys, Slot)> {
-        let mut plans = std::iter::once(plan).chain(&self.seen.plans.plans);
-        plans.find_map(|plan| Some((plan.spec.labels.clone(), self.held(plan)?)))
+        labelled(plan, self.seen.node)
     }
 
     /// Whether there is anything of ours on the node.

@@ -13,6 +13,7 @@
 //!   label or a claim goes only when a plan that speaks of this node was read and says so: that a plan is gone, or that there
 //!   is none at all, says nothing (see [`decide()`]).
 //! - **No slot twice.** A claim comes before the labels, and goes after them.
+//! - **What only a person can mend** is asked for seldom, and told once as an Event on the Node.
 //! - **At rest nothing is written.** A node keeps one watch of the plans (a request in about five minutes) and looks at its
 //!   Node and its claims every [`Settings::look`].
 //! - **Ten thousand nodes** hear of a change at the same moment: each waits a random while, which is longer the more slots
@@ -23,8 +24,10 @@
 //! or more, and nothing in it is urgent. Claims are not watched, since every node would hear of every other's.
 
 mod decide;
+mod held;
 mod leave;
 mod live;
+mod patience;
 mod plans;
 mod turn;
 
@@ -37,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::events::Recorder;
 use super::{Api, claims};
-use crate::scene::Slot;
+use crate::scene::{LabelKeys, Slot};
 
 pub use decide::{Action, Memory, Seen, Verdict, decide};
 pub use leave::{Left, leave};
@@ -70,7 +73,8 @@ pub struct Settings {
     pub spare: (Duration, Duration),
     /// How much longer that is for each slot: the list of claims that it has to read is longer, too.
     pub spare_per_slot: Duration,
-    /// The shortest and the longest wait while the API fails.
+    /// The shortest and the longest wait while the API fails. What lasts until somebody does something about it (a right that
+    /// is missing, a definition) is tried less and less often, down to every [`Settings::look`].
     pub backoff: (Duration, Duration),
     /// How long the server is asked to keep one watch, in seconds.
     pub watch_seconds: u32,
@@ -135,6 +139,9 @@ pub struct State {
     pub slot: Option<Slot>,
     /// The labels on the Node that Pinfold has set.
     pub labels: BTreeMap<String, String>,
+    /// Labels of the Node with the usual keys of a place, whoever has set them.
+    #[serde(skip)]
+    pub usual: BTreeMap<String, String>,
     /// The names of the Leases that it holds.
     pub claims: BTreeSet<String>,
     /// Labels of somebody else's that stand in the way, as sentences.
@@ -210,5 +217,36 @@ impl Scenes {
             () = keeper.run() => {}
             () = stop.cancelled() => {}
         }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// The Node's place as variables for a container: `SCENCE`, `CASE`, `INDEX`, `TYPE`, whatever a plan calls its labels.
+    pub fn variables(&self) -> BTreeMap<String, String> {
+        match &self.slot {
+            Some(slot) => LabelKeys::default().labels(slot).into_iter().collect(),
+            None => self.usual.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_has_the_usual_names_whatever_a_plan_calls_its_labels() {
+        let pairs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let by_hand = State { usual: pairs(&[("SCENCE", "1"), ("CASE", "2")]), ..State::default() };
+        assert_eq!(by_hand.variables(), pairs(&[("SCENCE", "1"), ("CASE", "2")]));
+        let slot =
+            Slot { scene: "2".to_owned(), case: "3".to_owned(), kind: Some("ps".to_owned()), index: 4 };
+        let placed = State { slot: Some(slot), ..by_hand };
+        let wanted = pairs(&[("SCENCE", "2"), ("CASE", "3"), ("TYPE", "ps"), ("INDEX", "4")]);
+        assert_eq!(placed.variables(), wanted);
     }
 }

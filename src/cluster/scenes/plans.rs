@@ -13,8 +13,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Settings;
+use super::patience::Patience;
 use crate::cluster::call::Lines;
-use crate::cluster::{Api, Backoff, Call, Dice, ErrorKind, Failure};
+use crate::cluster::{Api, Call, Dice, ErrorKind, Failure};
 use crate::scene::ScenePlan;
 
 pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
@@ -34,12 +35,14 @@ pub struct Plans {
     pub unreadable: BTreeMap<String, String>,
     /// Why the plans are not known as they are now; `None` where they are. What is known stays.
     pub trouble: Option<String>,
+    /// Whether the trouble lasts until somebody does something about it.
+    pub lasting: bool,
 }
 
 impl Default for Plans {
     fn default() -> Self {
         let trouble = Some("the plans have not been read yet".to_owned());
-        Self { plans: Vec::new(), unreadable: BTreeMap::new(), trouble }
+        Self { plans: Vec::new(), unreadable: BTreeMap::new(), trouble, lasting: false }
     }
 }
 
@@ -69,7 +72,7 @@ impl Plans {
         self.unreadable.keys().map(String::as_str).filter(|name| !known(name)).collect()
     }
 
-    /// Takes a complete list.
+    /// Takes a complete list. It counts when the watch stands: what changes in between is heard there.
     fn replace(&mut self, objects: Vec<Value>) {
         let mut before: BTreeMap<String, ScenePlan> = std::mem::take(&mut self.plans)
             .into_iter()
@@ -84,7 +87,6 @@ impl Plans {
             self.put(name, object);
         }
         self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
-        self.trouble = None;
     }
 
     /// Takes a plan that is new or changed.
@@ -137,12 +139,12 @@ fn name(object: &Value) -> String {
 
 /// Follows the plans for ever: what goes wrong is told as [`Plans::trouble`] and tried again.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
-    let backoff = Backoff::new(settings.backoff.0, settings.backoff.1);
-    let mut follower = Follower { api, settings, published, version: None, backoff, dice: Dice::default() };
+    let patience = Patience::new(&settings);
+    let mut follower = Follower { api, settings, published, version: None, patience, dice: Dice::default() };
     loop {
         let pause = match follower.turn().await {
             Ok(()) => {
-                follower.backoff.reset();
+                follower.patience.reset();
                 follower.dice.spread(Duration::from_secs(1))
             }
             Err(failure) => follower.failed(&failure),
@@ -186,7 +188,7 @@ struct Follower {
     published: watch::Sender<Plans>,
     /// The version up to which everything is known; `None` where all must be read.
     version: Option<String>,
-    backoff: Backoff,
+    patience: Patience,
     dice: Dice,
 }
 
@@ -200,7 +202,6 @@ impl Follower {
             None => {
                 let (objects, version) = list(&self.api).await?;
                 self.version = Some(version.clone());
-                // Not current before the watch stands: what changes in between is heard there.
                 self.published.send_modify(|plans| plans.replace(objects));
                 version
             }
@@ -213,7 +214,7 @@ impl Follower {
             match self.next(&mut lines).await {
                 Ok(true) => {
                     heard = true;
-                    self.backoff.reset();
+                    self.patience.reset();
                 }
                 Ok(false) if heard || began.elapsed() >= SHORT_LIVED => return Ok(()),
                 Ok(false) => {
@@ -269,7 +270,10 @@ impl Follower {
 
     /// The plans are followed: what is known is what is.
     fn heard(&self) {
-        self.published.send_if_modified(|plans| plans.trouble.take().is_some());
+        self.published.send_if_modified(|plans| {
+            plans.lasting = false;
+            plans.trouble.take().is_some()
+        });
     }
 
     /// Notes a failure; how long to wait.
@@ -282,11 +286,12 @@ impl Follower {
         let new = self.published.send_if_modified(|plans| {
             let new = plans.trouble.as_ref() != Some(&says);
             plans.trouble = Some(says.clone());
+            plans.lasting = failure.is_lasting();
             new
         });
         if new {
             tracing::warn!("{says}");
         }
-        self.backoff.wait(self.dice.roll(), failure.retry_after())
+        self.patience.after(failure, self.dice.roll())
     }
 }

@@ -7,16 +7,20 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::decide::{Action, Memory, Seen, Verdict, decide, version};
+use super::patience::{Patience, advice};
 use super::plans::{Plans, name_of};
 use super::{Phase, Scenes, State};
 use crate::cluster::claims::{Claims, Owner};
 use crate::cluster::events::News;
 use crate::cluster::node::{self, Applied, OwnNode};
-use crate::cluster::{Backoff, Dice, ErrorKind, Failure};
-use crate::scene::{ScenePlan, Slot, Slots, Want, slots, value_fault};
+use crate::cluster::{Dice, Failure};
+use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, slots, value_fault};
 
 /// The most actions of one turn: a change of slot is four.
 const MOST_ACTIONS: usize = 12;
+
+/// When a taint that was refused is tried again: the right to it may have been given meanwhile.
+const TAINT_AGAIN: Duration = Duration::from_secs(3600);
 
 /// The label of a Lease that names the plan, for people.
 const PLAN_LABEL: &str = "pinfold.io/plan";
@@ -35,7 +39,13 @@ pub(super) struct Keeper {
     plans: watch::Receiver<Plans>,
     look: Option<Look>,
     memory: Memory,
-    backoff: Backoff,
+    /// The Node's uid as it was last read, for Events on it.
+    uid: Option<String>,
+    /// What was told as an Event of a failure that lasts; nothing else is told until something works.
+    told: Option<String>,
+    /// When a taint was last refused.
+    untainted: Option<Instant>,
+    patience: Patience,
     dice: Dice,
 }
 
@@ -56,8 +66,18 @@ impl From<Failure> for Cut {
 
 impl Keeper {
     pub(super) fn new(scenes: Scenes, plans: watch::Receiver<Plans>) -> Self {
-        let backoff = Backoff::new(scenes.settings.backoff.0, scenes.settings.backoff.1);
-        Self { scenes, plans, look: None, memory: Memory::default(), backoff, dice: Dice::default() }
+        let patience = Patience::new(&scenes.settings);
+        Self {
+            scenes,
+            plans,
+            look: None,
+            memory: Memory::default(),
+            uid: None,
+            told: None,
+            untainted: None,
+            patience,
+            dice: Dice::default(),
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -83,17 +103,20 @@ impl Keeper {
 
     /// When to look after news of the plans.
     fn plans_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
-        let (trouble, slots) = {
+        let (trouble, lasting, slots) = {
             let plans = self.plans.borrow();
-            (plans.trouble.clone(), slots_of(&plans))
+            (plans.trouble.clone(), plans.lasting, slots_of(&plans))
         };
+        let settings = &self.scenes.settings;
+        // All nodes hear of it at the same moment.
+        let mut most = (settings.spread.0 + settings.spread_per_slot * slots).min(settings.spread.1);
         if let Some(trouble) = trouble {
             self.say(Phase::Unknown, format!("nothing is changed: {trouble}"));
-            return due;
+            if !lasting {
+                return due;
+            }
+            most = settings.spread.1;
         }
-        // All nodes hear of it at the same moment.
-        let settings = &self.scenes.settings;
-        let most = (settings.spread.0 + settings.spread_per_slot * slots).min(settings.spread.1);
         let soon = Instant::now() + self.dice.spread(most);
         Some(due.map_or(soon, |due| due.min(soon)))
     }
@@ -112,26 +135,35 @@ impl Keeper {
 
     /// Reads, decides and carries out, until there is nothing left to do; how long to wait.
     async fn turn(&mut self) -> Duration {
-        // Without the plans nothing would be done with what is read.
-        if self.plans.borrow().trouble.is_none() {
+        let (trouble, lasting) = {
+            let plans = self.plans.borrow();
+            (plans.trouble.clone(), plans.lasting)
+        };
+        if let Some(trouble) = trouble {
+            // Without the plans nothing would be done with what is read.
+            if lasting {
+                self.complain("plans", format!("nothing is changed: {trouble}")).await;
+            }
+        } else {
             match self.place().await {
                 Ok(()) => {}
                 Err(Cut::Failed(failure)) => {
-                    let advice = match failure.kind() {
-                        ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
-                        _ => "",
-                    };
-                    self.say(Phase::Unknown, format!("nothing is changed: {failure}{advice}"));
-                    return self.backoff.wait(self.dice.roll(), failure.retry_after());
+                    let says = format!("nothing is changed: {failure}{}", advice(&failure));
+                    self.say(Phase::Unknown, says.clone());
+                    if failure.is_lasting() {
+                        self.complain(&about(&failure), says).await;
+                    }
+                    return self.patience.after(&failure, self.dice.roll());
                 }
                 Err(Cut::NoNode(why)) => {
                     let name = &self.scenes.node;
                     self.say(Phase::Unknown, format!("nothing is changed: there is no Node {name} ({why})"));
-                    self.look = None;
-                    return self.backoff.wait(self.dice.roll(), None);
+                    (self.look, self.uid) = (None, None);
+                    return self.patience.without(self.dice.roll());
                 }
             }
-            self.backoff.reset();
+            self.patience.reset();
+            self.told = None;
         }
         let settings = &self.scenes.settings;
         let slots = slots_of(&self.plans.borrow());
@@ -166,6 +198,10 @@ impl Keeper {
     async fn look(&mut self) -> Result<(), Cut> {
         let Scenes { api, node: name, namespace, settings, .. } = &self.scenes;
         let node = node::read(api, name).await?.ok_or(Cut::NoNode("is --node-name right?"))?;
+        self.uid = Some(node.uid.clone());
+        if self.untainted.is_some_and(|since| since.elapsed() >= TAINT_AGAIN) {
+            (self.untainted, self.memory.untaintable) = (None, None);
+        }
         let before = self.look.take().filter(|look| look.claims.owner().uid == node.uid);
         let claims = before.map_or_else(
             || {
@@ -204,7 +240,7 @@ impl Keeper {
                 let Some(plan) = plan else { return Ok(()) };
                 if was_spare {
                     // Most of them are taken: better to know which than to try.
-                    claims.list().await?;
+                    claims.look_around().await?;
                 }
                 let names = order(&plan, &slots, only, &scenes.node, node, memory);
                 match claims.claim_first(names, &labels_of(&plan)).await? {
@@ -243,9 +279,17 @@ impl Keeper {
                 }
                 Err(failure) if failure.is_passing() => return Err(failure.into()),
                 Err(failure) => {
-                    let says = format!("the taint could not be changed: {failure}");
-                    tracing::warn!("scenes: {says}");
-                    memory.untaintable = verdict.plan.clone().map(|plan| (plan, says));
+                    let says = format!(
+                        "the taint could not be changed: {failure}: the agent needs the right to patch nodes, and a policy \
+                         may know taints pinfold.io/* only"
+                    );
+                    memory.untaintable = verdict.plan.clone().map(|plan| (plan, says.clone()));
+                    self.untainted = Some(Instant::now());
+                    // State has what was said before: news are told once.
+                    if self.scenes.state.borrow().taint.as_ref() != Some(&says) {
+                        tracing::warn!("scenes: {says}");
+                        self.tell(true, "TaintRefused", says);
+                    }
                 }
             },
             Action::Release(name) => {
@@ -271,6 +315,7 @@ impl Keeper {
             plan: verdict.plan.as_ref().map(|(name, _)| name.clone()),
             slot: verdict.slot.clone(),
             labels: ours.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            usual: usual(node),
             claims: mine.clone(),
             conflicts: verdict.conflicts.iter().map(ToString::to_string).collect(),
             taint: self.memory.untaintable.as_ref().map(|(_, says)| says.clone()),
@@ -303,18 +348,46 @@ impl Keeper {
         });
     }
 
+    /// Tells once of a failure that lasts: until something works, or it is about something else.
+    async fn complain(&mut self, about: &str, says: String) {
+        if self.told.as_deref() == Some(about) {
+            return;
+        }
+        if self.uid.is_none() {
+            // Only to tell on whom; where that fails, too, the state has it all the same.
+            let read = node::read(&self.scenes.api, &self.scenes.node).await;
+            self.uid = read.ok().flatten().map(|node| node.uid);
+        }
+        self.told = Some(about.to_owned());
+        self.tell(true, "ScenesStopped", says);
+    }
+
     fn tell(&self, warning: bool, reason: &'static str, note: String) {
-        let (Some(recorder), Some(look)) = (&self.scenes.recorder, &self.look) else { return };
+        let (Some(recorder), Some(uid)) = (&self.scenes.recorder, &self.uid) else { return };
         recorder.tell_of_node(News {
             namespace: String::new(),
-            pod: look.node.name.clone(),
-            uid: look.node.uid.clone(),
+            pod: self.scenes.node.clone(),
+            uid: uid.clone(),
             warning,
             action: "Label",
             reason,
             note,
         });
     }
+}
+
+/// The labels with the usual keys of a place.
+fn usual(node: &OwnNode) -> BTreeMap<String, String> {
+    let keys = LabelKeys::default();
+    let found = keys.owned().into_iter().filter_map(|key| node.labels.get_key_value(key));
+    found.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// What a refusal is about: its code, and the resource.
+fn about(failure: &Failure) -> String {
+    let Some(status) = failure.status() else { return String::new() };
+    let kind = status.details.as_ref().map_or("", |details| details.kind.as_str());
+    format!("{} {kind}", status.code)
 }
 
 async fn until(due: Option<Instant>) {

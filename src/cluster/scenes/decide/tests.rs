@@ -40,7 +40,7 @@ impl World {
     fn new(plans: Vec<ScenePlan>) -> Self {
         let labels = BTreeMap::from([("pool".to_owned(), "train".to_owned())]);
         Self {
-            plans: Plans { plans, unreadable: BTreeMap::new(), trouble: None },
+            plans: Plans { plans, unreadable: BTreeMap::new(), trouble: None, lasting: false },
             node: OwnNode { name: "n".to_owned(), uid: "u".to_owned(), labels, ..OwnNode::default() },
             claims: BTreeSet::new(),
             pods: Some(Vec::new()),
@@ -225,6 +225,102 @@ fn the_rule_for_busy_nodes() {
     spare.pods = Some(Vec::new());
     assert_eq!(spare.settle(), ["label ", "release scene.p.1.1.0"]);
     assert_eq!(spare.decide().says, "all 2 slots of scene 2 case 1 are taken");
+}
+
+/// A pod that stands here because of these keys.
+fn bound(keys: &[&str]) -> Pods {
+    let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+    Some(vec![RunningPod { name: "train/w".to_owned(), keys: Some(keys) }])
+}
+
+#[test]
+fn the_rule_holds_where_the_keys_of_the_labels_change() {
+    const CLAIM: &[&str] = &["scene.p.1.1.0"];
+    let world = |active, labels: Value, claims: &[&str], keys: &[&str]| {
+        let mut world = World::new(vec![plan("p", active, json!({"labels": labels}))]).having(&OLD, claims);
+        world.pods = bound(keys);
+        world
+    };
+    let waits = |world: &World, says: &str| {
+        let verdict = world.decide();
+        assert_eq!((verdict.phase, verdict.action), (Phase::Waiting, None), "{says}");
+        assert!(verdict.says.contains(says), "{} has no {says}", verdict.says);
+        verdict.slot
+    };
+    let (same, next) = (Some(("1", "1")), Some(("1", "2")));
+    let slot = Slot { scene: "1".to_owned(), case: "1".to_owned(), kind: None, index: 0 };
+    let renamed = || json!({"scene": "SCENE"});
+    let alias = || json!({"aliases": {"SCENCE": "SCENE"}});
+    // Another case, or none, and other keys with it: what the node has is known by its labels, or by its claim.
+    for active in [next, None] {
+        for (labels, claims) in [(alias(), CLAIM), (alias(), &[]), (renamed(), CLAIM)] {
+            let held =
+                waits(&world(active, labels, claims, &["CASE"]), "train/w of scene 1 case 1 0 still runs");
+            assert_eq!(held, Some(slot.clone()));
+        }
+        // By what is remembered, where the plan lists its nodes and there are no claims.
+        let mut listed = world(active, renamed(), &[], &["SCENCE"]);
+        listed.plans.plans[0].spec.nodes.names = Some(vec!["n".to_owned()]);
+        listed.memory.last = Some(("p".to_owned(), slot.clone()));
+        assert_eq!(waits(&listed, "train/w of scene 1 case 1 0 still runs"), Some(slot.clone()));
+        // After a restart not even that: labels of ours that say nothing are still what pods stand here by.
+        listed.memory = Memory::default();
+        assert_eq!(waits(&listed, "train/w of the place CASE=1 INDEX=0 SCENCE=1"), None);
+        listed.pods = bound(&["zone"]);
+        assert!(listed.decide().action.is_some());
+        listed.pods = None;
+        waits(&listed, "which pods run here is not known yet");
+    }
+    // The same slot: a label that goes is a change for those who chose it, one that comes is not.
+    let mut keys = world(same, renamed(), CLAIM, &["SCENCE"]);
+    assert_eq!(waits(&keys, "label SCENCE stays: pod train/w"), Some(slot));
+    keys.plans.plans[0].spec.on_busy = OnBusy::Refuse;
+    let refused = keys.decide();
+    assert_eq!((refused.phase, refused.action), (Phase::Refused, None));
+    keys.plans.plans[0].spec.on_busy = OnBusy::Force;
+    assert_eq!(keys.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
+    let mut others = world(same, renamed(), CLAIM, &["CASE", "INDEX"]);
+    assert_eq!(others.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
+    let mut more = world(same, alias(), CLAIM, &["SCENCE"]);
+    assert_eq!(more.settle(), ["label CASE=1 INDEX=0 SCENCE=1 SCENE=1"]);
+    more.plans.plans = vec![plan("p", same, Value::Null)];
+    assert_eq!(more.settle(), ["label CASE=1 INDEX=0 SCENCE=1"], "nobody stands here by the alias");
+    let mut fewer = world(same, alias(), CLAIM, &["SCENE"]);
+    fewer.settle();
+    fewer.plans.plans = vec![plan("p", same, Value::Null)];
+    waits(&fewer, "label SCENE stays");
+    fewer.pods = Some(Vec::new());
+    assert_eq!(fewer.settle(), ["label CASE=1 INDEX=0 SCENCE=1"]);
+}
+
+#[test]
+fn the_rule_holds_where_the_labels_are_broken() {
+    let broken = |active| {
+        let world = World::new(vec![plan("p", active, Value::Null)]);
+        let mut world = world.having(&OLD[..2], &["scene.p.1.1.0"]);
+        world.pods = bound(&["SCENCE"]);
+        world
+    };
+    for active in [Some(("1", "2")), Some(("2", "1")), None] {
+        let verdict = broken(active).decide();
+        assert_eq!((verdict.phase, verdict.action), (Phase::Waiting, None), "{active:?}");
+        assert!(verdict.says.contains("scene 1 case 1 0"), "{}", verdict.says);
+        let mut spare = broken(active);
+        spare.memory.full = Some(("p".to_owned(), "1".to_owned()));
+        assert_eq!(spare.decide().phase, Phase::Waiting);
+        spare.pods = Some(Vec::new());
+        assert!(spare.decide().action.is_some());
+    }
+    // What is missing comes back at once: nobody loses anything.
+    assert_eq!(broken(Some(("1", "1"))).settle(), ["label CASE=1 INDEX=0 SCENCE=1"]);
+    // Of two claims, the one that it did not want is what it had.
+    let mut two = broken(Some(("1", "2")));
+    two.claims.insert("scene.p.1.2.1".to_owned());
+    assert_eq!((two.decide().phase, two.decide().slot.unwrap().case), (Phase::Waiting, "1".to_owned()));
+    // Claims without labels are nobody's reason to stand here.
+    let mut bare = World::new(vec![plan("p", None, Value::Null)]).having(&[], &["scene.p.1.1.0"]);
+    bare.pods = bound(&["SCENCE"]);
+    assert_eq!(bare.settle(), ["release scene.p.1.1.0"]);
 }
 
 #[test]
