@@ -7,6 +7,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::{self, Asked};
+pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
 use crate::pin::quiet::Quiet;
 use crate::pod::{Policy, ThreadPolicy, Wishes};
@@ -29,6 +30,8 @@ pub struct Config {
     pub pods: Option<PathBuf>,
     /// The Kubernetes API.
     pub cluster: Cluster,
+    /// The container runtime.
+    pub runtime: Runtime,
     /// CPUs that no container is given; the core of the lowest CPU where nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
@@ -126,6 +129,12 @@ pub struct Overrides {
     /// Namespace of the agent's own objects [default: pinfold]
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
+    /// Whether the container runtime's NRI is used [default: auto]
+    #[arg(long, env = "PINFOLD_NRI")]
+    pub nri: Option<Asked>,
+    /// The container runtime's NRI socket [default: /var/run/nri/nri.sock]
+    #[arg(long, value_name = "SOCKET", env = "PINFOLD_NRI_SOCKET")]
+    pub nri_socket: Option<PathBuf>,
     /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     pub reserved: Option<CpuSet>,
@@ -148,6 +157,7 @@ impl Default for Config {
             trees: vec!["kubepods".to_owned(), "kubepods.slice".to_owned()],
             pods: None,
             cluster: Cluster::default(),
+            runtime: Runtime::default(),
             reserved: None,
             enforcement: Wanted::Auto,
             reconcile_seconds: 10,
@@ -184,6 +194,8 @@ impl Config {
             kubeconfig,
             node_name,
             namespace,
+            nri,
+            nri_socket,
             reserved,
             enforcement,
             reconcile_seconds,
@@ -198,6 +210,8 @@ impl Config {
         config.pods = pods.or(config.pods);
         set(&mut config.cluster.api, api);
         set(&mut config.cluster.namespace, namespace.filter(given));
+        set(&mut config.runtime.nri, nri);
+        set(&mut config.runtime.socket, nri_socket);
         config.cluster.kubeconfig = kubeconfig.or(config.cluster.kubeconfig);
         config.cluster.node_name = node_name.filter(given).or(config.cluster.node_name);
         config.reserved = reserved.or(config.reserved);
@@ -239,6 +253,7 @@ impl Config {
                 "tree {tree:?} is not a cgroup path: write it like kubepods or kubelet/kubepods"
             );
         }
+        self.runtime.check()?;
         cluster::check(&self.cluster)
     }
 
@@ -286,6 +301,9 @@ mod tests {
             ("cluster: {node: n1}", "node"),
             ("cluster: {nodeName: Node_1}", "Node_1"),
             ("cluster: {namespace: a.b}", "a.b"),
+            ("runtime: {index: 100}", "runtime.index"),
+            ("runtime: {socket: nri.sock}", "nri.sock"),
+            ("runtime: {nri: maybe}", "maybe"),
         ] {
             let error = format!("{:#}", Config::parse(text).unwrap_err());
             assert!(error.contains(named), "{text}: {error}");

@@ -32,6 +32,8 @@ pub enum Event {
     Unheard,
     /// The NUMA nodes of the devices of pods, by namespace and name.
     Devices(BTreeMap<(String, String), CpuSet>),
+    /// What a container runtime has, or what is new there.
+    Runtime(RuntimeNews),
     /// A runtime is about to create a container.
     Create {
         /// Its pod.
@@ -41,6 +43,37 @@ pub enum Event {
         /// Where the answer goes.
         reply: oneshot::Sender<Admission>,
     },
+    /// A runtime is about to let a container's program begin: its cgroup is there.
+    Start {
+        /// The uid of its pod.
+        uid: String,
+        /// The container's name.
+        container: String,
+        /// Where the answer goes: why it must not start, if it must not.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
+    /// A runtime has changed what a container may use.
+    Changed,
+}
+
+/// What a container runtime tells.
+#[derive(Debug)]
+pub enum RuntimeNews {
+    /// Everything that it has.
+    All(Vec<RuntimePod>),
+    /// One pod, as it is now.
+    Pod(Box<RuntimePod>),
+    /// The uid of a pod that is gone.
+    Gone(String),
+}
+
+/// A pod, as a container runtime tells of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RuntimePod {
+    /// The pod, without what we have put into its containers' environment.
+    pub pod: Pod,
+    /// By container, the names of variables that were put there.
+    pub injected: BTreeMap<String, Vec<String>>,
 }
 
 /// What a runtime is told of a container that it is about to create.
@@ -48,8 +81,12 @@ pub enum Event {
 pub struct Admission {
     /// The CPUs it will own; `None` in the shared pool.
     pub cpus: Option<CpuSet>,
-    /// NUMA nodes of those CPUs, where the machine tells.
-    pub numa: Option<CpuSet>,
+    /// The NUMA nodes that its memory is to come from; `None` for all.
+    pub memory: Option<CpuSet>,
+    /// Why it must not be created, if it must not.
+    pub refused: Option<String>,
+    /// Whether its pod counts as a training pod.
+    pub training: bool,
     /// The thread environment.
     pub threads: ThreadEnvironment,
 }

@@ -15,6 +15,8 @@ pub(super) struct History {
     old: BTreeMap<String, CpuSet>,
     /// How long containers ran before what they own was in force.
     windows: BTreeMap<String, f64>,
+    /// The container whose program waits for us to let it begin: its pod's uid and its name.
+    gated: Option<(String, String)>,
     /// Drift that was put right.
     repaired: BTreeMap<String, Repaired>,
 }
@@ -23,20 +25,33 @@ fn own(container: &ObservedContainer) -> CpuSet {
     container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default()
 }
 
+/// The CPUs that are a container's own, in force; none where what it owns is not.
+pub(super) fn own_in_force(container: &ObservedContainer, enforcement: Enforcement) -> CpuSet {
+    let (own, cpuset) = (own(container), &container.cgroup.cpuset);
+    let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
+    if live && cpuset.effective == own { own } else { CpuSet::new() }
+}
+
 // === impl History ===
 
 impl History {
     /// Takes note of what is there at the start.
     pub(super) fn begin(&mut self, observed: &Observed, enforcement: Enforcement) {
-        let so_far = |container: &ObservedContainer| {
-            let (own, cpuset) = (own(container), &container.cgroup.cpuset);
-            let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
-            if live && cpuset.effective == own { own } else { CpuSet::new() }
-        };
+        let so_far = |container: &ObservedContainer| own_in_force(container, enforcement);
         self.old = observed
             .containers()
             .map(|container| (container.cgroup.path.clone(), so_far(container)))
             .collect();
+    }
+
+    /// A container's program waits for us to let it begin.
+    pub(super) fn gate(&mut self, uid: &str, container: &str) {
+        self.gated = Some((uid.to_owned(), container.to_owned()));
+    }
+
+    /// Whatever waited may begin.
+    pub(super) fn gate_opened(&mut self) {
+        self.gated = None;
     }
 
     /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
@@ -47,17 +62,19 @@ impl History {
         node: &Node,
         metrics: &AgentMetrics,
     ) {
+        let gated = self.gated.as_ref().and_then(|(uid, name)| after.container(uid, name));
+        let gated = gated.map(|container| container.cgroup.path.clone());
         for container in after.containers() {
             let path = &container.cgroup.path;
-            let own = own(container);
-            let in_force = !own.is_empty() && container.cgroup.cpuset.effective == own;
-            if !in_force || self.old.contains_key(path) || self.windows.contains_key(path) {
+            let own = own_in_force(container, node.enforcement);
+            if own.is_empty() || self.old.contains_key(path) || self.windows.contains_key(path) {
                 continue;
             }
             // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
-            let had = before
-                .containers()
-                .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);
+            let had = gated.as_ref() == Some(path)
+                || before
+                    .containers()
+                    .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);
             let processes = node.cgroups.processes(path).unwrap_or_default();
             let ages = processes.iter().filter_map(|pid| node.proc.age_seconds(*pid));
             let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };

@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Link, LinkState};
+use super::runtime;
 use crate::metrics::{self, AgentMetrics, Sources};
 use crate::pin::Snapshot;
 
@@ -37,6 +38,8 @@ pub(super) struct State {
     pub(super) metrics: AgentMetrics,
     /// What is known of the API, where it is used.
     pub(super) link: Option<Link>,
+    /// How it stands with the container runtime, where it is spoken with.
+    pub(super) runtime: Option<runtime::Link>,
 }
 
 /// What `/status` shows.
@@ -44,6 +47,8 @@ pub(super) struct State {
 struct Status<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster: Option<LinkState>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runtime: Option<runtime::LinkState>,
     #[serde(flatten)]
     snapshot: &'a Snapshot,
 }
@@ -54,12 +59,14 @@ impl State {
     /// What `/metrics` shows.
     pub(super) fn render(&self, snapshot: &Snapshot) -> prometheus::Result<String> {
         let api = self.link.as_ref().map(Link::numbers);
-        metrics::render(snapshot, &self.sources, &self.metrics, api.as_ref())
+        let runtime = self.runtime.as_ref().map(runtime::Link::numbers);
+        metrics::render(snapshot, &self.sources, &self.metrics, api.as_ref(), runtime.as_ref())
     }
 
     fn status(&self, snapshot: &Snapshot) -> serde_json::Result<String> {
         let cluster = self.link.as_ref().map(Link::state);
-        serde_json::to_string_pretty(&Status { cluster, snapshot })
+        let runtime = self.runtime.as_ref().map(runtime::Link::state);
+        serde_json::to_string_pretty(&Status { cluster, runtime, snapshot })
     }
 
     /// Why the agent is not ready, although it works.
@@ -70,7 +77,8 @@ impl State {
     /// What a person should know of an agent that is ready.
     fn troubles(&self, snapshot: &Snapshot) -> Vec<String> {
         let trouble = self.link.as_ref().and_then(Link::trouble);
-        trouble.into_iter().chain(snapshot.errors.iter().cloned()).collect()
+        let runtime = self.runtime.as_ref().and_then(runtime::Link::trouble);
+        trouble.into_iter().chain(runtime).chain(snapshot.errors.iter().cloned()).collect()
     }
 }
 

@@ -4,7 +4,7 @@
 //!  manifests ──inotify──> folder ─┐
 //!  the API ──────watch──> cluster ┤
 //!  cgroups ────inotify──> trees ──┼── Event ──> owner ── Snapshot ──> HTTP (/metrics, /status, /readyz)
-//!  a runtime's question ──────────┤
+//!  a runtime ──────NRI──> runtime ┤
 //!  every 10 s ────────────────────┘
 //! ```
 //!
@@ -15,17 +15,21 @@ pub mod config;
 pub mod devices;
 mod event;
 mod folder;
+mod gate;
 mod given_up;
 mod history;
 mod http;
 mod node;
 mod owner;
 mod promises;
+mod question;
 mod run;
+mod runtime;
 mod service;
 mod tasks;
+mod told;
 
-pub use event::{Admission, Event, Source};
+pub use event::{Admission, Event, RuntimeNews, RuntimePod, Source};
 pub use folder::read_pods;
 pub use node::{Node, environment, reserved};
 pub use run::{Agent, lock, run};

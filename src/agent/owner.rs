@@ -1,25 +1,28 @@
 //! The one owner of the state: events in, a reconcile each, a snapshot out.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
-use super::event::{Admission, Event, Source};
+use super::event::{Admission, Event, RuntimeNews, Source};
+use super::gate;
 use super::given_up::GivenUp;
-use super::history::History;
+use super::history::{History, own_in_force};
 use super::node::{Node, threads};
-use super::promises::Promises;
+use super::question::Question;
+use super::told::Told;
 use crate::cpu::{CpuSet, Placer};
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Decisions, Inputs, Refused, decide, default_reserved};
 use crate::pin::quiet::{Keeper, Quiet, Report};
+use crate::pin::snapshot::ContainerState;
 use crate::pin::{
     self, Applied, Drift, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
 };
-use crate::pod::Pod;
+use crate::pod::{self, Pod};
 
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -30,7 +33,9 @@ enum Why {
     Start,
     Pods,
     Cgroups,
+    Runtime,
     Create,
+    Gate,
     Timer,
 }
 
@@ -42,7 +47,9 @@ impl Why {
             Self::Start => "start",
             Self::Pods => "pods",
             Self::Cgroups => "cgroups",
+            Self::Runtime => "runtime",
             Self::Create => "create",
+            Self::Gate => "gate",
             Self::Timer => "timer",
         }
     }
@@ -55,9 +62,7 @@ pub(super) struct Owner {
     placer: Placer,
     /// Whether pods come from the API.
     api: bool,
-    pods: BTreeMap<Source, Vec<Pod>>,
-    errors: BTreeMap<Source, Vec<String>>,
-    promises: Promises,
+    told: Told,
     history: History,
     drift: Vec<Drift>,
     metrics: AgentMetrics,
@@ -93,9 +98,7 @@ impl Owner {
             placer,
             node,
             api,
-            pods: BTreeMap::new(),
-            errors: BTreeMap::new(),
-            promises: Promises::default(),
+            told: Told::default(),
             history: History::default(),
             drift: Vec::new(),
             metrics,
@@ -168,8 +171,7 @@ impl Owner {
                     if source == Source::Folder {
                         self.metrics.manifest_errors.set(i64::try_from(errors.len()).unwrap_or(i64::MAX));
                     }
-                    self.pods.insert(source, pods);
-                    self.errors.insert(source, errors);
+                    self.told.pods(source, pods, errors);
                     self.heard = true;
                     self.turn(why, None);
                 }
@@ -182,18 +184,51 @@ impl Owner {
                 }
                 // For those that come; nobody is moved for it.
                 Some(Event::Devices(devices)) => self.devices = devices,
+                Some(Event::Runtime(news)) => {
+                    // What comes and goes there is seen by its cgroups.
+                    let all = matches!(news, RuntimeNews::All(_));
+                    self.told.runtime(news);
+                    if all && self.heard {
+                        self.turn(Why::Runtime, None);
+                    }
+                }
+                Some(Event::Changed) => dirty = true,
                 Some(Event::Create { pod, container, reply }) => {
-                    self.promises.announce(*pod.clone());
-                    self.turn(Why::Create, Some((&pod, &container, reply)));
+                    self.told.promises().announce(*pod.clone());
+                    let question = Question { pod: &pod, container: &container, reply, patient: true };
+                    self.turn(Why::Create, Some(question));
+                }
+                Some(Event::Start { uid, container, reply }) => {
+                    // Whoever has given up waiting has let the program begin.
+                    if !reply.is_closed() {
+                        self.history.gate(&uid, &container);
+                    }
+                    let seen = self.turn(Why::Gate, None);
+                    self.history.gate_opened();
+                    // The container starts then, and is looked after as any other.
+                    let _ = reply.send(self.gate(&uid, &container, seen));
                 }
             }
         }
     }
 
-    /// One reconcile; file work blocks, so this thread is given up for others meanwhile.
-    fn turn(&mut self, why: Why, question: Option<(&Pod, &str, oneshot::Sender<Admission>)>) {
+    /// One reconcile, and another where a question has to wait for what is given up in the first; file work blocks, so this
+    /// thread is given up for others meanwhile.
+    /// Whether it came to its end.
+    fn turn(&mut self, why: Why, mut question: Option<Question<'_>>) -> bool {
+        let seen = self.reconciled(why, &mut question);
+        match &mut question {
+            Some(question) => question.patient = false,
+            None => return seen,
+        }
+        self.reconciled(why, &mut question)
+    }
+
+    fn reconciled(&mut self, why: Why, question: &mut Option<Question<'_>>) -> bool {
         let start = Instant::now();
-        if let Err(error) = tokio::task::block_in_place(|| self.reconcile(question)) {
+        let reconciled = tokio::task::block_in_place(|| self.reconcile(question));
+        let seen = reconciled.is_ok();
+        if let Err(error) = reconciled {
             tracing::error!("reconcile failed: {error:#}");
             // What was known stays known, and says that it is old.
             let last = self.published.borrow().clone();
@@ -210,26 +245,17 @@ impl Owner {
         {
             self.metrics.set_cpu_seconds(seconds);
         }
+        seen
     }
 
-    /// The pods of the API, then those of the folder, then those that a runtime spoke of; each uid once.
-    fn known(&mut self) -> Vec<Pod> {
-        let told = self.pods.values().flatten().chain(self.promises.announced());
-        let mut seen = HashSet::new();
-        told.filter(|pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned()))).cloned().collect()
-    }
-
-    fn reconcile(
-        &mut self,
-        question: Option<(&Pod, &str, oneshot::Sender<Admission>)>,
-    ) -> anyhow::Result<()> {
-        let pods = self.known();
+    fn reconcile(&mut self, question: &mut Option<Question<'_>>) -> anyhow::Result<()> {
+        let pods = self.told.known();
         let (mut observed, mut ledger) = self.node.observe(&pods)?;
         if self.published.borrow().is_none() {
             self.history.begin(&observed, self.node.enforcement);
         }
-        self.promises.keep(&mut ledger, &observed);
-        let here = self.here(&observed);
+        self.told.keep_promises(&mut ledger, &observed);
+        let here = self.told.here(&observed);
         let moves = self.moves_left();
         let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
         if self.node.enforcement == Enforcement::Observe {
@@ -241,9 +267,8 @@ impl Owner {
         let timer = Duration::from_secs(self.node.config.reconcile_seconds);
         self.given_up.note(ledger.exclusive().difference(&kept), Instant::now(), timer);
         decisions.desired.held_back = self.refused.keys().cloned().collect();
-        if let Some((pod, container, reply)) = question {
-            self.answer(&pods, pod, container, &decisions, reply);
-        }
+        let question = question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
+        let answer = question.as_ref().and_then(|question| self.answer(&pods, question, &decisions));
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         self.look_for_lost(&ledger);
         let drift = pin::drift(&observed, &ledger, &online, enforcement);
@@ -258,7 +283,7 @@ impl Owner {
             self.metrics.drift.with_label_values(&[new.cause.name()]).inc();
         }
         self.drift = drift;
-        let mut errors: Vec<String> = self.errors.values().flatten().cloned().collect();
+        let mut errors: Vec<String> = self.told.errors().cloned().collect();
         for tree in &self.node.config.trees {
             if !self.node.cgroups.hands_down(tree)? {
                 errors.push(format!(
@@ -277,6 +302,10 @@ impl Owner {
             self.history.note_repairs(&self.drift, &left);
             self.drift = left;
             (observed, ledger) = (after, read);
+        }
+        // By now its pod's cgroup has room for it. Whoever asked may have given up waiting; the promise lapses by itself.
+        if let (Some(question), Some(answer)) = (question, answer) {
+            let _ = question.reply.send(answer);
         }
         errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
         for decision in &mut decisions.containers {
@@ -318,12 +347,6 @@ impl Owner {
         }
     }
 
-    /// The uids of pods that have a cgroup, or that a runtime is about to create.
-    fn here(&self, observed: &Observed) -> BTreeSet<String> {
-        let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
-        cgroups.chain(self.promises.uids()).map(str::to_owned).collect()
-    }
-
     fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a BTreeSet<String>) -> Inputs<'a> {
         let node = &self.node;
         Inputs {
@@ -339,36 +362,53 @@ impl Owner {
         }
     }
 
-    fn answer(
-        &mut self,
-        pods: &[Pod],
-        pod: &Pod,
-        container: &str,
-        decisions: &Decisions,
-        reply: oneshot::Sender<Admission>,
-    ) {
-        let Some(uid) = pod.cgroup_uid() else { return };
+    fn answer(&mut self, pods: &[Pod], question: &Question<'_>, decisions: &Decisions) -> Option<Admission> {
+        let Question { pod, container, .. } = *question;
+        let uid = pod.cgroup_uid()?;
         let of_pod = |index: usize| pods.get(index).filter(|known| known.cgroup_uid() == Some(uid));
         let mut found = None;
         for decision in &decisions.containers {
             let Some(known) = of_pod(decision.pod) else { continue };
             let Some(asked) = known.containers.get(decision.container) else { continue };
             if let Some(cpus) = decision.cpus.as_ref().filter(|_| decision.entitlement.cpus() > 0) {
-                self.promises.add(uid, &asked.name, cpus.clone());
+                self.told.promises().add(uid, &asked.name, cpus.clone());
             }
             if asked.name == container {
                 found = Some((known, decision));
             }
         }
-        let Some((known, decision)) = found else { return };
-        let owned = decision.cpus.as_ref();
-        let admission = Admission {
-            cpus: owned.cloned(),
-            numa: owned.and_then(|cpus| self.node.topology.numa_of(cpus)),
-            threads: threads(&self.node, known, decision.container, owned, &decisions.desired.shared()),
+        let policy = &self.node.config.policy;
+        let Some((known, decision)) = found else {
+            // One that its pod's description does not have, for debugging: it goes its way.
+            let known = pods.iter().find(|known| known.cgroup_uid() == Some(uid))?;
+            let threads = threads(&self.node, known, usize::MAX, None, &decisions.desired.shared());
+            return Some(Admission { cpus: None, memory: None, refused: None, training: false, threads });
         };
-        // Whoever asked may have given up waiting; the promise lapses by itself.
-        let _ = reply.send(admission);
+        let owed = self.told.is_described(uid).then(|| {
+            known.containers.iter().any(|container| pod::entitlement(known, container, policy).cpus() > 0)
+        });
+        let refused = gate::at_creation(known, decision, owed);
+        let owned = decision.cpus.as_ref();
+        let memory = decisions.desired.memory.get(uid).and_then(|memory| memory.get(container));
+        Some(Admission {
+            cpus: owned.cloned(),
+            memory: memory.cloned(),
+            refused: refused.filter(|_| self.node.enforcement != Enforcement::Observe),
+            training: pod::training(known, &decision.recognition, policy).counts,
+            threads: threads(&self.node, known, decision.container, owned, &decisions.desired.shared()),
+        })
+    }
+
+    /// Whether a container may start, by the state that was published last, if that is the state now.
+    fn gate(&self, uid: &str, container: &str, seen: bool) -> Result<(), String> {
+        if !seen && self.told.requires(uid) {
+            return Err(gate::UNSEEN.to_owned());
+        }
+        let snapshot = self.published.borrow();
+        let Some(snapshot) = snapshot.as_deref() else { return Ok(()) };
+        let same =
+            |state: &&ContainerState| state.uid.as_deref() == Some(uid) && state.container == container;
+        snapshot.containers.iter().find(same).map_or(Ok(()), |found| gate::at_start(found, snapshot))
     }
 
     /// Counts what was done and returns what went wrong as sentences.
@@ -411,10 +451,7 @@ impl Owner {
         };
         let mut exclusive = CpuSet::new();
         for container in observed.containers() {
-            let own = container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default();
-            if container.cgroup.cpuset.effective == own {
-                exclusive = exclusive.union(&own);
-            }
+            exclusive = exclusive.union(&own_in_force(container, node.enforcement));
         }
         // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
         let report = self.keeper.turn(options, &exclusive, &node.topology.online, &node.cgroups, "");
@@ -474,6 +511,8 @@ impl Owner {
         let mut containers = snapshot::containers(pods, &node.topology, decisions, observed, environment);
         for container in &mut containers {
             self.history.tell(container);
+            let injected = self.told.injected(container.uid.as_deref(), &container.container);
+            container.injected = injected.cloned();
         }
         let exclusive = node.topology.online.difference(&shared);
         self.published.send_replace(Some(Arc::new(Snapshot {

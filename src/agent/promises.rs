@@ -54,6 +54,13 @@ impl Promises {
         self.promises.push(Promise { uid, container, cpus, until: Instant::now() + PROMISE });
     }
 
+    /// Takes note of what a runtime has of a pod: what was promised to anybody else in it is void.
+    pub(super) fn has(&mut self, uid: &str, containers: &[&str]) {
+        self.announced.retain(|(pod, _)| pod.cgroup_uid() != Some(uid));
+        self.promises
+            .retain(|promise| promise.uid != uid || containers.contains(&promise.container.as_str()));
+    }
+
     /// Adds promised CPUs to the ledger; a promise ends when its container's cgroup carries the claim.
     pub(super) fn keep(&mut self, ledger: &mut Ledger, observed: &Observed) {
         let now = Instant::now();

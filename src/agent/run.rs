@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Cluster, Running};
+use super::cluster::{Cluster, Link, Running};
 use super::config::Config;
 use super::devices::{CallError, DevicesError, PodResources};
 use super::event::{Admission, Event};
@@ -21,6 +21,7 @@ use super::folder::Folder;
 use super::http::{self, State};
 use super::node::Node;
 use super::owner::Owner;
+use super::runtime;
 use super::service;
 use super::tasks::Tasks;
 use crate::cpu::CpuSet;
@@ -102,7 +103,14 @@ impl Agent {
         let cluster =
             cluster.map(|cluster| cluster.start(&mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
-        let state = Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link });
+        let place = link.as_ref().and_then(Link::place);
+        let runtime = node.config.runtime.wanted();
+        let runtime = runtime.then(|| {
+            runtime::start(&node, &mut tasks, events.clone(), place, snapshot.clone(), &metrics, &stop)
+        });
+        let runtime = runtime.transpose()?;
+        let state =
+            Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link, runtime });
         let ended = stop.clone();
         let served = Arc::clone(&state);
         tasks.spawn_to_its_end(async move {

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::Format;
 use crate::agent::Node;
-use crate::agent::config::{Config, Overrides};
+use crate::agent::cluster::Asked;
+use crate::agent::config::{Config, Overrides, Runtime};
 use crate::cpu::Topology;
 use crate::host::cgroup::{Cgroups, Version};
 use crate::host::topology;
@@ -95,6 +96,7 @@ fn examine(config: &Config) -> Vec<Finding> {
         }
         Err(error) => findings.push(bad("cgroups", error.to_string(), "pinfold can't work without them")),
     }
+    findings.push(runtime(&config.runtime));
     match Node::new(config.clone()) {
         Ok(node) => {
             findings.push(enforcement(&node));
@@ -131,6 +133,28 @@ fn rights() -> Finding {
             "not root: cgroups can't be written".to_owned(),
             "run it with sudo, or as a privileged container",
         )
+    }
+}
+
+/// Whether the container runtime would ask us before a container begins.
+fn runtime(runtime: &Runtime) -> Finding {
+    let (what, socket) = ("runtime", runtime.socket.display());
+    if runtime.nri == Asked::Never {
+        return weak(
+            what,
+            "NRI is not used, by configuration".to_owned(),
+            "runtime.nri: auto uses it where it is",
+        );
+    }
+    let advice = "containerd 1.7 and newer: [plugins.'io.containerd.nri.v1.nri'] disable = false in \
+                  /etc/containerd/config.toml (the default from 2.0 on); CRI-O 1.26 and newer: [crio.nri] enable_nri = true \
+                  (the default from 1.30 on); then restart the runtime. Until then containers are pinned milliseconds after \
+                  they have begun, and get no variables";
+    match std::os::unix::net::UnixStream::connect(&runtime.socket) {
+        Ok(_) => {
+            good(what, format!("it has NRI ({socket}): containers are pinned and sized before they begin"))
+        }
+        Err(error) => weak(what, format!("no NRI at {socket}: {error}"), advice),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    CounterVec, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry,
 };
 
 use crate::pin::Cause;
@@ -25,6 +26,8 @@ pub struct AgentMetrics {
     pub moves: IntCounter,
     /// Manifests that can't be read now.
     pub manifest_errors: IntGauge,
+    runtime_calls: HistogramVec,
+    runtime_unanswered: IntCounter,
     cpu_seconds: CounterVec,
     started: Gauge,
 }
@@ -68,6 +71,20 @@ impl AgentMetrics {
             "Running containers that were moved to make room for others.",
         )?;
         registry.register(Box::new(moves.clone()))?;
+        let runtime_calls = HistogramVec::new(
+            HistogramOpts::new(
+                "pinfold_nri_call_duration_seconds",
+                "Time that the container runtime has waited for an answer.",
+            )
+            .buckets(SECONDS.to_vec()),
+            &["call"],
+        )?;
+        registry.register(Box::new(runtime_calls.clone()))?;
+        let runtime_unanswered = IntCounter::new(
+            "pinfold_nri_unanswered_total",
+            "Calls of the container runtime that were not answered in time.",
+        )?;
+        registry.register(Box::new(runtime_unanswered.clone()))?;
         let cpu_seconds =
             CounterVec::new(Opts::new("process_cpu_seconds_total", "CPU time used by the agent."), &[])?;
         registry.register(Box::new(cpu_seconds.clone()))?;
@@ -86,6 +103,8 @@ impl AgentMetrics {
             window_seconds,
             moves,
             manifest_errors,
+            runtime_calls,
+            runtime_unanswered,
             cpu_seconds,
             started,
         })
@@ -94,6 +113,16 @@ impl AgentMetrics {
     /// Notes when the agent started, in seconds since 1970.
     pub fn set_started(&self, seconds: f64) {
         self.started.set(seconds);
+    }
+
+    /// Notes how long the container runtime has waited for an answer.
+    pub fn runtime_call(&self, call: &'static str, time: std::time::Duration) {
+        self.runtime_calls.with_label_values(&[call]).observe(time.as_secs_f64());
+    }
+
+    /// Notes a call that was not answered in time.
+    pub fn runtime_unanswered(&self) {
+        self.runtime_unanswered.inc();
     }
 
     /// Notes how much CPU time the agent has used in all.

@@ -173,3 +173,17 @@ pub const API_FAMILIES: &[Family] = &[
     ),
     gauge("pinfold_scene_phase", &["phase"], "How it stands with the Node's place in a scene, always 1."),
 ];
+
+/// The families of the container runtime, by name.
+pub const RUNTIME_FAMILIES: &[Family] = &[
+    gauge(
+        "pinfold_nri_runtime_info",
+        &["name", "version"],
+        "The container runtime that is connected, always 1; no series while none is.",
+    ),
+    gauge(
+        "pinfold_nri_synchronized",
+        &[],
+        "Whether the container runtime asks Pinfold about every container; without it they are pinned once their cgroups are seen.",
+    ),
+];

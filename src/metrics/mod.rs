@@ -9,6 +9,7 @@ mod api;
 mod collect;
 mod families;
 mod foreign;
+mod runtime;
 mod switches;
 
 use std::path::Path;
@@ -18,7 +19,8 @@ use prometheus::{Encoder, TextEncoder};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
-pub use families::{API_FAMILIES, FAMILIES, Family, Kind};
+pub use families::{API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
+pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::Cgroups;
 use crate::host::proc::Proc;
@@ -49,7 +51,7 @@ impl Sources {
 /// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// Collects everything and writes it in Prometheus' text format; of the API where it is used.
+/// Collects everything and writes it in Prometheus' text format; of the API and of the container runtime where they are used.
 ///
 /// # Errors
 /// A family that contradicts itself, which the tests rule out.
@@ -58,11 +60,15 @@ pub fn render(
     sources: &Sources,
     agent: &AgentMetrics,
     api: Option<&ApiNumbers>,
+    runtime: Option<&RuntimeNumbers>,
 ) -> prometheus::Result<String> {
     let mut families = collect::collect(snapshot, sources)?;
     families.extend(agent.gather());
     if let Some(api) = api {
         families.extend(api.gather()?);
+    }
+    if let Some(runtime) = runtime {
+        families.extend(runtime.gather()?);
     }
     families.sort_by(|one, other| one.name().cmp(other.name()));
     let mut text = Vec::new();

@@ -114,6 +114,7 @@ impl Decisions {
             }
         }
         self.desired.claims.clone_from(&ledger.claims);
+        self.desired.memory.clear();
     }
 }
 

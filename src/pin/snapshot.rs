@@ -9,7 +9,7 @@ use super::ledger::{Ledger, Observed};
 use super::quiet::Report;
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::Partition;
-use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
+use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
 
 /// The state of the node at one moment.
 #[derive(Debug, Clone, Serialize)]
@@ -83,6 +83,10 @@ pub struct ContainerState {
     pub running: bool,
     /// The thread environment it is owed.
     pub threads: ThreadEnvironment,
+    /// Variables that a container runtime has put into its environment on our word; `None` where no runtime tells.
+    pub injected: Option<Vec<String>>,
+    /// Whether it must not run without CPUs of its own.
+    pub required: bool,
     /// Why it has less than it is owed.
     pub note: Option<String>,
     /// Seconds from its first instruction to its assignment in force, where that was seen.
@@ -159,6 +163,8 @@ pub fn containers(
             cgroup: seen.map(|seen| seen.cgroup.path.clone()),
             running: seen.is_some_and(|seen| seen.cgroup.populated),
             threads: threads(pod, decision.container, decision.cpus.as_ref()),
+            injected: None,
+            required: pod::is_required(pod),
             note: decision.note.clone(),
             window_seconds: None,
             refused: decision.refused,

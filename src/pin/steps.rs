@@ -16,8 +16,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Enforcement;
-use super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
-use super::mark::{Mark, union, usable};
+use super::ledger::{Ledger, Observed};
+use super::mark::{Mark, union};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Quota};
 
@@ -127,19 +127,6 @@ pub struct Desired {
     pub isolated: BTreeSet<String>,
     /// Cgroups whose partition the kernel refused a moment ago: not tried now.
     pub held_back: BTreeSet<String>,
-}
-
-/// Whether a container runs inside the set of its pod; that of a pod that nobody told us of does if it does already.
-fn is_inside(desired: &Desired, pod: &ObservedPod, container: &ObservedContainer) -> bool {
-    if pod.known.is_some() {
-        let inside = desired.inside.get(&pod.cgroup.uid);
-        return inside.is_some_and(|names| names.iter().any(|name| container.name.as_ref() == Some(name)));
-    }
-    let cpuset = &container.cgroup.cpuset;
-    let of_pod = desired.claims.get(&pod.cgroup.uid).map(usable).unwrap_or_default();
-    let owns_nothing = container.mark.as_ref().is_some_and(|mark| mark.claims.is_empty());
-    let has = if cpuset.partition.is_live() { &cpuset.exclusive } else { &cpuset.cpus };
-    owns_nothing && !has.is_empty() && has.is_subset(&of_pod)
 }
 
 // === impl Step ===

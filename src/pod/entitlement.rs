@@ -200,8 +200,12 @@ enum Wish<'a> {
     Unknown(&'a str),
 }
 
-/// The annotation, if there is one. `required` asks for what `exclusive` does, and will also say that the pod must not
-/// run without it.
+/// Whether the pod's owner would rather not have it run than without CPUs of its own.
+pub fn is_required(pod: &Pod) -> bool {
+    matches!(wish(pod), Some(Wish::Exclusive("required")))
+}
+
+/// The annotation, if there is one. `required` asks for what `exclusive` does; [`is_required`] tells them apart.
 fn wish(pod: &Pod) -> Option<Wish<'_>> {
     Some(match pod.annotations.get(CPUS_ANNOTATION)?.as_str() {
         value @ ("exclusive" | "required") => Wish::Exclusive(value),

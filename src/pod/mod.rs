@@ -34,7 +34,7 @@ mod selector;
 mod threads;
 mod wishes;
 
-pub use entitlement::{Entitlement, Policy, Training, entitlement, is_denied, training};
+pub use entitlement::{Entitlement, Policy, Training, entitlement, is_denied, is_required, training};
 pub use from_k8s::PodError;
 pub use manifest::{ManifestError, SyntaxError, parse};
 pub use model::{Container, ContainerKind, EnvSource, Pod, Qos, Resources};

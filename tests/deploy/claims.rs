@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use pinfold::cluster::claims::NODE_LABEL;
 use pinfold::scene::LabelKeys;
 use serde_json::{Value, json};
 
@@ -113,7 +114,7 @@ fn claims_are_made_and_given_back_for_the_own_node_only() {
         ("bench-node", user["extra"]["authentication.kubernetes.io/node-uid"][0].as_str().unwrap());
     let lease = |owner: &str, uid: &str, holder: &str| {
         json!({
-            "metadata": {"name": "scene.a.1.2.0", "ownerReferences": [
+            "metadata": {"name": "scene.a.1.2.0", "labels": {NODE_LABEL: uid}, "ownerReferences": [
                 {"apiVersion": "v1", "kind": "Node", "name": owner, "uid": uid}]},
             "spec": {"holderIdentity": holder},
         })
@@ -126,9 +127,23 @@ fn claims_are_made_and_given_back_for_the_own_node_only() {
     assert_eq!(say("CREATE", own.clone(), Value::Null, extra), Verdict::Allowed);
     assert_eq!(say("DELETE", Value::Null, own.clone(), extra), Verdict::Allowed);
     denied(&say("UPDATE", own.clone(), own.clone(), extra), "never changes");
-    for foreign in [lease("node-b", uid, name), lease(name, "another", name)] {
-        denied(&say("CREATE", foreign.clone(), Value::Null, extra), "own node only");
-        denied(&say("DELETE", Value::Null, foreign, extra), "own node only");
+    let foreign = lease("node-b", uid, name);
+    denied(&say("CREATE", foreign.clone(), Value::Null, extra), "own node only");
+    denied(&say("DELETE", Value::Null, foreign, extra), "own node only");
+    // The Node was made anew under its name, and the token still has the uid of the one before.
+    let anew = lease(name, "another", name);
+    assert_eq!(say("CREATE", anew.clone(), Value::Null, extra), Verdict::Allowed);
+    assert_eq!(say("DELETE", Value::Null, anew.clone(), extra), Verdict::Allowed);
+    // By its label a claim is found again: it says the same as the owner.
+    for labels in [json!(null), json!({}), json!({"x": uid}), json!({NODE_LABEL: uid})] {
+        let mut astray = anew.clone();
+        astray["metadata"]["labels"] = labels.clone();
+        if labels.is_null() {
+            astray["metadata"].as_object_mut().unwrap().remove("labels");
+        }
+        denied(&say("CREATE", astray.clone(), Value::Null, extra), "pinfold.io/node-uid");
+        // What is there may go.
+        assert_eq!(say("DELETE", Value::Null, astray, extra), Verdict::Allowed);
     }
     denied(&say("CREATE", lease(name, uid, "node-b"), Value::Null, extra), "holder");
     let mut orphan = own.clone();

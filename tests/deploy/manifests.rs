@@ -128,7 +128,12 @@ fn overlays_are_the_base_with_what_they_say() {
         paths.sort();
         paths
     };
-    let narrow = ["/sys/fs/cgroup", "/var/lib/kubelet/cpu_manager_state", "/var/lib/kubelet/pod-resources"];
+    let narrow = [
+        "/sys/fs/cgroup",
+        "/var/lib/kubelet/cpu_manager_state",
+        "/var/lib/kubelet/pod-resources",
+        "/var/run/nri",
+    ];
     let systemd = ["/run/dbus/system_bus_socket", "/run/systemd/system"];
     assert_eq!(paths(&pod(&base)), narrow);
     for name in ["containerd", "crio", "observe-only"] {

@@ -283,6 +283,13 @@ impl<'a> Pod<'a> {
             .unwrap();
     }
 
+    /// Ends its sandbox, and leaves to the runtime's end what else there is.
+    pub(crate) fn forget(self) {
+        // A runtime that stumbles over what it had begun is ended in any case.
+        let _ = self.runtime.cri.try_call(&StopPodSandbox { sandbox: self.sandbox.clone() });
+        let _ = self.runtime.cri.try_call(&RemovePodSandbox { sandbox: self.sandbox });
+    }
+
     /// Ends the pod as the kubelet does: its sandbox with all containers, then its cgroup.
     pub(crate) fn remove(self) {
         self.runtime.cri.call(&StopPodSandbox { sandbox: self.sandbox.clone() });

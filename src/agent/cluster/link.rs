@@ -115,6 +115,11 @@ impl Link {
         Some(format!("this node's pods can't be followed, what is known of them stays: {says}"))
     }
 
+    /// The Node's place in a scene, where it is kept.
+    pub(in crate::agent) fn place(&self) -> Option<watch::Receiver<scenes::State>> {
+        self.place.clone()
+    }
+
     /// The API as `/status` shows it.
     pub(in crate::agent) fn state(&self) -> LinkState {
         let heard = self.heard.borrow().clone();

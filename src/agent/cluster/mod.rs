@@ -131,15 +131,24 @@ impl Cluster {
     ) -> anyhow::Result<Option<Self>> {
         if !wanted(config) {
             anyhow::ensure!(
-                config.pods.is_some(),
-                "nothing tells of pods: name a folder of manifests with --pods, or allow the API (--api auto)"
+                config.pods.is_some() || config.runtime.wanted(),
+                "nothing tells of pods: name a folder of manifests with --pods, or allow the API (--api auto) or the container \
+                 runtime (--nri auto)"
             );
             return Ok(None);
         }
         let connection = match connect::connect(config.cluster.kubeconfig.as_deref(), environment).await {
+            Err(ConnectError::Nowhere) if config.cluster.api == Asked::Auto && config.runtime.wanted() => {
+                tracing::info!(
+                    "no way to a Kubernetes API is known: pods are those that the container runtime tells of"
+                );
+                return Ok(None);
+            }
             Err(ConnectError::Nowhere) if config.cluster.api == Asked::Auto => anyhow::bail!(
                 "nothing tells of pods: name a folder of manifests with --pods, or a kubeconfig with --kubeconfig or \
-                 KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set)"
+                 KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set), or where a container \
+                 runtime has NRI ({})",
+                config.runtime.socket.display()
             ),
             connection => connection?,
         };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::agent::config;
 use crate::cluster::connect::{connect, host_name, node_name};
-use crate::cluster::{Api, ErrorKind, scenes};
+use crate::cluster::{Api, ErrorKind, Failure, scenes};
 use crate::scene::ScenePlan;
 
 /// How long an answer may take.
@@ -53,8 +53,11 @@ impl Wanted {
         runtime.block_on(async {
             let way = connect(config.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
-            let plans = plans(&api).await.context("the plans can't be read, and so not whose taints are ours")?;
-            let left = scenes::leave(&api, &name, &config.namespace, &plans, dry_run).await.map_err(|failure| {
+            let leaving = async {
+                let plans = plans(&api).await?;
+                scenes::leave(&api, &name, &config.namespace, &plans, dry_run).await
+            };
+            let left = leaving.await.map_err(|failure| {
                 let advice = match failure.kind() {
                     ErrorKind::Forbidden => {
                         "; it needs get and patch on nodes, and list, get and delete on leases: name another --kubeconfig"
@@ -77,7 +80,7 @@ impl Wanted {
 }
 
 /// The plans, for taints with keys of their own; without plans, those that are ours by key go.
-async fn plans(api: &Api) -> anyhow::Result<Vec<ScenePlan>> {
+async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
     let plans = match scenes::plans(api).await {
         Ok(plans) => plans,
         // There are none where nobody has defined what they are.
@@ -86,15 +89,15 @@ async fn plans(api: &Api) -> anyhow::Result<Vec<ScenePlan>> {
             tracing::warn!("a taint with a key of a plan's own would stay: {failure}");
             return Ok(Vec::new());
         }
-        Err(failure) => return Err(failure.into()),
+        Err(failure) => return Err(failure),
     };
     let read = plans.into_iter().filter_map(|plan| {
         let name = plan.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?").to_owned();
-        let read = serde_json::from_value(plan);
-        read.inspect_err(|error| {
-            tracing::warn!("plan {name} can't be read, and its taint would stay: {error}")
-        })
-        .ok()
+        let read: Result<ScenePlan, _> = serde_json::from_value(plan);
+        if let Err(error) = &read {
+            tracing::warn!("plan {name} can't be read, and its taint would stay: {error}");
+        }
+        read.ok()
     });
     Ok(read.collect())
 }

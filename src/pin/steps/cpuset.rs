@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
 use super::super::mark::{IDLE, Mark, union, usable};
-use super::marks::{claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable};
+use super::marks::{claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable, written_before};
 use super::memory;
 use super::release::undo_partitions;
-use super::{Desired, Reason, Step, cpus, is_inside};
+use super::{Desired, Reason, Step, cpus};
 use crate::cpu::CpuSet;
 
 pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> Vec<Step> {
@@ -147,7 +147,8 @@ impl Phases {
         let name = container.name.as_deref().unwrap_or_default();
         let own = &container.cgroup.cpuset.cpus;
         let marked = container.mark.as_ref();
-        let inside = is_inside(desired, pod, container);
+        let inside =
+            desired.inside.get(&pod.cgroup.uid).is_some_and(|inside| inside.iter().any(|one| one == name));
         let claim = claims
             .get(name)
             .map(|claim| claim.intersection(&desired.online))
@@ -178,7 +179,9 @@ impl Phases {
         };
         let claimed = if owner { claim_of(claims, name) } else { BTreeMap::new() };
         let quota = container.cgroup.quota.filter(|_| owner);
-        let mut next = next_mark(marked, claimed, names, own, quota);
+        let none = CpuSet::new();
+        let before = if reason == Reason::Own { written_before(own, &target, &none) } else { own };
+        let mut next = next_mark(marked, claimed, names, before, quota);
         if owner {
             next = memory::note(next, container, &pod.cgroup.uid, desired);
             self.lift.extend(memory::bind(container, &pod.cgroup.uid, desired));

@@ -33,6 +33,11 @@ pub(super) fn next_mark(
     mark
 }
 
+/// What was written to a container before we had a say in it: just what it is to have was written by a runtime, on our word.
+pub(super) fn written_before<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
+    if own == target { none } else { own }
+}
+
 /// The part of a pod's claims that is one container's.
 pub(super) fn claim_of(claims: &BTreeMap<String, CpuSet>, name: &str) -> BTreeMap<String, CpuSet> {
     claims.get_key_value(name).map(|(name, cpus)| (name.clone(), cpus.clone())).into_iter().collect()

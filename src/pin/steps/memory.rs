@@ -13,9 +13,8 @@ const MOVABLE: u64 = 64 << 20;
 /// On cgroup v2 the kernel moves pages at once when a NUMA node is taken away. A container that uses much memory
 /// already keeps what it has; one that only gains NUMA nodes loses no page.
 pub(super) fn wanted(container: &ObservedContainer, uid: &str, desired: &Desired) -> Option<CpuSet> {
-    let name = container.name.as_deref()?;
     let now = &container.cgroup.memory.numa;
-    let numa = desired.memory.get(uid)?.get(name)?;
+    let numa = chosen(container, uid, desired)?;
     let bound = container.mark.as_ref().is_some_and(|mark| mark.before.numa.is_some());
     let only_gains = bound && !now.is_empty() && now.is_subset(numa);
     let moves_little = container.cgroup.memory.bytes_to_move.is_some_and(|bytes| bytes <= MOVABLE);
@@ -23,10 +22,24 @@ pub(super) fn wanted(container: &ObservedContainer, uid: &str, desired: &Desired
     (now != numa && (only_gains || moves_little || may_move)).then(|| numa.clone())
 }
 
+fn chosen<'a>(container: &ObservedContainer, uid: &str, desired: &'a Desired) -> Option<&'a CpuSet> {
+    desired.memory.get(uid)?.get(container.name.as_deref()?)
+}
+
 /// Notes in a container's next mark what it had before its memory is bound for the first time.
 pub(super) fn note(mut next: Mark, container: &ObservedContainer, uid: &str, desired: &Desired) -> Mark {
-    if next.before.numa.is_none() && wanted(container, uid, desired).is_some() {
-        next.before.numa = Some(container.cgroup.memory.numa.clone());
+    if next.before.numa.is_some() {
+        return next;
+    }
+    let now = &container.cgroup.memory.numa;
+    if wanted(container, uid, desired).is_some() {
+        next.before.numa = Some(now.clone());
+    } else if container.mark.is_none()
+        && chosen(container, uid, desired) == Some(now)
+        && *now != desired.all_memory
+    {
+        // A runtime wrote it, on our word.
+        next.before.numa = Some(CpuSet::new());
     }
     next
 }

@@ -52,6 +52,8 @@ fn waiting() -> ContainerState {
         },
         note: None,
         window_seconds: None,
+        injected: None,
+        required: false,
         refused: None,
         at_start: None,
         repaired: None,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::super::mark::{Mark, union, usable};
-use super::super::{Desired, is_inside};
-use super::super::marks::{claim_of, next_mark, unreadable};
+use super::super::Desired;
+use super::super::marks::{claim_of, next_mark, unreadable, written_before};
 use super::Planner;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition};
@@ -74,7 +74,7 @@ impl<'a> Planner<'a> {
             let path = container.cgroup.path.as_str();
             let cpuset = &container.cgroup.cpuset;
             let name = container.name.as_deref().unwrap_or_default();
-            let inside = is_inside(self.desired, pod, container);
+            let inside = self.desired.inside.get(uid).is_some_and(|all| all.iter().any(|one| one == name));
             let known = mine.contains(&name) || inside || container.mark.is_some();
             let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
             let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
@@ -142,6 +142,8 @@ impl Leaf<'_> {
         let name = self.container.name.as_deref().unwrap_or_default();
         let claimed = if self.owner { claim_of(&place.claims, name) } else { BTreeMap::new() };
         let quota = cgroup.quota.filter(|_| self.owner);
-        next_mark(self.container.mark.as_ref(), claimed, place.names, &cgroup.cpuset.cpus, quota)
+        let none = CpuSet::new();
+        let before = written_before(&cgroup.cpuset.cpus, &self.target, &none);
+        next_mark(self.container.mark.as_ref(), claimed, place.names, before, quota)
     }
 }

@@ -176,16 +176,28 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
 #[test]
 fn pods_that_nobody_told_of_stay_what_they_are() {
     let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
-    let (claims, told) = (desired(&[("a", "x", "2-3")]), lives.pods[0].known);
+    let claims = desired(&[("a", "x", "2-3")]);
     lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
     assert_eq!(steps(&lives, &claims), ["a/x: root on CPUs 2-3"], "its pod asks for nothing else");
     lives.pods[0].known = None;
     assert_eq!(steps(&lives, &claims), Vec::<String>::new());
+}
 
-    // An init container, in the set of the container that is still to come.
-    let container = &mut lives.pods[0].containers[0];
-    (container.mark, container.name) = (Some(Mark::new(Before::default())), None);
-    assert_eq!(steps(&lives, &claims), Vec::<String>::new());
-    lives.pods[0].known = told;
-    assert_eq!(steps(&lives, &claims), ["a/x: member", "a/x: exclusive none"], "its pod names no such container");
+#[test]
+fn what_a_runtime_wrote_on_our_word_is_not_what_was_before() {
+    let before = |written: &str| {
+        let plan = plan(
+            &there("", &[("a", "x", "", None, written)]),
+            &crate::pin::Ledger::default(),
+            &desired(&[("a", "x", "2-3")]),
+            Enforcement::Partition,
+        );
+        let mut marks = plan.into_iter().filter_map(|step| match step {
+            Step::Mark { path, mark } if path.ends_with("/x") => mark,
+            _ => None,
+        });
+        marks.next_back().unwrap().before.cpus
+    };
+    assert_eq!(before("2-3"), CpuSet::new(), "all CPUs, once it is released");
+    assert_eq!(before("1-3"), set("1-3"));
 }

@@ -1,0 +1,305 @@
+//! [`Answers`]: what the runtime is told, as the owner decides.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::agent::event::{Admission, Event, RuntimeNews, RuntimePod};
+use crate::agent::gate;
+use crate::cluster::scenes;
+use crate::cpu::CpuSet;
+use crate::metrics::AgentMetrics;
+use crate::nri::{
+    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events, Inventory,
+    LinuxResources, PodSandbox, Refusal, Silence, Unanswered,
+};
+use crate::pin::Snapshot;
+use crate::pin::snapshot::ContainerState;
+use crate::pod::{Pod, is_required};
+
+/// The annotation, at the runtime, with the names of the variables that we have put into a container's environment: after a
+/// restart of ours nothing else would tell them from the user's.
+const INJECTED: &str = "pinfold.io/injected";
+
+/// The annotation, at the runtime, with the CPUs that a container was created with on our word: the runtime writes them again
+/// and again, also when they are another's by then.
+const GIVEN: &str = "pinfold.io/given-cpus";
+
+/// The variable with a container's own CPUs.
+const CPUS: &str = "PINFOLD_CPUS";
+
+/// Answers the runtime's questions.
+pub(super) struct Answers {
+    owner: mpsc::Sender<Event>,
+    /// The Node's place in a scene, where it is kept.
+    place: Option<watch::Receiver<scenes::State>>,
+    /// What the owner has decided and seen.
+    snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    inventory: Mutex<Inventory>,
+    metrics: AgentMetrics,
+}
+
+// === impl Answers ===
+
+impl Answers {
+    pub(super) fn new(
+        owner: mpsc::Sender<Event>,
+        place: Option<watch::Receiver<scenes::State>>,
+        snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+        metrics: AgentMetrics,
+    ) -> Self {
+        Self { owner, place, snapshot, inventory: Mutex::default(), metrics }
+    }
+
+    /// Tells the owner of a pod as it is now.
+    async fn tell_of(&self, sandbox: &PodSandbox) {
+        let news = match self.pod(sandbox) {
+            Some(told) => RuntimeNews::Pod(Box::new(told)),
+            None => match nri::pod(sandbox, []).cgroup_uid() {
+                Some(uid) => RuntimeNews::Gone(uid.to_owned()),
+                None => return,
+            },
+        };
+        self.tell(Event::Runtime(news)).await;
+    }
+
+    async fn tell(&self, event: Event) {
+        // An owner that is gone has stopped, and so do we.
+        let _ = self.owner.send(event).await;
+    }
+
+    /// The pod that a sandbox is of, if it has one still: with the containers of all its sandboxes, since one that is replaced
+    /// stays for a while.
+    fn pod(&self, sandbox: &PodSandbox) -> Option<RuntimePod> {
+        let inventory = lock(&self.inventory);
+        let mut pods: Vec<Pod> =
+            inventory.sandboxes_of(&sandbox.uid).filter_map(|sandbox| inventory.pod(&sandbox.id)).collect();
+        pods.sort_by_key(|pod| pod.containers.len());
+        let mut pod = pods.pop()?;
+        for container in pods.into_iter().flat_map(|pod| pod.containers) {
+            if pod.container(&container.name).is_none() {
+                pod.containers.push(container);
+            }
+        }
+        let noted = |container: &crate::pod::Container| {
+            let (_, known) = inventory.container(container.runtime_id.as_deref()?)?;
+            Some((container.name.clone(), noted(known, INJECTED)))
+        };
+        let injected: BTreeMap<String, Vec<String>> = pod.containers.iter().filter_map(noted).collect();
+        Some(without(RuntimePod { pod, injected }))
+    }
+
+    /// Puts a question to the owner.
+    async fn ask<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.owner.send(event(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// What a container that is being created is made to be.
+    fn creation(&self, container: &Container, admission: Admission) -> Creation {
+        let Admission { cpus, memory, training, threads, .. } = admission;
+        let mut env = threads.variables;
+        if training {
+            env.extend(cpus.as_ref().map(|cpus| (CPUS.to_owned(), cpus.to_string())));
+            env.extend(self.place.iter().flat_map(|place| place.borrow().variables()));
+        }
+        env.retain(|name, _| container.variable(name).is_none());
+        let names: Vec<&str> = env.keys().map(String::as_str).collect();
+        let mut annotations = BTreeMap::new();
+        if !names.is_empty() {
+            annotations.insert(INJECTED.to_owned(), names.join(","));
+        }
+        if let Some(cpus) = &cpus {
+            annotations.insert(GIVEN.to_owned(), cpus.to_string());
+        }
+        let cpu = CpuChange { cpus, mems: memory, ..CpuChange::default() };
+        // The quota is lifted at the start, when the cgroup is there: then the cgroup's mark can say what it was.
+        let adjustment = ContainerAdjustment { env, annotations, cpu };
+        Creation { adjustment, updates: Vec::new() }
+    }
+
+    /// The CPUs that a container owns.
+    fn assigned(&self, sandbox: &PodSandbox, container: &Container) -> Option<CpuSet> {
+        let pod = nri::pod(sandbox, []);
+        let snapshot = self.snapshot.borrow();
+        let mut all = snapshot.iter().flat_map(|snapshot| &snapshot.containers);
+        let same = |state: &&ContainerState| {
+            state.uid.as_deref() == pod.cgroup_uid() && state.container == container.name
+        };
+        all.find(same)?.assigned.clone()
+    }
+
+    fn online(&self) -> Option<CpuSet> {
+        self.snapshot.borrow().as_ref().map(|snapshot| snapshot.online.clone())
+    }
+
+    fn timed(&self, call: &'static str, start: Instant) {
+        self.metrics.runtime_call(call, start.elapsed());
+    }
+}
+
+impl nri::Plugin for Answers {
+    fn events(&self) -> Events {
+        use nri::Event::{
+            CreateContainer, PostUpdateContainer, RemoveContainer, RemovePodSandbox, RunPodSandbox,
+            StartContainer, StopContainer, StopPodSandbox, UpdateContainer,
+        };
+        [
+            RunPodSandbox,
+            StopPodSandbox,
+            RemovePodSandbox,
+            CreateContainer,
+            StartContainer,
+            UpdateContainer,
+            PostUpdateContainer,
+            StopContainer,
+            RemoveContainer,
+        ]
+        .into_iter()
+        .collect()
+    }
+
+    fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal> {
+        tracing::error!("{call}: {why}");
+        self.metrics.runtime_unanswered();
+        match call {
+            // What exists is not known then: the connection is made anew.
+            Unanswered::Synchronize => {
+                Err(Refusal::new(format!("what exists could not be taken note of: {why}")))
+            }
+            Unanswered::Event(nri::Event::CreateContainer | nri::Event::StartContainer, subject)
+                if is_required(&nri::pod(&subject.pod, [])) =>
+            {
+                Err(Refusal::new(format!(
+                    "the pod is annotated pinfold.io/cpus=required, and Pinfold could not say in time whether it can be \
+                     pinned: {why}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn synchronize(
+        &self,
+        pods: Vec<PodSandbox>,
+        containers: Vec<Container>,
+    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+        lock(&self.inventory).replace(pods.clone(), containers);
+        let all = pods.iter().filter_map(|sandbox| self.pod(sandbox)).collect();
+        self.tell(Event::Runtime(RuntimeNews::All(all))).await;
+        // What runs is taken as it is: what is to change, changes in the cgroups, in the owner's order.
+        Ok(Vec::new())
+    }
+
+    async fn create(&self, sandbox: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
+        let start = Instant::now();
+        lock(&self.inventory).put(sandbox, container);
+        let Some(told) = self.pod(sandbox) else { return Ok(Creation::default()) };
+        let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
+        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
+        let name = container.name.clone();
+        let admission = self.ask(|reply| Event::Create { pod, container: name, reply }).await;
+        let answer = match admission {
+            Some(Admission { refused: Some(why), .. }) => {
+                lock(&self.inventory).remove(&container.id);
+                self.tell_of(sandbox).await;
+                Err(Refusal::new(why))
+            }
+            Some(admission) => Ok(self.creation(container, admission)),
+            None if required => Err(Refusal::new(gate::UNSEEN)),
+            // Not a pod's container, or nothing is known: it goes its way, and is looked after once its cgroup is seen.
+            None => Ok(Creation::default()),
+        };
+        self.timed("create", start);
+        answer
+    }
+
+    async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
+        let start = Instant::now();
+        lock(&self.inventory).put(sandbox, container);
+        let Some(told) = self.pod(sandbox) else { return Ok(()) };
+        let (uid, required) = (told.pod.cgroup_uid().map(str::to_owned), is_required(&told.pod));
+        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
+        let answer = match uid {
+            Some(uid) => {
+                let container = container.name.clone();
+                let answer = self.ask(|reply| Event::Start { uid, container, reply }).await;
+                answer.unwrap_or_else(|| if required { Err(gate::UNSEEN.to_owned()) } else { Ok(()) })
+            }
+            None => Ok(()),
+        };
+        self.timed("start", start);
+        answer.map_err(Refusal::new)
+    }
+
+    async fn update(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        _: &LinuxResources,
+    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+        let update = |cpus: CpuSet| {
+            let cpu = CpuChange { cpus: Some(cpus), ..CpuChange::default() };
+            ContainerUpdate { container: container.id.clone(), cpu, ignore_failure: false }
+        };
+        // Whatever is changed, what is its own stays its own; what is not any more is not written again.
+        let given = !noted(container, GIVEN).is_empty();
+        let cpus = self.assigned(sandbox, container).or_else(|| self.online().filter(|_| given));
+        Ok(cpus.map(update).into_iter().collect())
+    }
+
+    async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
+        lock(&self.inventory).put(sandbox, container);
+        self.tell_of(sandbox).await;
+        self.tell(Event::Changed).await;
+    }
+
+    async fn stopped(&self, sandbox: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
+        self.removed(sandbox, container).await;
+        Vec::new()
+    }
+
+    async fn removed(&self, sandbox: &PodSandbox, container: &Container) {
+        lock(&self.inventory).remove(&container.id);
+        self.tell_of(sandbox).await;
+        self.tell(Event::Changed).await;
+    }
+
+    async fn pod_run(&self, sandbox: &PodSandbox) -> Result<(), Refusal> {
+        lock(&self.inventory).put_pod(sandbox);
+        self.tell_of(sandbox).await;
+        Ok(())
+    }
+
+    async fn pod_stopped(&self, sandbox: &PodSandbox) {
+        self.pod_removed(sandbox).await;
+    }
+
+    async fn pod_removed(&self, sandbox: &PodSandbox) {
+        lock(&self.inventory).remove_pod(&sandbox.id);
+        self.tell_of(sandbox).await;
+    }
+}
+
+/// What we have noted at the runtime of a container.
+fn noted(container: &Container, annotation: &str) -> Vec<String> {
+    let names = container.annotations.get(annotation).map(String::as_str).unwrap_or_default();
+    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// Takes what we have put there out of the environment: the rest is what the image and the pod's owner have set.
+fn without(mut told: RuntimePod) -> RuntimePod {
+    for container in &mut told.pod.containers {
+        let ours = told.injected.get(&container.name).map(Vec::as_slice).unwrap_or_default();
+        container.env.retain(|name, _| !ours.contains(name));
+    }
+    told
+}
+
+/// A mutex whose holder can't have broken what it guards.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,82 @@
+//! [`Link`]: how it stands with the container runtime, for `/status`, `/readyz` and `/metrics`.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::metrics::RuntimeNumbers;
+use crate::nri::State;
+
+/// The reading end.
+#[derive(Debug, Clone)]
+pub(in crate::agent) struct Link {
+    state: watch::Receiver<State>,
+    socket: PathBuf,
+    /// Whether it has to be there, and not only if it is.
+    expected: bool,
+}
+
+/// The runtime as `/status` shows it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::agent) struct LinkState {
+    socket: String,
+    /// `away`, `connecting`, `registered` or `synchronized`.
+    state: &'static str,
+    /// Its name, once it has said it.
+    name: Option<String>,
+    version: Option<String>,
+    /// Why it is away.
+    trouble: Option<String>,
+}
+
+// === impl Link ===
+
+impl Link {
+    pub(super) fn new(state: watch::Receiver<State>, socket: &Path, expected: bool) -> Self {
+        Self { state, socket: socket.to_owned(), expected }
+    }
+
+    /// What is wrong now; containers are pinned all the same, once their cgroups are seen.
+    pub(in crate::agent) fn trouble(&self) -> Option<String> {
+        match &*self.state.borrow() {
+            // One that has no NRI is no trouble to anybody who did not ask for it.
+            State::Away(why) if self.expected || self.socket.exists() => Some(trouble(why)),
+            _ => None,
+        }
+    }
+
+    /// The runtime as `/status` shows it.
+    pub(in crate::agent) fn state(&self) -> LinkState {
+        let state = self.state.borrow();
+        let runtime = state.runtime();
+        LinkState {
+            socket: self.socket.display().to_string(),
+            state: state.name(),
+            name: runtime.map(|runtime| runtime.name.clone()),
+            version: runtime.map(|runtime| runtime.version.clone()),
+            trouble: match &*state {
+                State::Away(why) => Some(why.to_string()),
+                _ => None,
+            },
+        }
+    }
+
+    /// The same for `/metrics`.
+    pub(in crate::agent) fn numbers(&self) -> RuntimeNumbers {
+        let state = self.state.borrow();
+        let runtime = state.runtime();
+        RuntimeNumbers {
+            synchronized: matches!(&*state, State::Synchronized(_)),
+            name: runtime.map(|runtime| runtime.name.clone()).unwrap_or_default(),
+            version: runtime.map(|runtime| runtime.version.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+fn trouble(why: &impl std::fmt::Display) -> String {
+    format!(
+        "no container runtime (containers are pinned when their cgroups are seen, not before they begin): {why}"
+    )
+}

@@ -1,0 +1,117 @@
+//! [`Told`]: the pods of this node, by everyone who tells of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use super::event::{RuntimeNews, RuntimePod, Source};
+use super::promises::Promises;
+use crate::pin::{Ledger, Observed};
+use crate::pod::{Pod, is_required};
+
+/// What was told, as it was told last.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pods: BTreeMap<Source, Vec<Pod>>,
+    errors: BTreeMap<Source, Vec<String>>,
+    /// What the container runtime has, by uid.
+    runtime: BTreeMap<String, RuntimePod>,
+    promises: Promises,
+}
+
+// === impl Told ===
+
+impl Told {
+    pub(super) fn pods(&mut self, source: Source, pods: Vec<Pod>, errors: Vec<String>) {
+        self.pods.insert(source, pods);
+        self.errors.insert(source, errors);
+    }
+
+    pub(super) fn runtime(&mut self, news: RuntimeNews) {
+        let keyed = |told: RuntimePod| told.pod.cgroup_uid().map(str::to_owned).map(|uid| (uid, told));
+        match news {
+            RuntimeNews::All(all) => {
+                let before = std::mem::take(&mut self.runtime);
+                self.runtime = all.into_iter().filter_map(keyed).collect();
+                before.keys().for_each(|uid| self.settle(uid));
+            }
+            RuntimeNews::Pod(one) => {
+                let told = keyed(*one);
+                let uid = told.as_ref().map(|(uid, _)| uid.clone());
+                self.runtime.extend(told);
+                uid.iter().for_each(|uid| self.settle(uid));
+            }
+            RuntimeNews::Gone(uid) => {
+                self.runtime.remove(&uid);
+                self.settle(&uid);
+            }
+        }
+    }
+
+    /// What was promised to containers that the runtime does not have any more is void.
+    fn settle(&mut self, uid: &str) {
+        let containers = self.runtime.get(uid).map(|told| told.pod.containers.as_slice()).unwrap_or_default();
+        let names: Vec<&str> = containers.iter().map(|container| container.name.as_str()).collect();
+        self.promises.has(uid, &names);
+    }
+
+    pub(super) fn promises(&mut self) -> &mut Promises {
+        &mut self.promises
+    }
+
+    /// What could not be read, as sentences.
+    pub(super) fn errors(&self) -> impl Iterator<Item = &String> {
+        self.errors.values().flatten()
+    }
+
+    /// The pods of the API, then those of the folder, then those of the runtime, then those that were only asked about; each
+    /// uid once. Whoever describes a pod, the runtime knows best which of its containers is which.
+    pub(super) fn known(&mut self) -> Vec<Pod> {
+        let runtime = &self.runtime;
+        let told = self.pods.values().flatten().chain(runtime.values().map(|told| &told.pod));
+        let told = told.chain(self.promises.announced());
+        let mut seen = HashSet::new();
+        let once = told.filter(|pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned())));
+        once.map(|pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
+            Some(of_runtime) => with(pod.clone(), of_runtime),
+            None => pod.clone(),
+        })
+        .collect()
+    }
+
+    /// The uids of pods that have a cgroup, or that a runtime is about to create.
+    pub(super) fn here(&self, observed: &Observed) -> BTreeSet<String> {
+        let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
+        cgroups.chain(self.promises.uids()).map(str::to_owned).collect()
+    }
+
+    pub(super) fn keep_promises(&mut self, ledger: &mut Ledger, observed: &Observed) {
+        self.promises.keep(ledger, observed);
+    }
+
+    /// Whether a pod is described by more than a runtime, which does not know the containers that are still to come.
+    pub(super) fn is_described(&self, uid: &str) -> bool {
+        self.pods.values().flatten().any(|pod| pod.cgroup_uid() == Some(uid))
+    }
+
+    /// Whether a pod of the runtime's must not run without CPUs of its own.
+    pub(super) fn requires(&self, uid: &str) -> bool {
+        self.runtime.get(uid).is_some_and(|told| is_required(&told.pod))
+    }
+
+    /// The variables that we had a runtime put into a container's environment.
+    pub(super) fn injected(&self, uid: Option<&str>, container: &str) -> Option<&Vec<String>> {
+        self.runtime.get(uid?)?.injected.get(container)
+    }
+}
+
+/// A pod with what the runtime knows of its containers: their ids, and the environment that they really have.
+fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
+    for container in &mut pod.containers {
+        let Some(known) = told.pod.container(&container.name) else { continue };
+        container.runtime_id.clone_from(&known.runtime_id);
+        if !known.env.is_empty() {
+            container.env.clone_from(&known.env);
+            container.env_from = false;
+        }
+    }
+    pod
+}
