@@ -15,7 +15,8 @@ use crate::agent::config::Config;
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
 
-/// How long the workers may take to their first step; a busy or emulated machine takes its time.
+/// How long the workers may take to their first step, and to their first in what is measured; a busy or emulated machine
+/// takes its time.
 const FIRST_STEP: Duration = Duration::from_secs(120);
 
 /// Not counted at the start of each half: connecting, filling caches, first allocations.
@@ -221,7 +222,9 @@ async fn half(
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
         let rows = rows(&pods, agent, &last, &now);
         show(&Frame { mode, seconds: (measured, seconds), address: agent.address(), rows });
-        if let Some(base) = base.as_ref().filter(|_| measured >= seconds) {
+        // Where steps take longer than what is to be measured, the measuring goes on until there is one to speak of.
+        let told = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
+        if let Some(base) = base.as_ref().filter(|base| measured >= seconds && told(base)) {
             let rows = self::rows(&pods, agent, base, &now);
             return Ok((figures(base, &now, p99), rows, (now.at - base.at).as_secs_f64()));
         }

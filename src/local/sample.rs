@@ -53,6 +53,11 @@ impl Sample {
     pub(super) fn workers(&self) -> impl Iterator<Item = &Counters> {
         self.pods.iter().filter(|(name, _)| name.starts_with("worker")).map(|(_, counters)| counters)
     }
+
+    /// The steps of all workers.
+    pub(super) fn steps(&self) -> u64 {
+        self.workers().map(|worker| worker.steps).sum()
+    }
 }
 
 /// The name, the pod and the value in a line; nothing for comments and for series without a pod.
