@@ -155,6 +155,10 @@ fn explain_knows_its_pods() {
     let (_folder, pods) = file("pods.yaml", &twins);
     let (code, _, error) = run(&["explain", "worker-0", "--pods", &pods, "--root", root]);
     assert!(code == Some(2) && error.contains("NAMESPACE/NAME"), "{error}");
+    // Without manifests the agent here is asked; nobody listens at this port.
+    let (code, out, error) = run(&["explain", "worker-0", "--agent", "127.0.0.1:1"]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(error.contains("http://127.0.0.1:1/status") && error.contains("pinfold run"), "{error}");
 }
 
 #[test]

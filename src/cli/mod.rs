@@ -4,6 +4,7 @@ mod completions;
 mod config;
 mod demo;
 mod doctor;
+mod explain;
 mod output;
 mod place;
 mod plan;
@@ -41,7 +42,7 @@ enum Command {
     Topology(topology::TopologyArgs),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
-    Explain(plan::Explain),
+    Explain(explain::Explain),
     Doctor(doctor::Doctor),
     Release(release::Release),
     Scene(scene::SceneArgs),

@@ -1,10 +1,9 @@
-//! `pinfold plan` and `pinfold explain`: what the agent would do, and why.
+//! `pinfold plan`: what the agent would do.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
@@ -28,33 +27,19 @@ const MOST_RECONCILES: usize = 8;
   pinfold plan --pods ./pods --live --moves 2        on this node as it is: who keeps, who comes, who would move
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
 pub(super) struct Plan {
-    #[command(flatten)]
-    input: Input,
-    /// Form of the output.
-    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
-}
-
-/// Explain a pod: what it is owed and why, which CPUs, which thread counts. Nothing is changed.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  pinfold explain worker-0 --pods job.yaml
-  pinfold explain train/worker-0 --pods ./pods --root ./machine")]
-pub(super) struct Explain {
-    /// The pod, as NAME or NAMESPACE/NAME.
-    pod: String,
-    #[command(flatten)]
-    input: Input,
-    /// Form of the output.
-    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
-}
-
-#[derive(Debug, Args)]
-struct Input {
     /// Manifest file or folder of them (YAML or JSON); may be repeated; pods are served in this order.
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
+    #[command(flatten)]
+    input: Input,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+/// Which machine, in which state.
+#[derive(Debug, Args)]
+pub(super) struct Input {
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/", env = "PINFOLD_ROOT")]
     root: PathBuf,
@@ -63,7 +48,7 @@ struct Input {
     reserved: Option<CpuSet>,
     /// Configuration file, for its policy and threads.
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// Begin with what containers own on this node now, as the kernel says.
     #[arg(long, conflicts_with = "root")]
     live: bool,
@@ -77,40 +62,40 @@ struct Input {
 
 /// What would be done.
 #[derive(Debug, Serialize)]
-struct Planned {
-    reserved: CpuSet,
-    shared: CpuSet,
+pub(super) struct Planned {
+    pub(super) reserved: CpuSet,
+    pub(super) shared: CpuSet,
     /// Running containers that would make room for others, in the order in which they move.
-    moves: Vec<Moved>,
-    containers: Vec<PlannedContainer>,
+    pub(super) moves: Vec<Moved>,
+    pub(super) containers: Vec<PlannedContainer>,
 }
 
 #[derive(Debug, Serialize)]
-struct PlannedContainer {
-    namespace: String,
-    pod: String,
-    container: String,
-    kind: ContainerKind,
-    role: Role,
-    evidence: String,
-    qos: Qos,
-    entitlement: Entitlement,
+pub(super) struct PlannedContainer {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    pub(super) container: String,
+    pub(super) kind: ContainerKind,
+    pub(super) role: Role,
+    pub(super) evidence: String,
+    pub(super) qos: Qos,
+    pub(super) entitlement: Entitlement,
     /// The CPUs it would run on: its own, or the shared ones.
-    cpus: CpuSet,
-    exclusive: bool,
+    pub(super) cpus: CpuSet,
+    pub(super) exclusive: bool,
     /// NUMA nodes of those CPUs; null where the machine doesn't tell.
-    mems: Option<CpuSet>,
-    cost: Option<Cost>,
-    env: BTreeMap<String, String>,
-    threads: ThreadEnvironment,
+    pub(super) mems: Option<CpuSet>,
+    pub(super) cost: Option<Cost>,
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) threads: ThreadEnvironment,
     /// Why it has less than it is owed.
-    note: Option<String>,
+    pub(super) note: Option<String>,
 }
 
 // === impl Input ===
 
 impl Input {
-    fn plan(&self) -> anyhow::Result<Planned> {
+    pub(super) fn plan(&self, manifests: &[PathBuf]) -> anyhow::Result<Planned> {
         let overrides = Overrides {
             config: self.config.clone(),
             reserved: self.reserved.clone(),
@@ -122,7 +107,7 @@ impl Input {
             config.moves_per_hour = moves;
         }
         let mut pods = Vec::new();
-        for path in &self.pods {
+        for path in manifests {
             pods.extend(read_pods(path)?);
         }
         if self.live {
@@ -201,7 +186,7 @@ fn planned(
 
 impl Plan {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let planned = self.input.plan()?;
+        let planned = self.input.plan(&self.pods)?;
         match self.output {
             Format::Json => super::json(&planned)?,
             Format::Text => super::emit(&in_table(&planned))?,
@@ -236,60 +221,4 @@ fn in_table(planned: &Planned) -> String {
     };
     let moves: String = planned.moves.iter().map(moved).collect();
     format!("{moves}{table}\nreserved {}, shared {}\n", planned.reserved, planned.shared)
-}
-
-// === impl Explain ===
-
-impl Explain {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let mut planned = self.input.plan()?;
-        let names: Vec<String> =
-            planned.containers.iter().map(|one| format!("{}/{}", one.namespace, one.pod)).collect();
-        planned
-            .containers
-            .retain(|one| self.pod == one.pod || self.pod == format!("{}/{}", one.namespace, one.pod));
-        let first = planned.containers.first().with_context(|| {
-            let mut names = names;
-            names.dedup();
-            format!("no pod {} in these manifests; there are: {}", self.pod, names.join(", "))
-        })?;
-        let same = planned.containers.iter().all(|one| one.namespace == first.namespace);
-        anyhow::ensure!(same, "there are several pods {}: write NAMESPACE/NAME", self.pod);
-        match self.output {
-            Format::Json => super::json(&planned.containers)?,
-            Format::Text => super::emit(&in_words(&planned))?,
-        }
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-fn in_words(planned: &Planned) -> String {
-    let mut lines = Vec::new();
-    for (index, one) in planned.containers.iter().enumerate() {
-        if index == 0 {
-            lines.push(format!(
-                "Pod {}/{} is {}. Role {}: {}.",
-                one.namespace, one.pod, one.qos, one.role, one.evidence
-            ));
-        }
-        lines.push(String::new());
-        lines.push(format!("Container {}", one.container));
-        lines.push(format!("  owed     {}", one.entitlement.reason()));
-        lines.push(match (&one.cost, &one.note) {
-            (Some(cost), _) => format!(
-                "  CPUs     {}, its own: {} NUMA node(s), {} socket(s), {} LLC(s), {} core(s) shared with others",
-                one.cpus, cost.numa, cost.sockets, cost.llcs, cost.strangers
-            ),
-            (None, Some(note)) => format!("  CPUs     {}, shared: {note}", one.cpus),
-            (None, None) => format!("  CPUs     {}, shared", one.cpus),
-        });
-        lines.push(format!("  threads  {}", one.threads.reason));
-        for (name, value) in &one.env {
-            lines.push(format!("           {name}={value}"));
-        }
-        if !one.threads.kept.is_empty() {
-            lines.push(format!("           left as the pod has them: {}", one.threads.kept.join(", ")));
-        }
-    }
-    lines.join("\n")
 }

@@ -5,9 +5,11 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sched::{CloneFlags, unshare};
+use pinfold::host::cgroup::join_host;
 use pinfold::metrics::{FAMILIES, Kind};
 
-use crate::agent::{Agent, Manifests, Settings, best_effort, in_force, worker};
+use crate::agent::{Agent, Manifests, Settings, best_effort, in_force, pinfold, worker};
 use crate::http::ask;
 use crate::kernel::kernel_tests;
 
@@ -48,6 +50,41 @@ fn answers() {
     let _ = stream.read_to_end(&mut text);
     assert!(text.is_empty() || text.starts_with(b"HTTP/1.1 400"), "{:?}", String::from_utf8_lossy(&text));
     assert_eq!(agent.get("/healthz").status, 200);
+    agent.stop();
+}
+
+#[test]
+fn explains_the_pods_of_its_node() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
+    let explain = |args: &[&str]| {
+        let address = agent.address.to_string();
+        let output = pinfold().arg("explain").args(args).args(["--agent", &address]).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, out, error) = explain(&["worker-0"]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert_eq!(error, "pinfold: no pod worker-0 on this node: there is none at all\n");
+    pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
+    pods.put("web.yaml", &best_effort("web", "explained-too"));
+    let pod = tree.pod("", "explained");
+    let main = tree.container(&pod, "main");
+    tree.start(&main);
+    agent.eventually("it owns its CPU", |status| in_force(status, "worker-0"));
+    let (code, out, error) = explain(&["train/worker-0"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    let own = format!("  CPUs     {}, its own", kernel.last());
+    assert!(out.starts_with("Pod train/worker-0 is Guaranteed. Role worker") && out.contains(&own), "{out}");
+    assert!(out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"), "{out}");
+    let (code, out, _) = explain(&["worker-0", "-o", "json"]);
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, told[0]["assigned"].as_str()), (Some(0), Some(kernel.last().to_string().as_str())));
+    let (code, _, error) = explain(&["ps-0"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("there are: ") && error.contains("train/web"), "{error}");
     agent.stop();
 }
 
@@ -124,6 +161,33 @@ fn ends_at_once_in_the_middle_of_a_burst() {
 }
 
 #[test]
+fn leaves_a_containers_cgroup_namespace() {
+    let Some(_kernel) = kernel_tests() else { return };
+    // What /proc is to a thread whose first process is this one.
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("proc")).unwrap();
+    for (name, target) in
+        [("1", format!("/proc/{}", std::process::id())), ("self", "/proc/thread-self".to_owned())]
+    {
+        std::os::unix::fs::symlink(target, root.path().join("proc").join(name)).unwrap();
+    }
+    let namespace = || std::fs::read_link("/proc/thread-self/ns/cgroup").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let before = namespace();
+            assert!(!join_host(root.path()).unwrap(), "it is there");
+            // As a runtime makes one for a container.
+            unshare(CloneFlags::CLONE_NEWCGROUP).unwrap();
+            assert_ne!(namespace(), before);
+            assert!(join_host(root.path()).unwrap());
+            assert_eq!(namespace(), before);
+        });
+    });
+    let nowhere = tempfile::tempdir().unwrap();
+    assert!(!join_host(nowhere.path()).unwrap(), "no process is there to join");
+}
+
+#[test]
 fn one_agent_on_a_node() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
@@ -149,7 +213,7 @@ fn a_port_that_is_taken() {
     let mut command = settings.command();
     // The later flag would be a mistake, so the setting comes from where nothing else sets it.
     let args: Vec<_> = command.get_args().skip(3).map(ToOwned::to_owned).collect();
-    command = crate::agent::pinfold();
+    command = pinfold();
     command.arg("run").args(args).env("PINFOLD_LISTEN", &address);
     let Output { status, stderr, .. } = command.output().unwrap();
     let error = String::from_utf8(stderr).unwrap();

@@ -1,0 +1,200 @@
+//! What the agent of this node says of a pod.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::agent::config::{Config, Overrides};
+
+/// An agent that is well answers sooner.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest status that is read: that of many thousand containers.
+const LONGEST: usize = 64 << 20;
+
+/// The pod's containers, as `/status` has them.
+///
+/// # Errors
+/// No agent answers, what answers is none, the pod is unknown or not the only one of its name.
+pub(super) fn pod(
+    agent: Option<SocketAddr>,
+    config: Option<PathBuf>,
+    pod: &str,
+) -> anyhow::Result<Vec<Value>> {
+    let mut address = match agent {
+        Some(address) => address,
+        None => Config::load(Overrides { config, ..Overrides::default() })?.listen,
+    };
+    // Who listens everywhere listens here.
+    if address.ip().is_unspecified() {
+        let here =
+            if address.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
+        address.set_ip(here);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("can't start the runtime for the request")?;
+    let url = format!("http://{address}/status");
+    let body = runtime.block_on(async { tokio::time::timeout(PATIENCE, get(address)).await });
+    let body = body
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {} s", PATIENCE.as_secs())))
+        .with_context(|| {
+            format!(
+                "{url} does not tell of pods: start the agent (pinfold run), say with --agent where it listens, or explain a \
+                 manifest with --pods"
+            )
+        })?;
+    let status: Value = serde_json::from_slice(&body)
+        .with_context(|| format!("{url} is no status of Pinfold; say with --agent where it listens"))?;
+    let containers = status.get("containers").and_then(Value::as_array).cloned();
+    let containers = containers
+        .with_context(|| format!("{url} tells of no containers; say with --agent where Pinfold listens"))?;
+    let text = |one: &Value, key: &str| one.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    super::only(pod, containers, |one| (text(one, "namespace"), text(one, "pod")), "on this node")
+}
+
+async fn get(address: SocketAddr) -> anyhow::Result<Bytes> {
+    let stream = tokio::net::TcpStream::connect(address).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = hyper::Request::get("/status")
+        .header(hyper::header::HOST, address.to_string())
+        .body(Empty::<Bytes>::new())?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LONGEST).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes();
+        anyhow::ensure!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body).trim());
+        Ok(body)
+    };
+    tokio::pin!(answer);
+    tokio::pin!(connection);
+    tokio::select! {
+        answer = &mut answer => answer,
+        ended = &mut connection => {
+            ended?;
+            // What came before the end of the connection counts.
+            answer.await
+        }
+    }
+}
+
+/// What is told of a container, as far as a person is told it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Told {
+    namespace: String,
+    pod: String,
+    container: String,
+    role: String,
+    evidence: String,
+    qos: String,
+    entitlement: Owed,
+    assigned: Option<String>,
+    effective: Option<String>,
+    partition: Option<String>,
+    numa: Option<String>,
+    running: bool,
+    threads: Threads,
+    injected: Option<Vec<String>>,
+    note: Option<String>,
+    window_seconds: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Owed {
+    reason: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Threads {
+    variables: BTreeMap<String, String>,
+    kept: Vec<String>,
+    reason: String,
+}
+
+/// The pod's containers in words.
+///
+/// # Errors
+/// An agent of another version, which tells otherwise.
+pub(super) fn in_words(containers: &[Value]) -> anyhow::Result<String> {
+    let mut lines = Vec::new();
+    for container in containers {
+        let one = Told::deserialize(container).context(
+            "the agent tells of its containers in another way: use the program of its version, or -o json",
+        )?;
+        if lines.is_empty() {
+            lines.push(format!(
+                "Pod {}/{} is {}. Role {}: {}.",
+                one.namespace, one.pod, one.qos, one.role, one.evidence
+            ));
+        }
+        lines.push(String::new());
+        lines.push(format!("Container {}{}", one.container, if one.running { "" } else { ", not running" }));
+        lines.push(format!("  owed     {}", one.entitlement.reason));
+        lines.push(format!("  CPUs     {}", one.cpus()));
+        lines.extend(one.note.iter().map(|note| format!("           {note}")));
+        if let Some(seconds) = one.window_seconds {
+            lines.push(match seconds {
+                0.0 => "  window   none: they were in force before its first instruction".to_owned(),
+                _ => format!("  window   {:.1} ms from its first instruction until then", 1000.0 * seconds),
+            });
+        }
+        lines.push(format!("  threads  {}", one.threads.reason));
+        lines.extend(one.environment().into_iter().map(|line| format!("           {line}")));
+    }
+    Ok(lines.join("\n"))
+}
+
+// === impl Told ===
+
+impl Told {
+    fn cpus(&self) -> String {
+        let in_force = self.effective.as_deref().unwrap_or("none yet");
+        let numa = self.numa.iter().map(|numa| format!(", NUMA {numa}")).collect::<String>();
+        match &self.assigned {
+            Some(own) => {
+                let kind = match self.partition.as_deref() {
+                    Some(kind) => format!(" (partition {kind})"),
+                    None => String::new(),
+                };
+                format!("{own}, its own{numa}; in force: {in_force}{kind}")
+            }
+            None => format!("{in_force}, shared{numa}"),
+        }
+    }
+
+    /// What became of each variable.
+    fn environment(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let told = |name: &String| match self.threads.variables.get(name) {
+            Some(value) => format!("{name}={value}"),
+            None => name.clone(),
+        };
+        if let Some(injected) = self.injected.as_ref().filter(|injected| !injected.is_empty()) {
+            lines.push(format!("put into its environment: {}", injected.join(" ")));
+        }
+        let injected = |name: &str| self.injected.iter().flatten().any(|other| other == name);
+        let missing: Vec<String> =
+            self.threads.variables.keys().filter(|name| !injected(name)).map(told).collect();
+        if !missing.is_empty() {
+            let why = match self.injected {
+                Some(_) => "not put there when it was created",
+                None => "not put there, because no runtime asks (see pinfold doctor)",
+            };
+            lines.push(format!("{why}: {}", missing.join(" ")));
+        }
+        if !self.threads.kept.is_empty() {
+            lines.push(format!("left as the pod has them: {}", self.threads.kept.join(", ")));
+        }
+        lines
+    }
+}
