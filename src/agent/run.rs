@@ -100,8 +100,8 @@ impl Agent {
         let kubelet = PodResources::new(&node.config.root);
         tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), events.clone()));
         let sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
-        let cluster =
-            cluster.map(|cluster| cluster.start(&mut tasks, events.clone(), snapshot.clone(), &stop));
+        let cluster = cluster
+            .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
         let place = link.as_ref().and_then(Link::place);
         let runtime = node.config.runtime.wanted();

@@ -11,7 +11,7 @@ use crate::agent::Node;
 use crate::agent::cluster::Asked;
 use crate::agent::config::{Config, Overrides, Runtime};
 use crate::cpu::Topology;
-use crate::host::cgroup::{Cgroups, Version};
+use crate::host::cgroup::{Cgroups, Version, join_host};
 use crate::host::topology;
 use crate::pin::Enforcement;
 
@@ -81,7 +81,7 @@ impl Doctor {
 }
 
 fn examine(config: &Config) -> Vec<Finding> {
-    let mut findings = vec![rights()];
+    let mut findings = vec![rights(config)];
     match topology::read(&config.root) {
         Ok(topology) => findings.extend(machine(&topology)),
         Err(error) => {
@@ -124,15 +124,22 @@ fn bad(what: &'static str, finding: String, advice: &str) -> Finding {
     Finding { what, verdict: Verdict::Bad, finding, advice: Some(advice.to_owned()) }
 }
 
-fn rights() -> Finding {
-    if nix::unistd::geteuid().is_root() {
-        good("rights", "root".to_owned())
-    } else {
-        bad(
-            "rights",
-            "not root: cgroups can't be written".to_owned(),
-            "run it with sudo, or as a privileged container",
-        )
+fn rights(config: &Config) -> Finding {
+    let what = "rights";
+    if !nix::unistd::geteuid().is_root() {
+        let advice = "run it with sudo, or as a privileged container";
+        return bad(what, "not root: cgroups can't be written".to_owned(), advice);
+    }
+    match join_host(&config.root) {
+        Ok(false) => good(what, "root".to_owned()),
+        Ok(true) => {
+            good(what, "root; it leaves the container's own cgroup namespace for the host's".to_owned())
+        }
+        Err(error) => weak(
+            what,
+            format!("root, in a cgroup namespace of its own that it can't leave: {error}"),
+            "give it CAP_SYS_ADMIN: on cgroup v2 the kernel may else keep it from moving its own container",
+        ),
     }
 }
 

@@ -15,6 +15,8 @@ use super::Format;
 use crate::agent::config::{Config, Overrides};
 use crate::agent::{Node, lock};
 use crate::cpu::CpuSet;
+use crate::host::cgroup::About;
+use crate::host::proc::Proc;
 use crate::pin::quiet::{Keeper, Quiet};
 use crate::pin::{self, Applied, Outcome, Step};
 
@@ -67,6 +69,12 @@ impl Release {
             nix::unistd::geteuid().is_root(),
             "release needs root, to see marks and to write: run it with sudo"
         );
+        anyhow::ensure!(
+            Proc::new(&config.root).may_administer(),
+            "release needs CAP_SYS_ADMIN, to see marks and to write: without it nothing would seem to be pinned; run it with \
+             the rights of an agent that pins"
+        );
+        super::run::join_host(&config);
         let node = Node::new(config)?;
         let listen = node.config.listen;
         let (observed, _) = node.observe(&[])?;
@@ -83,6 +91,8 @@ impl Release {
             let mut keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
             let quiet =
                 keeper.turn(Quiet::default(), &CpuSet::new(), &node.topology.online, &node.cgroups, "");
+            // Nothing of ours is to be left, and it is no more than a preference.
+            let _ = node.cgroups.set_note("", About::Place, None);
             for restored in &quiet.restored {
                 tracing::info!("put back: {restored}");
             }

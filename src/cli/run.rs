@@ -31,12 +31,25 @@ impl Run {
         // The client logs as errors what is tried again; we say it once, and as what it is.
         log("info,kube_client=off")?;
         let config = Config::load(self.overrides)?;
+        join_host(&config);
         let runtime = runtime()?;
         let done = runtime.block_on(crate::agent::run(config));
         // Manifests that are still being read are of no more use, and not waited for.
         runtime.shutdown_background();
         done?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Before the first thread, which would stay where it is.
+pub(super) fn join_host(config: &Config) {
+    match crate::host::cgroup::join_host(&config.root) {
+        Ok(true) => tracing::info!("left the container's own cgroup namespace for the host's"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(
+            "in a cgroup namespace of its own, which it can't leave ({error}): on cgroup v2 the kernel may keep it from \
+             moving its own container; give it CAP_SYS_ADMIN"
+        ),
     }
 }
 

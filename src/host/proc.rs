@@ -9,6 +9,9 @@ use procfs_core::net::InterfaceDeviceStatus;
 use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
+/// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
+const SYS_ADMIN: u64 = 1 << 21;
+
 /// The /proc below a root.
 #[derive(Debug, Clone)]
 pub struct Proc {
@@ -44,6 +47,13 @@ impl Proc {
     /// The /proc below `root`; `/` on a usual machine.
     pub fn new(root: &Path) -> Self {
         Self { dir: root.join("proc"), ticks_per_second: procfs::ticks_per_second() }
+    }
+
+    /// Whether this process may administer the machine (`CAP_SYS_ADMIN`); where that can't be read, the kernel will tell.
+    pub fn may_administer(&self) -> bool {
+        let text = fs::read(self.dir.join("self/status")).ok();
+        let status = text.and_then(|text| Status::from_buf_read(Cursor::new(text)).ok());
+        status.is_none_or(|status| status.capeff & SYS_ADMIN != 0)
     }
 
     /// The threads of a process with their context switches; nothing for a process that is gone.

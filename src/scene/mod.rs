@@ -40,7 +40,7 @@ pub use label::{Holding, LabelKeys, Labels, key_fault, reserved_domain, subdomai
 pub use node::{Node, read_nodes};
 pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene, ScenePlan,
-    ScenePlanSpec, TaintEffect, TaintKey,
+    ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
 pub use schema::definition;
 pub use selector::{NodeSelector, Operator, Requirement};

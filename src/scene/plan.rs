@@ -21,6 +21,9 @@ pub const MAX_SERVERS: u32 = 10_000;
 /// The name under which `totals` counts servers; no role can have it.
 pub const SERVERS: &str = "servers";
 
+/// What a taint's key starts with: the admission policy lets agents set no others.
+pub const TAINT_PREFIX: &str = "pinfold.io/";
+
 /// What a label's value looks like.
 const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
 
@@ -129,8 +132,14 @@ pub enum OnBusy {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CaseTaint {
-    /// The taint's key.
-    #[schemars(length(min = 1, max = 316))]
+    /// The taint's key. It starts with pinfold.io/, since agents may set no others.
+    #[schemars(
+        length(min = 1, max = 316),
+        extend("x-kubernetes-validations" = [{
+            "rule": "self.startsWith('pinfold.io/')",
+            "message": "a taint's key must start with pinfold.io/",
+        }])
+    )]
     pub key: TaintKey,
     /// The taint's value.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Case, Scene, ScenePlan};
 
@@ -10,7 +10,7 @@ use super::{Case, Scene, ScenePlan};
 const LONG: &str = "scene.long.";
 
 /// One server's place in a case: what the labels say, and what no two nodes may have.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Slot {
     /// The scene.
     pub scene: String,

@@ -60,7 +60,7 @@ impl Cluster {
         self.fake.run_controllers();
     }
 
-    fn remove(&self, object: &Value) {
+    pub(crate) fn remove(&self, object: &Value) {
         let _here = self.runtime.enter();
         self.fake.remove(object);
     }

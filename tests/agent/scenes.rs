@@ -1,5 +1,6 @@
 //! The Node's place in a scene: the program, the real kernel, and a fake API server on a real socket.
 
+use pinfold::host::cgroup::About;
 use pinfold::scene::definition;
 use serde_json::{Value, json};
 
@@ -83,5 +84,63 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     assert_eq!((labels(), claims().len()), (json!({"pool": "train"}), 0));
     assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
     assert_eq!(release(&[])["steps"], json!([]));
+    drop(tree);
+}
+
+#[test]
+fn a_node_that_comes_back_gets_its_old_place() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    install(&cluster);
+    // Twenty slots: that it is the same one by chance is unlikely, and the one that it has is not the one it would try first.
+    let plan = |slots: u32| {
+        json!({
+            "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"},
+            "spec": {
+                "nodes": {"selector": {"matchLabels": {"pool": "train"}}}, "active": {"scene": "2", "case": "3"},
+                "scenes": [{"scene": "2", "groups": [{"name": "w", "type": "1"}], "cases": [{"case": "3", "nodes": {"w": slots}}]}],
+            },
+        })
+    };
+    let start = || cluster.settings(&tree, &kernel).start();
+    let place = |status: &Value| status["cluster"]["scene"]["slot"]["index"].as_u64();
+    let placed = |status: &Value| status["cluster"]["scene"]["phase"] == "placed";
+    let agent = start();
+    let first = agent.eventually("it has its place", placed);
+    assert_eq!(place(&first), Some(0), "there is one");
+    cluster.put(&plan(20));
+    let forget = |uid: &str| {
+        let node = cluster.fake.get("v1", "Node", "", NODE).unwrap();
+        cluster.remove(&node);
+        for claim in cluster.fake.all("coordination.k8s.io/v1", "Lease") {
+            cluster.remove(&claim);
+        }
+        cluster.put(&json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": NODE, "uid": uid, "labels": {"pool": "train"}},
+            "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
+        }));
+    };
+    // The Node goes, and with it labels, claims and the agent's pod; then all of it is made anew.
+    agent.stop();
+    forget("uid-2");
+    let agent = start();
+    assert_eq!(place(&agent.eventually("it has its place", placed)), Some(0), "the one that it had");
+    agent.stop();
+    // A release leaves nothing to go by.
+    let mut release = pinfold();
+    release.args(["release", "--tree", &tree.path]);
+    assert!(release.output().unwrap().status.success());
+    assert_eq!(kernel.cgroups.note("", About::Place).unwrap(), None);
+    forget("uid-3");
+    let agent = start();
+    assert_ne!(
+        place(&agent.eventually("it has its place", placed)),
+        Some(0),
+        "it would not come upon it by itself"
+    );
+    agent.stop();
+    assert!(release.output().unwrap().status.success());
     drop(tree);
 }

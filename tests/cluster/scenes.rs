@@ -177,6 +177,14 @@ async fn what_cannot_be_read_takes_nothing_away() {
             let told = usize::from(matches!(name, "no right" | "no definition"));
             assert_eq!((writes(&fake), fake.count("create", "events")), (told, told), "{name}");
             assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0", "{name}");
+            if told == 1 {
+                // Its labels are known all the same, to tell containers.
+                assert_eq!(
+                    agent.state().usual.unwrap().get("SCENCE").map(String::as_str),
+                    Some("1"),
+                    "{name}"
+                );
+            }
             let asked = fake.count("", "");
             assert!(asked <= 90, "{name}: {asked} requests in half an hour");
             fake.heal();
@@ -310,10 +318,10 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     tainted["spec"]["taints"] = json!([theirs]);
     tainted["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&tainted);
-    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {"key": "x.io/case"}})));
+    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {"key": "pinfold.io/case"}})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
     let taints = || node(&fake, "a")["spec"]["taints"].clone();
-    let ours = json!({"key": "x.io/case", "effect": "NoSchedule"});
+    let ours = json!({"key": "pinfold.io/case", "effect": "NoSchedule"});
     eventually("the taint", || taints() == json!([theirs, ours])).await;
     agent.until("rest", |state| state.phase == Phase::Placed).await;
 

@@ -128,12 +128,8 @@ fn overlays_are_the_base_with_what_they_say() {
         paths.sort();
         paths
     };
-    let narrow = [
-        "/sys/fs/cgroup",
-        "/var/lib/kubelet/cpu_manager_state",
-        "/var/lib/kubelet/pod-resources",
-        "/var/run/nri",
-    ];
+    let seen = ["/sys/fs/cgroup", "/var/lib/kubelet/cpu_manager_state", "/var/lib/kubelet/pod-resources"];
+    let narrow = [seen.as_slice(), &["/var/run/nri"]].concat();
     let systemd = ["/run/dbus/system_bus_socket", "/run/systemd/system"];
     assert_eq!(paths(&pod(&base)), narrow);
     for name in ["containerd", "crio", "observe-only"] {
@@ -151,14 +147,20 @@ fn overlays_are_the_base_with_what_they_say() {
             (&json!(true), &json!(false))
         );
         assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
+        // Under the runtime's own profile systemd can't be asked over D-Bus.
+        assert_eq!(security["appArmorProfile"], json!({"type": "Unconfined"}));
         let cgroup =
             agent["volumeMounts"].as_array().unwrap().iter().find(|one| one["name"] == "cgroup").unwrap();
         if name == "observe-only" {
             assert_eq!((adds, &cgroup["readOnly"]), (&json!(["SYS_PTRACE"]), &json!(true)));
-            assert_eq!(paths(&pod), narrow);
+            // Submounts, too: with cgroup v1 each controller is one.
+            let recursive = (&cgroup["recursiveReadOnly"], &cgroup["mountPropagation"]);
+            assert_eq!(recursive, (&json!("IfPossible"), &Value::Null));
+            assert_eq!(paths(&pod), seen);
+            assert_eq!(agent["volumeMounts"].as_array().unwrap().len(), seen.len());
         } else {
             assert_eq!((adds, &cgroup["readOnly"]), (&json!(["SYS_ADMIN", "SYS_PTRACE"]), &Value::Null));
-            assert_eq!(paths(&pod), [systemd.as_slice(), &narrow].concat());
+            assert_eq!(paths(&pod), [systemd.as_slice(), narrow.as_slice()].concat());
         }
         assert_eq!(security["seLinuxOptions"]["type"] == "spc_t", name == "crio");
     }
@@ -182,7 +184,13 @@ fn the_uninstall_patch_fits_every_overlay() {
         assert_eq!((&agent["livenessProbe"], &agent["startupProbe"]), (&Value::Null, &Value::Null));
         assert_eq!(agent["readinessProbe"]["tcpSocket"]["port"], "metrics");
         assert_eq!(agent["readinessProbe"]["httpGet"], Value::Null);
-        assert!(agent["volumeMounts"].as_array().unwrap().len() >= 3, "the node is still in reach");
+        // The node is in reach, and the marks are, whatever the agent might do before.
+        let mounts = agent["volumeMounts"].as_array().unwrap();
+        let cgroup: Vec<&Value> = mounts.iter().filter(|one| one["name"] == "cgroup").collect();
+        assert_eq!(cgroup, [&json!({"name": "cgroup", "mountPath": "/host/cgroup"})], "{name}");
+        assert!(mounts.len() >= 3, "{name}");
+        let capabilities = json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "SYS_PTRACE"]});
+        assert_eq!(agent["securityContext"]["capabilities"], capabilities, "{name}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pinfold::host::cgroup::Cgroups;
+use pinfold::host::cgroup::{About, Cgroups};
 use pinfold::pin::quiet::{Keeper, Quiet, Report};
 
 use super::{ALL, gate, set};
@@ -51,7 +51,7 @@ impl Machine {
     }
 
     fn note(&self) -> Option<String> {
-        self.cgroups().quiet_note(TREE).unwrap()
+        self.cgroups().note(TREE, About::Quiet).unwrap()
     }
 
     /// Every file and what it holds.
@@ -168,7 +168,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
     let machine = usual();
     let before = machine.all();
     for note in ["hello", r#"{"version":9}"#] {
-        machine.cgroups().set_quiet_note(TREE, Some(note)).unwrap();
+        machine.cgroups().set_note(TREE, About::Quiet, Some(note)).unwrap();
         for options in [ALL, Quiet::default()] {
             let report = machine.turn(options, "4-7");
             assert!(report.sentences().concat().contains("note"), "{report:?}");

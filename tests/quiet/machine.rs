@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
+use pinfold::host::cgroup::About;
 use pinfold::host::knobs::{Kind, Knob, Knobs};
 use pinfold::pin::quiet::{Keeper, Quiet};
 
@@ -36,7 +37,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let mut keeper = Keeper::new(root);
     let report = keeper.turn(ALL, &own, &kernel.online, &kernel.cgroups, &tree.path);
     println!("exclusive {own}: {report:#?}\n{}", report.sentences().join("\n"));
-    println!("{}", kernel.cgroups.quiet_note(&tree.path).unwrap().unwrap());
+    println!("{}", kernel.cgroups.note(&tree.path, About::Quiet).unwrap().unwrap());
     assert_eq!(report.failed, []);
     let quiet = look();
     let touching: BTreeSet<&Knob> =
@@ -66,5 +67,5 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let mut expected = before;
     expected.values.insert(other.clone(), chosen);
     assert_eq!(look(), expected);
-    assert_eq!(kernel.cgroups.quiet_note(&tree.path).unwrap(), None);
+    assert_eq!(kernel.cgroups.note(&tree.path, About::Quiet).unwrap(), None);
 }

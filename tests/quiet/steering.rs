@@ -6,6 +6,7 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use pinfold::host::cgroup::About;
 use pinfold::host::knobs::{Kind, Knob, Knobs};
 use pinfold::host::netns::Switch;
 use pinfold::pin::quiet::{Keeper, Quiet};
@@ -57,7 +58,7 @@ fn steer(kernel: &Kernel, root: &Path) {
     let quiet = look();
     assert_eq!((&quiet.values[&eth0], &quiet.values[&send]), (&rest, &rest));
     assert!(quiet.values[&lo].is_empty(), "what is off stays off");
-    let note = kernel.cgroups.quiet_note(&tree.path).unwrap().unwrap();
+    let note = kernel.cgroups.note(&tree.path, About::Quiet).unwrap().unwrap();
     assert!(note.contains(r#""receive":{"eth0":"0"}"#), "{note}");
 
     // The process that moved them died.
@@ -65,5 +66,5 @@ fn steer(kernel: &Kernel, root: &Path) {
     let report = later.turn(Quiet::default(), &own, &kernel.online, &kernel.cgroups, &tree.path);
     assert_eq!(report.restored.len(), 2, "{report:?}");
     assert_eq!(look(), before);
-    assert_eq!(kernel.cgroups.quiet_note(&tree.path).unwrap(), None);
+    assert_eq!(kernel.cgroups.note(&tree.path, About::Quiet).unwrap(), None);
 }

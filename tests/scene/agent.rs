@@ -171,7 +171,7 @@ fn api_objects_are_read_like_files() {
         |text: &str| serde_json::to_value(serde_json::from_str::<CaseTaint>(text).unwrap().to_k8s()).unwrap();
     assert_eq!(taint("{}"), json!({"key": "pinfold.io/scene", "effect": "NoSchedule"}));
     assert_eq!(
-        taint(r#"{"key": "a", "value": "b", "effect": "PreferNoSchedule"}"#),
-        json!({"key": "a", "value": "b", "effect": "PreferNoSchedule"})
+        taint(r#"{"key": "pinfold.io/a", "value": "b", "effect": "PreferNoSchedule"}"#),
+        json!({"key": "pinfold.io/a", "value": "b", "effect": "PreferNoSchedule"})
     );
 }

@@ -1,6 +1,6 @@
 //! Mistakes in plans: each is named with its place and what to write instead.
 
-use pinfold::scene::{Node, Severity, definition};
+use pinfold::scene::{Node, Severity, TAINT_PREFIX, definition};
 
 use super::{SMALL, example, findings, here, node, nodes, report};
 
@@ -15,6 +15,9 @@ fn the_example_has_nothing_wrong() {
     assert_eq!(report(&example(), None), "");
     assert_eq!(report(&example(), Some(&nodes(40, "5", "44Gi"))), "");
     assert_eq!(report(SMALL, None), "");
+    for taint in ["{}", "{key: pinfold.io/case, value: a}"] {
+        assert_eq!(report(&with(SMALL, "spec:\n", &format!("spec:\n  taint: {taint}\n")), None), "");
+    }
 }
 
 #[test]
@@ -134,6 +137,27 @@ fn mistakes_are_named_with_place_and_correction() {
             "CASE is already a key",
         ),
         ("spec:\n", "spec:\n  taint: {key: 'a b'}\n", error, "spec.taint.key", "can't be a taint's key"),
+        (
+            "spec:\n",
+            "spec:\n  taint: {key: x.io/case}\n",
+            error,
+            "spec.taint.key",
+            "write pinfold.io/case, or",
+        ),
+        (
+            "spec:\n",
+            "spec:\n  taint: {key: gpu}\n",
+            error,
+            "spec.taint.key",
+            "they may set pinfold.io/* only",
+        ),
+        (
+            "spec:\n",
+            "spec:\n  taint: {key: xpinfold.io/a}\n",
+            error,
+            "spec.taint.key",
+            "write pinfold.io/a, or",
+        ),
         ("spec:\n", "spec:\n  taint: {value: '-'}\n", error, "spec.taint.value", "can't be a taint's value"),
         ("- scene: \"2\"", "- scene: two scenes", error, "spec.scenes[0].scene", "it has ' '"),
         (
@@ -486,6 +510,12 @@ fn the_definition_in_deploy_is_that_of_the_types() {
     let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
     assert_eq!(spec["labels"]["default"]["scene"], "SCENCE");
     assert_eq!(spec["onBusy"]["default"], "wait");
+    // The same rule as in `check`, and as the admission policy has it.
+    let key = &spec["taint"]["properties"]["key"];
+    assert_eq!(key["x-kubernetes-validations"][0]["rule"], format!("self.startsWith('{TAINT_PREFIX}')"));
+    assert!(key["default"].as_str().unwrap().starts_with(TAINT_PREFIX));
+    let policy = std::fs::read_to_string(here("deploy/base/node-policy.yaml")).unwrap();
+    assert!(policy.contains(&format!("!t.key.startsWith('{TAINT_PREFIX}')")));
     bounded(&version["schema"]["openAPIV3Schema"], "schema");
 }
 
@@ -512,4 +542,19 @@ fn bounded(schema: &serde_json::Value, path: &str) {
             bounded(&schema[inner], &format!("{path}.{inner}"));
         }
     }
+}
+
+/// The bounds whose product the API server takes for how often the rule on roles' totals looks at a group.
+///
+/// It refuses a definition with a rule that it estimates at more than 10 million. That rule's estimate is about half of it, and
+/// doubling one of these bounds would reach it.
+#[test]
+fn the_bounds_that_make_the_cost_of_rules_stay() {
+    let schema = serde_json::to_value(definition()).unwrap();
+    let spec = &schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let scenes = &spec["properties"]["scenes"];
+    let [groups, cases] = ["groups", "cases"].map(|list| &scenes["items"]["properties"][list]);
+    let totals = &cases["items"]["properties"]["totals"];
+    let bounds = [&scenes["maxItems"], &cases["maxItems"], &groups["maxItems"], &totals["maxProperties"]];
+    assert_eq!(bounds.map(|bound| bound.as_u64().unwrap()), [16, 64, 8, 17]);
 }

@@ -12,6 +12,7 @@
 
 mod link;
 mod news;
+mod place;
 mod pods;
 mod scenes;
 
@@ -31,6 +32,7 @@ use crate::cluster::connect::{self, ConnectError, Connection};
 use crate::cluster::events::{self, Recorder};
 use crate::cluster::pods as followed;
 use crate::cluster::scenes::{self as followed_scenes, Scenes};
+use crate::host::cgroup::Cgroups;
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -166,6 +168,7 @@ impl Cluster {
     /// Starts the tasks that speak with the API.
     pub(super) fn start(
         &self,
+        cgroups: &Cgroups,
         tasks: &mut Tasks,
         owner: mpsc::Sender<Event>,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
@@ -180,6 +183,7 @@ impl Cluster {
             here,
             followed_scenes::Settings::default(),
         );
+        let noted = state.clone();
         let (link, said) = Link::new(self, state);
 
         let (out, heard) = mpsc::channel(64);
@@ -194,10 +198,11 @@ impl Cluster {
         let (recorder, writing) = Recorder::new(self.api.clone(), &self.node, events::Settings::default());
         let writer = tokio::spawn(writing);
         if self.scenes {
-            let place = place.with_recorder(recorder.clone());
+            let task = place.with_recorder(recorder.clone()).with_last(place::last(cgroups));
+            tasks.spawn(place::keep(cgroups.clone(), noted));
             let ended = stop.clone();
             tasks.spawn_to_its_end(async move {
-                place.run(ended).await;
+                task.run(ended).await;
                 Ok(())
             });
             tasks.spawn(scenes::tell(known.clone(), running));

@@ -139,9 +139,9 @@ pub struct State {
     pub slot: Option<Slot>,
     /// The labels on the Node that Pinfold has set.
     pub labels: BTreeMap<String, String>,
-    /// Labels of the Node with the usual keys of a place, whoever has set them.
+    /// Labels of the Node with the usual keys of a place, whoever has set them; `None` until they were read.
     #[serde(skip)]
-    pub usual: BTreeMap<String, String>,
+    pub usual: Option<BTreeMap<String, String>>,
     /// The names of the Leases that it holds.
     pub claims: BTreeSet<String>,
     /// Labels of somebody else's that stand in the way, as sentences.
@@ -160,6 +160,8 @@ pub struct Scenes {
     namespace: String,
     pods: watch::Receiver<Pods>,
     settings: Settings,
+    /// The plan and the slot that the node had before the agent started.
+    before: Option<(String, Slot)>,
     recorder: Option<Recorder>,
     state: watch::Sender<State>,
 }
@@ -196,7 +198,15 @@ impl Scenes {
         let (state, states) =
             watch::channel(State { says: "the plans have not been read yet".to_owned(), ..State::default() });
         let (node, namespace) = (node.to_owned(), namespace.to_owned());
-        (Self { api, node, namespace, pods, settings, recorder: None, state }, states)
+        (Self { api, node, namespace, pods, settings, before: None, recorder: None, state }, states)
+    }
+
+    /// Prefers the slot that the node had in a plan before the agent started, where it is free: a node that comes back has
+    /// neither labels nor claims to tell of it.
+    #[must_use]
+    pub fn with_last(mut self, before: Option<(String, Slot)>) -> Self {
+        self.before = before;
+        self
     }
 
     /// Tells what happens as Events on the Node, too.
@@ -227,7 +237,7 @@ impl State {
     pub fn variables(&self) -> BTreeMap<String, String> {
         match &self.slot {
             Some(slot) => LabelKeys::default().labels(slot).into_iter().collect(),
-            None => self.usual.clone(),
+            None => self.usual.clone().unwrap_or_default(),
         }
     }
 }
@@ -241,7 +251,7 @@ mod tests {
         let pairs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
-        let by_hand = State { usual: pairs(&[("SCENCE", "1"), ("CASE", "2")]), ..State::default() };
+        let by_hand = State { usual: Some(pairs(&[("SCENCE", "1"), ("CASE", "2")])), ..State::default() };
         assert_eq!(by_hand.variables(), pairs(&[("SCENCE", "1"), ("CASE", "2")]));
         let slot =
             Slot { scene: "2".to_owned(), case: "3".to_owned(), kind: Some("ps".to_owned()), index: 4 };

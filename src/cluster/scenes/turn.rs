@@ -81,6 +81,7 @@ impl Keeper {
     }
 
     pub(super) async fn run(mut self) {
+        self.look_at_labels().await;
         let mut due: Option<Instant> = None;
         let mut pods_told = true;
         loop {
@@ -140,9 +141,10 @@ impl Keeper {
             (plans.trouble.clone(), plans.lasting)
         };
         if let Some(trouble) = trouble {
-            // Without the plans nothing would be done with what is read.
+            // Without the plans nothing would be done with what is read, but for labels that somebody has set by hand.
             if lasting {
                 self.complain("plans", format!("nothing is changed: {trouble}")).await;
+                self.look_at_labels().await;
             }
         } else {
             match self.place().await {
@@ -194,6 +196,17 @@ impl Keeper {
         Ok(())
     }
 
+    /// Reads which place the Node's labels name, whoever has set them: what containers are told may not wait for what all
+    /// nodes do one after the other. What fails here is read with all else.
+    async fn look_at_labels(&self) {
+        let Ok(Some(node)) = node::read(&self.scenes.api, &self.scenes.node).await else { return };
+        let new = Some(usual(&node));
+        self.scenes.state.send_if_modified(|state| {
+            let old = std::mem::replace(&mut state.usual, new);
+            old != state.usual
+        });
+    }
+
     /// Reads the own Node and the own claims.
     async fn look(&mut self) -> Result<(), Cut> {
         let Scenes { api, node: name, namespace, settings, .. } = &self.scenes;
@@ -242,7 +255,14 @@ impl Keeper {
                     // Most of them are taken: better to know which than to try.
                     claims.look_around().await?;
                 }
-                let names = order(&plan, &slots, only, &scenes.node, node, memory);
+                let names = order(
+                    &plan,
+                    &slots,
+                    only,
+                    &scenes.node,
+                    node,
+                    memory.last.as_ref().or(scenes.before.as_ref()),
+                );
                 match claims.claim_first(names, &labels_of(&plan)).await? {
                     Some(name) => {
                         tracing::info!("scenes: claimed {name}");
@@ -315,7 +335,7 @@ impl Keeper {
             plan: verdict.plan.as_ref().map(|(name, _)| name.clone()),
             slot: verdict.slot.clone(),
             labels: ours.map(|(key, value)| (key.clone(), value.clone())).collect(),
-            usual: usual(node),
+            usual: Some(usual(node)),
             claims: mine.clone(),
             conflicts: verdict.conflicts.iter().map(ToString::to_string).collect(),
             taint: self.memory.untaintable.as_ref().map(|(_, says)| says.clone()),
@@ -413,14 +433,14 @@ fn order<'a>(
     only: Option<Slot>,
     name: &str,
     node: &OwnNode,
-    memory: &Memory,
+    last: Option<&(String, Slot)>,
 ) -> impl Iterator<Item = String> + use<'a> {
     let this = crate::scene::Node {
         name: name.to_owned(),
         labels: node.labels.clone(),
         ..crate::scene::Node::default()
     };
-    let last = memory.last.as_ref().filter(|(of, _)| of == name_of(plan)).map(|(_, slot)| slot);
+    let last = last.filter(|(of, _)| of == name_of(plan)).map(|(_, slot)| slot);
     let order = Want::order(slots, &plan.spec.labels, &this, last);
     let slots = order.filter_map(|position| slots.get(position));
     let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));

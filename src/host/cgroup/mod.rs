@@ -5,6 +5,7 @@
 
 mod layout;
 mod memory;
+mod namespace;
 mod note;
 mod partition;
 mod quota;
@@ -23,6 +24,8 @@ use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
 pub use memory::Memory;
+pub use namespace::join_host;
+pub use note::About;
 pub use partition::{Above, Kind, PARTITION, Partition, Surroundings};
 pub use quota::{Quota, QuotaError, lifted};
 pub use systemd::SystemdError;

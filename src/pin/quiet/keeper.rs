@@ -9,7 +9,7 @@ use super::super::apply::chain;
 use super::note::ranges;
 use super::{Note, Plan, Quiet, Situation, Write, plan};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::Cgroups;
+use crate::host::cgroup::{About, Cgroups};
 use crate::host::file::FileError;
 use crate::host::knobs::{Knob, Knobs, TurnError};
 
@@ -106,7 +106,7 @@ impl Keeper {
         cgroups: &Cgroups,
         path: &str,
     ) -> Result<(), String> {
-        let text = match cgroups.quiet_note(path) {
+        let text = match cgroups.note(path, About::Quiet) {
             Ok(text) => text,
             // Without the pods' tree nobody owns anything, and there is nowhere to note what was.
             Err(error) if error.is_gone() && exclusive.is_empty() => return Ok(()),
@@ -127,7 +127,10 @@ impl Keeper {
             if text.as_deref() == before {
                 return Ok(text);
             }
-            cgroups.set_quiet_note(path, text.as_deref()).map_err(|error| chain(&error)).map(|()| text)
+            cgroups
+                .set_note(path, About::Quiet, text.as_deref())
+                .map_err(|error| chain(&error))
+                .map(|()| text)
         };
         // Nothing is written that is not noted: what was there before would be forgotten.
         let ahead = keep(&plan.ahead, text.as_deref())?;

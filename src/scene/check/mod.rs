@@ -10,7 +10,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::tree::Path;
-use super::{Document, Node, Place, ScenePlan, subdomain_fault};
+use super::{Document, Node, Place, ScenePlan, TAINT_PREFIX, subdomain_fault};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -132,12 +132,15 @@ impl Finder<'_> {
     fn taint(&mut self) {
         let Some(taint) = &self.plan.spec.taint else { return };
         let path = Path::of(&["spec", "taint"]);
-        if let Some(fault) = super::key_fault(&taint.key.0) {
-            let text = format!("{:?} can't be a taint's key: {fault}", taint.key.0);
+        let key = &taint.key.0;
+        if let Some(fault) = super::key_fault(key) {
+            let text = format!("{key:?} can't be a taint's key: {fault}");
             self.error(&path.key("key"), text, "choose another key, or leave it out for pinfold.io/scene");
-        } else if let Some(domain) = super::reserved_domain(&taint.key.0) {
-            let text = format!("{} is in {domain}, which Kubernetes keeps for itself", taint.key.0);
-            self.error(&path.key("key"), text, "choose another key, or leave it out for pinfold.io/scene");
+        } else if !key.starts_with(TAINT_PREFIX) {
+            let name = key.rsplit('/').next().unwrap_or_default();
+            let text = format!("{key} is no taint that agents may set: they may set {TAINT_PREFIX}* only");
+            let fix = format!("write {TAINT_PREFIX}{name}, or leave it out for pinfold.io/scene");
+            self.error(&path.key("key"), text, fix);
         }
         if let Some(fault) = super::value_fault(&taint.value) {
             let text = format!("{:?} can't be a taint's value: {fault}", taint.value);
