@@ -4,7 +4,7 @@
 //! names them. Every test makes a pods' tree of its own and touches no other.
 
 // A helper that can't do its work fails the test that called it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "support/agent.rs"]
 mod agent;
@@ -16,8 +16,14 @@ mod http;
 #[path = "support/kernel.rs"]
 mod kernel;
 
+#[path = "support/nri.rs"]
+#[allow(dead_code, reason = "shared with tests of the protocol")]
+mod runtime;
+
 #[path = "agent/api.rs"]
 mod api;
+#[path = "agent/asked.rs"]
+mod asked;
 #[path = "agent/churn.rs"]
 mod churn;
 #[path = "agent/drift.rs"]

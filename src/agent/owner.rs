@@ -1,13 +1,14 @@
 //! The one owner of the state: events in, a reconcile each, a snapshot out.
 
+mod asked;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc, watch};
 
-use super::event::{Admission, Event, RuntimeNews, Source};
-use super::gate;
+use super::event::{Event, RuntimeNews, Source};
 use super::given_up::GivenUp;
 use super::history::{History, own_in_force};
 use super::node::{Node, threads};
@@ -18,11 +19,10 @@ use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Decisions, Inputs, Refused, decide, default_reserved};
 use crate::pin::quiet::{Keeper, Quiet, Report};
-use crate::pin::snapshot::ContainerState;
 use crate::pin::{
     self, Applied, Drift, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
 };
-use crate::pod::{self, Pod};
+use crate::pod::Pod;
 
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -55,6 +55,13 @@ impl Why {
     }
 }
 
+/// What was read of the kernel.
+#[derive(Debug)]
+struct Seen {
+    observed: Observed,
+    ledger: Ledger,
+}
+
 /// The owner's state.
 #[derive(Debug)]
 pub(super) struct Owner {
@@ -70,6 +77,8 @@ pub(super) struct Owner {
     /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
     heard: bool,
     given_up: GivenUp,
+    /// What the last reconcile read last, unless it failed: questions that can't wait are answered from it.
+    seen: Option<Seen>,
     /// Partitions that the kernel refused since the timer rang last, and in which words.
     refused: BTreeMap<String, String>,
     keeper: Keeper,
@@ -105,6 +114,7 @@ impl Owner {
             published,
             heard: false,
             given_up: GivenUp::default(),
+            seen: None,
             refused: BTreeMap::new(),
             keeper,
             quiet: None,
@@ -194,9 +204,18 @@ impl Owner {
                 }
                 Some(Event::Changed) => dirty = true,
                 Some(Event::Create { pod, container, reply }) => {
-                    self.told.promises().announce(*pod.clone());
+                    // The cgroup of a pod of the runtime's is there by now, or is none of ours.
+                    if !pod.cgroup_uid().is_some_and(|uid| self.told.is_of_runtime(uid)) {
+                        self.told.promises().announce(*pod.clone());
+                    }
                     let question = Question { pod: &pod, container: &container, reply, patient: true };
-                    self.turn(Why::Create, Some(question));
+                    match self.answered_at_once(question) {
+                        // What it changes for others follows before it starts.
+                        None => dirty = true,
+                        Some(question) => {
+                            self.turn(Why::Create, Some(question));
+                        }
+                    }
                 }
                 Some(Event::Start { uid, container, reply }) => {
                     // Whoever has given up waiting has let the program begin.
@@ -213,8 +232,7 @@ impl Owner {
     }
 
     /// One reconcile, and another where a question has to wait for what is given up in the first; file work blocks, so this
-    /// thread is given up for others meanwhile.
-    /// Whether it came to its end.
+    /// thread is given up for others meanwhile. Says whether it came to its end.
     fn turn(&mut self, why: Why, mut question: Option<Question<'_>>) -> bool {
         let seen = self.reconciled(why, &mut question);
         match &mut question {
@@ -230,6 +248,7 @@ impl Owner {
         let seen = reconciled.is_ok();
         if let Err(error) = reconciled {
             tracing::error!("reconcile failed: {error:#}");
+            self.seen = None;
             // What was known stays known, and says that it is old.
             let last = self.published.borrow().clone();
             if let Some(last) = last {
@@ -312,14 +331,23 @@ impl Owner {
             let seen = pods.get(decision.pod).and_then(|pod| {
                 observed.container(pod.cgroup_uid()?, &pod.containers.get(decision.container)?.name)
             });
-            if let Some(says) = seen.and_then(|seen| self.refused.get(&seen.cgroup.path)) {
-                decision.note = Some(format!("stays in the shared pool: {says}"));
+            if let Some(seen) = seen
+                && let Some(says) = self.refused.get(&seen.cgroup.path)
+            {
+                // A runtime may have written its set by then: it runs on these CPUs alone, but not alone on them.
+                let confined =
+                    decision.cpus.as_ref().is_some_and(|cpus| seen.cgroup.cpuset.effective.is_subset(cpus));
+                decision.note = Some(match confined {
+                    true => format!("others may run on its CPUs: {says}"),
+                    false => format!("stays in the shared pool: {says}"),
+                });
                 decision.refused = Some(Refused::Kernel);
             }
         }
         self.keep_quiet(&observed);
         self.history.forget(&observed);
         self.publish(&pods, &observed, &ledger, &decisions, errors);
+        self.seen = Some(Seen { observed, ledger });
         Ok(())
     }
 
@@ -360,55 +388,6 @@ impl Owner {
             devices: &self.devices,
             moves: 0,
         }
-    }
-
-    fn answer(&mut self, pods: &[Pod], question: &Question<'_>, decisions: &Decisions) -> Option<Admission> {
-        let Question { pod, container, .. } = *question;
-        let uid = pod.cgroup_uid()?;
-        let of_pod = |index: usize| pods.get(index).filter(|known| known.cgroup_uid() == Some(uid));
-        let mut found = None;
-        for decision in &decisions.containers {
-            let Some(known) = of_pod(decision.pod) else { continue };
-            let Some(asked) = known.containers.get(decision.container) else { continue };
-            if let Some(cpus) = decision.cpus.as_ref().filter(|_| decision.entitlement.cpus() > 0) {
-                self.told.promises().add(uid, &asked.name, cpus.clone());
-            }
-            if asked.name == container {
-                found = Some((known, decision));
-            }
-        }
-        let policy = &self.node.config.policy;
-        let Some((known, decision)) = found else {
-            // One that its pod's description does not have, for debugging: it goes its way.
-            let known = pods.iter().find(|known| known.cgroup_uid() == Some(uid))?;
-            let threads = threads(&self.node, known, usize::MAX, None, &decisions.desired.shared());
-            return Some(Admission { cpus: None, memory: None, refused: None, training: false, threads });
-        };
-        let owed = self.told.is_described(uid).then(|| {
-            known.containers.iter().any(|container| pod::entitlement(known, container, policy).cpus() > 0)
-        });
-        let refused = gate::at_creation(known, decision, owed);
-        let owned = decision.cpus.as_ref();
-        let memory = decisions.desired.memory.get(uid).and_then(|memory| memory.get(container));
-        Some(Admission {
-            cpus: owned.cloned(),
-            memory: memory.cloned(),
-            refused: refused.filter(|_| self.node.enforcement != Enforcement::Observe),
-            training: pod::training(known, &decision.recognition, policy).counts,
-            threads: threads(&self.node, known, decision.container, owned, &decisions.desired.shared()),
-        })
-    }
-
-    /// Whether a container may start, by the state that was published last, if that is the state now.
-    fn gate(&self, uid: &str, container: &str, seen: bool) -> Result<(), String> {
-        if !seen && self.told.requires(uid) {
-            return Err(gate::UNSEEN.to_owned());
-        }
-        let snapshot = self.published.borrow();
-        let Some(snapshot) = snapshot.as_deref() else { return Ok(()) };
-        let same =
-            |state: &&ContainerState| state.uid.as_deref() == Some(uid) && state.container == container;
-        snapshot.containers.iter().find(same).map_or(Ok(()), |found| gate::at_start(found, snapshot))
     }
 
     /// Counts what was done and returns what went wrong as sentences.

@@ -71,6 +71,11 @@ impl Promises {
             });
             promise.until > now && !marked
         });
+        self.enter(ledger);
+    }
+
+    /// Adds promised CPUs to the ledger.
+    pub(super) fn enter(&self, ledger: &mut Ledger) {
         for promise in &self.promises {
             ledger.promise(&promise.uid, &promise.container, &promise.cpus);
         }

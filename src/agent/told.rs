@@ -87,6 +87,16 @@ impl Told {
         self.promises.keep(ledger, observed);
     }
 
+    /// The promises alone, where what was seen is not news.
+    pub(super) fn enter_promises(&self, ledger: &mut Ledger) {
+        self.promises.enter(ledger);
+    }
+
+    /// Whether a runtime has told of a pod.
+    pub(super) fn is_of_runtime(&self, uid: &str) -> bool {
+        self.runtime.contains_key(uid)
+    }
+
     /// Whether a pod is described by more than a runtime, which does not know the containers that are still to come.
     pub(super) fn is_described(&self, uid: &str) -> bool {
         self.pods.values().flatten().any(|pod| pod.cgroup_uid() == Some(uid))

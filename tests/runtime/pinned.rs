@@ -1,6 +1,9 @@
 //! The agent and a real container runtime: containers have what is theirs before their first instruction.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use pinfold::cpu::CpuSet;
 use serde_json::Value;
@@ -9,6 +12,7 @@ use crate::agent::{Agent, Settings, assigned, container};
 use crate::daemon::{Runtime, suites};
 use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::pods::{ContainerSpec, Pod, PodSpec};
+use crate::probe::Report;
 use crate::scenarios::{self, Stage, began_in, cpus};
 
 /// An agent that hears of pods from the runtime alone; one CPU is there to own.
@@ -20,6 +24,16 @@ fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
 
 fn connected(agent: &Agent) {
     agent.eventually("the runtime asks the agent", |status| status["runtime"]["state"] == "synchronized");
+}
+
+/// What a person is told of a pod.
+fn explained(agent: &Agent, pod: &str) -> String {
+    let output = crate::agent::pinfold()
+        .args(["explain", pod, "--agent", &agent.address.to_string()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Runs a scenario with each runtime, and an agent that is asked by it.
@@ -109,6 +123,12 @@ fn its_environment_is_there_and_the_users_value_stays() {
         }
         let kept = self::container(&status, "worker", "main").unwrap()["threads"]["kept"].clone();
         assert_eq!(kept, serde_json::json!(["OMP_NUM_THREADS"]));
+        let told = explained(agent, "worker");
+        let line = |words: &str| told.lines().find(|line| line.contains(words)).unwrap_or_default();
+        let put = line("put into its environment: ");
+        assert!(put.contains("PINFOLD_CPUS") && put.contains("TF_NUM_INTRAOP_THREADS"), "{told}");
+        assert!(line("left as the pod has them: ").ends_with("OMP_NUM_THREADS"), "{told}");
+        assert!(line("window").contains("none"), "{told}");
         // After a restart of ours only the runtime can tell what was whose.
         pod.remove();
     });
@@ -229,5 +249,67 @@ fn who_was_created_while_nobody_was_asked_is_pinned_at_its_start() {
         assert_eq!(agent.metric("pinfold_window_seconds_sum", &[]), Some(0.0), "its program had not begun");
         pod.remove();
         agent.stop();
+    }
+}
+
+#[test]
+fn restarts_of_agent_and_runtime_in_the_middle_of_creations() {
+    let lives = u32::try_from(scenarios::count("PINFOLD_TEST_DISTURBED", 12)).unwrap();
+    let Some(kernel) = kernel_tests() else { return };
+    for suite in suites() {
+        let tree = kernel.tree();
+        let runtime = Runtime::start(&suite);
+        let begun = || settings(&kernel, &tree, &runtime).start();
+        let agent = Mutex::new(Some(begun()));
+        let with_agent = |act: &dyn Fn(&Agent)| agent.lock().unwrap().as_ref().map(act);
+        with_agent(&connected);
+        let spec = PodSpec::worker("disturbed", 1);
+        let pod = Pod::run(&kernel, &tree, &runtime, &spec);
+        // The agent is killed and comes back, then the runtime, then both at once.
+        let disturb = || {
+            let replace = |gone: bool| {
+                let before = agent.lock().unwrap().take();
+                before.into_iter().for_each(Agent::kill);
+                if gone {
+                    runtime.kill();
+                }
+                std::thread::sleep(Duration::from_millis(100));
+                let new = begun();
+                if gone {
+                    runtime.launch();
+                }
+                *agent.lock().unwrap() = Some(new);
+                std::thread::sleep(Duration::from_millis(350));
+            };
+            std::thread::sleep(Duration::from_millis(150));
+            replace(false);
+            runtime.restart();
+            std::thread::sleep(Duration::from_millis(350));
+            replace(true);
+        };
+        let elsewhere = AtomicU32::new(0);
+        let judge = |made: &crate::pods::Container<'_>, report: &Report| {
+            // One that was created while nobody was there to be asked began where everybody may run.
+            if cpus(report) != kernel.last() {
+                assert_eq!(cpus(report), kernel.online, "{}", made.id);
+                elsewhere.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let lived = scenarios::disturbed(&pod, 0, lives, disturb, judge);
+        with_agent(&connected);
+        // All is as it was: they begin on their own CPUs, and nothing was left owned by those before.
+        scenarios::lives(&pod, 10_000, 3, &|_| kernel.last());
+        println!(
+            "{} {}: {lived} containers while agent and runtime were killed, {} of them begun with nobody to ask",
+            runtime.suite,
+            runtime.version,
+            elsewhere.into_inner()
+        );
+        pod.forget();
+        with_agent(&|agent| {
+            agent.eventually("nothing is owned any more", |status| status["exclusive"] == "");
+            assert_eq!(agent.metric("pinfold_nri_unanswered_total", &[]), Some(0.0), "{}", agent.log());
+        });
+        agent.into_inner().unwrap().into_iter().for_each(Agent::stop);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -30,6 +30,10 @@ const GIVEN: &str = "pinfold.io/given-cpus";
 /// The variable with a container's own CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
 
+/// How long after our start the Node's place is waited for, and how old a question may become by that: a runtime's patience
+/// is two seconds, and is for its CPUs.
+const PLACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
+
 /// Answers the runtime's questions.
 pub(super) struct Answers {
     owner: mpsc::Sender<Event>,
@@ -39,6 +43,7 @@ pub(super) struct Answers {
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
+    begun: Instant,
 }
 
 // === impl Answers ===
@@ -50,19 +55,39 @@ impl Answers {
         snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
     ) -> Self {
-        Self { owner, place, snapshot, inventory: Mutex::default(), metrics }
+        Self { owner, place, snapshot, inventory: Mutex::default(), metrics, begun: Instant::now() }
     }
 
     /// Tells the owner of a pod as it is now.
     async fn tell_of(&self, sandbox: &PodSandbox) {
-        let news = match self.pod(sandbox) {
-            Some(told) => RuntimeNews::Pod(Box::new(told)),
-            None => match nri::pod(sandbox, []).cgroup_uid() {
-                Some(uid) => RuntimeNews::Gone(uid.to_owned()),
-                None => return,
-            },
-        };
-        self.tell(Event::Runtime(news)).await;
+        if let Some(news) = self.news_of(sandbox) {
+            self.tell(news).await;
+        }
+    }
+
+    fn news_of(&self, sandbox: &PodSandbox) -> Option<Event> {
+        let gone = || nri::pod(sandbox, []).cgroup_uid().map(|uid| RuntimeNews::Gone(uid.to_owned()));
+        let news = self.pod(sandbox).map(|told| RuntimeNews::Pod(Box::new(told)));
+        news.or_else(gone).map(Event::Runtime)
+    }
+
+    /// Takes note of what has gone, and tells the owner in its own time: the runtime waits for nothing here.
+    fn gone_unanswered(&self, event: nri::Event, subject: &nri::Subject) {
+        let mut inventory = lock(&self.inventory);
+        match event {
+            nri::Event::StopContainer | nri::Event::RemoveContainer => {
+                inventory.remove(&subject.container.id);
+            }
+            nri::Event::StopPodSandbox | nri::Event::RemovePodSandbox => {
+                inventory.remove_pod(&subject.pod.id);
+            }
+            _ => return,
+        }
+        drop(inventory);
+        if let Some(news) = self.news_of(&subject.pod) {
+            let owner = self.owner.clone();
+            tokio::spawn(async move { owner.send(news).await });
+        }
     }
 
     async fn tell(&self, event: Event) {
@@ -98,13 +123,24 @@ impl Answers {
         answer.await.ok()
     }
 
+    /// The Node's place, as variables. An agent that has just begun has yet to read it; who is created meanwhile waits.
+    async fn place(&self, asked: Instant) -> BTreeMap<String, String> {
+        let Some(mut place) = self.place.clone() else { return BTreeMap::new() };
+        let left = PLACE.0.saturating_sub(self.begun.elapsed());
+        let left = left.min(PLACE.1.saturating_sub(asked.elapsed()));
+        let known = place.wait_for(|state| state.usual.is_some());
+        // Unknown to the end, it is what was known last.
+        let _ = tokio::time::timeout(left, known).await;
+        place.borrow().variables()
+    }
+
     /// What a container that is being created is made to be.
-    fn creation(&self, container: &Container, admission: Admission) -> Creation {
+    async fn creation(&self, container: &Container, admission: Admission, asked: Instant) -> Creation {
         let Admission { cpus, memory, training, threads, .. } = admission;
         let mut env = threads.variables;
         if training {
             env.extend(cpus.as_ref().map(|cpus| (CPUS.to_owned(), cpus.to_string())));
-            env.extend(self.place.iter().flat_map(|place| place.borrow().variables()));
+            env.extend(self.place(asked).await);
         }
         env.retain(|name, _| container.variable(name).is_none());
         let names: Vec<&str> = env.keys().map(String::as_str).collect();
@@ -121,19 +157,18 @@ impl Answers {
         Creation { adjustment, updates: Vec::new() }
     }
 
-    /// The CPUs that a container owns.
-    fn assigned(&self, sandbox: &PodSandbox, container: &Container) -> Option<CpuSet> {
+    /// The CPUs that are a container's when it is changed: its own; or, where it is to have those that it was created with no
+    /// more, those that it has.
+    fn stays_on(&self, sandbox: &PodSandbox, container: &Container) -> Option<CpuSet> {
         let pod = nri::pod(sandbox, []);
         let snapshot = self.snapshot.borrow();
         let mut all = snapshot.iter().flat_map(|snapshot| &snapshot.containers);
         let same = |state: &&ContainerState| {
             state.uid.as_deref() == pod.cgroup_uid() && state.container == container.name
         };
-        all.find(same)?.assigned.clone()
-    }
-
-    fn online(&self) -> Option<CpuSet> {
-        self.snapshot.borrow().as_ref().map(|snapshot| snapshot.online.clone())
+        let state = all.find(same)?;
+        let given = !noted(container, GIVEN).is_empty();
+        state.assigned.clone().or_else(|| state.effective.clone().filter(|_| given))
     }
 
     fn timed(&self, call: &'static str, start: Instant) {
@@ -165,6 +200,9 @@ impl nri::Plugin for Answers {
     fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal> {
         tracing::error!("{call}: {why}");
         self.metrics.runtime_unanswered();
+        if let Unanswered::Event(event, subject) = call {
+            self.gone_unanswered(*event, subject);
+        }
         match call {
             // What exists is not known then: the connection is made anew.
             Unanswered::Synchronize => {
@@ -208,7 +246,7 @@ impl nri::Plugin for Answers {
                 self.tell_of(sandbox).await;
                 Err(Refusal::new(why))
             }
-            Some(admission) => Ok(self.creation(container, admission)),
+            Some(admission) => Ok(self.creation(container, admission, start).await),
             None if required => Err(Refusal::new(gate::UNSEEN)),
             // Not a pod's container, or nothing is known: it goes its way, and is looked after once its cgroup is seen.
             None => Ok(Creation::default()),
@@ -245,10 +283,7 @@ impl nri::Plugin for Answers {
             let cpu = CpuChange { cpus: Some(cpus), ..CpuChange::default() };
             ContainerUpdate { container: container.id.clone(), cpu, ignore_failure: false }
         };
-        // Whatever is changed, what is its own stays its own; what is not any more is not written again.
-        let given = !noted(container, GIVEN).is_empty();
-        let cpus = self.assigned(sandbox, container).or_else(|| self.online().filter(|_| given));
-        Ok(cpus.map(update).into_iter().collect())
+        Ok(self.stays_on(sandbox, container).map(update).into_iter().collect())
     }
 
     async fn updated(&self, sandbox: &PodSandbox, container: &Container) {

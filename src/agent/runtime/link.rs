@@ -43,6 +43,9 @@ impl Link {
         match &*self.state.borrow() {
             // One that has no NRI is no trouble to anybody who did not ask for it.
             State::Away(why) if self.expected || self.socket.exists() => Some(trouble(why)),
+            State::Connecting | State::Registered(_) if self.expected => {
+                Some(trouble(&"it has not told yet what it has"))
+            }
             _ => None,
         }
     }

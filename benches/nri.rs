@@ -1,0 +1,274 @@
+//! What the plugin costs: its handlers' own time beside 0, 100 and 250 containers on the node, and what it adds to a
+//! container's creation by a real containerd, of two series, in turns with and without it.
+//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers` or `-- creation` for one part), as root, after
+//! `tests/runtime/prepare`
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "../tests/support/agent.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod agent;
+#[path = "../tests/support/gate.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod gate;
+#[path = "../tests/support/http.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod http;
+#[path = "../tests/support/kernel.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod kernel;
+#[path = "../tests/support/nri.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod runtime;
+
+#[path = "../tests/runtime/cri.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod cri;
+#[path = "../tests/runtime/daemon.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod daemon;
+#[path = "../tests/runtime/image.rs"]
+mod image;
+#[path = "../tests/runtime/leftovers.rs"]
+mod leftovers;
+#[path = "../tests/runtime/messages.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod messages;
+#[path = "../tests/runtime/pods.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod pods;
+#[path = "../tests/runtime/probe.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod probe;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use pinfold::nri::{
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox, Signed,
+    Unsigned,
+};
+use prost::Message;
+
+use crate::agent::{Agent, Settings, container};
+use crate::daemon::{Runtime, suites};
+use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::pods::{ContainerSpec, Pod, PodSpec};
+use crate::runtime::{Changed, FakeRuntime, Socket, StateChange, Synchronize, Told};
+
+/// Containers that come and go while it is measured.
+const LIVES: usize = 300;
+
+/// Turns with and without the plugin, and creations in each.
+const TURNS: (u32, u32) = (6, 25);
+
+fn main() {
+    let Some(kernel) = kernel_tests() else {
+        println!("nothing was measured: set PINFOLD_KERNEL_TESTS=1");
+        return;
+    };
+    let parts: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
+    if wanted("handlers") {
+        let tokio = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        for others in [0, 100, 250] {
+            tokio.block_on(handlers(&kernel, others));
+        }
+    }
+    if wanted("creation") {
+        for suite in suites() {
+            creation(&kernel, &suite);
+        }
+    }
+}
+
+// --- the handlers' own time ---
+
+async fn handlers(kernel: &Kernel, others: usize) {
+    let mut tree = kernel.tree();
+    let mut pods = Vec::new();
+    let mut containers = Vec::new();
+    for number in 0..others {
+        let told = pod(&tree, "besteffort", &format!("web-{number}"), 2, None);
+        let cgroup = tree.container(&told.cgroup, &told.container.id);
+        tree.start(&cgroup);
+        pods.push(told.sandbox);
+        containers.push(told.container);
+    }
+    let mut socket = Socket::new();
+    let path = socket.path().display().to_string();
+    let args = ["--api=never", "--nri=always", "--nri-socket", &path];
+    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args).start();
+    let mut runtime = socket.accept().await;
+    runtime.register().await;
+    runtime.configure(2000).await;
+    // As a runtime does: in parts.
+    while !pods.is_empty() || !containers.is_empty() {
+        let part = |left: usize| left.saturating_sub(50);
+        let (pods_now, containers_now) =
+            (pods.split_off(part(pods.len())), containers.split_off(part(containers.len())));
+        let more = !pods.is_empty();
+        let told = Synchronize { pods: pods_now, containers: containers_now, more };
+        runtime.call("Synchronize", told.encode_to_vec()).await.unwrap();
+    }
+    if others == 0 {
+        runtime.call("Synchronize", Vec::new()).await.unwrap();
+    }
+    let web = format!("web-{}", others.saturating_sub(1));
+    agent.eventually("all are known", |status| others == 0 || container(status, &web, "main").is_some());
+
+    let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    let mut owned = 0;
+    for life in 0..LIVES {
+        let one = pod(&tree, "", &format!("worker-{life}"), 1024, Some(100_000));
+        change(&mut runtime, 1, &one).await;
+        // What a sandbox takes to come up.
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        let told = Told { pod: Some(one.sandbox.clone()), container: Some(one.container.clone()) };
+        let start = Instant::now();
+        let answer = runtime.call("CreateContainer", told.encode_to_vec()).await.unwrap();
+        times.entry("CreateContainer").or_default().push(start.elapsed());
+        owned += usize::from(Changed::decode(answer.as_slice()).is_ok() && !answer.is_empty());
+        let cgroup = tree.container(&one.cgroup, &one.container.id);
+        tree.start(&cgroup);
+        let start = Instant::now();
+        change(&mut runtime, 6, &one).await;
+        times.entry("StartContainer").or_default().push(start.elapsed());
+        assert_eq!(kernel.effective(&cgroup), kernel.last(), "{}", one.container.id);
+        runtime.call("StopContainer", told.encode_to_vec()).await.unwrap();
+        tree.remove(&cgroup);
+        change(&mut runtime, 11, &one).await;
+        change(&mut runtime, 2, &one).await;
+        tree.remove(&one.cgroup);
+        change(&mut runtime, 3, &one).await;
+    }
+    assert_eq!(owned, LIVES, "each was given CPUs");
+    for (call, times) in &mut times {
+        println!("{others:>3} containers, {call:15} {}", figures(times));
+    }
+    agent.stop();
+}
+
+/// A pod with one container, as a runtime tells of it, and its cgroup.
+struct Made {
+    sandbox: PodSandbox,
+    container: Container,
+    cgroup: String,
+}
+
+fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>) -> Made {
+    let cgroup = tree.pod(class, &format!("{name}-uid"));
+    let worker =
+        [("training.kubeflow.org/job-name", "job"), ("training.kubeflow.org/replica-type", "worker")];
+    let labels = worker.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let sandbox = PodSandbox {
+        id: format!("sandbox-{name}"),
+        name: name.to_owned(),
+        uid: format!("{name}-uid"),
+        namespace: "train".to_owned(),
+        labels: if quota.is_some() { labels } else { BTreeMap::new() },
+        linux: Some(LinuxPodSandbox { cgroup_parent: format!("/{cgroup}"), ..LinuxPodSandbox::default() }),
+        ..PodSandbox::default()
+    };
+    let cpu = LinuxCpu {
+        shares: Some(Unsigned { value: shares }),
+        quota: quota.map(|value| Signed { value }),
+        period: quota.map(|_| Unsigned { value: 100_000 }),
+        ..LinuxCpu::default()
+    };
+    let memory = quota.map(|_| LinuxMemory { limit: Some(Signed { value: 1 << 30 }) });
+    let env = |number: usize| format!("SERVICE_{number}_HOST=10.0.0.{number}");
+    let container = Container {
+        id: format!("{name}-main"),
+        pod_sandbox_id: sandbox.id.clone(),
+        name: "main".to_owned(),
+        // What the kubelet puts into every environment.
+        env: (0..30).map(env).collect(),
+        args: vec!["python".to_owned(), "train.py".to_owned()],
+        linux: Some(LinuxContainer {
+            resources: Some(LinuxResources { cpu: Some(cpu), memory, ..LinuxResources::default() }),
+            cgroups_path: format!("/{cgroup}/{name}-main"),
+        }),
+        ..Container::default()
+    };
+    Made { sandbox, container, cgroup }
+}
+
+async fn change(runtime: &mut FakeRuntime, event: i32, one: &Made) {
+    let of_container = event > 3;
+    let told = StateChange {
+        event,
+        pod: Some(one.sandbox.clone()),
+        container: of_container.then(|| one.container.clone()),
+    };
+    runtime.call("StateChange", told.encode_to_vec()).await.unwrap();
+}
+
+// --- what is added to a creation ---
+
+fn creation(kernel: &Kernel, suite: &str) {
+    let tree = kernel.tree();
+    let runtime = Runtime::start(suite);
+    let spec = PodSpec::worker("worker", 1);
+    let pod = Pod::run(kernel, &tree, &runtime, &spec);
+    let mut number = 0;
+    // Create and start, without and with the plugin.
+    let mut times: [[Vec<Duration>; 2]; 2] = Default::default();
+    lives(&pod, &spec.containers[0], &mut number, &mut Default::default());
+    for _ in 0..TURNS.0 {
+        lives(&pod, &spec.containers[0], &mut number, &mut times[0]);
+        let agent = beside(kernel, &tree, &runtime);
+        lives(&pod, &spec.containers[0], &mut number, &mut times[1]);
+        agent.stop();
+    }
+    for (call, name) in ["CreateContainer", "StartContainer"].into_iter().enumerate() {
+        for (with, word) in ["without", "with"].into_iter().enumerate() {
+            println!(
+                "containerd {}, {name:15} {word:>7} {}",
+                runtime.version,
+                figures(&mut times[with][call])
+            );
+        }
+        let [without, with] = [0, 1].map(|with| quantile(&times[with][call], 50).as_secs_f64());
+        println!(
+            "containerd {}, {name:15} median {:+.2} ms, ratio {:.3}",
+            runtime.version,
+            1000.0 * (with - without),
+            with / without
+        );
+    }
+    pod.remove();
+    runtime.stop();
+}
+
+fn lives(pod: &Pod<'_>, spec: &ContainerSpec, number: &mut u32, times: &mut [Vec<Duration>; 2]) {
+    for _ in 0..TURNS.1 {
+        *number += 1;
+        let start = Instant::now();
+        let container = pod.create(spec, *number).unwrap_or_else(|refused| panic!("{refused}"));
+        let created = Instant::now();
+        container.begin().unwrap_or_else(|refused| panic!("{refused}"));
+        times[0].push(created - start);
+        times[1].push(created.elapsed());
+        container.remove();
+    }
+}
+
+fn beside(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Agent {
+    let socket = runtime.nri().display().to_string();
+    let args = ["--api=never", "--nri=always", "--nri-socket", &socket];
+    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args).start();
+    agent.eventually("the runtime asks the agent", |status| status["runtime"]["state"] == "synchronized");
+    agent
+}
+
+// --- figures ---
+
+fn figures(times: &mut [Duration]) -> String {
+    times.sort_unstable();
+    let at = |percent: usize| format!("{:.3}", 1000.0 * quantile(times, percent).as_secs_f64());
+    format!("median {:>8} ms, p99 {:>8} ms, of {}", at(50), at(99), times.len())
+}
+
+fn quantile(sorted: &[Duration], percent: usize) -> Duration {
+    sorted[(sorted.len() - 1) * percent / 100]
+}

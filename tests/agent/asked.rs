@@ -1,0 +1,289 @@
+//! The agent as a container runtime's plugin, where a real runtime can't be brought into the situation: the program, the
+//! real kernel, and the runtime's half of the protocol.
+
+use std::collections::BTreeMap;
+
+use pinfold::cpu::CpuSet;
+use pinfold::nri::{
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox, Signed,
+    Unsigned,
+};
+use pinfold::scene::definition;
+use prost::Message;
+use serde_json::json;
+
+use crate::agent::{Agent, Settings, container};
+use crate::api::{Cluster, NODE};
+use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::runtime::{FakeRuntime, Socket, StateChange, Told};
+
+// The answers, by the numbers of their fields.
+
+#[derive(Clone, PartialEq, Message)]
+struct Created {
+    #[prost(message, optional, tag = "1")]
+    adjust: Option<Adjustment>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Adjustment {
+    #[prost(message, repeated, tag = "4")]
+    env: Vec<Variable>,
+    #[prost(message, optional, tag = "6")]
+    linux: Option<LinuxAdjustment>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Variable {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LinuxAdjustment {
+    #[prost(message, optional, tag = "2")]
+    resources: Option<LinuxResources>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Update {
+    #[prost(message, optional, tag = "1")]
+    pod: Option<PodSandbox>,
+    #[prost(message, optional, tag = "2")]
+    container: Option<Container>,
+    #[prost(message, optional, tag = "3")]
+    resources: Option<LinuxResources>,
+}
+
+/// What a container was made to be.
+#[derive(Debug)]
+struct Given {
+    cpus: Option<CpuSet>,
+    env: BTreeMap<String, String>,
+}
+
+/// A runtime that calls and waits.
+struct Runtime {
+    tokio: tokio::runtime::Runtime,
+    socket: Socket,
+    link: Option<FakeRuntime>,
+}
+
+// === impl Runtime ===
+
+impl Runtime {
+    fn new() -> Self {
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let socket = tokio.block_on(async { Socket::new() });
+        Self { tokio, socket, link: None }
+    }
+
+    fn settings(&self, settings: &Settings) -> Settings {
+        settings.clone().with(&["--nri=always", "--nri-socket", self.socket.path().to_str().unwrap()])
+    }
+
+    /// Takes the plugin in, and tells it that there is nothing.
+    fn connect(&mut self, agent: &Agent) {
+        self.link = Some(self.tokio.block_on(self.socket.synchronized(2000)));
+        agent.eventually("it is asked", |status| status["runtime"]["state"] == "synchronized");
+    }
+
+    fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, String> {
+        let link = self.link.as_mut().unwrap();
+        self.tokio.block_on(link.call(method, payload)).map_err(|(_, words)| words)
+    }
+
+    fn change(&mut self, event: i32, told: &Told) {
+        let Told { pod, container } = told.clone();
+        let container = container.filter(|_| event > 3);
+        self.call("StateChange", StateChange { event, pod, container }.encode_to_vec()).unwrap();
+    }
+
+    fn create(&mut self, told: &Told) -> Given {
+        let answer = self.call("CreateContainer", told.encode_to_vec()).unwrap();
+        let adjust = Created::decode(answer.as_slice()).unwrap().adjust.unwrap_or_default();
+        let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
+        let cpus = cpu.map(|cpu| cpu.cpus).filter(|cpus| !cpus.is_empty());
+        Given {
+            cpus: cpus.map(|cpus| cpus.parse().unwrap()),
+            env: adjust.env.into_iter().map(|one| (one.key, one.value)).collect(),
+        }
+    }
+
+    /// The CPUs that are written with an update, by container.
+    fn update(&mut self, told: &Told) -> Vec<u8> {
+        let Told { pod, container } = told.clone();
+        let cpu = LinuxCpu { shares: Some(Unsigned { value: 512 }), ..LinuxCpu::default() };
+        let resources = Some(LinuxResources { cpu: Some(cpu), ..LinuxResources::default() });
+        self.call("UpdateContainer", Update { pod, container, resources }.encode_to_vec()).unwrap()
+    }
+}
+
+/// A pod's cgroup, and a worker with one CPU in it as a runtime tells of it; or a pod that asks for nothing.
+fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
+    let uid = format!("{name}-uid");
+    let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
+    let worker =
+        [("training.kubeflow.org/job-name", "job"), ("training.kubeflow.org/replica-type", "worker")];
+    let labels = worker.into_iter().filter(|_| cpus > 0);
+    let cpu = LinuxCpu {
+        shares: Some(Unsigned { value: u64::try_from(cpus * 1024).unwrap().max(2) }),
+        quota: (cpus > 0).then_some(Signed { value: cpus * 100_000 }),
+        period: (cpus > 0).then_some(Unsigned { value: 100_000 }),
+        ..LinuxCpu::default()
+    };
+    let memory = (cpus > 0).then_some(LinuxMemory { limit: Some(Signed { value: 1 << 30 }) });
+    let linux = LinuxPodSandbox { cgroup_parent: format!("/{cgroup}"), ..LinuxPodSandbox::default() };
+    Told {
+        pod: Some(PodSandbox {
+            id: format!("sandbox-{name}"),
+            name: name.to_owned(),
+            uid,
+            namespace: "train".to_owned(),
+            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            linux: Some(linux),
+            ..PodSandbox::default()
+        }),
+        container: Some(Container {
+            id: format!("{name}-main"),
+            pod_sandbox_id: format!("sandbox-{name}"),
+            name: "main".to_owned(),
+            linux: Some(LinuxContainer {
+                resources: Some(LinuxResources { cpu: Some(cpu), memory, ..LinuxResources::default() }),
+                cgroups_path: format!("/{cgroup}/{name}-main"),
+            }),
+            ..Container::default()
+        }),
+    }
+}
+
+fn path(told: &Told) -> String {
+    told.container.as_ref().unwrap().cgroups_path().trim_start_matches('/').to_owned()
+}
+
+/// An agent that hears of pods from the runtime alone; all but the first CPU can be owned.
+fn alone(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
+    Settings::without_manifests(&tree.path, &kernel.first())
+        .with(&["--api=never", "--reconcile-seconds=3600"])
+}
+
+#[test]
+fn creations_in_a_row_get_cpus_of_their_own() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&alone(&kernel, &tree)).start();
+    runtime.connect(&agent);
+    // One after the other, before any of their cgroups is there: each is answered with what nobody else was promised.
+    let count = kernel.online.len() - 1;
+    let all: Vec<Told> = (0..count).map(|number| told(&tree, &format!("worker-{number}"), 1)).collect();
+    all.iter().for_each(|one| runtime.change(1, one));
+    let mut given = CpuSet::new();
+    let mut places = Vec::new();
+    for one in &all {
+        let cpus = runtime.create(one).cpus.unwrap();
+        assert!(cpus.len() == 1 && cpus.is_disjoint(&given), "{cpus} after {given}\n{}", agent.log());
+        given = given.union(&cpus);
+        places.push(cpus);
+    }
+    assert_eq!(given, kernel.online.difference(&kernel.first()));
+    let late = told(&tree, "late", 1);
+    runtime.change(1, &late);
+    assert_eq!(runtime.create(&late).cpus, None, "there are no more");
+    for (one, cpus) in all.iter().zip(&places) {
+        tree.make(&path(one));
+        tree.start(&path(one));
+        runtime.change(6, one);
+        assert_eq!(kernel.effective(&path(one)), *cpus, "as it was promised, before its program begins");
+    }
+    let status =
+        agent.eventually("the late one is known", |status| container(status, "late", "main").is_some());
+    assert!(
+        container(&status, "late", "main").unwrap()["note"].as_str().unwrap().contains("too few free CPUs")
+    );
+    // What one leaves behind is the next one's at once, although nobody has looked since.
+    let gone = &all[0];
+    runtime.call("StopContainer", gone.encode_to_vec()).unwrap();
+    tree.remove(&path(gone));
+    [11, 2, 3].into_iter().for_each(|event| runtime.change(event, gone));
+    tree.remove(path(gone).trim_end_matches("/worker-0-main"));
+    assert_eq!(runtime.create(&late).cpus.as_ref(), Some(&places[0]), "{}", agent.log());
+    agent.stop();
+}
+
+#[test]
+fn who_owns_nothing_is_updated_as_it_was_asked_for() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&alone(&kernel, &tree)).start();
+    runtime.connect(&agent);
+    let (web, worker) = (told(&tree, "web", 0), told(&tree, "worker", 1));
+    for one in [&web, &worker] {
+        runtime.change(1, one);
+        runtime.create(one);
+        tree.make(&path(one));
+        tree.start(&path(one));
+        runtime.change(6, one);
+    }
+    assert_eq!(runtime.update(&web), Vec::<u8>::new(), "its CPUs are nobody's business");
+    let own = kernel.effective(&path(&worker));
+    let answer = runtime.update(&worker);
+    let text = own.to_string();
+    let written = answer.windows(text.len()).any(|part| part == text.as_bytes());
+    assert!(written && own.len() == 1, "it keeps {own}: {answer:?}");
+    agent.stop();
+}
+
+#[test]
+fn who_only_observes_gives_variables_and_nothing_else() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let mut settings = alone(&kernel, &tree);
+    settings.more.retain(|argument| !argument.starts_with("--enforcement"));
+    let agent = runtime.settings(&settings).with(&["--enforcement=observe"]).start();
+    runtime.connect(&agent);
+    let mut worker = told(&tree, "worker", 1);
+    worker.pod.as_mut().unwrap().annotations.insert("pinfold.io/cpus".to_owned(), "required".to_owned());
+    runtime.change(1, &worker);
+    let given = runtime.create(&worker);
+    assert_eq!(given.cpus, None);
+    assert_eq!(given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str), Some("1"), "{given:?}");
+    assert!(!given.env.contains_key("PINFOLD_CPUS"), "{given:?}");
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    runtime.change(6, &worker);
+    assert_eq!(kernel.effective(&path(&worker)), kernel.online);
+    agent.stop();
+}
+
+#[test]
+fn a_pod_learns_its_nodes_place() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&serde_json::to_value(definition()).unwrap());
+    cluster.establish();
+    let labels = json!({"SCENCE": "2", "CASE": "3", "INDEX": "4", "TYPE": "worker", "zone": "a"});
+    cluster.put(&json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid", "labels": labels},
+    }));
+    let mut runtime = Runtime::new();
+    let settings = cluster.settings(&tree, &kernel).with(&["--api=always"]);
+    let agent = runtime.settings(&settings).start();
+    // Asked at once: the place may have yet to be read.
+    runtime.connect(&agent);
+    let (worker, web) = (told(&tree, "worker", 1), told(&tree, "web", 0));
+    runtime.change(1, &worker);
+    let given = runtime.create(&worker);
+    let place = |name: &str| given.env.get(name).map(String::as_str);
+    assert_eq!((place("SCENCE"), place("CASE")), (Some("2"), Some("3")), "{given:?}\n{}", agent.log());
+    assert_eq!((place("INDEX"), place("TYPE"), place("zone")), (Some("4"), Some("worker"), None));
+    assert_eq!(place("PINFOLD_CPUS"), Some(kernel.last().to_string().as_str()));
+    runtime.change(1, &web);
+    assert!(runtime.create(&web).env.is_empty(), "who does not train has no place");
+    agent.stop();
+}
