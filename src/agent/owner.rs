@@ -27,6 +27,9 @@ use crate::pod::Pod;
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// How long changes of cgroups wait for the runtime's own word: less than a runtime takes from one question to the next.
+const SETTLING: Duration = Duration::from_millis(50);
+
 /// Why a reconcile ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
@@ -77,6 +80,8 @@ pub(super) struct Owner {
     /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
     heard: bool,
     given_up: GivenUp,
+    /// How many reconciles came to their end.
+    turns: u64,
     /// What the last reconcile read last, unless it failed: questions that can't wait are answered from it.
     seen: Option<Seen>,
     /// Partitions that the kernel refused since the timer rang last, and in which words.
@@ -114,6 +119,7 @@ impl Owner {
             published,
             heard: false,
             given_up: GivenUp::default(),
+            turns: 0,
             seen: None,
             refused: BTreeMap::new(),
             keeper,
@@ -141,9 +147,10 @@ impl Owner {
             self.heard = true;
             self.turn(Why::Start, None);
         }
-        let (mut rest, mut dirty) = (Instant::now(), false);
+        let (mut rest, mut dirty) = (Instant::now(), None::<Instant>);
         loop {
-            let soonest = if dirty { Some(rest) } else { self.given_up.due().map(|due| due.max(rest)) };
+            let soonest = dirty.or_else(|| self.given_up.due()).map(|due| due.max(rest));
+            let turns = self.turns;
             // All arms are cancel safe: an event that is not received stays in the channel, a permit in the notifier.
             let event = tokio::select! {
                 () = stop.cancelled() => break,
@@ -151,12 +158,14 @@ impl Owner {
                     Some(event) => Some(event),
                     None => break,
                 },
-                () = cgroups.notified(), if !dirty => {
-                    dirty = true;
+                () = cgroups.notified(), if dirty.is_none() => {
+                    // Who is told of containers by their runtime looks at them when it asks.
+                    let settled = if self.told.hears_of_runtime() { SETTLING } else { Duration::ZERO };
+                    dirty = Some(Instant::now() + settled);
                     continue;
                 }
                 () = tokio::time::sleep_until(soonest.unwrap_or(rest).into()), if soonest.is_some() => {
-                    dirty = false;
+                    dirty = None;
                     if self.heard {
                         let start = Instant::now();
                         self.turn(Why::Cgroups, None);
@@ -202,19 +211,16 @@ impl Owner {
                         self.turn(Why::Runtime, None);
                     }
                 }
-                Some(Event::Changed) => dirty = true,
+                Some(Event::Changed) => dirty = Some(Instant::now()),
                 Some(Event::Create { pod, container, reply }) => {
                     // The cgroup of a pod of the runtime's is there by now, or is none of ours.
                     if !pod.cgroup_uid().is_some_and(|uid| self.told.is_of_runtime(uid)) {
                         self.told.promises().announce(*pod.clone());
                     }
                     let question = Question { pod: &pod, container: &container, reply, patient: true };
-                    match self.answered_at_once(question) {
-                        // What it changes for others follows before it starts.
-                        None => dirty = true,
-                        Some(question) => {
-                            self.turn(Why::Create, Some(question));
-                        }
+                    // What it changes for others follows before it starts.
+                    if let Some(question) = self.answered_at_once(question) {
+                        self.turn(Why::Create, Some(question));
                     }
                 }
                 Some(Event::Start { uid, container, reply }) => {
@@ -227,6 +233,10 @@ impl Owner {
                     // The container starts then, and is looked after as any other.
                     let _ = reply.send(self.gate(&uid, &container, seen));
                 }
+            }
+            // What had changed until then was seen.
+            if self.turns != turns {
+                dirty = None;
             }
         }
     }
@@ -246,6 +256,7 @@ impl Owner {
         let start = Instant::now();
         let reconciled = tokio::task::block_in_place(|| self.reconcile(question));
         let seen = reconciled.is_ok();
+        self.turns += u64::from(seen);
         if let Err(error) = reconciled {
             tracing::error!("reconcile failed: {error:#}");
             self.seen = None;

@@ -1,8 +1,11 @@
 //! Reading and writing kernel files: opened as they are, never created, never truncated.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+
+/// What the kernel hands over at once of a file with one value; half of it may be missing where there is more to come.
+const PAGE: usize = 4096;
 
 /// A kernel file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +55,39 @@ pub fn read_optional(path: &Path) -> Result<Option<String>, FileError> {
     }
 }
 
+/// Reads a file that holds one value, as cgroupfs and sysfs have them, without the white space at its end. The kernel hands
+/// such a file over with one read, so that a node with hundreds of cgroups is read with half the calls.
+pub fn read_value(path: &Path) -> Result<String, FileError> {
+    value(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
+}
+
+/// The same; `None` where there is no such file.
+pub fn read_value_optional(path: &Path) -> Result<Option<String>, FileError> {
+    match read_value(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn value(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut start = [0; PAGE];
+    let length = loop {
+        match file.read(&mut start) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
+    let start = start.get(..length).unwrap_or_default();
+    if length < PAGE / 2 {
+        return Ok(String::from_utf8_lossy(start).trim_end().to_owned());
+    }
+    let mut whole = start.to_vec();
+    file.read_to_end(&mut whole)?;
+    Ok(String::from_utf8_lossy(&whole).trim_end().to_owned())
+}
+
 /// Writes to an existing file in one write call.
 ///
 /// An empty `data` is written as a newline: a write of no bytes is no write to the kernel.
@@ -73,6 +109,19 @@ fn is_gone(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_of_all_lengths_are_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("value");
+        for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000] {
+            let text = "x".repeat(length);
+            fs::write(&path, format!("{text}\n")).unwrap();
+            assert_eq!(read_value(&path).unwrap(), text);
+        }
+        assert_eq!(read_value_optional(&dir.path().join("none")).unwrap(), None);
+        assert!(read_value(dir.path()).unwrap_err().to_string().contains("can't read"));
+    }
 
     #[test]
     fn a_missing_file_is_not_made() {

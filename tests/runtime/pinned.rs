@@ -289,9 +289,11 @@ fn restarts_of_agent_and_runtime_in_the_middle_of_creations() {
         };
         let elsewhere = AtomicU32::new(0);
         let judge = |made: &crate::pods::Container<'_>, report: &Report| {
-            // One that was created while nobody was there to be asked began where everybody may run.
-            if cpus(report) != kernel.last() {
-                assert_eq!(cpus(report), kernel.online, "{}", made.id);
+            // One that was created while nobody was there to be asked began where everybody may run, or was taken for a
+            // stranger in the pod by an agent that had not been told yet: off its CPUs, for a moment.
+            let place = cpus(report);
+            if place != kernel.last() {
+                assert!(place == kernel.online || place == shared(&kernel), "{} began on {place}", made.id);
                 elsewhere.fetch_add(1, Ordering::Relaxed);
             }
         };

@@ -21,7 +21,7 @@ impl Owner {
     /// may be free by now, somebody would have to move, or the pod's cgroup can't take the CPUs yet.
     pub(super) fn answered_at_once<'a>(&mut self, question: Question<'a>) -> Option<Question<'a>> {
         let Some(mut seen) = self.seen.take() else { return Some(question) };
-        let answer = self.from_memory(&question, &mut seen);
+        let answer = self.recalled(&question, &mut seen);
         self.seen = Some(seen);
         let Some(answer) = answer else { return Some(question) };
         // Whoever asked may have given up waiting; the promise lapses by itself.
@@ -29,7 +29,7 @@ impl Owner {
         None
     }
 
-    fn from_memory(&mut self, question: &Question<'_>, seen: &mut Seen) -> Option<Admission> {
+    fn recalled(&mut self, question: &Question<'_>, seen: &mut Seen) -> Option<Admission> {
         let pods = self.told.known();
         let mut ledger = seen.ledger.clone();
         self.told.enter_promises(&mut ledger);

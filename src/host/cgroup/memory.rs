@@ -22,11 +22,11 @@ impl Cgroups {
         let bytes_to_move = match self.version {
             // There the kernel moves pages only if it was told to, and it is never told here.
             Version::V1 => {
-                let moves = file::read_optional(&dir.join("cpuset.memory_migrate"))?;
+                let moves = file::read_value_optional(&dir.join("cpuset.memory_migrate"))?;
                 (moves.as_deref() == Some("0")).then_some(0)
             }
             Version::V2 => {
-                let used = file::read_optional(&dir.join("memory.current"))?;
+                let used = file::read_value_optional(&dir.join("memory.current"))?;
                 used.and_then(|used| used.parse().ok())
             }
         };

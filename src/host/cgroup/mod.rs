@@ -188,11 +188,14 @@ impl Cgroups {
         };
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
         // Before Linux 3.17 a v1 cpuset has no file for this: what is written is in force.
-        let effective = match file::read_optional(&dir.join(effective))? {
+        let effective = match file::read_value_optional(&dir.join(effective))? {
             Some(text) => parse(&dir.join(effective), &text)?,
             None => cpus.clone(),
         };
-        let (exclusive, partition) = (self.exclusive(path)?, self.partition(path)?);
+        let (exclusive, partition) = match self.version {
+            Version::V1 => (CpuSet::new(), Partition::Unsupported),
+            Version::V2 => (self.exclusive(path)?, self.partition(path)?),
+        };
         Ok(Cpuset { cpus, effective, exclusive, partition })
     }
 
@@ -252,6 +255,25 @@ impl Cgroups {
     pub fn set_quota(&self, path: &str, quota: Quota) -> Result<(), CgroupError> {
         let Some(cpu) = &self.cpu else { return Ok(()) };
         Ok(quota::write(&cpu.join(path), self.cpu_version(), quota)?)
+    }
+
+    /// Whether there is a process in a cgroup, or in one below it.
+    pub fn is_populated(&self, path: &str) -> Result<bool, CgroupError> {
+        let dir = self.cpuset.join(path);
+        if self.version == Version::V2
+            && let Some(events) = file::read_value_optional(&dir.join("cgroup.events"))?
+        {
+            return Ok(events.lines().any(|line| line == "populated 1"));
+        }
+        if !file::read_value(&dir.join("cgroup.procs"))?.is_empty() {
+            return Ok(true);
+        }
+        for child in self.children(path)? {
+            if ignore_gone(self.is_populated(&format!("{path}/{child}")))? == Some(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The process ids in a cgroup, those of cgroups below it included.
@@ -341,7 +363,7 @@ pub struct CpuStat {
 }
 
 fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
-    parse(path, &file::read(path)?)
+    parse(path, &file::read_value(path)?)
 }
 
 fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {

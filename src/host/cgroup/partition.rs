@@ -169,14 +169,14 @@ impl Cgroups {
         if self.version == Version::V1 || !dir.join("cpuset.cpus.exclusive").exists() {
             return Ok(Partition::Unsupported);
         }
-        let text = file::read_optional(&dir.join(PARTITION))?;
+        let text = file::read_value_optional(&dir.join(PARTITION))?;
         Ok(text.as_deref().map_or(Partition::Unsupported, Partition::read))
     }
 
     /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); none where there is no such file.
     pub fn exclusive(&self, path: &str) -> Result<CpuSet, CgroupError> {
         let file = self.root().join(path).join("cpuset.cpus.exclusive");
-        match file::read_optional(&file)? {
+        match file::read_value_optional(&file)? {
             Some(text) => parse(&file, &text),
             None => Ok(CpuSet::new()),
         }

@@ -1,4 +1,4 @@
-//! The CPU controller's quota, on both cgroup versions: the one file that uses `cgroups-rs`.
+//! The CPU controller's quota, on both cgroup versions.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use cgroups_rs::fs::cpu::CpuController;
 use serde::{Deserialize, Serialize};
 
 use super::Version;
+use crate::host::file::read_value_optional;
 
 /// A CFS bandwidth limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,15 +48,25 @@ pub(super) fn file(version: Version) -> &'static str {
 
 /// Reads the quota of the cgroup at `path`; `None` where it has no CPU controller.
 pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
-    if !path.join(file(version)).exists() {
-        return Ok(None);
-    }
-    let error = |source| failed("read", path, source);
-    let cpu = controller(path, version);
-    let quota = cpu.cfs_quota().map_err(error)?;
-    let period = cpu.cfs_period().map_err(error)?;
-    // "No limit" is −1 on v1 and comes as the largest number on v2.
-    let quota = u64::try_from(quota).ok().filter(|_| quota != i64::MAX);
+    // With the library it takes three times as many calls, for every cgroup at every reconcile.
+    let read =
+        |name: &str| read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error));
+    let Some(limit) = read(file(version))? else { return Ok(None) };
+    let (quota, period) = match version {
+        Version::V1 => (limit, read("cpu.cfs_period_us")?),
+        Version::V2 => {
+            let mut words = limit.split_whitespace().map(str::to_owned);
+            (words.next().unwrap_or_default(), words.next())
+        }
+    };
+    let Some(period) = period.and_then(|period| period.parse().ok()) else {
+        return Err(failed("read", path, "it has no period"));
+    };
+    // "No limit" is −1 on v1 and a word on v2.
+    let quota = match quota.as_str() {
+        "-1" | "max" => None,
+        number => Some(number.parse().map_err(|error| failed("read", path, error))?),
+    };
     Ok(Some(Quota { quota, period }))
 }
 

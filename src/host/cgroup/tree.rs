@@ -85,7 +85,7 @@ impl Cgroups {
             cpuset: self.cpuset(&path)?,
             quota: self.quota(&path)?,
             mark: self.mark(&path)?,
-            populated: !self.processes(&path)?.is_empty(),
+            populated: self.is_populated(&path)?,
             memory: self.memory(&path)?,
             id: id.to_owned(),
             path,
