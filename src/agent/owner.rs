@@ -27,9 +27,6 @@ use crate::pod::Pod;
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// How long changes of cgroups wait for the runtime's own word: less than a runtime takes from one question to the next.
-const SETTLING: Duration = Duration::from_millis(50);
-
 /// Why a reconcile ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
@@ -159,9 +156,7 @@ impl Owner {
                     None => break,
                 },
                 () = cgroups.notified(), if dirty.is_none() => {
-                    // Who is told of containers by their runtime looks at them when it asks.
-                    let settled = if self.told.hears_of_runtime() { SETTLING } else { Duration::ZERO };
-                    dirty = Some(Instant::now() + settled);
+                    dirty = Some(Instant::now());
                     continue;
                 }
                 () = tokio::time::sleep_until(soonest.unwrap_or(rest).into()), if soonest.is_some() => {

@@ -92,11 +92,6 @@ impl Told {
         self.promises.enter(ledger);
     }
 
-    /// Whether a runtime tells of its pods.
-    pub(super) fn hears_of_runtime(&self) -> bool {
-        !self.runtime.is_empty()
-    }
-
     /// Whether a runtime has told of a pod.
     pub(super) fn is_of_runtime(&self, uid: &str) -> bool {
         self.runtime.contains_key(uid)
