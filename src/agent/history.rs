@@ -1,6 +1,6 @@
 //! [`History`]: what the kernel doesn't keep: how containers were at the start, and what has happened to them since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::node::Node;
 use crate::cpu::CpuSet;
@@ -15,8 +15,9 @@ pub(super) struct History {
     old: BTreeMap<String, CpuSet>,
     /// How long containers ran before what they own was in force.
     windows: BTreeMap<String, f64>,
-    /// The container whose program waits for us to let it begin: its pod's uid and its name.
-    gated: Option<(String, String)>,
+    /// The containers whose programs wait for us to let them begin, from their creation on: the uid of the pod and the name.
+    /// What runs in them until then is the runtime's.
+    waiting: BTreeSet<(String, String)>,
     /// Drift that was put right.
     repaired: BTreeMap<String, Repaired>,
 }
@@ -45,13 +46,18 @@ impl History {
     }
 
     /// A container's program waits for us to let it begin.
-    pub(super) fn gate(&mut self, uid: &str, container: &str) {
-        self.gated = Some((uid.to_owned(), container.to_owned()));
+    pub(super) fn waits(&mut self, uid: &str, container: &str) {
+        self.waiting.insert((uid.to_owned(), container.to_owned()));
     }
 
-    /// Whatever waited may begin.
-    pub(super) fn gate_opened(&mut self) {
-        self.gated = None;
+    /// It may begin.
+    pub(super) fn begins(&mut self, uid: &str, container: &str) {
+        self.waiting.remove(&(uid.to_owned(), container.to_owned()));
+    }
+
+    /// Those that the runtime does not have any more never begin.
+    pub(super) fn only_waiting(&mut self, is_there: impl Fn(&str, &str) -> bool) {
+        self.waiting.retain(|(uid, container)| is_there(uid, container));
     }
 
     /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
@@ -62,8 +68,8 @@ impl History {
         node: &Node,
         metrics: &AgentMetrics,
     ) {
-        let gated = self.gated.as_ref().and_then(|(uid, name)| after.container(uid, name));
-        let gated = gated.map(|container| container.cgroup.path.clone());
+        let waiting = self.waiting.iter().filter_map(|(uid, name)| after.container(uid, name));
+        let waiting: BTreeSet<&String> = waiting.map(|container| &container.cgroup.path).collect();
         for container in after.containers() {
             let path = &container.cgroup.path;
             let own = own_in_force(container, node.enforcement);
@@ -71,7 +77,7 @@ impl History {
                 continue;
             }
             // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
-            let had = gated.as_ref() == Some(path)
+            let had = waiting.contains(path)
                 || before
                     .containers()
                     .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);

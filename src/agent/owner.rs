@@ -202,6 +202,7 @@ impl Owner {
                     // What comes and goes there is seen by its cgroups.
                     let all = matches!(news, RuntimeNews::All(_));
                     self.told.runtime(news);
+                    self.history.only_waiting(|uid, container| self.told.has(uid, container));
                     if all && self.heard {
                         self.turn(Why::Runtime, None);
                     }
@@ -209,8 +210,9 @@ impl Owner {
                 Some(Event::Changed) => dirty = Some(Instant::now()),
                 Some(Event::Create { pod, container, reply }) => {
                     // The cgroup of a pod of the runtime's is there by now, or is none of ours.
-                    if !pod.cgroup_uid().is_some_and(|uid| self.told.is_of_runtime(uid)) {
-                        self.told.promises().announce(*pod.clone());
+                    match pod.cgroup_uid().filter(|uid| self.told.is_of_runtime(uid)) {
+                        Some(uid) => self.history.waits(uid, &container),
+                        None => self.told.promises().announce(*pod.clone()),
                     }
                     let question = Question { pod: &pod, container: &container, reply, patient: true };
                     // What it changes for others follows before it starts.
@@ -221,10 +223,10 @@ impl Owner {
                 Some(Event::Start { uid, container, reply }) => {
                     // Whoever has given up waiting has let the program begin.
                     if !reply.is_closed() {
-                        self.history.gate(&uid, &container);
+                        self.history.waits(&uid, &container);
                     }
                     let seen = self.turn(Why::Gate, None);
-                    self.history.gate_opened();
+                    self.history.begins(&uid, &container);
                     // The container starts then, and is looked after as any other.
                     let _ = reply.send(self.gate(&uid, &container, seen));
                 }

@@ -92,6 +92,11 @@ impl Told {
         self.promises.enter(ledger);
     }
 
+    /// Whether a runtime has a container.
+    pub(super) fn has(&self, uid: &str, container: &str) -> bool {
+        self.runtime.get(uid).is_some_and(|told| told.pod.container(container).is_some())
+    }
+
     /// Whether a runtime has told of a pod.
     pub(super) fn is_of_runtime(&self, uid: &str) -> bool {
         self.runtime.contains_key(uid)

@@ -117,7 +117,12 @@ pub(crate) fn disturbed(
         while lived < lives || !disturbance.is_finished() {
             attempt += 1;
             assert!(attempt < first + 100 * lives, "nothing comes to run any more");
-            if let Some((container, report)) = tried(pod, attempt) {
+            let made = tried(pod, attempt);
+            if made.is_none() {
+                // A runtime that is away refuses a thousand times a second.
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            if let Some((container, report)) = made {
                 after(&container, &report);
                 lived += 1;
                 // It may be the runtime's turn to be away.
