@@ -69,7 +69,9 @@ impl Owner {
         if self.node.enforcement == Enforcement::Cpuset {
             // A runtime can't write a set that the pod does not have.
             let room = self.node.cgroups.cpuset(&path).ok()?.cpus;
-            if !room.is_empty() && !claims.values().all(|cpus| cpus.is_subset(&room)) {
+            let fits = room.is_empty() || claims.values().all(|cpus| cpus.is_subset(&room));
+            // What is noted as having been before must be what is there now.
+            if !fits || room != pod.cgroup.cpuset.cpus {
                 return None;
             }
         }

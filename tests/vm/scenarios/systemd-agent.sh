@@ -415,7 +415,7 @@ over_dbus() {
 
 # Whether crun's tree is tried here, and AllowedCPUs.
 with_crun() { [[ -n ${PINFOLD_TEST_ALL:-} ]] || ! since 7.0; }
-by_allowed_cpus() { [[ -n ${PINFOLD_TEST_ALL:-} ]] || since 7.0 || ! since 6.7; }
+by_allowed_cpus() { [[ -n ${PINFOLD_TEST_ALL:-} ]] || ! since 6.7; }
 
 nodes_slices
 options=()

@@ -1,6 +1,6 @@
 # What becomes of cpusets where systemd owns the tree: containers are scopes below kubepods.slice, as the kubelet and runc
 # make them over D-Bus. By plain writes and without Pinfold, whose enforcement on such nodes stands on these facts.
-# vm: small systemd
+# vm: small systemd 6.12
 source tests/vm/check.sh
 source tests/vm/cpuset.sh
 source tests/vm/systemd.sh
