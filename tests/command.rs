@@ -159,6 +159,8 @@ fn explain_knows_its_pods() {
     let (code, out, error) = run(&["explain", "worker-0", "--agent", "127.0.0.1:1"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert!(error.contains("http://127.0.0.1:1/status") && error.contains("pinfold run"), "{error}");
+    let (code, _, error) = run(&["explain", "worker-0", "--live"]);
+    assert!(code == Some(2) && error.contains("--pods"), "{error}");
 }
 
 #[test]

@@ -40,6 +40,10 @@ impl Explain {
         if !self.pods.is_empty() {
             return self.of_manifests();
         }
+        anyhow::ensure!(
+            !self.input.live && self.input.moves.is_none(),
+            "--live and --moves are about manifests: name them with --pods, or leave both out to ask the agent of this node"
+        );
         let pod = running::pod(self.agent, self.input.config.clone(), &self.pod)?;
         match self.output {
             Format::Json => super::json(&pod)?,

@@ -51,13 +51,13 @@ pub(super) struct Input {
     pub(super) config: Option<PathBuf>,
     /// Begin with what containers own on this node now, as the kernel says.
     #[arg(long, conflicts_with = "root")]
-    live: bool,
+    pub(super) live: bool,
     /// Cgroup below which pods are found, with --live; may be repeated [default: the configuration's]
     #[arg(long = "tree", value_name = "CGROUP", env = "PINFOLD_TREES", value_delimiter = ',')]
     trees: Vec<String>,
     /// How many running containers may be moved to make room [default: movesPerHour of the configuration]
     #[arg(long, value_name = "N")]
-    moves: Option<u32>,
+    pub(super) moves: Option<u32>,
 }
 
 /// What would be done.

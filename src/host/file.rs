@@ -48,11 +48,7 @@ pub fn read(path: &Path) -> Result<String, FileError> {
 
 /// Reads a whole file; `None` where there is none.
 pub fn read_optional(path: &Path) -> Result<Option<String>, FileError> {
-    match read(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.is_gone() => Ok(None),
-        Err(error) => Err(error),
-    }
+    optional(read(path))
 }
 
 /// Reads a file that holds one value, as cgroupfs and sysfs have them, without the white space at its end. The kernel hands
@@ -63,7 +59,11 @@ pub fn read_value(path: &Path) -> Result<String, FileError> {
 
 /// The same; `None` where there is no such file.
 pub fn read_value_optional(path: &Path) -> Result<Option<String>, FileError> {
-    match read_value(path) {
+    optional(read_value(path))
+}
+
+fn optional(read: Result<String, FileError>) -> Result<Option<String>, FileError> {
+    match read {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.is_gone() => Ok(None),
         Err(error) => Err(error),

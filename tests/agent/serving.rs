@@ -9,7 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 use pinfold::host::cgroup::join_host;
 use pinfold::metrics::{FAMILIES, Kind};
 
-use crate::agent::{Agent, Manifests, Settings, best_effort, in_force, pinfold, worker};
+use crate::agent::{Agent, Manifests, Settings, best_effort, container, in_force, pinfold, worker};
 use crate::http::ask;
 use crate::kernel::kernel_tests;
 
@@ -69,6 +69,9 @@ fn explains_the_pods_of_its_node() {
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert_eq!(error, "pinfold: no pod worker-0 on this node: there is none at all\n");
     pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
+    agent.eventually("it is known", |status| container(status, "worker-0", "main").is_some());
+    let (code, out, _) = explain(&["worker-0"]);
+    assert!(code == Some(0) && out.contains("  CPUs     none yet\n"), "{out}");
     pods.put("web.yaml", &best_effort("web", "explained-too"));
     let pod = tree.pod("", "explained");
     let main = tree.container(&pod, "main");

@@ -168,6 +168,7 @@ impl Told {
                 };
                 format!("{own}, its own{numa}; in force: {in_force}{kind}")
             }
+            None if self.effective.is_none() => in_force.to_owned(),
             None => format!("{in_force}, shared{numa}"),
         }
     }
