@@ -8,7 +8,7 @@ shopt -s globstar
 # Everything here is about these CPUs: those that are online at the start.
 online=$(</sys/devices/system/cpu/online)
 processes=()
-broken=0
+broken=()
 
 # --- facts ---
 
@@ -17,13 +17,15 @@ fact() {
     if [[ $2 == "$3" ]]; then
         echo "so: $1: ${3:-none}"
     else
-        broken=$((broken + 1))
-        echo "NOT SO: $1: should be ${2:-none}, is ${3:-none}"
+        broken+=("NOT SO: $1: should be ${2:-none}, is ${3:-none}")
+        echo "${broken[-1]}"
     fi
 }
 
 settle() {
-    ((broken == 0)) || fail "$broken facts are otherwise on Linux $(uname -r)"
+    ((${#broken[@]})) || return 0
+    printf '%s\n' "${broken[@]}"
+    fail "${#broken[@]} facts are otherwise on Linux $(uname -r)"
 }
 
 # Whether this kernel is of this version or a later one.

@@ -8,8 +8,11 @@ manager() {
 
 # A list of CPUs as D-Bus has it: the number of bytes, and the bytes of a mask.
 mask() {
-    expand "$1" | awk '{ byte = int($1 / 8); bytes[byte] += 2 ^ ($1 % 8); if (byte > last) last = byte }
-        END { printf "%d", last + 1; for (i = 0; i <= last; i++) printf " %d", bytes[i] }'
+    local marked=() bytes=() cpu
+    mark "$1"
+    for cpu in "${!marked[@]}"; do ((bytes[cpu / 8] |= 1 << cpu % 8)); done
+    for ((cpu = 0; cpu < ${#bytes[@]} || cpu == 0; cpu++)); do : "${bytes[cpu]:=0}"; done
+    echo "${#bytes[@]} ${bytes[*]}"
 }
 
 # slice PATH [PROPERTY TYPE VALUE…]: a slice as the kubelet makes it, with one property more or none.

@@ -71,7 +71,7 @@ start_agent() {
 
 ready() {
     kill -0 "$agent" 2>/dev/null || fail "the agent ended by itself"
-    curl -sf --max-time 5 http://127.0.0.1:9470/readyz >/dev/null
+    asked /readyz >/dev/null
 }
 
 # Whether a cgroup may run on this many CPUs.
@@ -128,7 +128,7 @@ equal "the worker's CPUs before" "$online" "$(effective "$owner")"
 
 start_agent
 within 60 "the agent is ready" ready
-enforcement=$(curl -sf --max-time 5 http://127.0.0.1:9470/status | jq -r .enforcement)
+enforcement=$(status enforcement)
 echo "enforcement: $enforcement"
 within 30 "the worker runs on 2 CPUs" runs_on "$owner" 2
 within 30 "the neighbour is off them" apart "$owner" "$neighbour"

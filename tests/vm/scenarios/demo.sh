@@ -11,18 +11,15 @@ left() {
 before=$(left)
 output=$("$PINFOLD" demo --seconds 10 -o json) || fail "demo ended with $?: $output"
 report=$(tail -n 1 <<<"$output")
-jq . <<<"$report" || fail "the last line is not JSON: $report"
-for key in enforcement seconds shared pinned pods; do
-    jq -e "has(\"$key\") and .$key != null" <<<"$report" >/dev/null || fail "the report has no $key"
-done
-jq -e '.enforcement == "partition" or .enforcement == "cpuset"' <<<"$report" >/dev/null ||
-    fail "nothing was enforced: $(jq -c .enforcement <<<"$report")"
-jq -e '.pods | length > 0' <<<"$report" >/dev/null || fail "the report names no pods"
 # A half is measured until it has seen a step, for two minutes if need be.
-for half in shared pinned; do
-    jq -e --arg half $half '.[$half].steps_per_second > 0' <<<"$report" >/dev/null ||
-        fail "no step was made in the $half half within two minutes"
-done
+wrong=$(jq -r '
+    (("enforcement", "seconds", "shared", "pinned", "pods") as $key | select(.[$key] == null) | "the report has no \($key)"),
+    (select(.enforcement != "partition" and .enforcement != "cpuset") | "nothing was enforced: \(.enforcement)"),
+    (select(.pods | length == 0) | "the report names no pods"),
+    (("shared", "pinned") as $half | select(.[$half].steps_per_second > 0 | not) | "no step was made in the \($half) half within two minutes")
+    ' <<<"$report") || fail "the last line is not JSON: $report"
+echo "$report"
+[[ -z $wrong ]] || fail "$wrong"
 owned=$(jq -r '.pods[] | select(.exclusive) | .cpus' <<<"$report" | while read -r cpus; do expand "$cpus"; done)
 [[ -n $owned ]] || fail "no pod of the demo owned CPUs"
 equal "CPUs that two pods of the demo owned" "" "$(sort <<<"$owned" | uniq -d)"

@@ -10,15 +10,9 @@ export PINFOLD_TEST_RUNTIMES=${PINFOLD_TEST_RUNTIMES:-sid}
 # Go's threads wait for each other by spinning; here all CPUs are emulated by one thread, and none gets on meanwhile.
 export GOMAXPROCS=1
 
-# The guest has a /var/cache of its own; the machine's lies beneath it. What runs is copied: programs that come page by page
-# through the emulation's file system take for ever.
-beneath=$(mktemp -d)
-mount --bind / "$beneath"
-mkdir -p "$tools"
-mount -t tmpfs -o size=400m none "$tools"
 IFS=, read -ra suites <<<"$PINFOLD_TEST_RUNTIMES"
 for name in probe "${suites[@]/#/containerd-}"; do
-    cp -a "$beneath$tools/$name" "$tools/" || fail "nothing is prepared in $tools: run tests/runtime/prepare"
+    [[ -e $tools/$name ]] || fail "no $name is prepared in $tools: run tests/runtime/prepare"
 done
 
 modprobe overlay
@@ -27,5 +21,3 @@ modprobe overlay
     fail "see above"
 # A name that fits no test would pass, too.
 grep -q "^test result: ok. [1-9]" /tmp/tests || fail "no test has run"
-umount "$tools" "$beneath"
-rmdir "$beneath"
