@@ -1,14 +1,16 @@
 //! [`Node`]: the machine, its cgroups and the configuration, and what follows from them at the start.
 
+use std::path::PathBuf;
+
 use anyhow::Context;
 use serde::Deserialize;
 
 use super::config::{Config, Wanted};
 use crate::cpu::{CpuSet, Topology};
-use crate::host::cgroup::{Cgroups, Version};
+use crate::host::cgroup::{Cgroups, PodCgroup, Version};
 use crate::host::{file, proc::Proc, topology};
 use crate::pin::decide::default_reserved;
-use crate::pin::{Enforcement, Ledger, Observed, Scan};
+use crate::pin::{Enforcement, Ledger, Observed, ObservedPod, Scan};
 use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
 
 /// The node as it was found at the start.
@@ -28,6 +30,10 @@ pub struct Node {
     pub enforcement: Enforcement,
     /// Why so.
     pub enforcement_reason: String,
+    /// Both as they are where no kubelet pins.
+    alone: (Enforcement, String),
+    /// Whether it matters what a kubelet pins.
+    beside_kubelet: bool,
 }
 
 // === impl Node ===
@@ -38,11 +44,9 @@ impl Node {
     /// # Errors
     /// No topology, no cpuset controller, reserved CPUs that don't exist.
     pub fn new(config: Config) -> anyhow::Result<Self> {
-        let kubelet = kubelet_pins(&config);
         let mut node = Self::apart(config)?;
-        if let Some(reason) = kubelet.filter(|_| node.enforcement != Enforcement::Observe) {
-            (node.enforcement, node.enforcement_reason) = (Enforcement::Observe, reason);
-        }
+        node.beside_kubelet = true;
+        node.heed_kubelet();
         Ok(node)
     }
 
@@ -55,19 +59,105 @@ impl Node {
         let mut cgroups = Cgroups::detect(&config.cgroup_root)?;
         cgroups.heed_systemd(&config.root.join("run"));
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
-        let (enforcement, enforcement_reason) = enforcement(&config, &cgroups)?;
+        let alone = enforcement(&config, &cgroups)?;
+        let (enforcement, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root);
-        Ok(Self { topology, cgroups, proc, reserved, enforcement, enforcement_reason, config })
+        let beside_kubelet = false;
+        Ok(Self {
+            config,
+            topology,
+            cgroups,
+            proc,
+            reserved,
+            enforcement,
+            enforcement_reason,
+            alone,
+            beside_kubelet,
+        })
+    }
+
+    /// Gives way to a kubelet that pins, and takes over from one that doesn't any more; says whether that is new. A kubelet
+    /// whose state can't be read, or is gone for a moment, is taken to be as it was.
+    pub(super) fn heed_kubelet(&mut self) -> bool {
+        let Some(policy) = kubelet_policy(&self.config).filter(|_| self.beside_kubelet) else { return false };
+        let now = if policy == "none" || self.alone.0 == Enforcement::Observe {
+            self.alone.clone()
+        } else {
+            (Enforcement::Observe, kubelet_pins(&self.config, &policy))
+        };
+        let before = std::mem::replace(&mut self.enforcement, now.0);
+        self.enforcement_reason = now.1;
+        before != self.enforcement
     }
 
     /// Reads the pods' trees as they are now, and finds which of the pods is where.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
+        Ok(self.observe_unless(pods, || false)?.unwrap_or_default())
+    }
+
+    /// As [`Node::observe`], but given up as soon as `put_off` says so, between two pods: then there is nothing.
+    pub(super) fn observe_unless(
+        &self,
+        pods: &[Pod],
+        mut put_off: impl FnMut() -> bool,
+    ) -> anyhow::Result<Option<(Observed, Ledger)>> {
         let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
         for tree in &self.config.trees {
-            scan.pods.extend(
-                self.cgroups.scan(tree).with_context(|| format!("can't read the pods' tree {tree}"))?,
-            );
+            let unreadable = || format!("can't read the pods' tree {tree}");
+            for (path, uid) in self.cgroups.pods(tree).with_context(unreadable)? {
+                if put_off() {
+                    return Ok(None);
+                }
+                scan.pods.extend(self.cgroups.pod(path, uid).with_context(unreadable)?);
+            }
         }
+        Ok(Some(self.found(scan, pods)?))
+    }
+
+    /// Reads those of the pods' cgroups again that are wanted, and takes the others as they were seen.
+    pub(super) fn observe_again(
+        &self,
+        seen: Observed,
+        pods: &[Pod],
+        wanted: impl Fn(&PodCgroup) -> bool,
+    ) -> anyhow::Result<(Observed, Ledger)> {
+        let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
+        for ObservedPod { cgroup, .. } in seen.pods {
+            if wanted(&cgroup) {
+                scan.pods.extend(self.pod(cgroup.path, cgroup.uid)?);
+            } else {
+                scan.pods.push(cgroup);
+            }
+        }
+        self.found(scan, pods)
+    }
+
+    /// Reads one pod's cgroup, which may be new, and takes all others as they were seen.
+    pub(super) fn observe_pod(
+        &self,
+        mut seen: Observed,
+        pods: &[Pod],
+        uid: &str,
+    ) -> anyhow::Result<(Observed, Ledger)> {
+        if !seen.pods.iter().any(|pod| pod.cgroup.uid == uid) {
+            for tree in &self.config.trees {
+                let all =
+                    self.cgroups.pods(tree).with_context(|| format!("can't read the pods' tree {tree}"))?;
+                seen.pods.extend(all.into_iter().filter(|(_, other)| other == uid).map(|(path, uid)| {
+                    let cgroup = PodCgroup { path, uid, ..PodCgroup::default() };
+                    ObservedPod { cgroup, ..ObservedPod::default() }
+                }));
+            }
+        }
+        self.observe_again(seen, pods, |pod| pod.uid == uid)
+    }
+
+    fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
+        let unreadable = format!("can't read the pod's cgroup {path}");
+        self.cgroups.pod(path, uid).context(unreadable)
+    }
+
+    fn found(&self, mut scan: Scan, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
         let mut live = CpuSet::new();
         for container in scan.pods.iter().flat_map(|pod| &pod.containers) {
             if container.cpuset.partition.is_live() {
@@ -101,18 +191,23 @@ struct CpuManagerState {
     policy_name: String,
 }
 
-/// Why the kubelet's own CPU Manager leaves nothing to pin, if it does.
-fn kubelet_pins(config: &Config) -> Option<String> {
-    let state = config.root.join("var/lib/kubelet/cpu_manager_state");
-    let text = file::read_optional(&state).ok().flatten()?;
-    let policy = serde_json::from_str::<CpuManagerState>(&text).ok()?.policy_name;
-    (policy != "none").then(|| {
-        format!(
-            "the kubelet's CPU Manager policy is {policy} ({}): two managers would undo each other; set it to none to \
-             let Pinfold pin",
-            state.display()
-        )
-    })
+fn kubelet_state(config: &Config) -> PathBuf {
+    config.root.join("var/lib/kubelet/cpu_manager_state")
+}
+
+/// The policy of the kubelet's own CPU Manager, where its state tells.
+fn kubelet_policy(config: &Config) -> Option<String> {
+    let text = file::read_optional(&kubelet_state(config)).ok().flatten()?;
+    Some(serde_json::from_str::<CpuManagerState>(&text).ok()?.policy_name)
+}
+
+/// Why a kubelet with this policy leaves nothing to pin.
+fn kubelet_pins(config: &Config, policy: &str) -> String {
+    format!(
+        "the kubelet's CPU Manager policy is {policy} ({}): two managers would undo each other; set it to none to let \
+         Pinfold pin",
+        kubelet_state(config).display()
+    )
 }
 
 fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcement, String)> {

@@ -1,6 +1,6 @@
 //! Being told of changes in directories: manifests that come and go, cgroups that are made and removed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
@@ -26,6 +26,8 @@ pub struct Watch {
     events: EventStream<[u8; 4096]>,
     watches: Watches,
     covered: HashMap<PathBuf, Covered>,
+    /// Which directory each watch is of.
+    places: HashMap<WatchDescriptor, PathBuf>,
 }
 
 /// A directory that is watched.
@@ -39,21 +41,22 @@ struct Covered {
 
 impl Covered {
     /// Takes its watches off.
-    fn let_go(&mut self, watches: &mut Watches) {
+    fn let_go(&mut self, watches: &mut Watches, places: &mut HashMap<WatchDescriptor, PathBuf>) {
         for watched in self.watched.drain(..) {
+            places.remove(&watched);
             // Of one that the kernel ended by itself it knows nothing any more.
             let _ = watches.remove(watched);
         }
     }
 }
 
-/// What an event tells.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// What events tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Told {
     /// Something that the watch is for has changed.
     change: bool,
-    /// There may be other directories than before.
-    directories: bool,
+    /// Where there may be other directories than before; the root stands for all.
+    directories: BTreeSet<PathBuf>,
 }
 
 impl std::fmt::Debug for Watch {
@@ -82,8 +85,16 @@ impl Watch {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
-        let mut watch = Self { root: root.to_owned(), depth, file, events, watches, covered: HashMap::new() };
-        while watch.cover() {}
+        let mut watch = Self {
+            root: root.to_owned(),
+            depth,
+            file,
+            events,
+            watches,
+            covered: HashMap::new(),
+            places: HashMap::new(),
+        };
+        while watch.cover(&watch.root.clone()) {}
         Ok(watch)
     }
 
@@ -95,59 +106,68 @@ impl Watch {
     /// What inotify says; the watch is of no more use then.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            let mut told = match self.events.next().await {
-                Some(event) => self.note(&event?),
+            let mut told = Told::default();
+            match self.events.next().await {
+                Some(event) => self.note(&event?, &mut told),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
-            };
+            }
             // A burst is one change: what is in the queue already needs no look of its own.
             while let Some(Some(event)) = self.events.next().now_or_never() {
-                let more = self.note(&event?);
-                told.change |= more.change;
-                told.directories |= more.directories;
+                self.note(&event?, &mut told);
             }
-            // A directory made before its watch was set may hold others already, hence until nothing new is found.
-            while told.directories && self.cover() {}
+            for directory in &told.directories {
+                // One made before its watch was set may hold others already, hence until nothing new is found.
+                while self.cover(directory) {}
+            }
             if told.change {
                 return Ok(());
             }
         }
     }
 
-    fn note(&mut self, event: &EventOwned) -> Told {
+    fn note(&mut self, event: &EventOwned, told: &mut Told) {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
-            return Told { change: true, directories: true };
+            told.change = true;
+            told.directories.insert(self.root.clone());
+            return;
         }
-        let Some(at) = self.covered.values().find(|covered| covered.watched.contains(&event.wd)) else {
+        let place = self.places.get(&event.wd).cloned();
+        let Some((place, covered)) =
+            place.and_then(|place| Some((place.clone(), self.covered.get_mut(&place)?)))
+        else {
             // The last word of a watch that we took off.
-            return Told::default();
+            return;
         };
-        if at.only.is_some() && at.only != event.name {
-            return Told::default();
+        if covered.only.is_some() && covered.only != event.name {
+            return;
         }
+        told.change = true;
+        let above = covered.only.is_some();
         if event.mask.contains(EventMask::IGNORED) {
             // What is there now may have the same inode; it wants a watch of its own. A kernel may end the watch of a
             // removed cgroup's file and not that of the cgroup itself.
-            let watches = &mut self.watches;
-            self.covered.retain(|_, covered| {
-                let ended = covered.watched.contains(&event.wd);
-                if ended {
-                    covered.watched.retain(|watched| *watched != event.wd);
-                    covered.let_go(watches);
-                }
-                !ended
-            });
-            return Told { change: true, directories: true };
+            covered.watched.retain(|watched| *watched != event.wd);
+            covered.let_go(&mut self.watches, &mut self.places);
+            self.places.remove(&event.wd);
+            self.covered.remove(&place);
+            told.directories.insert(if above { self.root.clone() } else { place });
+        } else if above {
+            told.directories.insert(self.root.clone());
+        } else if event.mask.contains(EventMask::ISDIR)
+            && let Some(name) = &event.name
+        {
+            told.directories.insert(place.join(name));
         }
-        Told { change: true, directories: event.mask.contains(EventMask::ISDIR) }
     }
 
-    /// Watches the directories that are there, and no others; says whether one was new.
+    /// Watches the directories that are there at and below one, and no others; says whether one was new.
     ///
     /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until it is told to let go: of their end
     /// it says nothing.
-    fn cover(&mut self) -> bool {
+    fn cover(&mut self, below: &Path) -> bool {
         let mut found = HashMap::new();
-        let above = self.root.ancestors().skip(1).find(|path| path.is_dir());
+        let all = below == self.root;
+        let above = self.root.ancestors().skip(1).find(|path| path.is_dir()).filter(|_| all);
         if let Some(above) = above
             && let Ok(inode) = above.metadata().map(|metadata| metadata.ino())
         {
@@ -155,16 +175,20 @@ impl Watch {
             let only = rest.and_then(|rest| Some(rest.components().next()?.as_os_str().to_owned()));
             found.insert(above.to_owned(), (inode, only));
         }
-        if let Ok(metadata) = self.root.metadata()
+        let level = below.strip_prefix(&self.root).map_or(0, |rest| rest.components().count());
+        // A link is followed to the root, and nowhere else.
+        let metadata = if all { below.metadata() } else { below.symlink_metadata() };
+        if let (Ok(metadata), Some(depth)) = (metadata, self.depth.checked_sub(level))
             && metadata.is_dir()
         {
-            descend(&self.root, metadata.ino(), self.depth, &mut found);
+            descend(below, metadata.ino(), depth, &mut found);
         }
-        let watches = &mut self.watches;
+        let (watches, places) = (&mut self.watches, &mut self.places);
         self.covered.retain(|path, covered| {
-            let stays = found.get(path) == Some(&(covered.inode, covered.only.clone()));
+            let stays = !(all || path.starts_with(below))
+                || found.get(path) == Some(&(covered.inode, covered.only.clone()));
             if !stays {
-                covered.let_go(watches);
+                covered.let_go(watches, places);
             }
             stays
         });
@@ -178,6 +202,7 @@ impl Watch {
             // A kernel without such a file, or one for which this cgroup has none, is fine.
             let file = self.file.filter(|_| only.is_none());
             watched.extend(file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()));
+            self.places.extend(watched.iter().map(|watched| (watched.clone(), path.clone())));
             self.covered.insert(path, Covered { inode, watched, only });
             new = true;
         }

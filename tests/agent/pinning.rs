@@ -183,5 +183,13 @@ fn a_kubelet_that_pins_is_left_alone() {
     let labels = [("pod", "worker-0"), ("container", "main")];
     let said = agent.metric("pinfold_container_cpus_assigned", &labels);
     assert_eq!((exclusive.to_string().as_str(), said), ("", Some(0.0)), "{status:#}");
+    // Its policy changes: Pinfold takes over, and gives way again without moving anybody.
+    std::fs::write(kubelet.join("cpu_manager_state"), r#"{"policyName":"none","checksum":1}"#).unwrap();
+    let status = agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    std::fs::remove_file(kubelet.join("cpu_manager_state")).unwrap();
+    std::fs::write(kubelet.join("cpu_manager_state"), state).unwrap();
+    let status = agent.eventually("the kubelet pins again", |status| status["enforcement"] == "observe");
+    assert_eq!((assigned(&status, "worker-0"), allowed(pid)), (Some(own.clone()), own));
     agent.stop();
 }

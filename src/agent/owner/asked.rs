@@ -5,6 +5,7 @@ use super::super::gate;
 use super::super::node::threads;
 use super::super::question::Question;
 use super::{Owner, Seen};
+use crate::host::cgroup::PodCgroup;
 use crate::pin::decide::{Decisions, Inputs, decide};
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{self, Enforcement, Ledger, Outcome, Step};
@@ -20,13 +21,34 @@ impl Owner {
     /// Returns the question where that won't do: nothing is known, its pod is not as it was seen last, CPUs are lacking that
     /// may be free by now, somebody would have to move, or the pod's cgroup can't take the CPUs yet.
     pub(super) fn answered_at_once<'a>(&mut self, question: Question<'a>) -> Option<Question<'a>> {
-        let Some(mut seen) = self.seen.take() else { return Some(question) };
-        let answer = self.recalled(&question, &mut seen);
+        let Some(mut seen) = self.recall(&question) else { return Some(question) };
+        let mut answer = self.recalled(&question, &mut seen);
+        if answer.is_none() {
+            // Some of those who own CPUs may have gone since.
+            let owns = |pod: &PodCgroup| seen.ledger.claims.contains_key(&pod.uid);
+            let Ok((observed, ledger)) = self.node.observe_again(seen.observed, &self.told.known(), owns)
+            else {
+                return Some(question);
+            };
+            seen = Seen { observed, ledger };
+            answer = self.recalled(&question, &mut seen);
+        }
         self.seen = Some(seen);
         let Some(answer) = answer else { return Some(question) };
         // Whoever asked may have given up waiting; the promise lapses by itself.
         let _ = question.reply.send(answer);
         None
+    }
+
+    /// What was seen last; with the pod that is asked about, which may be new.
+    fn recall(&mut self, question: &Question<'_>) -> Option<Seen> {
+        let seen = self.seen.take()?;
+        let Some(uid) = question.pod.cgroup_uid() else { return Some(seen) };
+        if seen.observed.pods.iter().any(|pod| pod.cgroup.uid == uid) {
+            return Some(seen);
+        }
+        let (observed, ledger) = self.node.observe_pod(seen.observed, &self.told.known(), uid).ok()?;
+        Some(Seen { observed, ledger })
     }
 
     fn recalled(&mut self, question: &Question<'_>, seen: &mut Seen) -> Option<Admission> {

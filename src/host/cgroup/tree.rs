@@ -51,33 +51,44 @@ impl Cgroups {
 
     /// Reads every pod and container below `tree`; what vanishes meanwhile is left out. No tree means no pods.
     pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>, CgroupError> {
-        let mut pods = Vec::new();
-        for name in ignore_gone(self.children(tree))?.unwrap_or_default() {
-            let path = format!("{tree}/{name}");
-            match layout::entry(&name) {
-                Entry::Pod { uid } => pods.extend(ignore_gone(self.pod(path, uid))?),
-                Entry::Class => {
-                    for name in ignore_gone(self.children(&path))?.unwrap_or_default() {
-                        if let Entry::Pod { uid } = layout::entry(&name) {
-                            pods.extend(ignore_gone(self.pod(format!("{path}/{name}"), uid))?);
-                        }
-                    }
-                }
-                Entry::Other => {}
-            }
-        }
-        Ok(pods)
+        let pods = self.pods(tree)?.into_iter();
+        pods.filter_map(|(path, uid)| self.pod(path, uid).transpose()).collect()
     }
 
-    fn pod(&self, path: String, uid: String) -> Result<PodCgroup, CgroupError> {
-        let mut containers = Vec::new();
-        for name in self.children(&path)? {
-            if let Some(id) = layout::container_id(&name) {
-                containers.extend(ignore_gone(self.container(format!("{path}/{name}"), id))?);
+    /// The pods below `tree`: the path and the uid of each.
+    pub fn pods(&self, tree: &str) -> Result<Vec<(String, String)>, CgroupError> {
+        let mut found = Vec::new();
+        let mut list = |parent: &str| -> Result<Vec<String>, CgroupError> {
+            let mut classes = Vec::new();
+            for name in ignore_gone(self.children(parent))?.unwrap_or_default() {
+                let path = format!("{parent}/{name}");
+                match layout::entry(&name) {
+                    Entry::Pod { uid } => found.push((path, uid)),
+                    Entry::Class => classes.push(path),
+                    Entry::Other => {}
+                }
             }
+            Ok(classes)
+        };
+        for class in list(tree)? {
+            list(&class)?;
         }
-        let (cpuset, quota, mark) = (self.cpuset(&path)?, self.quota(&path)?, self.mark(&path)?);
-        Ok(PodCgroup { cpuset, quota, mark, path, uid, containers })
+        Ok(found)
+    }
+
+    /// Reads a pod and its containers; `None` where it is gone.
+    pub fn pod(&self, path: String, uid: String) -> Result<Option<PodCgroup>, CgroupError> {
+        let read = || {
+            let mut containers = Vec::new();
+            for name in self.children(&path)? {
+                if let Some(id) = layout::container_id(&name) {
+                    containers.extend(ignore_gone(self.container(format!("{path}/{name}"), id))?);
+                }
+            }
+            let (cpuset, quota, mark) = (self.cpuset(&path)?, self.quota(&path)?, self.mark(&path)?);
+            Ok(PodCgroup { cpuset, quota, mark, path, uid, containers })
+        };
+        ignore_gone(read())
     }
 
     fn container(&self, path: String, id: &str) -> Result<ContainerCgroup, CgroupError> {

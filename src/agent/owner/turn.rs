@@ -1,0 +1,390 @@
+//! One reconcile: look, decide, write, look again, publish.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::history::own_in_force;
+use super::super::node::threads;
+use super::super::question::Question;
+use super::inbox::Inbox;
+use super::{Owner, Seen, Why};
+use crate::cpu::CpuSet;
+use crate::pin::decide::{Decisions, Inputs, Refused, decide};
+use crate::pin::quiet::{Quiet, Report};
+use crate::pin::{self, Applied, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot};
+use crate::pod::Pod;
+
+/// The time in which moves are counted.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// What a reconcile looks at.
+#[derive(Debug)]
+pub(super) enum Reach<'a> {
+    /// Every pod of the node; put off as soon as a question waits, where there may be some.
+    Node { unless: Option<&'a mut Inbox> },
+    /// One pod. All others are taken as they were seen last; put off where they would be written to.
+    Pod { uid: &'a str },
+}
+
+/// How a reconcile ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done,
+    Failed,
+    /// Nothing was done: something else comes first, or it has to reach further.
+    PutOff,
+}
+
+/// Whether a cgroup is this one or below it.
+fn is_within(path: &str, top: &str) -> bool {
+    path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The cgroups that were written to.
+struct Written<'a> {
+    paths: BTreeSet<&'a str>,
+    /// Those whose children may be other than before.
+    handed_down: BTreeSet<&'a str>,
+}
+
+// === impl Written ===
+
+impl<'a> Written<'a> {
+    fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
+        // Room for a partition further down takes nothing from anybody by itself.
+        let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
+        let handed_down = steps.clone().filter(|step| !room(step)).map(Step::path).collect();
+        Self { paths: steps.map(Step::path).collect(), handed_down }
+    }
+
+    /// Whether a pod may be other than before: something in it was written to, or above it.
+    fn touches(&self, pod: &str) -> bool {
+        // Names that only begin as the pod's sort between it and what is in it.
+        let mut like = self.paths.range(pod..).take_while(|path| path.starts_with(pod));
+        let mut above = std::iter::successors(Some(pod), |path| Some(path.rsplit_once('/')?.0));
+        like.any(|path| is_within(path, pod)) || above.any(|path| self.handed_down.contains(path))
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    /// A reconcile with a question, and another where that has to wait for what is given up in the first.
+    pub(super) fn asked(&mut self, question: Question<'_>) -> Ended {
+        let mut question = Some(question);
+        let ended = self.reconciled(Why::Create, Reach::Node { unless: None }, &mut question);
+        match &mut question {
+            Some(question) => question.patient = false,
+            None => return ended,
+        }
+        self.reconciled(Why::Create, Reach::Node { unless: None }, &mut question)
+    }
+
+    /// One reconcile.
+    pub(super) fn turn(&mut self, why: Why, reach: Reach<'_>) -> Ended {
+        self.reconciled(why, reach, &mut None)
+    }
+
+    /// File work blocks, so this thread is given up for others meanwhile.
+    fn reconciled(&mut self, why: Why, reach: Reach<'_>, question: &mut Option<Question<'_>>) -> Ended {
+        let start = Instant::now();
+        let ended = tokio::task::block_in_place(|| self.reconcile(reach, question)).unwrap_or_else(|error| {
+            tracing::error!("reconcile failed: {error:#}");
+            self.seen = None;
+            // What was known stays known, and says that it is old.
+            let last = self.published.borrow().clone();
+            if let Some(last) = last {
+                let errors =
+                    vec![format!("the last reconcile failed, this is the state before it: {error:#}")];
+                self.published.send_replace(Some(Arc::new(Snapshot { errors, ..(*last).clone() })));
+            }
+            Ended::Failed
+        });
+        if ended == Ended::PutOff {
+            return ended;
+        }
+        self.metrics.reconciles.with_label_values(&[why.name()]).inc();
+        self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
+        if let Some(seconds) =
+            i32::try_from(std::process::id()).ok().and_then(|pid| self.node.proc.cpu_seconds(pid))
+        {
+            self.metrics.set_cpu_seconds(seconds);
+        }
+        ended
+    }
+
+    /// Looks at what is within reach; nothing if that is put off.
+    fn look(&mut self, pods: &[Pod], reach: &mut Reach<'_>) -> anyhow::Result<Option<(Observed, Ledger)>> {
+        match reach {
+            Reach::Node { unless } => {
+                self.node.observe_unless(pods, || unless.as_mut().is_some_and(|inbox| inbox.is_asked()))
+            }
+            Reach::Pod { uid } => match self.seen.take() {
+                Some(seen) => self.node.observe_pod(seen.observed, pods, uid).map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn reconcile(
+        &mut self,
+        mut reach: Reach<'_>,
+        question: &mut Option<Question<'_>>,
+    ) -> anyhow::Result<Ended> {
+        let pods = self.told.known();
+        let Some((mut observed, mut ledger)) = self.look(&pods, &mut reach)? else {
+            return Ok(Ended::PutOff);
+        };
+        if self.published.borrow().is_none() {
+            self.history.begin(&observed, self.node.enforcement);
+        }
+        self.told.keep_promises(&mut ledger, &observed);
+        let here = self.told.here(&observed);
+        let of_node = matches!(reach, Reach::Node { .. });
+        let moves = if of_node { self.moves_left() } else { 0 };
+        let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
+        if self.node.enforcement == Enforcement::Observe {
+            decisions.only_what_is(&pods, &ledger);
+        }
+        decisions.desired.held_back = self.refused.keys().cloned().collect();
+        let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
+        let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
+        if let Reach::Pod { uid } = reach
+            && let Some(pod) = observed.pods.iter().find(|pod| pod.cgroup.uid == uid)
+        {
+            let reached = |step: &Step| {
+                is_within(step.path(), &pod.cgroup.path) || is_within(&pod.cgroup.path, step.path())
+            };
+            if !steps.iter().all(reached) {
+                return Ok(Ended::PutOff);
+            }
+        }
+        self.note_moves(&decisions);
+        let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
+        let kept = kept.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let timer = Duration::from_secs(self.node.config.reconcile_seconds);
+        self.given_up.note(ledger.exclusive().difference(&kept), Instant::now(), timer);
+        let question = question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
+        let answer = question.as_ref().and_then(|question| self.answer(&pods, question, &decisions));
+        if of_node {
+            self.look_for_lost(&ledger);
+        }
+        let drift = pin::drift(&observed, &ledger, &online, enforcement);
+        for new in drift.iter().filter(|new| !self.drift.contains(new)) {
+            tracing::warn!(
+                "drift ({}): {} should run on {} and runs on {}",
+                new.cause.name(),
+                new.path,
+                new.assigned,
+                new.effective
+            );
+            self.metrics.drift.with_label_values(&[new.cause.name()]).inc();
+        }
+        self.drift = drift;
+        let mut errors: Vec<String> = self.told.errors().cloned().collect();
+        for tree in &self.node.config.trees {
+            if !self.node.cgroups.hands_down(tree)? {
+                errors.push(format!(
+                    "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
+                ));
+            }
+        }
+        if !steps.is_empty() {
+            let applied = pin::apply(steps, &self.node.cgroups);
+            errors.extend(self.account(&applied));
+            // What a partition takes from everybody else is in order by the kernel's word, and seen by the next look.
+            let written = Written::new(applied.iter().map(|done| &done.step));
+            let (after, read) =
+                self.node.observe_again(observed.clone(), &pods, |pod| written.touches(&pod.path))?;
+            self.history.note_windows(&observed, &after, &self.node, &self.metrics);
+            // What was repaired and comes again is new drift.
+            let left = pin::drift(&after, &read, &online, enforcement);
+            self.history.note_repairs(&self.drift, &left);
+            self.drift = left;
+            (observed, ledger) = (after, read);
+        }
+        // By now its pod's cgroup has room for it. Whoever asked may have given up waiting; the promise lapses by itself.
+        if let (Some(question), Some(answer)) = (question, answer) {
+            let _ = question.reply.send(answer);
+        }
+        errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
+        for decision in &mut decisions.containers {
+            let seen = pods.get(decision.pod).and_then(|pod| {
+                observed.container(pod.cgroup_uid()?, &pod.containers.get(decision.container)?.name)
+            });
+            if let Some(seen) = seen
+                && let Some(says) = self.refused.get(&seen.cgroup.path)
+            {
+                // A runtime may have written its set by then: it runs on these CPUs alone, but not alone on them.
+                let confined =
+                    decision.cpus.as_ref().is_some_and(|cpus| seen.cgroup.cpuset.effective.is_subset(cpus));
+                decision.note = Some(match confined {
+                    true => format!("others may run on its CPUs: {says}"),
+                    false => format!("stays in the shared pool: {says}"),
+                });
+                decision.refused = Some(Refused::Kernel);
+            }
+        }
+        self.keep_quiet(&observed);
+        self.history.forget(&observed);
+        self.publish(&pods, &observed, &ledger, &decisions, errors);
+        self.seen = Some(Seen { observed, ledger });
+        Ok(Ended::Done)
+    }
+
+    /// How many running containers may be moved now.
+    pub(super) fn moves_left(&mut self) -> usize {
+        if self.node.enforcement == Enforcement::Observe {
+            return 0;
+        }
+        self.moved.retain(|moved| moved.elapsed() < HOUR);
+        (self.node.config.moves_per_hour as usize).saturating_sub(self.moved.len())
+    }
+
+    fn note_moves(&mut self, decisions: &Decisions) {
+        for moved in &decisions.moves {
+            tracing::info!(
+                "{}/{}: container {} moves from {} to {} to make room",
+                moved.namespace,
+                moved.pod,
+                moved.container,
+                moved.from,
+                moved.to
+            );
+            self.metrics.moves.inc();
+            self.moved.push(Instant::now());
+        }
+    }
+
+    /// Counts what was done and returns what went wrong as sentences.
+    pub(super) fn account(&mut self, applied: &[Applied]) -> Vec<String> {
+        let mut errors = Vec::new();
+        for done in applied {
+            let (outcome, error) = (done.outcome.name(), done.error());
+            self.metrics.steps.with_label_values(&[outcome]).inc();
+            match &error {
+                Some(error) => tracing::error!("{error}"),
+                None => tracing::debug!("{}", done.step),
+            }
+            if let Step::Partition { path, .. } | Step::Exclusive { path, in_force: Some(_), .. } = &done.step
+                && let Some(error) = &error
+            {
+                // It is said, and tried again when the timer rings.
+                self.refused.insert(path.clone(), error.clone());
+                continue;
+            }
+            errors.extend(error);
+            let pinned = matches!(
+                &done.step,
+                Step::Cpus { reason: Reason::Own, .. } | Step::Partition { in_force: Some(_), .. }
+            );
+            if pinned && matches!(done.outcome, Outcome::Done) {
+                tracing::info!("{}", done.step);
+            }
+        }
+        errors
+    }
+
+    /// Keeps the kernel's own work off the CPUs that are somebody's own by now.
+    fn keep_quiet(&mut self, observed: &Observed) {
+        let node = &self.node;
+        let options = match node.enforcement {
+            Enforcement::Observe => Quiet::default(),
+            Enforcement::Cpuset => node.config.quiet,
+            // There the kernel itself keeps them off.
+            Enforcement::Partition => Quiet { system_slices: false, ..node.config.quiet },
+        };
+        let mut exclusive = CpuSet::new();
+        for container in observed.containers() {
+            exclusive = exclusive.union(&own_in_force(container, node.enforcement));
+        }
+        // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
+        let report = self.keeper.turn(options, &exclusive, &node.topology.online, &node.cgroups, "");
+        for what in &report.moved {
+            tracing::debug!("off exclusive CPUs: {what}");
+        }
+        let said = |report: &Report| report.sentences();
+        if self.quiet.as_ref().map(said).unwrap_or_default() != said(&report) {
+            for sentence in report.sentences() {
+                tracing::warn!("{sentence}");
+            }
+        }
+        self.quiet = (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
+    }
+
+    /// Raises the alarm over CPUs that were missing twice.
+    fn look_for_lost(&mut self, ledger: &Ledger) {
+        let lost = ledger.lost.intersection(&self.missing);
+        if !lost.is_subset(&self.lost) {
+            tracing::error!(
+                "the kernel has lost CPUs {lost}: no cgroup has them, and only a reboot brings them back; they are not \
+                 used (a known fault of Linux 6.12 when a partition is left invalid; newer kernels don't have it)"
+            );
+        }
+        self.lost = lost;
+        self.missing = ledger.lost.clone();
+    }
+
+    fn publish(
+        &self,
+        pods: &[Pod],
+        observed: &Observed,
+        ledger: &Ledger,
+        decisions: &Decisions,
+        errors: Vec<String>,
+    ) {
+        let node = &self.node;
+        let shared = decisions.desired.shared();
+        let environment =
+            |pod: &Pod, index: usize, cpus: Option<&CpuSet>| threads(node, pod, index, cpus, &shared);
+        let mut containers = snapshot::containers(pods, &node.topology, decisions, observed, environment);
+        for container in &mut containers {
+            self.history.tell(container);
+            let injected = self.told.injected(container.uid.as_deref(), &container.container);
+            container.injected = injected.cloned();
+        }
+        let exclusive = node.topology.online.difference(&shared);
+        self.published.send_replace(Some(Arc::new(Snapshot {
+            enforcement: node.enforcement,
+            enforcement_reason: node.enforcement_reason.clone(),
+            online: node.topology.online.clone(),
+            reserved: node.reserved.clone(),
+            shared,
+            exclusive,
+            lost: self.lost.clone(),
+            quiet: self.quiet.clone(),
+            containers,
+            strangers: snapshot::strangers(observed, ledger),
+            drift: self.drift.clone(),
+            unexplained: ledger.unexplained.clone(),
+            errors,
+        })));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuSet;
+
+    #[test]
+    fn pods_that_were_written_to_and_those_below_what_was() {
+        let cpus =
+            |path: &str| Step::Cpus { path: path.to_owned(), cpus: CpuSet::new(), reason: Reason::Share };
+        let room =
+            |path: &str| Step::Exclusive { path: path.to_owned(), cpus: CpuSet::new(), in_force: None };
+        let steps =
+            [cpus("kubepods/pod1-a"), cpus("kubepods/pod1/c"), cpus("kubepods/burstable"), room("kubepods")];
+        let written = Written::new(steps.iter());
+        for touched in ["kubepods/pod1", "kubepods/pod1-a", "kubepods/burstable/pod2"] {
+            assert!(written.touches(touched), "{touched}");
+        }
+        for other in ["kubepods/pod", "kubepods/pod2", "kubepods/besteffort/pod3", "kubepods/pod10"] {
+            assert!(!written.touches(other), "{other}");
+        }
+        let steps = [room("kubepods/pod1"), room("kubepods")];
+        assert!(Written::new(steps.iter()).touches("kubepods/pod1"));
+    }
+}
