@@ -58,6 +58,9 @@ use crate::runtime::{Changed, FakeRuntime, Socket, StateChange, Synchronize, Tol
 /// Containers that come and go while it is measured.
 const LIVES: usize = 300;
 
+/// Between a container's creation and its start: nothing, and what runc takes at least.
+const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(50)];
+
 /// Turns with and without the plugin, and creations in each.
 const TURNS: (u32, u32) = (6, 25);
 
@@ -70,8 +73,10 @@ fn main() {
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
     if wanted("handlers") {
         let tokio = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        for others in [0, 100, 250] {
-            tokio.block_on(handlers(&kernel, others));
+        for (others, pause) in
+            [0, 100, 250].into_iter().flat_map(|others| PAUSES.map(|pause| (others, pause)))
+        {
+            tokio.block_on(handlers(&kernel, others, pause));
         }
     }
     if wanted("creation") {
@@ -83,7 +88,7 @@ fn main() {
 
 // --- the handlers' own time ---
 
-async fn handlers(kernel: &Kernel, others: usize) {
+async fn handlers(kernel: &Kernel, others: usize, pause: Duration) {
     let mut tree = kernel.tree();
     let mut pods = Vec::new();
     let mut containers = Vec::new();
@@ -130,6 +135,7 @@ async fn handlers(kernel: &Kernel, others: usize) {
         owned += usize::from(Changed::decode(answer.as_slice()).is_ok() && !answer.is_empty());
         let cgroup = tree.container(&one.cgroup, &one.container.id);
         tree.start(&cgroup);
+        tokio::time::sleep(pause).await;
         let start = Instant::now();
         change(&mut runtime, 6, &one).await;
         times.entry("StartContainer").or_default().push(start.elapsed());
@@ -143,7 +149,7 @@ async fn handlers(kernel: &Kernel, others: usize) {
     }
     assert_eq!(owned, LIVES, "each was given CPUs");
     for (call, times) in &mut times {
-        println!("{others:>3} containers, {call:15} {}", figures(times));
+        println!("{others:>3} containers, {:>2} ms between, {call:15} {}", pause.as_millis(), figures(times));
     }
     agent.stop();
 }
