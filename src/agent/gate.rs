@@ -19,7 +19,7 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
     why.filter(|_| is_required(pod) && !given).as_deref().map(refusal)
 }
 
-/// Whether a container may start, by what is in force now.
+/// Whether a container may start, by what was seen in force.
 ///
 /// # Errors
 /// Why it must not.

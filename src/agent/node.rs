@@ -13,7 +13,7 @@ use crate::pin::decide::default_reserved;
 use crate::pin::{Enforcement, Ledger, Observed, ObservedPod, Scan};
 use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
 
-/// The node as it was found at the start.
+/// The node as it was found at the start, and as a kubelet that pins has it since.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// The effective configuration.
@@ -140,16 +140,21 @@ impl Node {
         uid: &str,
     ) -> anyhow::Result<(Observed, Ledger)> {
         if !seen.pods.iter().any(|pod| pod.cgroup.uid == uid) {
-            for tree in &self.config.trees {
-                let all =
-                    self.cgroups.pods(tree).with_context(|| format!("can't read the pods' tree {tree}"))?;
-                seen.pods.extend(all.into_iter().filter(|(_, other)| other == uid).map(|(path, uid)| {
-                    let cgroup = PodCgroup { path, uid, ..PodCgroup::default() };
-                    ObservedPod { cgroup, ..ObservedPod::default() }
-                }));
-            }
+            let new = self.find_pod(uid)?;
+            seen.pods.extend(new.map(|cgroup| ObservedPod { cgroup, ..ObservedPod::default() }));
         }
         self.observe_again(seen, pods, |pod| pod.uid == uid)
+    }
+
+    /// Looks for a pod's cgroup, and reads it.
+    pub(super) fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
+        for tree in &self.config.trees {
+            let all = self.cgroups.pods(tree).with_context(|| format!("can't read the pods' tree {tree}"))?;
+            if let Some((path, uid)) = all.into_iter().find(|(_, other)| other == uid) {
+                return self.pod(path, uid);
+            }
+        }
+        Ok(None)
     }
 
     fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
@@ -158,14 +163,19 @@ impl Node {
     }
 
     fn found(&self, mut scan: Scan, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
+        scan.lost = self.lost(scan.pods.iter())?;
+        Ok(Observed::new(scan, pods))
+    }
+
+    /// Online CPUs that neither these pods nor anybody else has.
+    pub(super) fn lost<'a>(&self, pods: impl Iterator<Item = &'a PodCgroup>) -> anyhow::Result<CpuSet> {
         let mut live = CpuSet::new();
-        for container in scan.pods.iter().flat_map(|pod| &pod.containers) {
+        for container in pods.flat_map(|pod| &pod.containers) {
             if container.cpuset.partition.is_live() {
                 live = live.union(&container.cpuset.effective);
             }
         }
-        scan.lost = self.cgroups.lost(&self.topology.online, &live)?;
-        Ok(Observed::new(scan, pods))
+        Ok(self.cgroups.lost(&self.topology.online, &live)?)
     }
 }
 

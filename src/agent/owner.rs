@@ -21,7 +21,7 @@ use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Inputs, default_reserved};
 use crate::pin::quiet::{Keeper, Report};
-use crate::pin::{Drift, Ledger, Observed, Snapshot};
+use crate::pin::{Drift, Enforcement, Ledger, Observed, Snapshot};
 use crate::pod::Pod;
 use inbox::Inbox;
 use turn::{Ended, Reach};
@@ -98,8 +98,10 @@ pub(super) struct Owner {
     /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
     heard: bool,
     given_up: GivenUp,
-    /// What the last reconcile read last, unless it failed: questions that can't wait are answered from it.
+    /// What was read last, unless the last reconcile failed: questions that can't wait are answered from it.
     seen: Option<Seen>,
+    /// CPUs that were given in answers since the last look at the whole node: others may still run on them.
+    fresh: CpuSet,
     /// Partitions that the kernel refused since the timer rang last, and in which words.
     refused: BTreeMap<String, String>,
     keeper: Keeper,
@@ -136,6 +138,7 @@ impl Owner {
             heard: false,
             given_up: GivenUp::default(),
             seen: None,
+            fresh: CpuSet::new(),
             refused: BTreeMap::new(),
             keeper,
             quiet: None,
@@ -261,9 +264,11 @@ impl Owner {
                     if !reply.is_closed() {
                         self.history.waits(&uid, &container);
                     }
-                    // With nothing due, all others are as they should be, and its own pod is all there is to look at.
+                    // With nothing due, its own pod is all there is to look at; but where it must be alone on its CPUs, and the
+                    // kernel doesn't see to that by itself, everybody else is looked at, too.
+                    let alone = self.node.enforcement == Enforcement::Cpuset && self.told.requires(&uid);
                     let mut ended = Ended::PutOff;
-                    if due.is_none() {
+                    if due.is_none() && !alone {
                         ended = self.turn(Why::Gate, Reach::Pod { uid: &uid });
                     }
                     if ended == Ended::PutOff {
@@ -299,7 +304,7 @@ impl Owner {
     fn look_at_kubelet(&mut self) {
         if self.node.heed_kubelet() {
             let (name, reason) = (self.node.enforcement.name(), &self.node.enforcement_reason);
-            tracing::warn!("enforcement is {name} from now on, and what is pinned stays as it is: {reason}");
+            tracing::warn!("enforcement is {name} from now on: {reason}; what is pinned stays where it is");
         }
     }
 

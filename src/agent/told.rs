@@ -77,6 +77,17 @@ impl Told {
         .collect()
     }
 
+    /// One of them.
+    pub(super) fn pod(&mut self, uid: &str) -> Option<Pod> {
+        let runtime = self.runtime.get(uid);
+        let told = self.pods.values().flatten().chain(runtime.map(|told| &told.pod));
+        let pod = told.chain(self.promises.announced()).find(|pod| pod.cgroup_uid() == Some(uid))?.clone();
+        Some(match runtime {
+            Some(of_runtime) => with(pod, of_runtime),
+            None => pod,
+        })
+    }
+
     /// The uids of pods that have a cgroup, or that a runtime is about to create.
     pub(super) fn here(&self, observed: &Observed) -> BTreeSet<String> {
         let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());

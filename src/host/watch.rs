@@ -28,6 +28,8 @@ pub struct Watch {
     covered: HashMap<PathBuf, Covered>,
     /// Which directory each watch is of.
     places: HashMap<WatchDescriptor, PathBuf>,
+    /// A directory could not be watched: the user's limit of watches may have been reached for a while.
+    missed: bool,
 }
 
 /// A directory that is watched.
@@ -93,6 +95,7 @@ impl Watch {
             watches,
             covered: HashMap::new(),
             places: HashMap::new(),
+            missed: false,
         };
         while watch.cover(&watch.root.clone()) {}
         Ok(watch)
@@ -114,6 +117,9 @@ impl Watch {
             // A burst is one change: what is in the queue already needs no look of its own.
             while let Some(Some(event)) = self.events.next().now_or_never() {
                 self.note(&event?, &mut told);
+            }
+            if !told.directories.is_empty() && std::mem::take(&mut self.missed) {
+                told.directories.insert(self.root.clone());
             }
             for directory in &told.directories {
                 // One made before its watch was set may hold others already, hence until nothing new is found.
@@ -138,12 +144,13 @@ impl Watch {
             // The last word of a watch that we took off.
             return;
         };
-        if covered.only.is_some() && covered.only != event.name {
+        let ended = event.mask.contains(EventMask::IGNORED);
+        if covered.only.is_some() && covered.only != event.name && !ended {
             return;
         }
         told.change = true;
         let above = covered.only.is_some();
-        if event.mask.contains(EventMask::IGNORED) {
+        if ended {
             // What is there now may have the same inode; it wants a watch of its own. A kernel may end the watch of a
             // removed cgroup's file and not that of the cgroup itself.
             covered.watched.retain(|watched| *watched != event.wd);
@@ -197,12 +204,24 @@ impl Watch {
             if self.covered.contains_key(&path) {
                 continue;
             }
-            let Ok(watched) = self.watches.add(&path, CHANGES) else { continue };
+            let watched = match self.watches.add(&path, CHANGES) {
+                Ok(watched) => watched,
+                Err(error) => {
+                    self.missed |= error.kind() != io::ErrorKind::NotFound;
+                    continue;
+                }
+            };
             let mut watched = vec![watched];
             // A kernel without such a file, or one for which this cgroup has none, is fine.
             let file = self.file.filter(|_| only.is_none());
             watched.extend(file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()));
-            self.places.extend(watched.iter().map(|watched| (watched.clone(), path.clone())));
+            for watched in &watched {
+                // One that was renamed has kept its watch, and the place that it had is nobody's.
+                let before = self.places.insert(watched.clone(), path.clone());
+                if let Some(before) = before.filter(|before| *before != path) {
+                    self.covered.remove(&before);
+                }
+            }
             self.covered.insert(path, Covered { inode, watched, only });
             new = true;
         }
@@ -256,6 +275,31 @@ mod tests {
         std::fs::create_dir(dir.path().join("other")).unwrap();
         let told = tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
         assert!(told.is_err(), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_renamed_stays_watched() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir(root.join("x")).unwrap();
+        let mut watch = Watch::new(root, 2).unwrap();
+        // Before and behind its old name.
+        for (from, to) in [("x", "b"), ("b", "y")] {
+            std::fs::rename(root.join(from), root.join(to)).unwrap();
+            watch.changed().await.unwrap();
+            let inside = root.join(to).join("inside");
+            std::fs::create_dir(&inside).unwrap();
+            while !watch.covered.contains_key(&inside) {
+                tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+                    .await
+                    .unwrap()
+                    .unwrap();
+            }
+            assert_eq!(watch.covered.len(), 4, "{:?}", watch.covered.keys());
+            std::fs::remove_dir(&inside).unwrap();
+            watch.changed().await.unwrap();
+            assert_eq!(watch.covered.len(), watch.places.len());
+        }
     }
 
     #[tokio::test]

@@ -51,9 +51,15 @@ impl Cause {
     }
 }
 
-/// Compares the kernel with the ledger. Cgroups that Pinfold never wrote to are new, not drifted.
-pub fn drift(observed: &Observed, ledger: &Ledger, online: &CpuSet, enforcement: Enforcement) -> Vec<Drift> {
-    let exclusive = ledger.exclusive();
+/// Compares the kernel with the ledger. Cgroups that Pinfold never wrote to are new, not drifted, and so is it if others still
+/// run on `fresh` CPUs, which were given away a moment ago.
+pub fn drift(
+    observed: &Observed,
+    ledger: &Ledger,
+    (online, fresh): (&CpuSet, &CpuSet),
+    enforcement: Enforcement,
+) -> Vec<Drift> {
+    let exclusive = ledger.exclusive().difference(fresh);
     let mut found = Vec::new();
     for pod in &observed.pods {
         let own = super::mark::union(ledger.of(&pod.cgroup.uid).values());

@@ -214,6 +214,38 @@ fn creations_in_a_row_get_cpus_of_their_own() {
 }
 
 #[test]
+fn a_new_owner_is_no_drift_of_the_others() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&alone(&kernel, &tree)).start();
+    runtime.connect(&agent);
+    let web = told(&tree, "web", 0);
+    runtime.change(1, &web);
+    runtime.create(&web);
+    tree.make(&path(&web));
+    tree.start(&path(&web));
+    runtime.change(6, &web);
+    for life in ["one", "two", "three"] {
+        let worker = told(&tree, life, 1);
+        runtime.change(1, &worker);
+        let own = runtime.create(&worker).cpus.unwrap();
+        tree.make(&path(&worker));
+        tree.start(&path(&worker));
+        runtime.change(6, &worker);
+        assert_eq!(kernel.effective(&path(&worker)), own);
+        assert!(kernel.effective(&path(&web)).is_disjoint(&own), "{}", agent.log());
+        runtime.call("StopContainer", worker.encode_to_vec()).unwrap();
+        tree.remove(&path(&worker));
+        [11, 2, 3].into_iter().for_each(|event| runtime.change(event, &worker));
+        tree.remove(path(&worker).trim_end_matches(&format!("/{life}-main")));
+        agent.eventually("its CPU is everybody's again", |_| kernel.effective(&path(&web)) == kernel.online);
+    }
+    assert_eq!(agent.metric("pinfold_drift_total", &[("cause", "overlap")]), Some(0.0), "{}", agent.log());
+    agent.stop();
+}
+
+#[test]
 fn who_owns_nothing_is_updated_as_it_was_asked_for() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();

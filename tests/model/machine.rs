@@ -243,7 +243,12 @@ impl Setup {
         let here = |drift: &Drift| {
             drift.cause != Cause::Offline && drift.assigned.is_disjoint(&set(world.kernel.lost))
         };
-        let drift = drift(&planned.observed, &planned.ledger, &online, world.enforcement.enforcement());
+        let drift = drift(
+            &planned.observed,
+            &planned.ledger,
+            (&online, &CpuSet::new()),
+            world.enforcement.enforcement(),
+        );
         if let Some(drift) = drift.iter().find(|drift| here(drift)) {
             return Err(format!("the kernel differs from the ledger: {drift:?}"));
         }

@@ -5,10 +5,9 @@ use super::super::gate;
 use super::super::node::threads;
 use super::super::question::Question;
 use super::{Owner, Seen};
-use crate::host::cgroup::PodCgroup;
 use crate::pin::decide::{Decisions, Inputs, decide};
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{self, Enforcement, Ledger, Outcome, Step};
+use crate::pin::{self, Enforcement, Ledger, Observed, Outcome, Scan, Step};
 use crate::pod::{self, Pod};
 
 // === impl Owner ===
@@ -21,18 +20,8 @@ impl Owner {
     /// Returns the question where that won't do: nothing is known, its pod is not as it was seen last, CPUs are lacking that
     /// may be free by now, somebody would have to move, or the pod's cgroup can't take the CPUs yet.
     pub(super) fn answered_at_once<'a>(&mut self, question: Question<'a>) -> Option<Question<'a>> {
-        let Some(mut seen) = self.recall(&question) else { return Some(question) };
-        let mut answer = self.recalled(&question, &mut seen);
-        if answer.is_none() {
-            // Some of those who own CPUs may have gone since.
-            let owns = |pod: &PodCgroup| seen.ledger.claims.contains_key(&pod.uid);
-            let Ok((observed, ledger)) = self.node.observe_again(seen.observed, &self.told.known(), owns)
-            else {
-                return Some(question);
-            };
-            seen = Seen { observed, ledger };
-            answer = self.recalled(&question, &mut seen);
-        }
+        let Some(mut seen) = self.seen.take() else { return Some(question) };
+        let answer = self.recalled(&question, &mut seen);
         self.seen = Some(seen);
         let Some(answer) = answer else { return Some(question) };
         // Whoever asked may have given up waiting; the promise lapses by itself.
@@ -40,26 +29,18 @@ impl Owner {
         None
     }
 
-    /// What was seen last; with the pod that is asked about, which may be new.
-    fn recall(&mut self, question: &Question<'_>) -> Option<Seen> {
-        let seen = self.seen.take()?;
-        let Some(uid) = question.pod.cgroup_uid() else { return Some(seen) };
-        if seen.observed.pods.iter().any(|pod| pod.cgroup.uid == uid) {
-            return Some(seen);
-        }
-        let (observed, ledger) = self.node.observe_pod(seen.observed, &self.told.known(), uid).ok()?;
-        Some(Seen { observed, ledger })
-    }
-
     fn recalled(&mut self, question: &Question<'_>, seen: &mut Seen) -> Option<Admission> {
-        let pods = self.told.known();
-        let mut ledger = seen.ledger.clone();
-        self.told.enter_promises(&mut ledger);
-        let here = self.told.here(&seen.observed);
+        let uid = question.pod.cgroup_uid()?;
+        // Whoever may have to move must be known. Else the ledger tells what others own, and that is not touched.
         let moves = self.moves_left();
-        let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
-        if self.node.enforcement == Enforcement::Observe {
-            decisions.only_what_is(&pods, &ledger);
+        let pods = if moves == 0 { self.told.pod(uid).into_iter().collect() } else { self.told.known() };
+        self.find(uid, &pods, seen);
+        let mut ledger = self.with_promises(seen);
+        let mut decisions = self.decided(&pods, moves, seen, &ledger);
+        // Some of those who own CPUs may have gone since.
+        if question.lacks(&pods, &decisions) && self.forget_gone(seen) {
+            ledger = self.with_promises(seen);
+            decisions = self.decided(&pods, moves, seen, &ledger);
         }
         if question.lacks(&pods, &decisions) || !decisions.moves.is_empty() {
             return None;
@@ -69,6 +50,51 @@ impl Owner {
             self.claim_at_once(question, seen, &ledger, &decisions)?;
         }
         self.answer(&pods, question, &decisions)
+    }
+
+    fn with_promises(&self, seen: &Seen) -> Ledger {
+        let mut ledger = seen.ledger.clone();
+        self.told.enter_promises(&mut ledger);
+        ledger
+    }
+
+    fn decided(&self, pods: &[Pod], moves: usize, seen: &Seen, ledger: &Ledger) -> Decisions {
+        let here = self.told.here(&seen.observed);
+        let mut decisions = decide(&Inputs { moves, ..self.inputs(pods, &here) }, ledger);
+        if self.node.enforcement == Enforcement::Observe {
+            decisions.only_what_is(pods, ledger);
+        }
+        decisions
+    }
+
+    /// Looks at a pod that has not been seen yet. One that comes with claims of its own is a matter for the next reconcile.
+    fn find(&self, uid: &str, pods: &[Pod], seen: &mut Seen) {
+        if seen.observed.pods.iter().any(|pod| pod.cgroup.uid == uid) {
+            return;
+        }
+        let Ok(Some(cgroup)) = self.node.find_pod(uid) else { return };
+        let (found, ledger) = Observed::new(Scan { pods: vec![cgroup], ..Scan::default() }, pods);
+        if ledger == Ledger::default() {
+            seen.observed.pods.extend(found.pods);
+        }
+    }
+
+    /// Forgets the owners whose pods' cgroups are gone; says whether what they had can be given.
+    fn forget_gone(&self, seen: &mut Seen) -> bool {
+        let Seen { observed, ledger } = seen;
+        let before = observed.pods.len();
+        observed.pods.retain(|pod| {
+            let uid = &pod.cgroup.uid;
+            let stays = !ledger.claims.contains_key(uid) || self.node.cgroups.exists(&pod.cgroup.path);
+            if !stays {
+                ledger.claims.remove(uid);
+                ledger.memory.remove(uid);
+            }
+            stays
+        });
+        // A kernel may have lost their CPUs on the way.
+        let lost = self.node.lost(observed.pods.iter().map(|pod| &pod.cgroup));
+        observed.pods.len() < before && lost.is_ok_and(|lost| lost.is_empty())
     }
 
     /// Writes down what a pod's containers are to own; nothing, where its cgroup is not as it was seen, or can't hold it.
@@ -100,7 +126,8 @@ impl Owner {
         if pod.mark.as_ref().is_some_and(|mark| mark.claims == *claims) {
             return Some(());
         }
-        let steps = pin::plan(&seen.observed, ledger, &decisions.desired, self.node.enforcement);
+        let alone = Observed { pods: vec![pod.clone()], around: seen.observed.around.clone() };
+        let steps = pin::plan(&alone, ledger, &decisions.desired, self.node.enforcement);
         let of_pod =
             |step: &Step| matches!(step, Step::Mark { path: other, mark: Some(_) } if *other == path);
         let applied = pin::apply(vec![steps.into_iter().find(of_pod)?], &self.node.cgroups);
@@ -130,6 +157,7 @@ impl Owner {
             let Some(asked) = known.containers.get(decision.container) else { continue };
             if let Some(cpus) = decision.cpus.as_ref().filter(|_| decision.entitlement.cpus() > 0) {
                 self.told.promises().add(uid, &asked.name, cpus.clone());
+                self.fresh = self.fresh.union(cpus);
             }
             if asked.name == container {
                 found = Some((known, decision));
@@ -157,7 +185,7 @@ impl Owner {
         })
     }
 
-    /// Whether a container may start, by the state that was published last, if that is the state now.
+    /// Whether a container may start, by the state that was published last, if that was seen for its sake.
     pub(super) fn gate(&self, uid: &str, container: &str, seen: bool) -> Result<(), String> {
         if !seen && self.told.requires(uid) {
             return Err(gate::UNSEEN.to_owned());

@@ -142,7 +142,7 @@ impl Owner {
         self.told.keep_promises(&mut ledger, &observed);
         let here = self.told.here(&observed);
         let of_node = matches!(reach, Reach::Node { .. });
-        let moves = if of_node { self.moves_left() } else { 0 };
+        let moves = self.moves_left();
         let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(&pods, &ledger);
@@ -150,13 +150,15 @@ impl Owner {
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
-        if let Reach::Pod { uid } = reach
-            && let Some(pod) = observed.pods.iter().find(|pod| pod.cgroup.uid == uid)
-        {
+        if let Reach::Pod { uid } = reach {
+            let pod = observed.pods.iter().find(|pod| pod.cgroup.uid == uid);
             let reached = |step: &Step| {
-                is_within(step.path(), &pod.cgroup.path) || is_within(&pod.cgroup.path, step.path())
+                pod.is_some_and(|pod| {
+                    let path = &pod.cgroup.path;
+                    is_within(step.path(), path) || is_within(path, step.path())
+                })
             };
-            if !steps.iter().all(reached) {
+            if !steps.iter().all(reached) || !decisions.moves.is_empty() {
                 return Ok(Ended::PutOff);
             }
         }
@@ -170,7 +172,7 @@ impl Owner {
         if of_node {
             self.look_for_lost(&ledger);
         }
-        let drift = pin::drift(&observed, &ledger, &online, enforcement);
+        let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
         for new in drift.iter().filter(|new| !self.drift.contains(new)) {
             tracing::warn!(
                 "drift ({}): {} should run on {} and runs on {}",
@@ -199,7 +201,7 @@ impl Owner {
                 self.node.observe_again(observed.clone(), &pods, |pod| written.touches(&pod.path))?;
             self.history.note_windows(&observed, &after, &self.node, &self.metrics);
             // What was repaired and comes again is new drift.
-            let left = pin::drift(&after, &read, &online, enforcement);
+            let left = pin::drift(&after, &read, (&online, &self.fresh), enforcement);
             self.history.note_repairs(&self.drift, &left);
             self.drift = left;
             (observed, ledger) = (after, read);
@@ -230,6 +232,9 @@ impl Owner {
         self.history.forget(&observed);
         self.publish(&pods, &observed, &ledger, &decisions, errors);
         self.seen = Some(Seen { observed, ledger });
+        if of_node {
+            self.fresh = CpuSet::new();
+        }
         Ok(Ended::Done)
     }
 
