@@ -30,7 +30,7 @@ settle() {
 
 # Whether this kernel is of this version or a later one.
 since() {
-    [[ $(printf '%s\n' "$1" "$(uname -r)" | sort -V | head -n 1) == "$1" ]]
+    [[ $(printf '%s\n' "$1" "$(uname -r)" | sort -V | sed -n 1p) == "$1" ]]
 }
 
 # --- lists of CPUs ---
