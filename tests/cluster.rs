@@ -7,6 +7,8 @@ mod fakeapi;
 #[path = "cluster/replay.rs"]
 mod replay;
 
+#[path = "cluster/admission.rs"]
+mod admission;
 #[path = "cluster/agents.rs"]
 mod agents;
 #[path = "cluster/claims.rs"]

@@ -5,11 +5,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "support/evaluate.rs"]
+mod evaluate;
 #[path = "support/gate.rs"]
 mod gate;
 #[allow(dead_code, reason = "the tests of the agent use more of it")]
 #[path = "support/kernel.rs"]
 mod kernel;
+#[path = "support/yaml.rs"]
+mod yaml;
 
 #[path = "deploy/agent.rs"]
 mod agent;
@@ -17,8 +21,6 @@ mod agent;
 mod chart;
 #[path = "deploy/claims.rs"]
 mod claims;
-#[path = "deploy/evaluate.rs"]
-mod evaluate;
 #[path = "deploy/image.rs"]
 mod image;
 #[path = "deploy/manifests.rs"]

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::agent::{Agent, Settings, assigned, container, in_force, patience};
-use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
+use crate::fakeapi::{FakeApi, Fault, WatchFault, When};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::serving::promtool;
 
@@ -29,7 +29,10 @@ impl Cluster {
         let fake = runtime.block_on(FakeApi::start());
         fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "train"}}));
         let folder = TempDir::new().unwrap();
-        std::fs::write(folder.path().join("kubeconfig"), fake.kubeconfig(ADMIN)).unwrap();
+        // The agent has the shipped rights, and is held to its node by the shipped policies.
+        fake.install_shipped();
+        let token = fake.agent_on(NODE);
+        std::fs::write(folder.path().join("kubeconfig"), fake.kubeconfig(&token)).unwrap();
         Self { fake, runtime, folder }
     }
 

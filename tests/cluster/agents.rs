@@ -15,9 +15,6 @@ use crate::fakeapi::FakeApi;
 
 pub(crate) const NAMESPACE: &str = "pinfold";
 
-/// The user that agents are, with exactly the rights that they need.
-pub(crate) const AGENT: &str = "agent-token";
-
 /// A cluster in which Pinfold is installed, without nodes and plans.
 pub(crate) fn cluster() -> FakeApi {
     let fake = FakeApi::direct();
@@ -29,12 +26,13 @@ pub(crate) fn install(fake: &FakeApi) {
     fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}));
     fake.put(&serde_json::to_value(definition()).unwrap());
     fake.run_controllers();
-    let user = "system:serviceaccount:pinfold:pinfold";
-    fake.user(AGENT, user);
-    fake.allow(user, &["list", "watch"], "pinfold.io", "sceneplans", &[]);
-    fake.allow(user, &["get", "patch"], "", "nodes", &[]);
-    fake.allow(user, &["list", "get", "create", "delete"], "coordination.k8s.io", "leases", &[]);
-    fake.allow(user, &["create", "patch"], "events.k8s.io", "events", &[]);
+    // Agents have exactly the rights that are shipped, and each write is judged by the shipped policies.
+    fake.install_shipped();
+}
+
+/// The client of a node's agent.
+pub(crate) fn client(fake: &FakeApi, node: &str) -> Api {
+    Api::new(fake.client(&fake.agent_on(node)), Duration::from_secs(10))
 }
 
 /// A Node as the kubelet makes it.
@@ -80,7 +78,7 @@ impl Agent {
         pods: Pods,
         events: bool,
     ) -> Self {
-        let api = Api::new(fake.client(AGENT), Duration::from_secs(10));
+        let api = client(fake, node);
         let (pods, heard) = watch::channel(pods);
         let (mut scenes, state) = Scenes::new(api.clone(), node, NAMESPACE, heard, settings);
         if events {

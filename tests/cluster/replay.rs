@@ -56,7 +56,7 @@ fn recorded(file: &str) -> (Message, Message) {
     (Message::parse(request.trim_start_matches("### request\n").trim_end()), Message::parse(response))
 }
 
-fn answer_of(file: &str) -> Value {
+pub(crate) fn answer_of(file: &str) -> Value {
     recorded(file).1.json()
 }
 
@@ -136,7 +136,7 @@ fn differences(path: &str, fake: &Value, real: &Value, into: &mut Vec<String>) {
 }
 
 /// Asks as recorded and compares status, kind of body, Retry-After and the whole body but for `except`.
-async fn holds_except(api: &FakeApi, file: &str, token: Option<&str>, except: &[&str]) {
+pub(crate) async fn holds_except(api: &FakeApi, file: &str, token: Option<&str>, except: &[&str]) {
     let (request, real) = recorded(file);
     let fake = ask(api, &request, token).await;
     assert_eq!(fake.status(), real.status(), "{file}: {}", fake.body);
@@ -205,7 +205,7 @@ fn node_before(file: &str, other: Option<&str>) -> Value {
     node
 }
 
-async fn fresh(revision: u64, time: &str) -> FakeApi {
+pub(crate) async fn fresh(revision: u64, time: &str) -> FakeApi {
     let api = FakeApi::start().await;
     // A moment is what a test gives it.
     api.set_controllers_delay(Duration::from_secs(3600));

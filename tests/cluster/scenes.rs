@@ -10,7 +10,7 @@ use pinfold::cluster::{Api, Call};
 use serde_json::{Value, json};
 
 use crate::agents::{
-    AGENT, Agent, NAMESPACE, claims, cluster, eventually, install, no_place_was_double, place, places,
+    Agent, NAMESPACE, claims, client, cluster, eventually, install, no_place_was_double, place, places,
     put_node, remove_node, writes,
 };
 use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
@@ -541,7 +541,7 @@ async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
     agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
     eventually("the taint", || node(&fake, "a")["spec"]["taints"].is_array()).await;
     agent.end().await;
-    let api = Api::new(fake.client(AGENT), Duration::from_secs(10));
+    let api = client(&fake, "a");
     fake.clear_log();
     let would = leave(&api, "a", NAMESPACE, &[], true).await.unwrap();
     assert_eq!(writes(&fake), 0);

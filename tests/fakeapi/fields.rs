@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use super::access::User;
+
 /// One field: its elements as `fieldsV1` writes them, like `f:metadata`, `k:{"name":"c"}`.
 pub(crate) type Path = Vec<String>;
 
@@ -314,6 +316,8 @@ pub(crate) struct Writer<'a> {
     pub(crate) version: &'a str,
     pub(crate) subresource: &'a str,
     pub(crate) now: &'a str,
+    /// Who policies are asked about.
+    pub(crate) user: &'a User,
     pub(crate) custom: bool,
 }
 

@@ -5,12 +5,17 @@
 //! server-side apply with owners and conflicts, garbage collection, refusals in the server's own words, and faults on demand.
 //! It is reached over TCP, or without a socket, which lets a test stop the clock ([`FakeApi::direct`]).
 //!
-//! What it is not: admission policies, quotas, finalizers, conversion between `v1` and `events.k8s.io` Events (they are two lists).
+//! Roles and validating admission policies are those of manifests ([`FakeApi::install`]).
+//!
+//! What it is not: mutating policies, quotas, finalizers, conversion between `v1` and `events.k8s.io` Events (they are two lists).
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod access;
 mod discovery;
+#[path = "../support/evaluate.rs"]
+mod evaluate;
 mod faults;
 mod fields;
 mod http;
@@ -22,6 +27,8 @@ mod serve;
 mod status;
 mod store;
 mod watch;
+#[path = "../support/yaml.rs"]
+pub(crate) mod yaml;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -33,9 +40,13 @@ use serde_json::{Value, json};
 use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
 
+use access::{Enforced, Rule, User};
 pub(crate) use faults::{Fault, WatchFault, When};
 use kinds::Kind;
 use store::Store;
+
+/// The service account of all agents; each has a token of its own, bound to its node.
+pub(crate) const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold";
 
 /// The token that may do everything.
 pub(crate) const ADMIN: &str = "admin-token";
@@ -54,17 +65,6 @@ pub(crate) struct Logged {
     pub(crate) status: u16,
 }
 
-/// What a user may do.
-#[derive(Debug, Clone)]
-pub(crate) struct Rule {
-    user: String,
-    verbs: Vec<String>,
-    group: String,
-    /// With its subresource: `pods/resize`.
-    resource: String,
-    names: Vec<String>,
-}
-
 /// What all connections share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     /// The latest version of each kind that somebody watches: ten thousand watchers of plans sleep on while Leases change.
     changed: Mutex<BTreeMap<String, channel::Sender<u64>>>,
     pub(crate) bookmarks: channel::Sender<u64>,
-    tokens: Mutex<BTreeMap<String, String>>,
+    tokens: Mutex<BTreeMap<String, User>>,
     rules: Mutex<Vec<Rule>>,
     faults: Mutex<Vec<(When, Fault)>>,
     log: Mutex<Vec<Logged>>,
@@ -153,7 +153,7 @@ impl FakeApi {
             store: Mutex::new(Store::new()),
             changed: Mutex::default(),
             bookmarks: channel::Sender::new(0),
-            tokens: Mutex::new(BTreeMap::from([(ADMIN.to_owned(), "admin".to_owned())])),
+            tokens: Mutex::new(BTreeMap::from([(ADMIN.to_owned(), User::new("admin"))])),
             rules: Mutex::default(),
             faults: Mutex::default(),
             log: Mutex::default(),
@@ -343,7 +343,33 @@ impl FakeApi {
 
     /// A token and whose it is.
     pub(crate) fn user(&self, token: &str, user: &str) {
-        self.shared.tokens.lock().unwrap().insert(token.to_owned(), user.to_owned());
+        self.shared.tokens.lock().unwrap().insert(token.to_owned(), User::new(user));
+    }
+
+    /// A token of a service account that is bound to a pod on a node.
+    pub(crate) fn user_on_node(&self, token: &str, user: &str, node: &str) {
+        self.shared.tokens.lock().unwrap().insert(token.to_owned(), User::on_node(user, node));
+    }
+
+    /// The token of a node's agent.
+    pub(crate) fn agent_on(&self, node: &str) -> String {
+        let token = format!("token-of-{node}");
+        self.user_on_node(&token, ACCOUNT, node);
+        token
+    }
+
+    /// The rights that are shipped for agents, and the policies that hold each to its own node.
+    pub(crate) fn install_shipped(&self) {
+        for file in ["rbac", "node-policy", "claim-policy"] {
+            self.install(&format!("deploy/base/{file}.yaml"));
+        }
+    }
+
+    /// Puts the roles and the validating admission policies of a file into force.
+    pub(crate) fn install(&self, file: &str) {
+        let documents = yaml::documents(file);
+        self.shared.rules.lock().unwrap().extend(Rule::of_roles(&documents));
+        self.shared.store.lock().unwrap().policies.extend(Enforced::of_documents(&documents));
     }
 
     /// Allows a user some verbs on a resource; no names are all names. Nothing else is allowed to anyone but the admin.
@@ -355,6 +381,7 @@ impl FakeApi {
             group: group.to_owned(),
             resource: resource.to_owned(),
             names: owned(names),
+            namespace: None,
         });
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::access::User;
 use super::fields::{self, Writer};
 use super::kinds::{Kind, qos};
 use super::status::{self, Answer, Mistake};
@@ -19,7 +20,7 @@ pub(crate) struct Patch<'a> {
     pub(crate) force: bool,
     pub(crate) subresource: &'a str,
     /// The user and whether it may create.
-    pub(crate) user: &'a str,
+    pub(crate) user: &'a User,
     pub(crate) may_create: bool,
 }
 
@@ -38,6 +39,7 @@ pub(crate) fn patch(
         version: &version,
         subresource: patch.subresource,
         now: &now,
+        user: patch.user,
         custom: kind.custom(),
     };
     if patch.content_type == "application/apply-patch+yaml" {
@@ -96,7 +98,7 @@ pub(crate) fn update(
     keep_system_fields(kind, &old, &mut new, writer.subresource);
     kind.default(&mut new);
     fields::account_update(&old, &mut new, writer);
-    store.replace(kind, namespace, name, new)
+    store.replace(kind, namespace, name, new, writer)
 }
 
 /// What a writer can't change stays: identity always, the status unless it is what is written.
@@ -195,13 +197,14 @@ fn apply(
                 return Err(status::conflict(kind, name, &why));
             }
             if !patch.may_create {
-                return Err(status::forbidden(kind, patch.user, "create", namespace, name));
+                return Err(status::forbidden(kind, &patch.user.name, "create", namespace, name));
             }
             config["metadata"]["name"] = json!(name);
             let object = fields::apply(&json!({"metadata": {}}), &config, writer, patch.force)
                 .map_err(|conflicts| status::apply_conflict(&conflicts))?;
             let managers = fields::managers(&object);
-            let created = store.create(kind, namespace, fields::bare(&object), Owners::Applied(managers))?;
+            let created =
+                store.create(kind, namespace, fields::bare(&object), Owners::Applied(managers), writer)?;
             Ok((created, true))
         }
         Some(live) => {
@@ -211,7 +214,7 @@ fn apply(
             }
             let new = fields::apply(&live, &config, writer, patch.force)
                 .map_err(|conflicts| status::apply_conflict(&conflicts))?;
-            Ok((store.replace(kind, namespace, name, new)?, false))
+            Ok((store.replace(kind, namespace, name, new, writer)?, false))
         }
     }
 }

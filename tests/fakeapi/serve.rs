@@ -8,6 +8,7 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::access::User;
 use super::fields::Writer;
 use super::http::{Payload, Reply};
 use super::kinds::Kind;
@@ -109,11 +110,11 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
         _ => "deletecollection",
     };
     let user = match &ask.token {
-        None => Some("system:anonymous".to_owned()),
+        None => Some(User::new("system:anonymous")),
         Some(token) => shared.tokens.lock().unwrap().get(token).cloned(),
     };
     let plural = target.as_ref().map(|target| target.plural.clone()).unwrap_or_default();
-    let whose = user.clone().unwrap_or_else(|| "?".to_owned());
+    let whose = user.as_ref().map_or("?", |user| &user.name).to_owned();
     let index = {
         let mut log = shared.log.lock().unwrap();
         log.push(Logged {
@@ -188,6 +189,7 @@ fn allowed(shared: &Shared, user: &str, verb: &str, target: &Target) -> bool {
             && rule.group == target.group
             && rule.resource == resource
             && rule.verbs.iter().any(|allowed| allowed == verb)
+            && rule.namespace.as_ref().is_none_or(|only| *only == target.namespace)
             && (rule.names.is_empty() || rule.names.contains(&target.name))
     })
 }
@@ -197,7 +199,7 @@ fn answer(
     ask: &Ask,
     query: &BTreeMap<String, String>,
     target: Option<Target>,
-    user: Option<String>,
+    user: Option<User>,
     verb: &str,
     fault: Option<WatchFault>,
 ) -> Result<Reply, Box<Refusal>> {
@@ -217,8 +219,8 @@ fn answer(
     }
     let kind = shared.store.lock().unwrap().kind(&target.group, &target.version, &target.plural).cloned();
     let kind = kind.ok_or_else(status::no_such_path)?;
-    if !allowed(shared, &user, verb, &target) {
-        return Err(status::forbidden(&kind, &user, verb, &target.namespace, &target.name));
+    if !allowed(shared, &user.name, verb, &target) {
+        return Err(status::forbidden(&kind, &user.name, verb, &target.namespace, &target.name));
     }
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     match verb {
@@ -303,7 +305,7 @@ fn write(
     ask: &Ask,
     kind: &Kind,
     target: &Target,
-    user: &str,
+    user: &User,
     verb: &str,
     query: &BTreeMap<String, String>,
 ) -> Answer<Reply> {
@@ -317,6 +319,7 @@ fn write(
         version: &version,
         subresource: &target.subresource,
         now: &now,
+        user,
         custom: kind.custom(),
     };
     let body = || -> Answer<Value> {
@@ -342,7 +345,7 @@ fn write(
                     "the namespace of the provided object does not match the namespace sent on the request",
                 ));
             }
-            let made = store.create(kind, namespace, object, Owners::Writer(&writer))?;
+            let made = store.create(kind, namespace, object, Owners::Writer, &writer)?;
             Ok(Reply::json(201, &made))
         }
         "update" => {
@@ -359,7 +362,7 @@ fn write(
                 user,
                 may_create: allowed(
                     shared,
-                    user,
+                    &user.name,
                     "create",
                     &Target { name: String::new(), ..target.clone() },
                 ),
@@ -384,6 +387,7 @@ fn write(
                     return Err(status::conflict(kind, name, &why));
                 }
             }
+            store.admit("DELETE", kind, namespace, name, None, &writer)?;
             let gone = store.write(kind, namespace, name, None);
             let uid = metadata["uid"].as_str().unwrap_or_default();
             Ok(Reply::json(

@@ -164,6 +164,14 @@ pub(crate) fn forbidden(kind: &Kind, user: &str, verb: &str, namespace: &str, na
     failure(403, "Forbidden", &message, details(kind, name))
 }
 
+/// What an admission policy has refused, with the reason that the policy gives.
+pub(crate) fn denied(kind: &Kind, name: &str, reason: &str, why: &str) -> Box<Refusal> {
+    let message = format!("{} {name:?} is forbidden: {why}", kind.qualified());
+    let mut details = details(kind, name);
+    details["causes"] = json!([{"message": why}]);
+    failure(if reason == "Forbidden" { 403 } else { 422 }, reason, &message, details)
+}
+
 pub(crate) fn expired(message: &str) -> Box<Refusal> {
     failure(410, "Expired", message, Value::Null)
 }

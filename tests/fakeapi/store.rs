@@ -8,6 +8,7 @@ use hyper::body::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::access::{Enforced, User, Write};
 use super::fields;
 use super::kinds::Kind;
 use super::select::Selector;
@@ -26,9 +27,9 @@ pub(crate) struct Change {
 
 /// Who owns the fields of a new object.
 #[derive(Debug)]
-pub(crate) enum Owners<'a> {
+pub(crate) enum Owners {
     /// Whoever sends it.
-    Writer(&'a fields::Writer<'a>),
+    Writer,
     /// As server-side apply found.
     Applied(Vec<fields::Manager>),
 }
@@ -51,6 +52,8 @@ pub(crate) struct Store {
     pub(crate) skew: i64,
     /// Pods that a disruption budget protects, with its name.
     pub(crate) budgets: BTreeMap<String, String>,
+    /// What judges each write.
+    pub(crate) policies: Vec<Enforced>,
     made: u64,
     started: (SystemTime, tokio::time::Instant),
     /// Kind, label and value: namespaces and names of the objects that have it now.
@@ -78,6 +81,7 @@ impl Store {
             fixed_time: None,
             skew: 0,
             budgets: BTreeMap::new(),
+            policies: Vec::new(),
             made: 0,
             started: (SystemTime::now(), tokio::time::Instant::now()),
             labelled: BTreeMap::new(),
@@ -327,7 +331,8 @@ impl Store {
         kind: &Kind,
         namespace: &str,
         mut object: Value,
-        owners: Owners<'_>,
+        owners: Owners,
+        writer: &fields::Writer<'_>,
     ) -> Answer<Arc<Value>> {
         if !object["metadata"].is_object() {
             object["metadata"] = json!({});
@@ -360,10 +365,6 @@ impl Store {
                 return Err(status::not_found(&homes, namespace));
             }
         }
-        if self.get(kind, namespace, &name).is_some() {
-            return Err(status::already_exists(kind, &name));
-        }
-        let suffix = if kind.kind == "Pod" { self.suffix() } else { String::new() };
         let metadata = object["metadata"].as_object_mut().expect("made above");
         metadata.shift_remove("managedFields");
         metadata.shift_remove("resourceVersion");
@@ -379,12 +380,17 @@ impl Store {
         if !wrong.is_empty() {
             return Err(status::invalid(kind, &name, &wrong));
         }
+        self.admit("CREATE", kind, namespace, &name, Some(&object), writer)?;
+        if self.get(kind, namespace, &name).is_some() {
+            return Err(status::already_exists(kind, &name));
+        }
+        let suffix = if kind.kind == "Pod" { self.suffix() } else { String::new() };
         let mut empty = kind.empty();
         if kind.has_status() {
             empty.as_object_mut().expect("an object").shift_remove("status");
         }
         match owners {
-            Owners::Writer(writer) => fields::account_update(&empty, &mut object, writer),
+            Owners::Writer => fields::account_update(&empty, &mut object, writer),
             Owners::Applied(managers) => fields::set_managers(&mut object, managers),
         }
         kind.admit(&mut object, &suffix);
@@ -400,6 +406,7 @@ impl Store {
         namespace: &str,
         name: &str,
         mut new: Value,
+        writer: &fields::Writer<'_>,
     ) -> Answer<Arc<Value>> {
         let old = self.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
         for map in ["labels", "annotations"] {
@@ -411,6 +418,7 @@ impl Store {
         if !wrong.is_empty() {
             return Err(status::invalid(kind, name, &wrong));
         }
+        self.admit("UPDATE", kind, namespace, name, Some(&new), writer)?;
         let generation = old["metadata"]["generation"].as_u64();
         if let Some(generation) = generation {
             let next = if old["spec"] == new["spec"] { generation } else { generation + 1 };
@@ -421,6 +429,23 @@ impl Store {
             return Ok(old);
         }
         Ok(self.write(kind, namespace, name, Some(new)))
+    }
+
+    /// Asks the policies about a write.
+    pub(crate) fn admit(
+        &self,
+        operation: &str,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        object: Option<&Value>,
+        writer: &fields::Writer<'_>,
+    ) -> Answer<()> {
+        let old = self.get(kind, namespace, name).filter(|_| operation != "CREATE");
+        let (user, subresource) = (writer.user, writer.subresource);
+        let write =
+            Write { user, operation, kind, subresource, namespace, name, object, old: old.as_deref() };
+        self.policies.iter().try_for_each(|policy| policy.judge(&write))
     }
 
     /// Kinds that established definitions bring.
@@ -441,6 +466,7 @@ impl Store {
 
     /// Accepts the names of definitions that are new.
     pub(crate) fn establish(&mut self) {
+        let server = User::new("system:apiserver");
         let kind = self.kind("apiextensions.k8s.io", "v1", "customresourcedefinitions").cloned();
         let kind = kind.expect("definitions are built in");
         let names: Vec<String> = self.at(&kind, self.revision).into_keys().map(|(_, name)| name).collect();
@@ -462,6 +488,7 @@ impl Store {
                 version: "apiextensions.k8s.io/v1",
                 subresource: "status",
                 now: &now,
+                user: &server,
                 custom: false,
             };
             fields::account_update(&old, &mut new, &writer);

@@ -1,0 +1,21 @@
+//! Files of the repository, and the documents in them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// A path of the repository.
+pub(crate) fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The documents of a YAML file.
+pub(crate) fn documents(path: &str) -> Vec<Value> {
+    parse(&std::fs::read_to_string(here(path)).unwrap_or_else(|error| panic!("{path}: {error}")), path)
+}
+
+/// The documents of a YAML text, without empty ones.
+pub(crate) fn parse(text: &str, what: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{what}: {error}"));
+    all.into_iter().filter(|one| !one.is_null()).collect()
+}
