@@ -7,6 +7,9 @@ use tokio::sync::oneshot;
 use crate::cpu::CpuSet;
 use crate::pod::{Pod, ThreadEnvironment};
 
+/// Where the answer to a start goes: why the container must not start, if it must not.
+pub(super) type Reply = oneshot::Sender<Result<(), String>>;
+
 /// Who tells of pods. Where both know a pod, the first of these counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
@@ -49,8 +52,8 @@ pub enum Event {
         uid: String,
         /// The container's name.
         container: String,
-        /// Where the answer goes: why it must not start, if it must not.
-        reply: oneshot::Sender<Result<(), String>>,
+        /// Where the answer goes.
+        reply: Reply,
     },
     /// A runtime has changed what a container may use.
     Changed,

@@ -29,6 +29,9 @@ use turn::{Ended, Reach};
 /// How long a reconcile that is due may be put off for what is asked meanwhile.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// How long the reconcile after a creation waits, so that the answer is on its way before the CPUs have more to do.
+const AFTER_ANSWER: Duration = Duration::from_millis(3);
+
 /// Why a reconcile ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
@@ -62,13 +65,25 @@ impl Why {
 struct Due {
     why: Why,
     since: Instant,
+    at: Instant,
 }
 
 // === impl Due ===
 
 impl Due {
     fn now(why: Why) -> Self {
-        Self { why, since: Instant::now() }
+        let now = Instant::now();
+        Self { why, since: now, at: now }
+    }
+
+    fn after_answer() -> Self {
+        let now = Self::now(Why::Create);
+        Self { at: now.at + AFTER_ANSWER, ..now }
+    }
+
+    /// Whether it only looks: nothing is known that would have to be written.
+    fn is_a_look(&self) -> bool {
+        matches!(self.why, Why::Cgroups | Why::Timer)
     }
 
     fn is_late(&self) -> bool {
@@ -169,6 +184,7 @@ impl Owner {
         loop {
             let soonest = dirty.or_else(|| self.given_up.due()).map(|due| due.max(rest));
             let late = due.as_ref().is_some_and(Due::is_late);
+            let at = due.as_ref().map_or(rest, |due| due.at);
             // All arms are cancel safe: an event that is not received stays in the channel, a permit in the notifier. What
             // is asked comes first; a reconcile that is due follows, unless it has waited for too long.
             let event = tokio::select! {
@@ -178,7 +194,7 @@ impl Owner {
                     Some(event) => event,
                     None => break,
                 },
-                () = std::future::ready(()), if due.is_some() => {
+                () = tokio::time::sleep_until(at.into()), if due.is_some() => {
                     let Some(this) = due.take() else { continue };
                     let start = Instant::now();
                     let ended = self.turn(this.why, Reach::Node { unless: (!late).then_some(&mut inbox) });
@@ -250,7 +266,7 @@ impl Owner {
                     match self.answered_at_once(question) {
                         // What it changes for others follows before it starts.
                         None => {
-                            due.get_or_insert_with(|| Due::now(Why::Create));
+                            due.get_or_insert_with(Due::after_answer);
                         }
                         Some(question) => {
                             if self.asked(question) == Ended::Done {
@@ -264,12 +280,15 @@ impl Owner {
                     if !reply.is_closed() {
                         self.history.waits(&uid, &container);
                     }
-                    // With nothing due, its own pod is all there is to look at; but where it must be alone on its CPUs, and the
-                    // kernel doesn't see to that by itself, everybody else is looked at, too.
-                    let alone = self.node.enforcement == Enforcement::Cpuset && self.told.requires(&uid);
-                    let mut ended = Ended::PutOff;
-                    if due.is_none() && !alone {
-                        ended = self.turn(Why::Gate, Reach::Pod { uid: &uid });
+                    // With nothing owed to others, its own pod is all there is to look at; but where it must be alone on its
+                    // CPUs, and the kernel doesn't see to that by itself, everybody else is looked at, too.
+                    let required = self.told.requires(&uid);
+                    let alone = self.node.enforcement == Enforcement::Cpuset && required;
+                    let (mut ended, mut reply) = (Ended::PutOff, Some(reply));
+                    if due.as_ref().is_none_or(Due::is_a_look) && !alone {
+                        let passes = (!required).then_some(&mut reply);
+                        let reach = Reach::Pod { uid: &uid, container: &container, passes };
+                        ended = self.turn(Why::Gate, reach);
                     }
                     if ended == Ended::PutOff {
                         ended = self.turn(Why::Gate, Reach::Node { unless: None });
@@ -277,9 +296,11 @@ impl Owner {
                             (due, dirty) = (None, None);
                         }
                     }
-                    self.history.begins(&uid, &container);
                     // The container starts then, and is looked after as any other.
-                    let _ = reply.send(self.gate(&uid, &container, ended == Ended::Done));
+                    if let Some(reply) = reply {
+                        self.history.begins(&uid, &container);
+                        let _ = reply.send(self.gate(&uid, &container, ended == Ended::Done));
+                    }
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! [`Told`]: the pods of this node, by everyone who tells of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use super::event::{RuntimeNews, RuntimePod, Source};
 use super::promises::Promises;
@@ -15,17 +16,21 @@ pub(super) struct Told {
     /// What the container runtime has, by uid.
     runtime: BTreeMap<String, RuntimePod>,
     promises: Promises,
+    /// All pods as they were put together last, until somebody tells something new.
+    known: Option<Arc<[Pod]>>,
 }
 
 // === impl Told ===
 
 impl Told {
     pub(super) fn pods(&mut self, source: Source, pods: Vec<Pod>, errors: Vec<String>) {
+        self.known = None;
         self.pods.insert(source, pods);
         self.errors.insert(source, errors);
     }
 
     pub(super) fn runtime(&mut self, news: RuntimeNews) {
+        self.known = None;
         let keyed = |told: RuntimePod| told.pod.cgroup_uid().map(str::to_owned).map(|uid| (uid, told));
         match news {
             RuntimeNews::All(all) => {
@@ -64,17 +69,25 @@ impl Told {
 
     /// The pods of the API, then those of the folder, then those of the runtime, then those that were only asked about; each
     /// uid once. Whoever describes a pod, the runtime knows best which of its containers is which.
-    pub(super) fn known(&mut self) -> Vec<Pod> {
+    pub(super) fn known(&mut self) -> Arc<[Pod]> {
         let runtime = &self.runtime;
+        let mut announced = self.promises.announced().peekable();
+        let only_asked_about = announced.peek().is_some();
+        if let Some(known) = self.known.as_ref().filter(|_| !only_asked_about) {
+            return Arc::clone(known);
+        }
         let told = self.pods.values().flatten().chain(runtime.values().map(|told| &told.pod));
-        let told = told.chain(self.promises.announced());
+        let told = told.chain(announced);
         let mut seen = HashSet::new();
         let once = told.filter(|pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned())));
-        once.map(|pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
+        let all = once.map(|pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
             Some(of_runtime) => with(pod.clone(), of_runtime),
             None => pod.clone(),
-        })
-        .collect()
+        });
+        let all: Arc<[Pod]> = all.collect();
+        // Those that were only asked about are forgotten by the clock.
+        self.known = (!only_asked_about).then(|| Arc::clone(&all));
+        all
     }
 
     /// One of them.
@@ -118,9 +131,10 @@ impl Told {
         self.pods.values().flatten().any(|pod| pod.cgroup_uid() == Some(uid))
     }
 
-    /// Whether a pod of the runtime's must not run without CPUs of its own.
+    /// Whether a pod must not run without CPUs of its own, by anybody who tells of it.
     pub(super) fn requires(&self, uid: &str) -> bool {
-        self.runtime.get(uid).is_some_and(|told| is_required(&told.pod))
+        let told = self.pods.values().flatten().chain(self.runtime.get(uid).map(|told| &told.pod));
+        told.filter(|pod| pod.cgroup_uid() == Some(uid)).any(is_required)
     }
 
     /// The variables that we had a runtime put into a container's environment.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -72,6 +74,9 @@ impl Runtime {
             sockets: leftovers::sockets(),
         };
         fs::write(runtime.path("config.toml"), runtime.configuration()).unwrap();
+        let again = runtime.path("runc-again");
+        fs::write(&again, include_str!("runc-again")).unwrap();
+        fs::set_permissions(&again, fs::Permissions::from_mode(0o755)).unwrap();
         runtime.launch();
         runtime.import();
         runtime.version = runtime.cri.call(&VersionRequest {}).version;
@@ -106,7 +111,6 @@ impl Runtime {
     /// left to root itself to lower: on machines that are containers, root may not.
     fn configuration(&self) -> String {
         let here = self.folder.path().display();
-        let bin = self.bin.display();
         let old = self.suite == "trixie";
         let (version, cri, sandbox, images) = if old {
             let cri = "io.containerd.grpc.v1.cri";
@@ -137,7 +141,7 @@ conf_dir = '{here}/cni'
 [plugins.'{cri}'.containerd.runtimes.runc]
 runtime_type = 'io.containerd.runc.v2'
 [plugins.'{cri}'.containerd.runtimes.runc.options]
-BinaryName = '{bin}/runc'
+BinaryName = '{here}/runc-again'
 Root = '{here}/runc'
 SystemdCgroup = false
 [plugins.'io.containerd.internal.v1.opt']
@@ -160,6 +164,8 @@ plugin_config_path = '{here}/nri'
             .arg("--config")
             .arg(self.path("config.toml"))
             .env("PATH", path)
+            .env("PINFOLD_RUNC", self.bin.join("runc"))
+            .env("PINFOLD_STUMBLED", self.path("stumbled"))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -262,6 +268,10 @@ plugin_config_path = '{here}/nri'
 
 impl Drop for Runtime {
     fn drop(&mut self) {
+        if let Ok(text) = fs::read_to_string(self.path("stumbled")) {
+            // Aloud, also where the test passes.
+            let _ = writeln!(std::io::stderr(), "runc of {} stumbled:\n{text}", self.suite);
+        }
         if std::thread::panicking() {
             let log = self.log();
             let lines: Vec<&str> = log.lines().filter(|line| !line.contains("level=info")).collect();

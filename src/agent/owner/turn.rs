@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::event::Reply;
 use super::super::history::own_in_force;
 use super::super::node::threads;
 use super::super::question::Question;
@@ -23,8 +24,14 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(super) enum Reach<'a> {
     /// Every pod of the node; put off as soon as a question waits, where there may be some.
     Node { unless: Option<&'a mut Inbox> },
-    /// One pod. All others are taken as they were seen last; put off where they would be written to.
-    Pod { uid: &'a str },
+    /// The pod of a container that is to start. All others are taken as they were seen last; put off where they would be
+    /// written to.
+    Pod {
+        uid: &'a str,
+        container: &'a str,
+        /// Answered as soon as all is written, where the container starts in any case.
+        passes: Option<&'a mut Option<Reply>>,
+    },
 }
 
 /// How a reconcile ended.
@@ -120,7 +127,7 @@ impl Owner {
             Reach::Node { unless } => {
                 self.node.observe_unless(pods, || unless.as_mut().is_some_and(|inbox| inbox.is_asked()))
             }
-            Reach::Pod { uid } => match self.seen.take() {
+            Reach::Pod { uid, .. } => match self.seen.take() {
                 Some(seen) => self.node.observe_pod(seen.observed, pods, uid).map(Some),
                 None => Ok(None),
             },
@@ -150,7 +157,7 @@ impl Owner {
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
-        if let Reach::Pod { uid } = reach {
+        if let Reach::Pod { uid, .. } = reach {
             let pod = observed.pods.iter().find(|pod| pod.cgroup.uid == uid);
             let reached = |step: &Step| {
                 pod.is_some_and(|pod| {
@@ -209,6 +216,12 @@ impl Owner {
         // By now its pod's cgroup has room for it. Whoever asked may have given up waiting; the promise lapses by itself.
         if let (Some(question), Some(answer)) = (question, answer) {
             let _ = question.reply.send(answer);
+        }
+        if let Reach::Pod { uid, container, passes: Some(reply) } = &mut reach
+            && let Some(reply) = reply.take()
+        {
+            self.history.begins(uid, container);
+            let _ = reply.send(Ok(()));
         }
         errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
         for decision in &mut decisions.containers {
