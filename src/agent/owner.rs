@@ -81,6 +81,15 @@ impl Due {
         Self { at: now.at + AFTER_ANSWER, ..now }
     }
 
+    /// Adds another to what may be due already: what is owed to somebody counts more than a look.
+    fn add(due: &mut Option<Self>, new: Self) {
+        match due {
+            Some(there) if there.is_a_look() => there.why = new.why,
+            Some(_) => {}
+            None => *due = Some(new),
+        }
+    }
+
     /// Whether it only looks: nothing is known that would have to be written.
     fn is_a_look(&self) -> bool {
         matches!(self.why, Why::Cgroups | Why::Timer)
@@ -88,6 +97,13 @@ impl Due {
 
     fn is_late(&self) -> bool {
         self.since.elapsed() > PATIENCE
+    }
+}
+
+/// Waits for a moment, and not at all for one that is past, for which a timer would take until its next tick.
+async fn until(moment: Option<Instant>) {
+    if let Some(moment) = moment.filter(|moment| *moment > Instant::now()) {
+        tokio::time::sleep_until(moment.into()).await;
     }
 }
 
@@ -183,8 +199,10 @@ impl Owner {
         let (mut rest, mut dirty) = (Instant::now(), None::<Instant>);
         loop {
             let soonest = dirty.or_else(|| self.given_up.due()).map(|due| due.max(rest));
+            // Before the pods were told for the first time there is nobody to serve; and what is due looks at all of it.
+            let soonest = soonest.filter(|_| self.heard && due.is_none());
             let late = due.as_ref().is_some_and(Due::is_late);
-            let at = due.as_ref().map_or(rest, |due| due.at);
+            let at = due.as_ref().map(|due| due.at);
             // All arms are cancel safe: an event that is not received stays in the channel, a permit in the notifier. What
             // is asked comes first; a reconcile that is due follows, unless it has waited for too long.
             let event = tokio::select! {
@@ -194,7 +212,7 @@ impl Owner {
                     Some(event) => event,
                     None => break,
                 },
-                () = tokio::time::sleep_until(at.into()), if due.is_some() => {
+                () = until(at), if due.is_some() => {
                     let Some(this) = due.take() else { continue };
                     let start = Instant::now();
                     let ended = self.turn(this.why, Reach::Node { unless: (!late).then_some(&mut inbox) });
@@ -213,17 +231,18 @@ impl Owner {
                     dirty = Some(Instant::now());
                     continue;
                 }
-                () = tokio::time::sleep_until(soonest.unwrap_or(rest).into()), if soonest.is_some() => {
+                () = until(soonest), if soonest.is_some() => {
                     dirty = None;
-                    due = self.heard.then(|| Due::now(Why::Cgroups));
+                    Due::add(&mut due, Due::now(Why::Cgroups));
                     continue;
                 }
                 _ = timer.tick() => {
                     self.look_at_cpus();
                     self.look_at_kubelet();
                     self.refused.clear();
-                    // Before the pods were told for the first time there is nobody to serve.
-                    due = self.heard.then(|| Due::now(Why::Timer));
+                    if self.heard {
+                        Due::add(&mut due, Due::now(Why::Timer));
+                    }
                     continue;
                 }
             };
@@ -235,7 +254,7 @@ impl Owner {
                     }
                     self.told.pods(source, pods, errors);
                     self.heard = true;
-                    due.get_or_insert_with(|| Due::now(why));
+                    Due::add(&mut due, Due::now(why));
                 }
                 // The kernel knows who owns what; pods that nobody told of keep it. A folder is read in any case.
                 Event::Unheard => {
@@ -252,7 +271,7 @@ impl Owner {
                     self.told.runtime(news);
                     self.history.only_waiting(|uid, container| self.told.has(uid, container));
                     if all && self.heard {
-                        due.get_or_insert_with(|| Due::now(Why::Runtime));
+                        Due::add(&mut due, Due::now(Why::Runtime));
                     }
                 }
                 Event::Changed => dirty = Some(Instant::now()),
@@ -266,7 +285,7 @@ impl Owner {
                     match self.answered_at_once(question) {
                         // What it changes for others follows before it starts.
                         None => {
-                            due.get_or_insert_with(Due::after_answer);
+                            Due::add(&mut due, Due::after_answer());
                         }
                         Some(question) => {
                             if self.asked(question) == Ended::Done {
@@ -342,6 +361,29 @@ impl Owner {
             }
             Ok(_) => {}
             Err(error) => tracing::error!("the topology stays as it was: {:#}", anyhow::Error::new(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_owed_is_never_taken_for_a_look() {
+        for (there, new, then) in [
+            (Why::Cgroups, Why::Create, Why::Create),
+            (Why::Create, Why::Timer, Why::Create),
+            (Why::Timer, Why::Pods, Why::Pods),
+            (Why::Pods, Why::Cgroups, Why::Pods),
+            (Why::Create, Why::Runtime, Why::Create),
+        ] {
+            let mut due = Some(Due::now(there));
+            let since = due.unwrap().since;
+            Due::add(&mut due, Due::now(new));
+            let due = due.unwrap();
+            assert_eq!((due.why, due.since, due.is_a_look()), (then, since, false));
         }
     }
 }

@@ -123,14 +123,15 @@ impl Enforced {
             .collect();
         let policies = documents.iter().filter(|one| one["kind"] == "ValidatingAdmissionPolicy");
         policies
-            .filter_map(|one| {
+            .map(|one| {
                 let name = one["metadata"]["name"].as_str().unwrap();
-                Some(Self {
+                let binding = bindings.get(name).unwrap_or_else(|| panic!("{name} is bound to nothing"));
+                Self {
                     name: name.to_owned(),
-                    binding: (*bindings.get(name)?).to_owned(),
+                    binding: (*binding).to_owned(),
                     rules: one["spec"]["matchConstraints"]["resourceRules"].as_array().unwrap().clone(),
                     policy: Policy::new(one),
-                })
+                }
             })
             .collect()
     }

@@ -217,6 +217,7 @@ impl Owner {
         if let (Some(question), Some(answer)) = (question, answer) {
             let _ = question.reply.send(answer);
         }
+        self.keep_quiet(&observed);
         if let Reach::Pod { uid, container, passes: Some(reply) } = &mut reach
             && let Some(reply) = reply.take()
         {
@@ -241,7 +242,6 @@ impl Owner {
                 decision.refused = Some(Refused::Kernel);
             }
         }
-        self.keep_quiet(&observed);
         self.history.forget(&observed);
         self.publish(&pods, &observed, &ledger, &decisions, errors);
         self.seen = Some(Seen { observed, ledger });
