@@ -4,7 +4,7 @@
 mod fewest_numa;
 
 use pinfold::cpu::{
-    Cores, CpuSet, Isolated, NumaNode, Order, Placer, Refusal, Request, TooFewCpus, Topology,
+    Cores, Cpu, CpuSet, Isolated, NumaNode, Order, Placer, Refusal, Request, TooFewCpus, Topology,
 };
 use proptest::prelude::*;
 
@@ -128,6 +128,42 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
                     fewest_numa: random.below(2) == 0,
                 };
                 check(name, &topology, &placer, &free, &request);
+            }
+        }
+    }
+}
+
+/// Found by chance: a core in pieces gives one CPU, also where its other pieces are on NUMA nodes that may not be used.
+#[test]
+fn cores_in_pieces_on_the_fewest_numa_nodes() {
+    let places = [
+        (Some(2), 0, Some(0), 0),
+        (Some(1), 0, Some(0), 1),
+        (None, 1, None, 0),
+        (Some(0), 0, Some(0), 1),
+        (Some(0), 0, Some(1), 0),
+        (Some(1), 0, None, 0),
+        (Some(0), 0, Some(1), 0),
+        (Some(1), 1, None, 0),
+        (Some(2), 1, Some(0), 0),
+    ];
+    let cpus = places.iter().zip(1..).map(|(&(core, socket, numa, llc), id)| Cpu {
+        id,
+        core,
+        socket: Some(socket),
+        numa,
+        llc: Some(llc),
+        kind: None,
+    });
+    let topology = Topology { online: (1..=9).collect(), cpus: cpus.collect(), ..Topology::default() };
+    for isolated in [CpuSet::new(), (5..=9).collect()] {
+        let topology = told(topology.clone(), isolated);
+        let placer = Placer::new(&topology);
+        for (cores, order) in CORES.into_iter().flat_map(|cores| ORDERS.map(|order| (cores, order))) {
+            for isolated in ISOLATED {
+                let near = CpuSet::new();
+                let request = Request { cpus: 0, order, cores, near, isolated, fewest_numa: true };
+                check("pieces", &topology, &placer, &topology.online, &request);
             }
         }
     }

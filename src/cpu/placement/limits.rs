@@ -54,7 +54,10 @@ impl Limits {
             }
         }
         let in_pieces = plan.groups.iter().any(|group| group.kind == Kind::Core);
-        if terms.cores == Cores::Single && !in_pieces {
+        if terms.cores == Cores::Single && in_pieces {
+            // A core whose pieces lie on several NUMA nodes gives a CPU also where only some of these may be used.
+            is_whole.copy_from_slice(is_free);
+        } else if terms.cores == Cores::Single {
             is_whole.fill(false);
             for cpu in plan.cores.iter().filter_map(|core| terms.lowest(core)) {
                 is_whole[cpu] = true;
