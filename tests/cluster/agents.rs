@@ -1,14 +1,16 @@
 //! Agents' tasks for scenes against the fake API server: what tests and the benchmark of claims share.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pinfold::cluster::Api;
 use pinfold::cluster::events::{Recorder, Settings as EventSettings};
+use pinfold::cluster::pods::{Known, Settings as PodSettings, follow};
 use pinfold::cluster::scenes::{Pods, RunningPod, Scenes, Settings, State};
 use pinfold::scene::definition;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::fakeapi::FakeApi;
@@ -61,6 +63,8 @@ pub(crate) struct Agent {
     pub(crate) api: Api,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
+    /// Those who tell it of pods; they end with it.
+    tellers: JoinSet<()>,
 }
 
 // === impl Agent ===
@@ -88,7 +92,25 @@ impl Agent {
         }
         let stop = CancellationToken::new();
         let task = tokio::spawn(scenes.run(stop.clone()));
-        Self { node: node.to_owned(), state, pods, api, stop, task }
+        Self { node: node.to_owned(), state, pods, api, stop, task, tellers: JoinSet::new() }
+    }
+
+    /// One that hears of its pods from the API server, as the program does.
+    pub(crate) fn start_with_pods_of_api(fake: &FakeApi, node: &str) -> Self {
+        let mut agent = Self::start_with(fake, node, Settings::default(), None, true);
+        let (out, mut events) = mpsc::channel(16);
+        agent.tellers.spawn(follow(agent.api.clone(), node.to_owned(), PodSettings::default(), out));
+        let pods = agent.pods.clone();
+        agent.tellers.spawn(async move {
+            let mut known = Known::default();
+            while let Some(event) = events.recv().await {
+                known.take(event);
+                if known.is_complete() {
+                    pods.send_replace(Some(RunningPod::among(&known.pods())));
+                }
+            }
+        });
+        agent
     }
 
     /// Ends it as SIGTERM would.
@@ -104,15 +126,6 @@ impl Agent {
 
     pub(crate) fn state(&self) -> State {
         self.state.borrow().clone()
-    }
-
-    /// Pods that stand here because of the labels.
-    pub(crate) fn run_pods(&self, names: &[&str]) {
-        let pod = |name: &&str| RunningPod {
-            name: format!("train/{name}"),
-            keys: Some(BTreeSet::from(["SCENCE".to_owned(), "INDEX".to_owned()])),
-        };
-        self.pods.send_replace(Some(names.iter().map(pod).collect()));
     }
 
     /// Waits until it stands so, for half an hour of the test's clock at most.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pinfold::cluster::scenes::{Phase, Settings, leave};
+use pinfold::cluster::scenes::{Phase, leave};
 use pinfold::scene::{ScenePlan, read};
 use serde_json::{Value, json};
 
@@ -41,6 +41,29 @@ impl Day {
         plan["metadata"]["resourceVersion"] = Value::Null;
         self.plan = serde_json::from_value(plan.clone()).unwrap();
         self.fake.put(&plan);
+    }
+
+    /// The pods of a node, as a scheduler and a kubelet leave them: they stand there because of the labels. Waits until the
+    /// node's agent has heard of it.
+    async fn run_pods(&self, node: &str, names: &[&str]) {
+        let names: Vec<String> = names.iter().map(|name| format!("{name}-on-{node}")).collect();
+        let here = self.fake.all("v1", "Pod").into_iter().filter(|pod| pod["spec"]["nodeName"] == node);
+        let name_of = |pod: &Value| pod["metadata"]["name"].as_str().unwrap().to_owned();
+        let (stays, goes): (Vec<Value>, Vec<Value>) = here.partition(|pod| names.contains(&name_of(pod)));
+        goes.iter().for_each(|pod| self.fake.remove(pod));
+        let stays: BTreeSet<String> = stays.iter().map(name_of).collect();
+        for name in names.iter().filter(|name| !stays.contains(*name)) {
+            self.fake.put(&json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "train"},
+                "spec": {
+                    "nodeName": node, "nodeSelector": {"SCENCE": "1", "INDEX": "0"},
+                    "containers": [{"name": "main", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}],
+                },
+                "status": {"phase": "Running"},
+            }));
+        }
+        let heard = || self.agents[node].pods.borrow().as_ref().map(Vec::len);
+        eventually("the agent has heard of the pods", || heard() == Some(names.len())).await;
     }
 
     /// The nodes by phase.
@@ -96,7 +119,7 @@ impl Day {
 
     fn restart(&mut self) {
         for name in self.agents.keys().cloned().collect::<Vec<_>>() {
-            let agent = Agent::start(&self.fake, &name, Settings::default());
+            let agent = Agent::start_with_pods_of_api(&self.fake, &name);
             self.agents.insert(name, agent);
         }
     }
@@ -116,7 +139,7 @@ async fn from_install_to_uninstall() {
     for number in 0..NODES {
         let name = format!("node-{number}");
         put_node(&day.fake, &name, &format!("uid-{number}"));
-        day.agents.insert(name.clone(), Agent::start(&day.fake, &name, Settings::default()));
+        day.agents.insert(name.clone(), Agent::start_with_pods_of_api(&day.fake, &name));
     }
     eventually("all have heard that there is no plan", || day.count(Phase::Free) == NODES).await;
     assert_eq!((writes(&day.fake), day.news()), (0, BTreeMap::new()));
@@ -133,7 +156,7 @@ async fn from_install_to_uninstall() {
 
     // Pods of scene 1 run on one node; scene 2 comes, and the plan says wait. Ten nodes are enough for it.
     let busy = first.keys().next().unwrap().clone();
-    day.agents[&busy].run_pods(&["worker-0", "worker-1"]);
+    day.run_pods(&busy, &["worker-0", "worker-1"]).await;
     day.change(Some(("2", "2")), "wait");
     day.until_placed("2/2/", 10).await;
     assert_eq!(places(&day.fake)[&busy], first[&busy], "{busy} waits");
@@ -151,10 +174,10 @@ async fn from_install_to_uninstall() {
         ])
     );
     // One of them ends, then the other; there is no slot left for the node.
-    day.agents[&busy].run_pods(&["worker-1"]);
+    day.run_pods(&busy, &["worker-1"]).await;
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(day.agents[&busy].state().phase, Phase::Waiting);
-    day.agents[&busy].run_pods(&[]);
+    day.run_pods(&busy, &[]).await;
     eventually("the labels go", || place(&day.fake.get("v1", "Node", "", &busy).unwrap()).is_none()).await;
     day.until_placed("2/2/", 10).await;
     assert_eq!(day.agents[&busy].state().phase, Phase::Spare);
@@ -171,11 +194,11 @@ async fn from_install_to_uninstall() {
     // Back to scene 1, and the plan says refuse: a node with pods stays, also when they have ended.
     let before = places(&day.fake);
     let stubborn = before.keys().last().unwrap().clone();
-    day.agents[&stubborn].run_pods(&["ps-0"]);
+    day.run_pods(&stubborn, &["ps-0"]).await;
     day.change(Some(("1", "2")), "refuse");
     day.until_placed("1/2/", 5).await;
     assert_eq!(day.agents[&stubborn].state().phase, Phase::Refused);
-    day.agents[&stubborn].run_pods(&[]);
+    day.run_pods(&stubborn, &[]).await;
     tokio::time::sleep(Duration::from_secs(1800)).await;
     assert_eq!(places(&day.fake)[&stubborn], before[&stubborn]);
     let news = day.news();
@@ -188,8 +211,8 @@ async fn from_install_to_uninstall() {
     assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))]));
 
     // Scene 2 again, and the plan says force.
-    for agent in day.agents.values() {
-        agent.run_pods(&["worker-7"]);
+    for node in day.agents.keys() {
+        day.run_pods(node, &["worker-7"]).await;
     }
     day.change(Some(("2", "2")), "force");
     day.until_placed("2/2/", 10).await;
@@ -210,7 +233,7 @@ async fn from_install_to_uninstall() {
     for (_, agent) in std::mem::take(&mut day.agents) {
         let node = agent.node.clone();
         agent.end().await;
-        day.agents.insert(node.clone(), Agent::start(&day.fake, &node, Settings::default()));
+        day.agents.insert(node.clone(), Agent::start_with_pods_of_api(&day.fake, &node));
     }
     day.until_placed("2/2/", 10).await;
     eventually("all have looked", || day.count(Phase::Placed) == 10).await;

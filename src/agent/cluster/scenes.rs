@@ -4,7 +4,6 @@ use tokio::sync::watch;
 
 use super::ApiPods;
 use crate::cluster::scenes::{Pods, RunningPod};
-use crate::pod::Pod;
 
 /// Passes on the pods that have not ended, whenever they change.
 pub(super) async fn tell(
@@ -12,7 +11,7 @@ pub(super) async fn tell(
     out: watch::Sender<Pods>,
 ) -> anyhow::Result<()> {
     loop {
-        let pods = known.borrow_and_update().as_deref().map(running);
+        let pods = known.borrow_and_update().as_deref().map(RunningPod::among);
         out.send_if_modified(|told| {
             let news = *told != pods;
             *told = pods;
@@ -24,19 +23,12 @@ pub(super) async fn tell(
     }
 }
 
-fn running(pods: &[Pod]) -> Vec<RunningPod> {
-    let running = pods.iter().filter(|pod| !pod.finished);
-    let mut running: Vec<RunningPod> =
-        running.map(|pod| RunningPod { name: pod.to_string(), keys: Some(pod.node_keys.clone()) }).collect();
-    running.sort();
-    running
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::pod::Pod;
 
     #[tokio::test]
     async fn nothing_known_is_not_the_same_as_none() {

@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::events::Recorder;
 use super::{Api, claims};
+use crate::pod::Pod;
 use crate::scene::{LabelKeys, Slot};
 
 pub use decide::{Action, Memory, Seen, Verdict, decide};
@@ -55,6 +56,19 @@ pub struct RunningPod {
     /// The label keys that its node selector and its required affinity name, where known: a pod that names none of a plan's
     /// keys does not stand here because of them. One of which that is not known counts.
     pub keys: Option<BTreeSet<String>>,
+}
+
+// === impl RunningPod ===
+
+impl RunningPod {
+    /// Those of a node's pods that have not ended, by name.
+    pub fn among(pods: &[Pod]) -> Vec<Self> {
+        let running = pods.iter().filter(|pod| !pod.finished);
+        let mut running: Vec<Self> =
+            running.map(|pod| Self { name: pod.to_string(), keys: Some(pod.node_keys.clone()) }).collect();
+        running.sort();
+        running
+    }
 }
 
 /// The pods that run here; `None` until they are known, which is not the same as none.
