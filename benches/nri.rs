@@ -1,6 +1,6 @@
 //! What the plugin costs: its handlers' own time beside 0, 100 and 250 containers on the node, and what it adds to a
 //! container's creation by a real containerd, of two series, in turns with and without it.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers` or `-- creation` for one part), as root, after
+//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers` or `-- creation` for one part, `-- handlers 500` beside as many), as root, after
 //! `tests/runtime/prepare`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -58,6 +58,9 @@ use crate::runtime::{Changed, FakeRuntime, Socket, StateChange, Synchronize, Tol
 /// Containers that come and go while it is measured.
 const LIVES: usize = 300;
 
+/// Containers that are on the node already.
+const OTHERS: [usize; 3] = [0, 100, 250];
+
 /// Between a container's creation and its start: nothing, and what runc takes at least.
 const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(50)];
 
@@ -70,12 +73,14 @@ fn main() {
         return;
     };
     let parts: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let (numbers, parts): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|part| part.parse::<usize>().is_ok());
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
+    let sizes: Vec<usize> = numbers.iter().map(|number| number.parse().unwrap()).collect();
+    let sizes = if sizes.is_empty() { OTHERS.to_vec() } else { sizes };
     if wanted("handlers") {
         let tokio = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        for (others, pause) in
-            [0, 100, 250].into_iter().flat_map(|others| PAUSES.map(|pause| (others, pause)))
-        {
+        for (others, pause) in sizes.into_iter().flat_map(|others| PAUSES.map(|pause| (others, pause))) {
             tokio.block_on(handlers(&kernel, others, pause));
         }
     }
@@ -150,6 +155,17 @@ async fn handlers(kernel: &Kernel, others: usize, pause: Duration) {
     assert_eq!(owned, LIVES, "each was given CPUs");
     for (call, times) in &mut times {
         println!("{others:>3} containers, {:>2} ms between, {call:15} {}", pause.as_millis(), figures(times));
+    }
+    for call in ["create", "start"] {
+        let of = |what: &str| {
+            agent.metric(&format!("pinfold_nri_call_duration_seconds_{what}"), &[("call", call)])
+        };
+        let (sum, count) = (of("sum").unwrap(), of("count").unwrap());
+        println!(
+            "{others:>3} containers, {:>2} ms between, {call:15} by the agent's own clock: mean {:.3} ms",
+            pause.as_millis(),
+            1000.0 * sum / count
+        );
     }
     agent.stop();
 }

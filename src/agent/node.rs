@@ -149,15 +149,16 @@ impl Node {
     /// Looks for a pod's cgroup, and reads it.
     pub(super) fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
         for tree in &self.config.trees {
-            let all = self.cgroups.pods(tree).with_context(|| format!("can't read the pods' tree {tree}"))?;
-            if let Some((path, uid)) = all.into_iter().find(|(_, other)| other == uid) {
-                return self.pod(path, uid);
+            let found = self.cgroups.find_pod(tree, uid);
+            if let Some(path) = found.with_context(|| format!("can't read the pods' tree {tree}"))? {
+                return self.pod(path, uid.to_owned());
             }
         }
         Ok(None)
     }
 
-    fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
+    /// Reads a pod's cgroup; nothing where it is gone.
+    pub(super) fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
         let unreadable = format!("can't read the pod's cgroup {path}");
         self.cgroups.pod(path, uid).context(unreadable)
     }

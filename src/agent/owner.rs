@@ -2,6 +2,7 @@
 
 mod asked;
 mod inbox;
+mod started;
 mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,12 +216,20 @@ impl Owner {
                 () = until(at), if due.is_some() => {
                     let Some(this) = due.take() else { continue };
                     let start = Instant::now();
-                    let ended = self.turn(this.why, Reach::Node { unless: (!late).then_some(&mut inbox) });
+                    let mut ended = Ended::PutOff;
+                    // What a creation takes from others is known; whatever has changed is for a look.
+                    if this.why == Why::Create {
+                        ended = self.turn(this.why, Reach::Seen { again: None, passes: None });
+                    }
+                    if ended == Ended::PutOff {
+                        ended = self.turn(this.why, Reach::Node { unless: (!late).then_some(&mut inbox) });
+                    }
                     if this.why == Why::Cgroups {
                         // Whoever writes without end gets a fifth of a CPU from us, and no more.
                         rest = Instant::now() + start.elapsed() * 4;
                     }
                     match ended {
+                        Ended::Done if this.why == Why::Create => {}
                         Ended::Done => dirty = None,
                         Ended::Failed => {}
                         Ended::PutOff => due = Some(this),
@@ -299,15 +308,23 @@ impl Owner {
                     if !reply.is_closed() {
                         self.history.waits(&uid, &container);
                     }
-                    // With nothing owed to others, its own pod is all there is to look at; but where it must be alone on its
-                    // CPUs, and the kernel doesn't see to that by itself, everybody else is looked at, too.
+                    // Its own pod is all there is to see to, where others need not be narrowed first; but where it must be
+                    // alone on its CPUs, and the kernel doesn't see to that by itself, everybody else is looked at, too.
                     let required = self.told.requires(&uid);
-                    let alone = self.node.enforcement == Enforcement::Cpuset && required;
+                    let by_writes = self.node.enforcement == Enforcement::Cpuset;
+                    let owed = by_writes && due.as_ref().is_some_and(|due| !due.is_a_look());
+                    if !required && !owed && self.started_at_once(&uid, &container).is_some() {
+                        let _ = reply.send(Ok(()));
+                        dirty = dirty.or(Some(Instant::now()));
+                        continue;
+                    }
                     let (mut ended, mut reply) = (Ended::PutOff, Some(reply));
-                    if due.as_ref().is_none_or(Due::is_a_look) && !alone {
-                        let passes = (!required).then_some(&mut reply);
-                        let reach = Reach::Pod { uid: &uid, container: &container, passes };
-                        ended = self.turn(Why::Gate, reach);
+                    if !(required && by_writes) {
+                        let passes = (!required).then_some((container.as_str(), &mut reply));
+                        ended = self.turn(Why::Gate, Reach::Seen { again: Some(&uid), passes });
+                        if ended == Ended::Done && due.as_ref().is_some_and(|due| due.why == Why::Create) {
+                            due = None;
+                        }
                     }
                     if ended == Ended::PutOff {
                         ended = self.turn(Why::Gate, Reach::Node { unless: None });

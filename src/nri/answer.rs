@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
-use tokio::runtime::Handle;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::adjust::updates;
 use super::event::{Event, Subject};
@@ -71,23 +70,18 @@ impl Call {
     }
 }
 
-/// Runs a handler on a thread of its own: one that blocks or panics takes nobody with it, and the clock goes on. It is
-/// cancelled, at one of its awaits, when its time is over or nobody is left to answer.
+/// Runs a handler as a task of its own, which wakes no other thread: one that panics takes nobody with it. It is cancelled, at
+/// one of its awaits, when its time is over or nobody is left to answer.
 async fn in_time(
     handler: impl Future<Output = Result<Vec<u8>, Refusal>> + Send + 'static,
     deadline: Instant,
     limit: Duration,
 ) -> Result<Result<Vec<u8>, Refusal>, Silence> {
-    let token = CancellationToken::new();
-    let _cancels = token.clone().drop_guard();
-    let runtime = Handle::current();
-    let handler = tokio::task::spawn_blocking(move || {
-        runtime.block_on(token.run_until_cancelled(inside_a_call(handler)))
-    });
+    let handler = AbortOnDropHandle::new(tokio::spawn(inside_a_call(handler)));
     match tokio::time::timeout_at(deadline, handler).await {
-        Ok(Ok(Some(answer))) => Ok(answer),
+        Ok(Ok(answer)) => Ok(answer),
         Ok(Err(_)) => Err(Silence::Panic),
-        Ok(Ok(None)) | Err(_) => Err(Silence::Deadline(limit)),
+        Err(_) => Err(Silence::Deadline(limit)),
     }
 }
 

@@ -94,11 +94,8 @@ pub struct Creation {
 ///
 /// The runtime waits while a handler works, and so does every other container on the node: answer well under a
 /// millisecond. A handler that takes longer than the deadline is cancelled, at one of its `await`s, and
-/// [`unanswered`](Self::unanswered) answers in its place; whatever it has begun must bear that. One that blocks its thread
-/// is answered for as well, and left to its end.
-///
-/// Handlers run one after the other, in the order in which the runtime calls, and the time that one waits for its turn
-/// counts.
+/// [`unanswered`](Self::unanswered) answers in its place; whatever it has begun must bear that. It runs as a task on the
+/// thread that has read the call, for the sake of time: it must not block; what does belongs into `spawn_blocking`.
 ///
 /// Handlers run one after the other, in the order in which the runtime calls, and the time that one waits for its turn
 /// counts.

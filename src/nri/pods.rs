@@ -16,6 +16,8 @@
 //! - *The containers that are still to come.* A pod has those that exist and the one that is being created.
 //! - *Which are init containers and sidecars.* All count as app containers. An init container of a Guaranteed pod is then
 //!   owed CPUs of its own like any other, until it stops: containers that have stopped are left out.
+//! - *How a container has ended.* containerd 2.1 tells of one that has crashed as of one that is to be stopped, with exit code 0:
+//!   what it owned is free until it comes again. Where an API server tells of the pod, it stays the pod's.
 //! - *Memory requests.* In a Guaranteed pod a request equals its limit; elsewhere it stays unknown, and so the class that
 //!   [`qos`](crate::pod::qos()) computes from the result is never Guaranteed unless the kubelet says so.
 //! - *Resources of the pod as a whole.* A pod that is Guaranteed by those alone, with containers that are not, is not taken

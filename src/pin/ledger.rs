@@ -1,6 +1,6 @@
 //! [`Ledger`]: who owns which CPUs, read from the kernel; and which cgroup belongs to which container.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::mark::{IDLE, Mark, union};
 use crate::cpu::CpuSet;
@@ -79,8 +79,14 @@ impl Observed {
         for (path, cpus) in &observed.around.outside {
             ledger.bar(path, cpus);
         }
+        let mut by_uid = HashMap::new();
+        for (index, uid) in
+            pods.iter().enumerate().filter_map(|(index, pod)| Some((index, pod.cgroup_uid()?)))
+        {
+            by_uid.entry(uid).or_insert(index);
+        }
         for cgroup in scan.pods {
-            let known = pods.iter().position(|pod| pod.cgroup_uid() == Some(cgroup.uid.as_str()));
+            let known = by_uid.get(cgroup.uid.as_str()).copied();
             let mark = ledger.read_mark(&cgroup.path, cgroup.mark.as_deref());
             let alone = cgroup.containers.iter().filter(|container| container.id != IDLE_CGROUP).count() == 1;
             let mut containers = Vec::new();
@@ -99,6 +105,17 @@ impl Observed {
         }
         ledger.find_overlaps();
         (observed, ledger)
+    }
+
+    /// One pod by itself: a plan for it writes to its cgroup, below it, and above it without taking from anybody.
+    pub fn only(&self, uid: &str) -> Option<Self> {
+        let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
+        let mut around = self.around.clone();
+        for above in &mut around.above {
+            let for_others = above.cpuset.exclusive.difference(&pod.cgroup.cpuset.exclusive);
+            above.foreign = above.foreign.union(&for_others);
+        }
+        Some(Self { pods: vec![pod], around })
     }
 
     /// Every container's cgroup.
@@ -145,6 +162,18 @@ impl Ledger {
     /// What a pod's containers own.
     pub fn of(&self, uid: &str) -> BTreeMap<String, CpuSet> {
         self.claims.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Takes over what is now known of a pod, where it can be explained; says whether it can.
+    pub fn renew(&mut self, uid: &str, mut now: Self) -> bool {
+        let explained = now.barred.is_empty() && now.unexplained.is_empty();
+        if explained {
+            self.claims.remove(uid);
+            self.claims.append(&mut now.claims);
+            self.memory.remove(uid);
+            self.memory.append(&mut now.memory);
+        }
+        explained
     }
 
     /// Adds claims that were promised and are not in the kernel yet; what the kernel says comes first.

@@ -1,7 +1,6 @@
 //! A plugin that notes what it hears, and one that is served.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,8 +23,6 @@ pub(crate) enum Conduct {
     AsRecorded,
     /// It never comes to an end.
     Hang,
-    /// It keeps its thread for half a minute at most.
-    Block,
     Panic,
     Refuse,
     /// It calls the runtime.
@@ -51,8 +48,6 @@ pub(crate) struct Listening {
     /// What came of calling the runtime from inside a call.
     pub(crate) update: Mutex<Option<Result<Vec<String>, UpdateError>>>,
     pub(crate) updater: Mutex<Option<Updater>>,
-    /// Set to let a plugin go that blocks.
-    pub(crate) let_go: AtomicBool,
 }
 
 /// Counts, when it goes away without having been defused, that a handler was cancelled.
@@ -106,14 +101,6 @@ impl Listening {
             Conduct::AsRecorded => {}
             Conduct::Hang => std::future::pending().await,
             Conduct::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
-            Conduct::Block => {
-                for _ in 0..3000 {
-                    if self.let_go.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            }
             Conduct::Panic => panic!("the test wants it"),
             Conduct::Refuse => return Err(Refusal::new("no CPUs left on n-1: scale ps down")),
             Conduct::Update => {

@@ -52,13 +52,13 @@ impl Owner {
         self.answer(&pods, question, &decisions)
     }
 
-    fn with_promises(&self, seen: &Seen) -> Ledger {
+    pub(super) fn with_promises(&self, seen: &Seen) -> Ledger {
         let mut ledger = seen.ledger.clone();
         self.told.enter_promises(&mut ledger);
         ledger
     }
 
-    fn decided(&self, pods: &[Pod], moves: usize, seen: &Seen, ledger: &Ledger) -> Decisions {
+    pub(super) fn decided(&self, pods: &[Pod], moves: usize, seen: &Seen, ledger: &Ledger) -> Decisions {
         let here = self.told.here(&seen.observed);
         let mut decisions = decide(&Inputs { moves, ..self.inputs(pods, &here) }, ledger);
         if self.node.enforcement == Enforcement::Observe {

@@ -24,13 +24,11 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(super) enum Reach<'a> {
     /// Every pod of the node; put off as soon as a question waits, where there may be some.
     Node { unless: Option<&'a mut Inbox> },
-    /// The pod of a container that is to start. All others are taken as they were seen last; put off where they would be
-    /// written to.
-    Pod {
-        uid: &'a str,
-        container: &'a str,
-        /// Answered as soon as all is written, where the container starts in any case.
-        passes: Option<&'a mut Option<Reply>>,
+    /// One pod, or none; all others are taken as they were seen last. Put off where running containers would have to move.
+    Seen {
+        again: Option<&'a str>,
+        /// The container that starts in any case, answered as soon as all is written.
+        passes: Option<(&'a str, &'a mut Option<Reply>)>,
     },
 }
 
@@ -93,10 +91,15 @@ impl Owner {
         self.reconciled(why, reach, &mut None)
     }
 
-    /// File work blocks, so this thread is given up for others meanwhile.
+    /// File work blocks, so this thread is given up for others meanwhile; but not while a runtime waits for what only a pod is
+    /// read for, which takes less than that.
     fn reconciled(&mut self, why: Why, reach: Reach<'_>, question: &mut Option<Question<'_>>) -> Ended {
         let start = Instant::now();
-        let ended = tokio::task::block_in_place(|| self.reconcile(reach, question)).unwrap_or_else(|error| {
+        let ended = match reach {
+            Reach::Seen { again: Some(_), .. } => self.reconcile(reach, question),
+            _ => tokio::task::block_in_place(|| self.reconcile(reach, question)),
+        };
+        let ended = ended.unwrap_or_else(|error| {
             tracing::error!("reconcile failed: {error:#}");
             self.seen = None;
             // What was known stays known, and says that it is old.
@@ -127,9 +130,10 @@ impl Owner {
             Reach::Node { unless } => {
                 self.node.observe_unless(pods, || unless.as_mut().is_some_and(|inbox| inbox.is_asked()))
             }
-            Reach::Pod { uid, .. } => match self.seen.take() {
-                Some(seen) => self.node.observe_pod(seen.observed, pods, uid).map(Some),
-                None => Ok(None),
+            Reach::Seen { again, .. } => match (self.seen.take(), again) {
+                (Some(seen), Some(uid)) => self.node.observe_pod(seen.observed, pods, uid).map(Some),
+                (Some(seen), None) => self.node.observe_again(seen.observed, pods, |_| false).map(Some),
+                (None, _) => Ok(None),
             },
         }
     }
@@ -157,17 +161,8 @@ impl Owner {
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
-        if let Reach::Pod { uid, .. } = reach {
-            let pod = observed.pods.iter().find(|pod| pod.cgroup.uid == uid);
-            let reached = |step: &Step| {
-                pod.is_some_and(|pod| {
-                    let path = &pod.cgroup.path;
-                    is_within(step.path(), path) || is_within(path, step.path())
-                })
-            };
-            if !steps.iter().all(reached) || !decisions.moves.is_empty() {
-                return Ok(Ended::PutOff);
-            }
+        if !of_node && !decisions.moves.is_empty() {
+            return Ok(Ended::PutOff);
         }
         self.note_moves(&decisions);
         let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
@@ -218,7 +213,7 @@ impl Owner {
             let _ = question.reply.send(answer);
         }
         self.keep_quiet(&observed);
-        if let Reach::Pod { uid, container, passes: Some(reply) } = &mut reach
+        if let Reach::Seen { again: Some(uid), passes: Some((container, reply)) } = &mut reach
             && let Some(reply) = reply.take()
         {
             self.history.begins(uid, container);
@@ -305,7 +300,7 @@ impl Owner {
     }
 
     /// Keeps the kernel's own work off the CPUs that are somebody's own by now.
-    fn keep_quiet(&mut self, observed: &Observed) {
+    pub(super) fn keep_quiet(&mut self, observed: &Observed) {
         let node = &self.node;
         let options = match node.enforcement {
             Enforcement::Observe => Quiet::default(),

@@ -338,3 +338,43 @@ fn without(mut told: RuntimePod) -> RuntimePod {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use crate::nri::{Plugin, Subject};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late() {
+        let (owner, mut told) = mpsc::channel(8);
+        let (_published, snapshot) = watch::channel(None);
+        let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
+        let pod = PodSandbox { id: "p".to_owned(), uid: "uid".to_owned(), ..PodSandbox::default() };
+        let container = |id: &str| Container {
+            id: id.to_owned(),
+            name: id.to_owned(),
+            pod_sandbox_id: pod.id.clone(),
+            ..Container::default()
+        };
+        for id in ["ps", "proxy"] {
+            lock(&answers.inventory).put(&pod, &container(id));
+        }
+        let mut too_late = async |event, id: &str| {
+            let subject = Subject { pod: pod.clone(), container: container(id), ..Subject::default() };
+            let call = Unanswered::Event(event, &subject);
+            assert_eq!(answers.unanswered(&call, Silence::Deadline(Duration::from_secs(1))), Ok(()));
+            match told.recv().await {
+                Some(Event::Runtime(RuntimeNews::Pod(told))) => {
+                    Some(told.pod.containers.into_iter().map(|container| container.name).collect::<Vec<_>>())
+                }
+                Some(Event::Runtime(RuntimeNews::Gone(uid))) if uid == "uid" => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(too_late(nri::Event::StopContainer, "ps").await, Some(vec!["proxy".to_owned()]));
+        assert_eq!(too_late(nri::Event::RemoveContainer, "proxy").await, Some(Vec::new()));
+        assert_eq!(too_late(nri::Event::StopPodSandbox, "").await, None);
+    }
+}

@@ -39,6 +39,23 @@ pub(super) fn entry(name: &str) -> Entry {
     }
 }
 
+/// Where a pod's cgroup is, seen from the pods' tree, by either driver and in each class.
+pub(super) fn ways_to(tree: &str, uid: &str) -> [String; 3] {
+    let name = tree.rsplit_once('/').map_or(tree, |(_, name)| name);
+    let classes = ["", "burstable", "besteffort"];
+    let Some(base) = name.strip_suffix(".slice") else {
+        return classes.map(|class| match class {
+            "" => format!("{tree}/pod{uid}"),
+            class => format!("{tree}/{class}/pod{uid}"),
+        });
+    };
+    let uid = uid.replace('-', "_");
+    classes.map(|class| match class {
+        "" => format!("{tree}/{base}-pod{uid}.slice"),
+        class => format!("{tree}/{base}-{class}.slice/{base}-{class}-pod{uid}.slice"),
+    })
+}
+
 /// The runtime's container id in the name of a directory directly below a pod's cgroup.
 ///
 /// `None` for what is no container: CRI-O's `crio-conmon-<id>.scope`, systemd's own mounts.
@@ -74,6 +91,24 @@ mod tests {
         for other in ["pod", "kubepods-pod.slice", "system.slice", "x", ""] {
             assert_eq!(entry(other), Entry::Other, "{other}");
         }
+    }
+
+    #[test]
+    fn pods_are_found_where_both_drivers_put_them() {
+        let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
+        for tree in ["kubepods", "a/kubepods", "kubepods.slice", "kubelet.slice/kubelet-kubepods.slice"] {
+            for way in ways_to(tree, uid) {
+                let below = way.strip_prefix(tree).unwrap().strip_prefix('/').unwrap();
+                let (class, name) = below.rsplit_once('/').unzip();
+                assert_eq!(class.map_or(Entry::Class, entry), Entry::Class, "{way}");
+                assert_eq!(entry(name.unwrap_or(below)), pod(uid), "{way}");
+            }
+        }
+        let [_, burstable, _] = ways_to("kubelet.slice/kubelet-kubepods.slice", "1-2");
+        assert_eq!(
+            burstable,
+            "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1_2.slice"
+        );
     }
 
     #[test]

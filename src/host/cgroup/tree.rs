@@ -76,6 +76,14 @@ impl Cgroups {
         Ok(found)
     }
 
+    /// The path of the pod with this uid below `tree`, if it has a cgroup there.
+    pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>, CgroupError> {
+        if let Some(way) = layout::ways_to(tree, uid).into_iter().find(|way| self.exists(way)) {
+            return Ok(Some(way));
+        }
+        Ok(self.pods(tree)?.into_iter().find(|(_, other)| other == uid).map(|(path, _)| path))
+    }
+
     /// Reads a pod and its containers; `None` where it is gone.
     pub fn pod(&self, path: String, uid: String) -> Result<Option<PodCgroup>, CgroupError> {
         let read = || {
