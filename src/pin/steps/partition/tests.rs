@@ -102,6 +102,20 @@ fn a_partition_is_made_from_above_and_ends_from_below() {
 }
 
 #[test]
+fn a_pod_by_itself_takes_from_nobody_above_it() {
+    let both =
+        there("2-5", &[("a", "x", "2-3", None, ""), ("b", "y", "4-5", None, ""), ("b", "z", "", None, "")]);
+    let claims = [("a", "x", "2-3"), ("b", "y", "4-5"), ("b", "z", "6")];
+    let only = both.only("b").unwrap();
+    let made = ["kubepods: exclusive 2-6", "b: exclusive 4-6", "b/z: exclusive 6", "b/z: root on CPUs 6"];
+    assert_eq!(steps(&only, &desired(&claims)), made);
+    // What it gives up goes, and no more than that.
+    let ended = ["b/y: member", "b/y: exclusive none", "b: exclusive none", "kubepods: exclusive 2-3"];
+    assert_eq!(steps(&only, &desired(&claims[..1])), ended);
+    assert!(both.only("c").is_none());
+}
+
+#[test]
 fn partitions_grow_from_above_and_shrink_from_below() {
     let lives = there("2-3", &[("a", "x", "2-3", None, "")]);
     let grown = steps(&lives, &desired(&[("a", "x", "2-4")]));
