@@ -1,12 +1,17 @@
 //! Metrics, health and status over HTTP.
 
 use std::convert::Infallible;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{
+    ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, VARY,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -18,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Link, LinkState};
 use super::runtime;
-use crate::metrics::{self, AgentMetrics, Sources};
+use crate::metrics::{self, AgentMetrics, Format, Page, Sources};
 use crate::pin::Snapshot;
 
 /// Connections served at once; more wait.
@@ -56,11 +61,27 @@ struct Status<'a> {
 // === impl State ===
 
 impl State {
-    /// What `/metrics` shows.
-    pub(super) fn render(&self, snapshot: &Snapshot) -> prometheus::Result<String> {
+    /// What `/metrics` shows, of what was collected.
+    pub(super) fn page(&self, collected: Page) -> Page {
         let api = self.link.as_ref().map(Link::numbers);
         let runtime = self.runtime.as_ref().map(runtime::Link::numbers);
-        metrics::render(snapshot, &self.sources, &self.metrics, api.as_ref(), runtime.as_ref())
+        metrics::complete(collected, &self.metrics, api.as_ref(), runtime.as_ref())
+    }
+
+    fn scrape(&self, snapshot: &Arc<Snapshot>, request: &HeaderMap) -> Response<Full<Bytes>> {
+        let header =
+            |name| request.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+        let format = Format::accepted(header(ACCEPT));
+        let text = self.page(self.sources.collect_shared(snapshot)).text(format);
+        let mut response = if accepts_gzip(header(ACCEPT_ENCODING)) {
+            let mut response = typed(StatusCode::OK, format.content_type(), gzip(text.as_bytes()));
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            response
+        } else {
+            typed(StatusCode::OK, format.content_type(), text)
+        };
+        response.headers_mut().insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
+        response
     }
 
     fn status(&self, snapshot: &Snapshot) -> serde_json::Result<String> {
@@ -144,10 +165,9 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
             StatusCode::SERVICE_UNAVAILABLE,
             "not ready: the first reconcile is still to come\n".to_owned(),
         ),
-        ("/metrics", Some(snapshot)) => match tokio::task::block_in_place(|| state.render(&snapshot)) {
-            Ok(text) => typed(StatusCode::OK, metrics::CONTENT_TYPE, text),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-        },
+        ("/metrics", Some(snapshot)) => {
+            tokio::task::block_in_place(|| state.scrape(&snapshot, request.headers()))
+        }
         ("/status", Some(snapshot)) => match state.status(&snapshot) {
             Ok(json) => typed(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
@@ -163,9 +183,46 @@ fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
     typed(status, "text/plain; charset=utf-8", text)
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+/// Whether a client takes compressed answers, by its `Accept-Encoding` header.
+fn accepts_gzip(header: &str) -> bool {
+    header.split(',').any(|coding| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let refused = weight.trim().strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0));
+        matches!(name.trim(), "gzip" | "*") && !refused
+    })
+}
+
+/// Compressed as fast as can be: series are much alike, and more effort makes them little smaller.
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(bytes.len() / 8), Compression::fast());
+    // Writing to memory does not fail.
+    let _ = encoder.write_all(bytes);
+    encoder.finish().unwrap_or_default()
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_it_gets_it_compressed() {
+        for (header, accepted) in [
+            ("gzip", true),
+            ("deflate, gzip;q=0.5", true),
+            ("*", true),
+            ("", false),
+            ("identity", false),
+            ("gzip;q=0", false),
+            ("gzip; q=0.0, br", false),
+        ] {
+            assert_eq!(accepts_gzip(header), accepted, "{header}");
+        }
+    }
 }

@@ -28,7 +28,7 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
 use crate::host::watch::Watch;
-use crate::metrics::{AgentMetrics, Sources};
+use crate::metrics::{AgentMetrics, Format, Sources};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -142,7 +142,8 @@ impl Agent {
     /// Nothing to serve before the first reconcile.
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self.snapshot().context("the first reconcile is still to come")?;
-        Ok(self.state.render(&snapshot)?)
+        let page = self.state.page(self.state.sources.collect(&snapshot));
+        Ok(page.text(Format::Text))
     }
 
     /// Asks, as a container runtime does before it creates a container, what that container gets.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use procfs_core::net::InterfaceDeviceStatus;
 use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
@@ -19,26 +21,42 @@ pub struct Proc {
     ticks_per_second: u64,
 }
 
-/// Context switches of one thread since it began.
+/// What the scheduler has counted for one thread since it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Switches {
-    /// It waited for something.
+pub struct Scheduled {
+    /// Context switches because it waited for something.
     pub voluntary: u64,
-    /// It was taken off its CPU.
+    /// Context switches because it was taken off its CPU.
     pub involuntary: u64,
+    /// Nanoseconds in which it could have run and had no CPU.
+    pub run_delay: u64,
 }
 
 /// Counters of one network interface since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Bytes received.
-    pub receive_bytes: u64,
-    /// Packets received.
-    pub receive_packets: u64,
-    /// Bytes sent.
-    pub transmit_bytes: u64,
-    /// Packets sent.
-    pub transmit_packets: u64,
+    /// What it received.
+    pub receive: Counts,
+    /// What it sent.
+    pub transmit: Counts,
+}
+
+/// Counters of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Packets that came to nothing.
+    pub errors: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+}
+
+/// CPU time that this thread has used so far.
+pub fn thread_cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
 // === impl Proc ===
@@ -56,20 +74,32 @@ impl Proc {
         status.is_none_or(|status| status.capeff & SYS_ADMIN != 0)
     }
 
-    /// The threads of a process with their context switches; nothing for a process that is gone.
-    pub fn threads(&self, pid: i32) -> Vec<(i32, Switches)> {
+    /// The threads of a process with what the scheduler has counted; nothing for a process that is gone.
+    pub fn threads(&self, pid: i32) -> Vec<(i32, Scheduled)> {
         let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
         let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
         let switches = ids.filter_map(|tid| {
             let text = fs::read(self.dir.join(format!("{pid}/task/{tid}/status"))).ok()?;
             let status = Status::from_buf_read(Cursor::new(text)).ok()?;
-            let switches = Switches {
+            let scheduled = Scheduled {
                 voluntary: status.voluntary_ctxt_switches?,
                 involuntary: status.nonvoluntary_ctxt_switches?,
+                run_delay: self.run_delay(pid, tid).unwrap_or_default(),
             };
-            Some((tid, switches))
+            Some((tid, scheduled))
         });
         switches.collect()
+    }
+
+    /// Why the kernel does not count how long threads wait for a CPU; `None` where it does.
+    pub fn no_run_delay(&self) -> Option<&'static str> {
+        let counted = self.dir.join("self/schedstat").exists();
+        (!counted).then_some("the kernel was built without CONFIG_SCHED_INFO")
+    }
+
+    fn run_delay(&self, pid: i32, tid: i32) -> Option<u64> {
+        let text = fs::read_to_string(self.dir.join(format!("{pid}/task/{tid}/schedstat"))).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok()
     }
 
     /// Seconds since a process began; `None` for one that is gone. The kernel counts in hundredths.
@@ -85,12 +115,19 @@ impl Proc {
         let text = fs::read(self.dir.join(format!("{pid}/net/dev"))).ok()?;
         let devices = InterfaceDeviceStatus::from_buf_read(Cursor::new(text)).ok()?;
         let seen = devices.0.into_values().filter(|device| device.name != "lo").map(|device| {
-            let traffic = Traffic {
-                receive_bytes: device.recv_bytes,
-                receive_packets: device.recv_packets,
-                transmit_bytes: device.sent_bytes,
-                transmit_packets: device.sent_packets,
+            let receive = Counts {
+                bytes: device.recv_bytes,
+                packets: device.recv_packets,
+                errors: device.recv_errs,
+                dropped: device.recv_drop,
             };
+            let transmit = Counts {
+                bytes: device.sent_bytes,
+                packets: device.sent_packets,
+                errors: device.sent_errs,
+                dropped: device.sent_drop,
+            };
+            let traffic = Traffic { receive, transmit };
             (device.name, traffic)
         });
         Some(seen.collect())

@@ -1,9 +1,10 @@
 //! [`ApiNumbers`]: what was asked of the Kubernetes API, and what came of it.
 
-use prometheus::proto::MetricFamily;
-
-use super::collect::Board;
-use super::families::API_FAMILIES;
+use super::families::{
+    API_CONNECTED, API_ERRORS, API_EVENTS_DROPPED, API_LAST_ANSWER_TIMESTAMP_SECONDS, API_POD_CHANGES,
+    API_PODS, API_REQUESTS, API_RESYNCS, API_RETRIES, SCENE_INFO, SCENE_LABEL_CONFLICTS, SCENE_PHASE,
+};
+use super::page::{Labels, Lines, Page};
 
 /// Numbers of the Kubernetes API, as whoever speaks with it counts them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -55,32 +56,33 @@ pub struct PlaceNumbers {
 
 impl ApiNumbers {
     /// The families of one scrape; kinds that never happened are zeroes, an answer that never came is no series.
-    pub(super) fn gather(&self) -> prometheus::Result<Vec<MetricFamily>> {
-        let board = Board::new(API_FAMILIES)?;
-        for (request, count) in &self.requests {
-            board.set("pinfold_api_requests_total", &[request], *count as f64)?;
-        }
-        for (kind, count) in &self.errors {
-            board.set("pinfold_api_errors_total", &[kind], *count as f64)?;
-        }
-        board.set("pinfold_api_retries_total", &[], self.retries as f64)?;
-        board.set("pinfold_api_resyncs_total", &[], self.resyncs as f64)?;
-        board.set("pinfold_api_pod_changes_total", &[], self.pod_changes as f64)?;
-        board.set("pinfold_api_events_dropped_total", &[], self.events_dropped as f64)?;
+    pub(super) fn write(&self, page: &mut Page) {
+        let none = Labels::default();
+        let mut by = |family, label: &str, values: &[(&str, u64)]| {
+            let mut lines = Lines::of(family);
+            values.iter().for_each(|(value, count)| lines.put_with(&none, &[(label, value)], *count));
+            page.add(lines);
+        };
+        by(&API_REQUESTS, "request", &self.requests);
+        by(&API_ERRORS, "kind", &self.errors);
+        by(&API_PODS, "state", &[("known", self.pods as u64), ("unreadable", self.unreadable as u64)]);
+        page.add_one(&API_RETRIES, self.retries);
+        page.add_one(&API_RESYNCS, self.resyncs);
+        page.add_one(&API_POD_CHANGES, self.pod_changes);
+        page.add_one(&API_EVENTS_DROPPED, self.events_dropped);
         if let Some(last) = self.last_answer {
-            board.set("pinfold_api_last_answer_timestamp_seconds", &[], last)?;
+            page.add_one(&API_LAST_ANSWER_TIMESTAMP_SECONDS, last);
         }
-        board.set("pinfold_api_connected", &[], f64::from(u8::from(self.connected)))?;
-        board.set("pinfold_api_pods", &["known"], self.pods as f64)?;
-        board.set("pinfold_api_pods", &["unreadable"], self.unreadable as f64)?;
+        page.add_one(&API_CONNECTED, self.connected);
         if let Some(place) = &self.place {
             let PlaceNumbers { phase, plan, scene, case, kind, index, conflicts } = place;
-            board.set("pinfold_scene_phase", &[phase], 1.0)?;
+            page.add_info(&SCENE_PHASE, &[("phase", phase)]);
             if !scene.is_empty() {
-                board.set("pinfold_scene_info", &[plan, scene, case, kind, index], 1.0)?;
+                let labels =
+                    [("plan", plan), ("scene", scene), ("case", case), ("type", kind), ("index", index)];
+                page.add_info(&SCENE_INFO, &labels.map(|(name, value)| (name, value.as_str())));
             }
-            board.set("pinfold_scene_label_conflicts", &[], *conflicts as f64)?;
+            page.add_one(&SCENE_LABEL_CONFLICTS, *conflicts);
         }
-        Ok(board.gather())
     }
 }

@@ -1,5 +1,5 @@
-//! [`FAMILIES`]: every family that depends on the node's pods, in one table for code, documentation and tests; and
-//! [`API_FAMILIES`], which are there where the Kubernetes API is used.
+//! Every family of series, in tables for code, documentation and tests: [`FAMILIES`], which depend on the node's pods,
+//! [`API_FAMILIES`] and [`RUNTIME_FAMILIES`], which are there where the Kubernetes API and a container runtime are used.
 
 /// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,6 +8,8 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// Always 1: what it says is in its labels.
+    Info,
 }
 
 /// What is said of a family.
@@ -35,155 +37,123 @@ const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'stat
     Family { name, kind: Kind::Gauge, help, labels }
 }
 
-/// The families, by name.
-pub const FAMILIES: &[Family] = &[
-    gauge("pinfold_collector_duration_seconds", &["collector"], "Time that a collector took in this scrape."),
-    gauge(
-        "pinfold_collector_success",
-        &["collector"],
-        "Whether a collector read all it wanted in this scrape.",
-    ),
-    counter(
-        "pinfold_container_context_switches_total",
-        &["namespace", "pod", "container", "kind"],
-        "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.",
-    ),
-    counter(
-        "pinfold_container_cpu_periods_total",
-        CONTAINER,
-        "CFS periods in which the container ran under a quota.",
-    ),
-    counter(
-        "pinfold_container_cpu_throttled_periods_total",
-        CONTAINER,
-        "CFS periods in which the container's quota ran out.",
-    ),
-    counter(
-        "pinfold_container_cpu_throttled_seconds_total",
-        CONTAINER,
-        "Time that the container's threads were held back by its quota.",
-    ),
-    counter("pinfold_container_cpu_usage_seconds_total", CONTAINER, "CPU time used by the container."),
-    gauge(
-        "pinfold_container_cpus_allowed",
-        CONTAINER,
-        "CPUs that the container may run on, by the kernel's word.",
-    ),
-    gauge(
-        "pinfold_container_cpus_assigned",
-        CONTAINER,
-        "CPUs that the container owns; 0 in the shared pool.",
-    ),
-    gauge(
-        "pinfold_container_cpuset_info",
-        &["namespace", "pod", "container", "cpus", "policy"],
-        "The CPUs that the container may run on, as a list, and whether they are its own.",
-    ),
-    counter(
-        "pinfold_container_foreign_cpu_error_seconds_total",
-        CONTAINER,
-        "By how much the foreign CPU time may be wrong, either way.",
-    ),
-    counter(
-        "pinfold_container_foreign_cpu_seconds_total",
-        CONTAINER,
-        "Time in which the container's own CPUs were busy with something else than the container.",
-    ),
-    gauge("pinfold_container_threads", CONTAINER, "Threads of the container now."),
-    gauge(
-        "pinfold_container_threads_expected",
-        CONTAINER,
-        "Threads that the pools sized by the container's thread environment add up to.",
-    ),
-    gauge(
-        "pinfold_enforcement_info",
-        &["enforcement", "reason"],
-        "How assignments are enforced on this node, and why.",
-    ),
-    gauge(
-        "pinfold_node_cpus",
-        &["state"],
-        "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.",
-    ),
-    gauge(
-        "pinfold_pod_info",
-        &["namespace", "pod", "uid", "role", "qos", "host_network"],
-        "What a pod is; to be joined with the other families.",
-    ),
-    counter("pinfold_pod_network_receive_bytes_total", INTERFACE, "Bytes received by the pod's interface."),
-    counter(
-        "pinfold_pod_network_receive_packets_total",
-        INTERFACE,
-        "Packets received by the pod's interface.",
-    ),
-    gauge(
-        "pinfold_pod_network_scope",
-        &["namespace", "pod", "scope"],
-        "Whose the pod's interfaces are: its own (pod), the node's (host), or not known. Only a pod's own are counted.",
-    ),
-    counter("pinfold_pod_network_transmit_bytes_total", INTERFACE, "Bytes sent by the pod's interface."),
-    counter("pinfold_pod_network_transmit_packets_total", INTERFACE, "Packets sent by the pod's interface."),
-    gauge("pinfold_pod_owned_cpus", POD, "CPUs that the pod's containers own."),
-];
+const fn info(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Info, help, labels }
+}
 
-/// The families of the Kubernetes API, by name.
-pub const API_FAMILIES: &[Family] = &[
-    gauge("pinfold_api_connected", &[], "Whether this node's pods are followed at the API server now."),
-    counter(
-        "pinfold_api_errors_total",
-        &["kind"],
-        "Requests to the API server, and watches, that came to nothing, by what went wrong.",
-    ),
-    counter(
-        "pinfold_api_events_dropped_total",
-        &[],
-        "Events on pods that were not written: too many at once, or the API server was away.",
-    ),
-    gauge(
-        "pinfold_api_last_answer_timestamp_seconds",
-        &[],
-        "When the API server last answered as it should, in seconds since 1970.",
-    ),
-    counter("pinfold_api_pod_changes_total", &[], "Changes of this node's pods that the watch has brought."),
-    gauge(
-        "pinfold_api_pods",
-        &["state"],
-        "This node's pods that the API server has told of, and those of them that can't be read.",
-    ),
-    counter(
-        "pinfold_api_requests_total",
-        &["request"],
-        "Requests to the API server by what was asked; watch_pods is how often the watch was opened.",
-    ),
-    counter("pinfold_api_resyncs_total", &[], "How often all pods of this node were read anew."),
-    counter(
-        "pinfold_api_retries_total",
-        &[],
-        "How often something was asked of the API server again because it had failed.",
-    ),
-    gauge(
-        "pinfold_scene_info",
-        &["plan", "scene", "case", "type", "index"],
-        "The Node's slot in a scene, always 1; no series while it has none.",
-    ),
-    gauge(
-        "pinfold_scene_label_conflicts",
-        &[],
-        "Labels that somebody else has set on the Node and that a plan would set otherwise.",
-    ),
-    gauge("pinfold_scene_phase", &["phase"], "How it stands with the Node's place in a scene, always 1."),
-];
+/// One table, from which come a constant for each family and the list of all of them, by name.
+macro_rules! families {
+    ($(#[$doc:meta])* $table:ident: $($family:ident = $kind:ident($name:literal, $labels:expr, $help:literal);)*) => {
+        $(pub(super) static $family: Family = $kind($name, $labels, $help);)*
 
-/// The families of the container runtime, by name.
-pub const RUNTIME_FAMILIES: &[Family] = &[
-    gauge(
-        "pinfold_nri_runtime_info",
-        &["name", "version"],
-        "The container runtime that is connected, always 1; no series while none is.",
-    ),
-    gauge(
-        "pinfold_nri_synchronized",
-        &[],
-        "Whether the container runtime asks Pinfold about every container; without it they are pinned once their cgroups are seen.",
-    ),
-];
+        $(#[$doc])*
+        pub static $table: &[&Family] = &[$(&$family),*];
+    };
+}
+
+families! {
+    /// The families that depend on the node's pods, by name.
+    FAMILIES:
+    COLLECTOR_CPU_SECONDS = counter("pinfold_collector_cpu_seconds_total", &["collector"],
+        "CPU time that a collector has used in all scrapes.");
+    COLLECTOR_DURATION_SECONDS = gauge("pinfold_collector_duration_seconds", &["collector"],
+        "Time that a collector took in this scrape.");
+    COLLECTOR_SUCCESS = gauge("pinfold_collector_success", &["collector"],
+        "Whether a collector read all it wanted in this scrape.");
+    COLLECTOR_UNSUPPORTED = gauge("pinfold_collector_unsupported", &["collector", "reason"],
+        "What this machine does not offer a collector, always 1: what it would tell has no series then.");
+    CONTAINER_CONTEXT_SWITCHES = counter("pinfold_container_context_switches_total", &["namespace", "pod", "container", "kind"],
+        "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.");
+    CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
+        "CFS periods in which the container ran under a quota.");
+    CONTAINER_CPU_RUN_DELAY_SECONDS = counter("pinfold_container_cpu_run_delay_seconds_total", CONTAINER,
+        "Time in which threads of the container could have run and had no CPU, all threads seen so far added up.");
+    CONTAINER_CPU_THROTTLED_PERIODS = counter("pinfold_container_cpu_throttled_periods_total", CONTAINER,
+        "CFS periods in which the container's quota ran out.");
+    CONTAINER_CPU_THROTTLED_SECONDS = counter("pinfold_container_cpu_throttled_seconds_total", CONTAINER,
+        "Time that the container's threads were held back by its quota.");
+    CONTAINER_CPU_USAGE_SECONDS = counter("pinfold_container_cpu_usage_seconds_total", CONTAINER,
+        "CPU time used by the container.");
+    CONTAINER_CPUS_ALLOWED = gauge("pinfold_container_cpus_allowed", CONTAINER,
+        "CPUs that the container may run on, by the kernel's word.");
+    CONTAINER_CPUS_ASSIGNED = gauge("pinfold_container_cpus_assigned", CONTAINER,
+        "CPUs that the container owns; 0 in the shared pool.");
+    CONTAINER_CPUSET_INFO = info("pinfold_container_cpuset_info", &["namespace", "pod", "container", "cpus", "policy"],
+        "The CPUs that the container may run on, as a list, and whether they are its own.");
+    CONTAINER_FOREIGN_CPU_ERROR_SECONDS = counter("pinfold_container_foreign_cpu_error_seconds_total", CONTAINER,
+        "By how much the foreign CPU time may be wrong, either way.");
+    CONTAINER_FOREIGN_CPU_SECONDS = counter("pinfold_container_foreign_cpu_seconds_total", CONTAINER,
+        "Time in which the container's own CPUs were busy with something else than the container.");
+    CONTAINER_MEMORY_NUMA_BYTES = gauge("pinfold_container_memory_numa_bytes", &["namespace", "pod", "container", "numa_node", "type"],
+        "The container's memory on a NUMA node: its own (anon), and of files (file).");
+    CONTAINER_PRESSURE_SECONDS = counter("pinfold_container_pressure_seconds_total", &["namespace", "pod", "container", "resource", "kind"],
+        "Time in which some of the container's tasks, or all of them at once (full), waited for cpu, io or memory.");
+    CONTAINER_THREADS = gauge("pinfold_container_threads", CONTAINER,
+        "Threads of the container now.");
+    CONTAINER_THREADS_EXPECTED = gauge("pinfold_container_threads_expected", CONTAINER,
+        "Threads that the pools sized by the container's thread environment add up to.");
+    ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
+        "How assignments are enforced on this node, and why.");
+    NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
+        "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.");
+    POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "role", "qos", "host_network"],
+        "What a pod is; to be joined with the other families.");
+    POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
+        "Bytes received by the pod's interface.");
+    POD_NETWORK_RECEIVE_ERRORS = counter("pinfold_pod_network_receive_errors_total", INTERFACE,
+        "Packets that the pod's interface could not receive.");
+    POD_NETWORK_RECEIVE_PACKETS_DROPPED = counter("pinfold_pod_network_receive_packets_dropped_total", INTERFACE,
+        "Packets that the pod's interface received and dropped.");
+    POD_NETWORK_RECEIVE_PACKETS = counter("pinfold_pod_network_receive_packets_total", INTERFACE,
+        "Packets received by the pod's interface.");
+    POD_NETWORK_SCOPE = gauge("pinfold_pod_network_scope", &["namespace", "pod", "scope"],
+        "Whose the pod's interfaces are: its own (pod), the node's (host), or not known. Only a pod's own are counted.");
+    POD_NETWORK_TRANSMIT_BYTES = counter("pinfold_pod_network_transmit_bytes_total", INTERFACE,
+        "Bytes sent by the pod's interface.");
+    POD_NETWORK_TRANSMIT_ERRORS = counter("pinfold_pod_network_transmit_errors_total", INTERFACE,
+        "Packets that the pod's interface could not send.");
+    POD_NETWORK_TRANSMIT_PACKETS_DROPPED = counter("pinfold_pod_network_transmit_packets_dropped_total", INTERFACE,
+        "Packets that were to be sent by the pod's interface and were dropped there.");
+    POD_NETWORK_TRANSMIT_PACKETS = counter("pinfold_pod_network_transmit_packets_total", INTERFACE,
+        "Packets sent by the pod's interface.");
+    POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
+        "CPUs that the pod's containers own.");
+}
+
+families! {
+    /// The families of the Kubernetes API, by name.
+    API_FAMILIES:
+    API_CONNECTED = gauge("pinfold_api_connected", &[],
+        "Whether this node's pods are followed at the API server now.");
+    API_ERRORS = counter("pinfold_api_errors_total", &["kind"],
+        "Requests to the API server, and watches, that came to nothing, by what went wrong.");
+    API_EVENTS_DROPPED = counter("pinfold_api_events_dropped_total", &[],
+        "Events on pods that were not written: too many at once, or the API server was away.");
+    API_LAST_ANSWER_TIMESTAMP_SECONDS = gauge("pinfold_api_last_answer_timestamp_seconds", &[],
+        "When the API server last answered as it should, in seconds since 1970.");
+    API_POD_CHANGES = counter("pinfold_api_pod_changes_total", &[],
+        "Changes of this node's pods that the watch has brought.");
+    API_PODS = gauge("pinfold_api_pods", &["state"],
+        "This node's pods that the API server has told of, and those of them that can't be read.");
+    API_REQUESTS = counter("pinfold_api_requests_total", &["request"],
+        "Requests to the API server by what was asked; watch_pods is how often the watch was opened.");
+    API_RESYNCS = counter("pinfold_api_resyncs_total", &[],
+        "How often all pods of this node were read anew.");
+    API_RETRIES = counter("pinfold_api_retries_total", &[],
+        "How often something was asked of the API server again because it had failed.");
+    SCENE_INFO = info("pinfold_scene_info", &["plan", "scene", "case", "type", "index"],
+        "The Node's slot in a scene, always 1; no series while it has none.");
+    SCENE_LABEL_CONFLICTS = gauge("pinfold_scene_label_conflicts", &[],
+        "Labels that somebody else has set on the Node and that a plan would set otherwise.");
+    SCENE_PHASE = gauge("pinfold_scene_phase", &["phase"],
+        "How it stands with the Node's place in a scene, always 1.");
+}
+
+families! {
+    /// The families of the container runtime, by name.
+    RUNTIME_FAMILIES:
+    NRI_RUNTIME_INFO = info("pinfold_nri_runtime_info", &["name", "version"],
+        "The container runtime that is connected, always 1; no series while none is.");
+    NRI_SYNCHRONIZED = gauge("pinfold_nri_synchronized", &[],
+        "Whether the container runtime asks Pinfold about every container; without it they are pinned once their cgroups are seen.");
+}

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use super::collect::Board;
+use super::collect::{Outcome, Scrape};
+use super::families::{CONTAINER_FOREIGN_CPU_ERROR_SECONDS, CONTAINER_FOREIGN_CPU_SECONDS};
+use super::page::{Lines, Page};
 use crate::host::busy::Watcher;
-use crate::host::cgroup::{Cgroups, Usage};
-use crate::pin::Snapshot;
+use crate::host::cgroup::Usage;
 use crate::pin::foreign::ForeignTimes;
 
 /// What must last from one scrape to the next.
@@ -22,41 +23,39 @@ impl Foreign {
         Self { watcher: Watcher::new(root), times: ForeignTimes::default() }
     }
 
-    /// Sets the two families of every owner; without what it takes to know, there is no series and no success.
-    pub(super) fn collect(
-        &mut self,
-        board: &Board,
-        snapshot: &Snapshot,
-        cgroups: &Cgroups,
-    ) -> prometheus::Result<bool> {
+    /// Writes the two families of every owner; without what it takes to know, there is no series and no success.
+    pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
+        let cgroups = &scrape.sources.cgroups;
         let owners = || {
-            snapshot.containers.iter().filter_map(|container| {
-                let cpus = container.assigned.as_ref().filter(|_| container.entitlement.cpus() > 0)?;
+            scrape.subjects.iter().filter_map(|subject| {
                 // With less than all of it in force, the rest would look like somebody else's doing.
-                let whole = container.effective.as_ref() == Some(cpus);
-                Some((container, container.cgroup.as_deref()?, cpus)).filter(|_| whole)
+                let cpus = subject.state.own().filter(|own| subject.state.effective.as_ref() == Some(own))?;
+                Some((subject, cpus))
             })
         };
         if owners().next().is_none() {
             self.times.sweep();
-            return Ok(true);
+            return Outcome::Complete;
         }
         let first = self.watcher.prepare(cgroups).and_then(|()| self.watcher.look(cgroups));
         let usages: Vec<Option<Usage>> =
-            owners().map(|(_, path, _)| cgroups.usage(path).ok().flatten()).collect();
-        let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else { return Ok(false) };
-        let mut success = true;
-        for ((container, path, cpus), usage) in owners().zip(usages) {
+            owners().map(|(subject, _)| cgroups.usage(subject.cgroup).ok().flatten()).collect();
+        let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else { return Outcome::Partial };
+        let mut complete = true;
+        let mut seconds = Lines::of(&CONTAINER_FOREIGN_CPU_SECONDS);
+        let mut error = Lines::of(&CONTAINER_FOREIGN_CPU_ERROR_SECONDS);
+        for ((subject, cpus), usage) in owners().zip(usages) {
             let Some(usage) = usage else {
-                success = false;
+                complete = false;
                 continue;
             };
-            let foreign = self.times.note(path, cpus, &first, &usage, &second);
-            let labels = [&*container.namespace, &*container.pod, &*container.container];
-            board.set("pinfold_container_foreign_cpu_seconds_total", &labels, foreign.seconds)?;
-            board.set("pinfold_container_foreign_cpu_error_seconds_total", &labels, foreign.error_seconds)?;
+            let foreign = self.times.note(subject.cgroup, cpus, &first, &usage, &second);
+            seconds.put(&subject.labels, foreign.seconds);
+            error.put(&subject.labels, foreign.error_seconds);
         }
         self.times.sweep();
-        Ok(success)
+        page.add(seconds);
+        page.add(error);
+        Outcome::of(complete)
     }
 }

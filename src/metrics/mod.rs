@@ -2,29 +2,42 @@
 //!
 //! A scrape is synchronous: it reads the latest [`Snapshot`] and the kernel's counters, and keeps nothing that a vanished
 //! pod would leave behind. Counters of the agent's own doings live in [`AgentMetrics`]. Every collector reports its own
-//! duration and success, and one failing never fails the scrape. What a node doesn't offer has no series, not a zero.
+//! duration, CPU time and success, and one failing never fails the scrape. What a machine doesn't offer has no series, not a
+//! zero, and the reason is a series of its own. Scrapes within a second share what was collected: two servers cost as much
+//! as one.
 
 mod agent;
 mod api;
 mod collect;
+mod cpu;
 mod families;
 mod foreign;
+mod memory;
+mod network;
+mod page;
+mod pressure;
 mod runtime;
+mod state;
 mod switches;
+mod threads;
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
-
-use prometheus::{Encoder, TextEncoder};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
 pub use families::{API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
+pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::Cgroups;
 use crate::host::proc::Proc;
 use crate::pin::Snapshot;
+
+/// For how long scrapes share what was collected.
+const SHARED: Duration = Duration::from_secs(1);
 
 /// What a scrape may read.
 #[derive(Debug)]
@@ -36,6 +49,17 @@ pub struct Sources {
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
     foreign: Mutex<foreign::Foreign>,
+    /// CPU time of each collector so far.
+    costs: Mutex<BTreeMap<&'static str, Duration>>,
+    last: Mutex<Option<Collected>>,
+}
+
+/// What was collected last.
+#[derive(Debug)]
+struct Collected {
+    at: Instant,
+    snapshot: Arc<Snapshot>,
+    page: Page,
 }
 
 // === impl Sources ===
@@ -44,34 +68,56 @@ impl Sources {
     /// Sources on these hierarchies and this /proc, of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
         let foreign = Mutex::new(foreign::Foreign::new(root));
-        Self { cgroups, proc, switches: Mutex::default(), foreign }
+        let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { cgroups, proc, switches, foreign, costs, last }
+    }
+
+    /// Collects everything that belongs to the node's pods.
+    pub fn collect(&self, snapshot: &Snapshot) -> Page {
+        collect::collect(snapshot, self)
+    }
+
+    /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes
+    /// meanwhile waits for it.
+    pub fn collect_shared(&self, snapshot: &Arc<Snapshot>) -> Page {
+        let mut last = lock(&self.last);
+        let fresh = |last: &&Collected| last.at.elapsed() < SHARED && Arc::ptr_eq(&last.snapshot, snapshot);
+        if let Some(last) = last.as_ref().filter(fresh) {
+            return last.page.clone();
+        }
+        let page = self.collect(snapshot);
+        let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
+        *last = Some(Collected { at, snapshot, page: page.clone() });
+        page
+    }
+
+    /// Adds to what a collector has cost, and returns it.
+    fn cost(&self, collector: &'static str, used: Duration) -> Duration {
+        let mut costs = lock(&self.costs);
+        let cost = costs.entry(collector).or_default();
+        *cost += used;
+        *cost
     }
 }
 
-/// The content type of [`render`]'s text.
-pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
-
-/// Collects everything and writes it in Prometheus' text format; of the API and of the container runtime where they are used.
-///
-/// # Errors
-/// A family that contradicts itself, which the tests rule out.
-pub fn render(
-    snapshot: &Snapshot,
-    sources: &Sources,
+/// Adds what the agent, the API and the container runtime count to what was collected; the latter where they are used.
+pub fn complete(
+    mut page: Page,
     agent: &AgentMetrics,
     api: Option<&ApiNumbers>,
     runtime: Option<&RuntimeNumbers>,
-) -> prometheus::Result<String> {
-    let mut families = collect::collect(snapshot, sources)?;
-    families.extend(agent.gather());
+) -> Page {
+    page.add_registry(&agent.gather());
     if let Some(api) = api {
-        families.extend(api.gather()?);
+        api.write(&mut page);
     }
     if let Some(runtime) = runtime {
-        families.extend(runtime.gather()?);
+        runtime.write(&mut page);
     }
-    families.sort_by(|one, other| one.name().cmp(other.name()));
-    let mut text = Vec::new();
-    TextEncoder::new().encode(&families, &mut text)?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
+    page
+}
+
+/// A scrape that died halfway leaves nothing that the next one could trip over.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,7 @@
 //! [`RuntimeNumbers`]: how it stands with the container runtime.
 
-use prometheus::proto::MetricFamily;
-
-use super::collect::Board;
-use super::families::RUNTIME_FAMILIES;
+use super::families::{NRI_RUNTIME_INFO, NRI_SYNCHRONIZED};
+use super::page::Page;
 
 /// How it stands with the container runtime; what it has not said is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,12 +17,10 @@ pub struct RuntimeNumbers {
 // === impl RuntimeNumbers ===
 
 impl RuntimeNumbers {
-    pub(super) fn gather(&self) -> prometheus::Result<Vec<MetricFamily>> {
-        let board = Board::new(RUNTIME_FAMILIES)?;
-        board.set("pinfold_nri_synchronized", &[], f64::from(u8::from(self.synchronized)))?;
+    pub(super) fn write(&self, page: &mut Page) {
+        page.add_one(&NRI_SYNCHRONIZED, self.synchronized);
         if !self.name.is_empty() {
-            board.set("pinfold_nri_runtime_info", &[&self.name, &self.version], 1.0)?;
+            page.add_info(&NRI_RUNTIME_INFO, &[("name", &self.name), ("version", &self.version)]);
         }
-        Ok(board.gather())
     }
 }

@@ -1,8 +1,8 @@
-//! [`Switchboard`]: context switches of containers whose threads come and go.
+//! [`Switchboard`]: what the scheduler counts for containers whose threads come and go.
 
 use std::collections::HashMap;
 
-use crate::host::proc::Switches;
+use crate::host::proc::Scheduled;
 
 /// Per cgroup, what its threads have counted so far. A thread that ends takes its counters with it, so the sum of the
 /// threads there now would go back: what is added up is what each thread has gained since it was last seen.
@@ -13,8 +13,8 @@ pub(super) struct Switchboard {
 
 #[derive(Debug, Default)]
 struct Container {
-    threads: HashMap<i32, Switches>,
-    total: Switches,
+    threads: HashMap<i32, Scheduled>,
+    total: Scheduled,
     seen: bool,
 }
 
@@ -22,7 +22,7 @@ struct Container {
 
 impl Switchboard {
     /// Takes note of a container's threads and returns its totals, which never go back while its cgroup lives.
-    pub(super) fn add(&mut self, cgroup: &str, threads: &[(i32, Switches)]) -> Switches {
+    pub(super) fn add(&mut self, cgroup: &str, threads: &[(i32, Scheduled)]) -> Scheduled {
         let container = self.containers.entry(cgroup.to_owned()).or_default();
         container.seen = true;
         for (tid, now) in threads {
@@ -30,11 +30,16 @@ impl Switchboard {
             let before = container
                 .threads
                 .get(tid)
-                .filter(|before| before.voluntary <= now.voluntary && before.involuntary <= now.involuntary)
+                .filter(|before| {
+                    before.voluntary <= now.voluntary
+                        && before.involuntary <= now.involuntary
+                        && before.run_delay <= now.run_delay
+                })
                 .copied()
                 .unwrap_or_default();
             container.total.voluntary += now.voluntary - before.voluntary;
             container.total.involuntary += now.involuntary - before.involuntary;
+            container.total.run_delay += now.run_delay - before.run_delay;
         }
         container.threads = threads.iter().copied().collect();
         container.total
@@ -50,16 +55,21 @@ impl Switchboard {
 mod tests {
     use super::*;
 
-    fn threads(list: &[(i32, u64, u64)]) -> Vec<(i32, Switches)> {
-        let switches = |&(tid, voluntary, involuntary)| (tid, Switches { voluntary, involuntary });
-        list.iter().map(switches).collect()
+    fn threads(list: &[(i32, u64, u64)]) -> Vec<(i32, Scheduled)> {
+        let scheduled = |&(tid, voluntary, involuntary)| {
+            (tid, Scheduled { voluntary, involuntary, run_delay: 100 * involuntary })
+        };
+        list.iter().map(scheduled).collect()
     }
 
     #[test]
     fn a_thread_that_ends_takes_nothing_back() {
         let mut board = Switchboard::default();
         assert_eq!(board.add("a", &threads(&[(1, 10, 1), (2, 20, 2)])).voluntary, 30);
-        assert_eq!(board.add("a", &threads(&[(1, 15, 1)])), Switches { voluntary: 35, involuntary: 3 });
+        assert_eq!(
+            board.add("a", &threads(&[(1, 15, 1)])),
+            Scheduled { voluntary: 35, involuntary: 3, run_delay: 300 }
+        );
         assert_eq!(board.add("a", &threads(&[(1, 15, 1), (2, 3, 0)])).voluntary, 38);
     }
 

@@ -99,6 +99,15 @@ pub struct ContainerState {
     pub repaired: Option<Repaired>,
 }
 
+// === impl ContainerState ===
+
+impl ContainerState {
+    /// The CPUs that it owns itself; `None` in the shared pool, and for one that runs inside the set of its pod.
+    pub fn own(&self) -> Option<&CpuSet> {
+        self.assigned.as_ref().filter(|_| self.entitlement.cpus() > 0)
+    }
+}
+
 /// Drift that was put right.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -10,7 +10,7 @@ use pinfold::host::cgroup::join_host;
 use pinfold::metrics::{FAMILIES, Kind};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, container, in_force, pinfold, worker};
-use crate::http::ask;
+use crate::http::{ask, exchange};
 use crate::kernel::kernel_tests;
 
 #[test]
@@ -266,6 +266,54 @@ fn promtool_finds_nothing() {
     busy(|_, text| promtool(text));
 }
 
+/// The series of a page, without those that are other in each scrape.
+fn series(text: &str) -> Vec<&str> {
+    let varies = ["pinfold_collector_", "pinfold_nri_", "process_", "pinfold_reconcile"];
+    let lasts = |line: &&str| !line.starts_with('#') && !varies.iter().any(|name| line.starts_with(name));
+    text.lines().filter(lasts).filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect()
+}
+
+#[test]
+fn whoever_asks_gets_the_format_that_he_prefers() {
+    busy(|agent, text| {
+        let accept =
+            "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3\r\n";
+        let (head, body) = exchange(agent.address, "GET", "/metrics", accept).unwrap();
+        assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+        let open = String::from_utf8(body).unwrap();
+        assert!(open.ends_with("\n# EOF\n") && open.contains("\n# TYPE pinfold_pod info\n"), "{open}");
+        assert!(open.contains("\n# TYPE pinfold_container_cpu_usage_seconds counter\n"), "{open}");
+        assert_eq!(series(&open), series(text));
+        let headers = format!("{accept}Accept-Encoding: gzip\r\n");
+        let (head, body) = exchange(agent.address, "GET", "/metrics", &headers).unwrap();
+        assert!(head.contains("content-encoding: gzip"), "{head}");
+        let mut unpacked = String::new();
+        flate2::read::GzDecoder::new(body.as_slice()).read_to_string(&mut unpacked).unwrap();
+        assert_eq!(series(&unpacked), series(text));
+        assert!(body.len() * 3 < unpacked.len(), "{} of {} bytes", body.len(), unpacked.len());
+    });
+}
+
+/// Two servers cost as much as one: what a scrape has collected is not collected again at once.
+#[test]
+fn scrapes_within_a_second_share_what_was_collected() {
+    busy(|agent, _| {
+        let cost = |text: &str| {
+            let of =
+                |line: &str| line.strip_prefix("pinfold_collector_cpu_seconds_total{").map(str::to_owned);
+            text.lines().filter_map(of).collect::<Vec<_>>()
+        };
+        let scrape = || cost(&agent.get("/metrics").body);
+        // A look at the cgroups in between would be a new state.
+        let shared = (0..20).any(|_| scrape() == scrape());
+        assert!(shared, "each scrape collects anew");
+        let before = scrape();
+        std::thread::sleep(Duration::from_millis(1100));
+        assert_ne!(scrape(), before);
+        assert!(before.len() > 5, "{before:?}");
+    });
+}
+
 #[test]
 fn families_are_as_the_table_says() {
     busy(|_, text| {
@@ -274,15 +322,26 @@ fn families_are_as_the_table_says() {
             let series: Vec<&str> =
                 text.lines().filter(|line| line.split(['{', ' ']).next() == Some(family.name)).collect();
             let interface = family.name.starts_with("pinfold_pod_network_") && family.kind == Kind::Counter;
-            // The pods of this test use the node's network, whose counters are not theirs.
-            assert_eq!(series.is_empty(), interface, "{}\n{text}", family.name);
+            // The pods of this test use the node's network, whose counters are not theirs; and what this machine does not
+            // offer has a reason instead.
+            let reason = |collector: &str| {
+                text.contains(&format!("pinfold_collector_unsupported{{collector=\"{collector}\",reason=\""))
+            };
+            let missing = match family.name {
+                "pinfold_container_pressure_seconds_total" => reason("pressure"),
+                "pinfold_container_memory_numa_bytes" => reason("memory"),
+                "pinfold_container_cpu_run_delay_seconds_total" => reason("threads"),
+                "pinfold_collector_unsupported" => !text.contains("\npinfold_collector_unsupported{"),
+                _ => interface,
+            };
+            assert_eq!(series.is_empty(), missing, "{}\n{text}", family.name);
             if series.is_empty() {
                 continue;
             }
             seen += 1;
             let kind = match family.kind {
                 Kind::Counter => "counter",
-                Kind::Gauge => "gauge",
+                Kind::Gauge | Kind::Info => "gauge",
             };
             assert!(text.contains(&format!("# TYPE {} {kind}\n", family.name)), "{}", family.name);
             assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);

@@ -3,6 +3,17 @@
 use super::{CgroupError, Cgroups, Version, cpu_list, file, systemd};
 use crate::cpu::CpuSet;
 
+/// Where a cgroup's memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pages {
+    /// The NUMA node.
+    pub numa: u32,
+    /// Bytes of files that are held in memory.
+    pub file: u64,
+    /// Bytes of its tasks' own memory.
+    pub anonymous: u64,
+}
+
 /// What the kernel says of one cgroup's memory. Sets of NUMA nodes are written as sets of CPUs are.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Memory {
@@ -33,6 +44,18 @@ impl Cgroups {
         Ok(Memory { numa, bytes_to_move })
     }
 
+    /// Where the memory of a cgroup lies, by NUMA node; `None` where that is not counted.
+    ///
+    /// # Errors
+    /// The file is there and can't be read.
+    pub fn pages(&self, path: &str) -> Result<Option<Vec<Pages>>, CgroupError> {
+        let Some(memory) = &self.memory else { return Ok(None) };
+        let text = file::read_value_optional(&memory.join(path).join("memory.numa_stat"))?;
+        // The older hierarchy counts pages.
+        let unit = if *memory == self.cpuset { 1 } else { procfs::page_size() };
+        Ok(text.map(|text| pages(&text, unit)))
+    }
+
     /// Sets the NUMA nodes that a cgroup's memory may come from.
     pub fn set_memory(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
         let file = self.root().join(path).join("cpuset.mems");
@@ -50,5 +73,48 @@ impl Cgroups {
             Version::V1 => "cpuset.mems",
             Version::V2 => "cpuset.mems.effective",
         }))
+    }
+}
+
+fn pages(text: &str, unit: u64) -> Vec<Pages> {
+    let mut found: Vec<Pages> = Vec::new();
+    for line in text.lines() {
+        // `anon N0=4096 N1=0`, or `anon=1 N0=1 N1=0`.
+        let mut fields = line.split(' ');
+        let what = fields.next().unwrap_or_default();
+        let what = what.split_once('=').map_or(what, |(what, _)| what);
+        for field in fields {
+            let Some((node, count)) = field.strip_prefix('N').and_then(|field| field.split_once('=')) else {
+                continue;
+            };
+            let (Ok(numa), Ok(count)) = (node.parse::<u32>(), count.parse::<u64>()) else { continue };
+            let at = found.iter().position(|pages| pages.numa == numa).unwrap_or_else(|| {
+                found.push(Pages { numa, ..Pages::default() });
+                found.len() - 1
+            });
+            let Some(pages) = found.get_mut(at) else { continue };
+            match what {
+                "anon" => pages.anonymous = count.saturating_mul(unit),
+                "file" => pages.file = count.saturating_mul(unit),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_say_where_memory_lies() {
+        let v1 = "total=7 N0=3 N1=4\nfile=2 N0=2 N1=0\nanon=5 N0=1 N1=4\nhierarchical_anon=9 N0=9 N1=0";
+        let v2 = "anon N0=4096 N1=16384\nfile N0=8192 N1=0\nkernel_stack N0=1 N1=1";
+        let lies =
+            [Pages { numa: 0, file: 8192, anonymous: 4096 }, Pages { numa: 1, file: 0, anonymous: 16_384 }];
+        assert_eq!(pages(v1, 4096), lies);
+        assert_eq!(pages(v2, 1), lies);
+        assert_eq!(pages("anon Nx=1 N1 =2 N2=x\n\nN0=1", 1), []);
     }
 }

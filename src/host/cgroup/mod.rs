@@ -8,6 +8,7 @@ mod memory;
 mod namespace;
 mod note;
 mod partition;
+mod pressure;
 mod quota;
 mod systemd;
 mod tree;
@@ -23,10 +24,11 @@ use serde::Serialize;
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-pub use memory::Memory;
+pub use memory::{Memory, Pages};
 pub use namespace::join_host;
 pub use note::About;
 pub use partition::{Above, Kind, PARTITION, Partition, Surroundings};
+pub use pressure::{Pressure, RESOURCES};
 pub use quota::{Quota, QuotaError, lifted};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
@@ -53,6 +55,7 @@ pub struct Cgroups {
     cpuset: PathBuf,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    memory: Option<PathBuf>,
     /// Whether systemd owns slices and scopes, so that their CPUs are set through it.
     pub systemd: bool,
     /// Other hierarchies in which a container has a cgroup of its own when we make one.
@@ -151,7 +154,8 @@ impl Cgroups {
         if v1.join("cpuset.cpus").exists() {
             let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
             let others = others.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).collect();
-            return Ok(Self { version: Version::V1, cpuset: v1, cpu, cpuacct, systemd: false, others });
+            let (memory, systemd) = (named(&["memory"]), false);
+            return Ok(Self { version: Version::V1, cpuset: v1, cpu, cpuacct, memory, systemd, others });
         }
         for v2 in [root.to_owned(), root.join("unified")] {
             let controllers = file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
@@ -160,8 +164,10 @@ impl Cgroups {
                 let both = controllers.split_whitespace().any(|name| name == "cpu");
                 let cpu = if both { Some(v2.clone()) } else { cpu };
                 let cpuacct = if both { Some(v2.clone()) } else { cpuacct };
+                let memory = controllers.split_whitespace().any(|name| name == "memory");
+                let memory = if memory { Some(v2.clone()) } else { named(&["memory"]) };
                 let (systemd, others) = (false, Vec::new());
-                return Ok(Self { version: Version::V2, cpuset: v2, cpu, cpuacct, systemd, others });
+                return Ok(Self { version: Version::V2, cpuset: v2, cpu, cpuacct, memory, systemd, others });
             }
         }
         Err(CgroupError::NoCpuset { root: root.to_owned() })

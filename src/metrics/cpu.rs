@@ -1,0 +1,39 @@
+//! What the CPU controller counts, and which processes there are.
+
+use super::collect::{Outcome, Scrape};
+use super::families::{
+    CONTAINER_CPU_PERIODS, CONTAINER_CPU_THROTTLED_PERIODS, CONTAINER_CPU_THROTTLED_SECONDS,
+    CONTAINER_CPU_USAGE_SECONDS,
+};
+use super::page::{Lines, Page};
+
+pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
+    let cgroups = &scrape.sources.cgroups;
+    let mut usage = Lines::of(&CONTAINER_CPU_USAGE_SECONDS);
+    let mut periods = Lines::of(&CONTAINER_CPU_PERIODS);
+    let mut throttled = Lines::of(&CONTAINER_CPU_THROTTLED_PERIODS);
+    let mut held_back = Lines::of(&CONTAINER_CPU_THROTTLED_SECONDS);
+    let mut complete = true;
+    for index in 0..scrape.subjects.len() {
+        let late = scrape.is_late();
+        let Some(subject) = scrape.subjects.get_mut(index).filter(|_| !late) else {
+            complete = false;
+            break;
+        };
+        match cgroups.cpu_stat(subject.cgroup) {
+            Ok(stat) => {
+                usage.put_known(&subject.labels, stat.usage_seconds);
+                periods.put_known(&subject.labels, stat.periods);
+                throttled.put_known(&subject.labels, stat.throttled_periods);
+                held_back.put_known(&subject.labels, stat.throttled_seconds);
+            }
+            Err(error) => complete &= error.is_gone(),
+        }
+        match cgroups.processes(subject.cgroup) {
+            Ok(processes) => subject.processes = processes,
+            Err(error) => complete &= error.is_gone(),
+        }
+    }
+    [usage, periods, throttled, held_back].into_iter().for_each(|lines| page.add(lines));
+    Outcome::of(complete)
+}

@@ -1,0 +1,34 @@
+//! On which NUMA nodes the memory of containers lies.
+
+use super::collect::{Outcome, Scrape};
+use super::families::CONTAINER_MEMORY_NUMA_BYTES;
+use super::page::{Lines, Page};
+
+pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
+    let cgroups = &scrape.sources.cgroups;
+    let mut bytes = Lines::of(&CONTAINER_MEMORY_NUMA_BYTES);
+    let (mut complete, mut counted) = (true, scrape.subjects.is_empty());
+    for subject in &scrape.subjects {
+        let late = scrape.is_late();
+        match cgroups.pages(subject.cgroup) {
+            _ if late => complete = false,
+            Ok(pages) => {
+                counted |= pages.is_some();
+                for pages in pages.unwrap_or_default() {
+                    let numa = pages.numa.to_string();
+                    for (kind, count) in [("anon", pages.anonymous), ("file", pages.file)] {
+                        bytes.put_with(&subject.labels, &[("numa_node", &numa), ("type", kind)], count);
+                    }
+                }
+            }
+            Err(error) => complete &= error.is_gone(),
+        }
+    }
+    page.add(bytes);
+    match counted || !complete {
+        true => Outcome::of(complete),
+        false => Outcome::Unsupported(
+            "the memory controller is not there, or its kernel was built without CONFIG_NUMA".to_owned(),
+        ),
+    }
+}

@@ -1,0 +1,374 @@
+//! [`Page`]: the series of one scrape, as text.
+//!
+//! A series is one line: the family's name, labels that were written before, a value. They are put into one buffer per
+//! family, so that a node with tens of thousands of series needs a few dozen buffers and not an allocation for each.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use prometheus::proto::{self, MetricType};
+
+use super::families::{Family, Kind};
+
+/// How a page is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Format {
+    /// Prometheus' classic text format.
+    #[default]
+    Text,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+// === impl Format ===
+
+impl Format {
+    /// The better of the two that a client accepts, by its `Accept` header; the text format for one that does not say.
+    pub fn accepted(header: &str) -> Self {
+        let mut best = (0.0, Self::Text);
+        for range in header.split(',') {
+            let mut parts = range.split(';').map(str::trim);
+            let format = match parts.next().unwrap_or_default() {
+                "application/openmetrics-text" => Self::OpenMetrics,
+                "text/plain" | "text/*" | "*/*" => Self::Text,
+                _ => continue,
+            };
+            let parameters: Vec<(&str, &str)> = parts.filter_map(|part| part.split_once('=')).collect();
+            let of = |name: &str| parameters.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+            // A version that is not named is the newest; 0.0.1 and 1.0.0 differ in nothing that is written here.
+            let version = of("version").unwrap_or("1.0.0");
+            if format == Self::OpenMetrics && !matches!(version, "0.0.1" | "1.0.0") {
+                continue;
+            }
+            let weight = of("q").map_or(1.0, |q| q.parse().unwrap_or(0.0));
+            if weight > best.0 {
+                best = (weight, format);
+            }
+        }
+        best.1
+    }
+
+    /// Its name in HTTP.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => prometheus::TEXT_FORMAT,
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// Labels as they stand in a line, without the braces.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Labels(String);
+
+// === impl Labels ===
+
+impl Labels {
+    pub(super) fn new(labels: &[(&str, &str)]) -> Self {
+        let mut text = String::new();
+        labels.iter().for_each(|(name, value)| push(&mut text, name, value));
+        Self(text)
+    }
+}
+
+fn push(text: &mut String, name: &str, value: &str) {
+    if !text.is_empty() && !text.ends_with('{') {
+        text.push(',');
+    }
+    text.push_str(name);
+    text.push_str("=\"");
+    escape(text, value, true);
+    text.push('"');
+}
+
+fn escape(text: &mut String, value: &str, quotes: bool) {
+    for letter in value.chars() {
+        match letter {
+            '\\' => text.push_str("\\\\"),
+            '\n' => text.push_str("\\n"),
+            '"' if quotes => text.push_str("\\\""),
+            other => text.push(other),
+        }
+    }
+}
+
+/// The lines of one family.
+#[derive(Debug, Clone)]
+pub(super) struct Lines {
+    name: Cow<'static, str>,
+    kind: &'static str,
+    help: Cow<'static, str>,
+    text: String,
+}
+
+// === impl Lines ===
+
+impl Lines {
+    pub(super) fn of(family: &'static Family) -> Self {
+        let kind = match family.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Info => "info",
+        };
+        Self { name: family.name.into(), kind, help: family.help.into(), text: String::new() }
+    }
+
+    /// Adds a series.
+    pub(super) fn put(&mut self, labels: &Labels, value: impl Value) {
+        self.put_with(labels, &[], value);
+    }
+
+    /// Adds a series, unless there is no value.
+    pub(super) fn put_known(&mut self, labels: &Labels, value: Option<impl Value>) {
+        if let Some(value) = value {
+            self.put(labels, value);
+        }
+    }
+
+    /// Adds a series with labels beside those that it shares with others.
+    pub(super) fn put_with(&mut self, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
+        self.line("", labels, more, value);
+    }
+
+    fn line(&mut self, suffix: &str, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
+        self.text.push_str(&self.name);
+        self.text.push_str(suffix);
+        if !labels.0.is_empty() || !more.is_empty() {
+            self.text.push('{');
+            self.text.push_str(&labels.0);
+            more.iter().for_each(|(name, value)| push(&mut self.text, name, value));
+            self.text.push('}');
+        }
+        self.text.push(' ');
+        value.write(&mut self.text);
+        self.text.push('\n');
+    }
+
+    /// The family as the registry has it, with all its series.
+    fn of_registry(family: &proto::MetricFamily) -> Self {
+        let (name, help) = (family.name().to_owned().into(), family.help().to_owned().into());
+        let kind = match family.get_field_type() {
+            MetricType::COUNTER => "counter",
+            MetricType::HISTOGRAM => "histogram",
+            _ => "gauge",
+        };
+        let mut lines = Self { name, kind, help, text: String::new() };
+        for metric in family.get_metric() {
+            let labels: Vec<(&str, &str)> =
+                metric.get_label().iter().map(|label| (label.name(), label.value())).collect();
+            let labels = Labels::new(&labels);
+            match family.get_field_type() {
+                MetricType::COUNTER => lines.put(&labels, metric.get_counter().get_value()),
+                MetricType::HISTOGRAM => {
+                    let histogram = metric.get_histogram();
+                    for bucket in histogram.get_bucket() {
+                        let mut bound = String::new();
+                        bucket.upper_bound().write(&mut bound);
+                        lines.line("_bucket", &labels, &[("le", &bound)], bucket.cumulative_count());
+                    }
+                    let count = histogram.get_sample_count();
+                    lines.line("_bucket", &labels, &[("le", "+Inf")], count);
+                    lines.line("_sum", &labels, &[], histogram.get_sample_sum());
+                    lines.line("_count", &labels, &[], count);
+                }
+                _ => lines.put(&labels, metric.get_gauge().get_value()),
+            }
+        }
+        lines
+    }
+}
+
+/// A series' value.
+pub(super) trait Value {
+    fn write(self, into: &mut String);
+}
+
+impl Value for f64 {
+    fn write(self, into: &mut String) {
+        match self {
+            value if value.is_nan() => into.push_str("NaN"),
+            Self::INFINITY => into.push_str("+Inf"),
+            Self::NEG_INFINITY => into.push_str("-Inf"),
+            // Writing to a string does not fail.
+            value => drop(write!(into, "{value}")),
+        }
+    }
+}
+
+impl Value for u64 {
+    fn write(self, into: &mut String) {
+        let _ = write!(into, "{self}");
+    }
+}
+
+impl Value for usize {
+    fn write(self, into: &mut String) {
+        let _ = write!(into, "{self}");
+    }
+}
+
+/// Of a condition, 1 or 0.
+impl Value for bool {
+    fn write(self, into: &mut String) {
+        into.push(if self { '1' } else { '0' });
+    }
+}
+
+/// All families of a scrape. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    families: Vec<Arc<Lines>>,
+}
+
+// === impl Page ===
+
+impl Page {
+    /// Adds a family; one without series is none.
+    pub(super) fn add(&mut self, lines: Lines) {
+        if !lines.text.is_empty() {
+            self.families.push(Arc::new(lines));
+        }
+    }
+
+    /// Adds a family with one series and no labels.
+    pub(super) fn add_one(&mut self, family: &'static Family, value: impl Value) {
+        let mut lines = Lines::of(family);
+        lines.put(&Labels::default(), value);
+        self.add(lines);
+    }
+
+    /// Adds a family with one series that says all in its labels.
+    pub(super) fn add_info(&mut self, family: &'static Family, labels: &[(&str, &str)]) {
+        let mut lines = Lines::of(family);
+        lines.put_with(&Labels::default(), labels, true);
+        self.add(lines);
+    }
+
+    pub(super) fn add_registry(&mut self, families: &[proto::MetricFamily]) {
+        families.iter().for_each(|family| self.add(Lines::of_registry(family)));
+    }
+
+    /// The page as text, its families by name.
+    pub fn text(&self, format: Format) -> String {
+        let mut families: Vec<&Lines> = self.families.iter().map(Arc::as_ref).collect();
+        families.sort_by(|one, other| one.name.cmp(&other.name));
+        let length: usize = families.iter().map(|lines| lines.text.len() + lines.help.len() + 128).sum();
+        let mut text = String::with_capacity(length);
+        for Lines { name, kind, help, text: series } in families {
+            // There the family is named without what its kind adds to its series; the other knows no kind `info`.
+            let (name, kind) = match (format, *kind) {
+                (Format::OpenMetrics, "counter") => (name.strip_suffix("_total").unwrap_or(name), *kind),
+                (Format::OpenMetrics, "info") => (name.strip_suffix("_info").unwrap_or(name), *kind),
+                (Format::Text, "info") => (name.as_ref(), "gauge"),
+                _ => (name.as_ref(), *kind),
+            };
+            let _ = write!(text, "# HELP {name} ");
+            escape(&mut text, help, format == Format::OpenMetrics);
+            let _ = writeln!(text, "\n# TYPE {name} {kind}");
+            text.push_str(series);
+        }
+        if format == Format::OpenMetrics {
+            text.push_str("# EOF\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static TRAFFIC: Family = Family {
+        name: "traffic_bytes_total",
+        kind: Kind::Counter,
+        help: "Bytes \"so far\".",
+        labels: &["pod"],
+    };
+    static BUILD: Family = Family { name: "build_info", kind: Kind::Info, help: "What it is.", labels: &[] };
+
+    fn page() -> Page {
+        let mut page = Page::default();
+        let mut traffic = Lines::of(&TRAFFIC);
+        let pod = Labels::new(&[("pod", "a\"b\\c\nd")]);
+        traffic.put(&pod, 18_446_744_073_709_551_615_u64);
+        traffic.put_with(&pod, &[("interface", "eth0")], 0.5);
+        page.add(traffic);
+        let mut build = Lines::of(&BUILD);
+        build.put_with(&Labels::default(), &[("version", "1")], true);
+        page.add(build);
+        page.add(Lines::of(&TRAFFIC));
+        page
+    }
+
+    #[test]
+    fn both_formats_say_the_same() {
+        let series = "traffic_bytes_total{pod=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+                      traffic_bytes_total{pod=\"a\\\"b\\\\c\\nd\",interface=\"eth0\"} 0.5\n";
+        assert_eq!(
+            page().text(Format::Text),
+            format!(
+                "# HELP build_info What it is.\n# TYPE build_info gauge\nbuild_info{{version=\"1\"}} 1\n\
+                 # HELP traffic_bytes_total Bytes \"so far\".\n# TYPE traffic_bytes_total counter\n{series}"
+            )
+        );
+        assert_eq!(
+            page().text(Format::OpenMetrics),
+            format!(
+                "# HELP build What it is.\n# TYPE build info\nbuild_info{{version=\"1\"}} 1\n\
+                 # HELP traffic_bytes Bytes \\\"so far\\\".\n# TYPE traffic_bytes counter\n{series}# EOF\n"
+            )
+        );
+    }
+
+    #[test]
+    fn numbers_are_written_as_the_formats_want_them() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-1.5, "-1.5"),
+            (1e15, "1000000000000000"),
+            (f64::NAN, "NaN"),
+            (f64::INFINITY, "+Inf"),
+            (f64::NEG_INFINITY, "-Inf"),
+        ] {
+            let mut written = String::new();
+            value.write(&mut written);
+            assert_eq!(written, text);
+        }
+    }
+
+    #[test]
+    fn a_registry_is_written_with_its_histograms() {
+        let registry = prometheus::Registry::new();
+        let opts = prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0]);
+        let histogram = prometheus::Histogram::with_opts(opts).unwrap();
+        registry.register(Box::new(histogram.clone())).unwrap();
+        histogram.observe(0.75);
+        let mut page = Page::default();
+        page.add_registry(&registry.gather());
+        let ours = page.text(Format::Text);
+        let mut theirs = Vec::new();
+        prometheus::Encoder::encode(&prometheus::TextEncoder::new(), &registry.gather(), &mut theirs)
+            .unwrap();
+        assert_eq!(ours, String::from_utf8(theirs).unwrap());
+    }
+
+    #[test]
+    fn a_client_gets_what_it_prefers() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.6,application/openmetrics-text;version=0.0.1;\
+                          q=0.5,text/plain;version=0.0.4;q=0.4,*/*;q=0.3";
+        for (header, format) in [
+            (prometheus, Format::OpenMetrics),
+            ("", Format::Text),
+            ("*/*", Format::Text),
+            ("text/plain", Format::Text),
+            ("text/html, application/json", Format::Text),
+            ("application/openmetrics-text", Format::OpenMetrics),
+            ("application/openmetrics-text; version=2.0.0", Format::Text),
+            ("application/openmetrics-text;q=0.1, text/plain;q=0.2", Format::Text),
+            ("application/openmetrics-text;q=nonsense", Format::Text),
+        ] {
+            assert_eq!(Format::accepted(header), format, "{header}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! How long tasks waited for CPU, disk and memory: totals, never averages.
+
+use super::collect::{Outcome, Scrape};
+use super::families::CONTAINER_PRESSURE_SECONDS;
+use super::page::{Lines, Page};
+use crate::host::cgroup::RESOURCES;
+
+pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
+    let cgroups = &scrape.sources.cgroups;
+    if let Some(reason) = cgroups.no_pressure() {
+        return Outcome::Unsupported(reason.to_owned());
+    }
+    let mut seconds = Lines::of(&CONTAINER_PRESSURE_SECONDS);
+    let mut complete = true;
+    for subject in &scrape.subjects {
+        for resource in RESOURCES {
+            let late = scrape.is_late();
+            match cgroups.pressure(subject.cgroup, resource) {
+                _ if late => complete = false,
+                Ok(pressure) => {
+                    let some = pressure.map(|pressure| pressure.some);
+                    let kinds = [("some", some), ("full", pressure.and_then(|pressure| pressure.full))];
+                    for (kind, time) in kinds.into_iter().filter_map(|(kind, time)| Some((kind, time?))) {
+                        let more = [("resource", resource), ("kind", kind)];
+                        seconds.put_with(&subject.labels, &more, time.as_secs_f64());
+                    }
+                }
+                Err(error) => complete &= error.is_gone(),
+            }
+        }
+    }
+    page.add(seconds);
+    Outcome::of(complete)
+}

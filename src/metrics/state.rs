@@ -1,0 +1,72 @@
+//! What the agent itself knows: who owns which CPUs, and what the kernel says to it.
+
+use std::collections::BTreeMap;
+
+use super::collect::{Outcome, Scrape, of_pod};
+use super::families::{
+    CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO, CONTAINER_THREADS_EXPECTED,
+    ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
+};
+use super::page::{Labels, Lines, Page};
+
+pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
+    let snapshot = scrape.snapshot;
+    let mut cpus = Lines::of(&NODE_CPUS);
+    for (state, set) in [
+        ("online", &snapshot.online),
+        ("reserved", &snapshot.reserved),
+        ("shared", &snapshot.shared),
+        ("exclusive", &snapshot.exclusive),
+        ("lost", &snapshot.lost),
+    ] {
+        cpus.put_with(&Labels::default(), &[("state", state)], set.len());
+    }
+    page.add(cpus);
+    let (enforcement, reason) = (snapshot.enforcement.name(), snapshot.enforcement_reason.as_str());
+    page.add_info(&ENFORCEMENT_INFO, &[("enforcement", enforcement), ("reason", reason)]);
+    pods(page, scrape);
+    containers(page, scrape);
+    Outcome::Complete
+}
+
+fn pods(page: &mut Page, scrape: &Scrape<'_>) {
+    let mut pods = BTreeMap::new();
+    for container in &scrape.snapshot.containers {
+        let owned = container.own().map_or(0, |cpus| cpus.len());
+        pods.entry((&container.namespace, &container.pod)).or_insert((container, 0)).1 += owned;
+    }
+    let (mut info, mut owned) = (Lines::of(&POD_INFO), Lines::of(&POD_OWNED_CPUS));
+    for (container, cpus) in pods.into_values() {
+        let labels = of_pod(container);
+        let (role, qos) = (container.role.to_string(), container.qos.to_string());
+        let more = [
+            ("uid", container.uid.as_deref().unwrap_or_default()),
+            ("role", &role),
+            ("qos", &qos),
+            ("host_network", if container.host_network { "true" } else { "false" }),
+        ];
+        info.put_with(&labels, &more, true);
+        owned.put(&labels, cpus);
+    }
+    page.add(info);
+    page.add(owned);
+}
+
+fn containers(page: &mut Page, scrape: &Scrape<'_>) {
+    let (mut assigned, mut allowed) =
+        (Lines::of(&CONTAINER_CPUS_ASSIGNED), Lines::of(&CONTAINER_CPUS_ALLOWED));
+    let (mut info, mut expected) =
+        (Lines::of(&CONTAINER_CPUSET_INFO), Lines::of(&CONTAINER_THREADS_EXPECTED));
+    for subject in &scrape.subjects {
+        let own = subject.state.own();
+        assigned.put(&subject.labels, own.map_or(0, |cpus| cpus.len()));
+        if let Some(effective) = &subject.state.effective {
+            allowed.put(&subject.labels, effective.len());
+            let policy = if own.is_some_and(|own| !own.is_empty()) { "exclusive" } else { "shared" };
+            info.put_with(&subject.labels, &[("cpus", &effective.to_string()), ("policy", policy)], true);
+        }
+        let threads = subject.state.threads.expected_threads;
+        expected.put_known(&subject.labels, threads.map(|threads| threads as f64));
+    }
+    [assigned, allowed, info, expected].into_iter().for_each(|lines| page.add(lines));
+}
