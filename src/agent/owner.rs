@@ -28,7 +28,7 @@ use inbox::Inbox;
 use turn::{Ended, Reach};
 
 /// How long a reconcile that is due may be put off for what is asked meanwhile.
-const PATIENCE: Duration = Duration::from_millis(250);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the reconcile after a creation waits, so that the answer is on its way before the CPUs have more to do.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
@@ -67,6 +67,8 @@ struct Due {
     why: Why,
     since: Instant,
     at: Instant,
+    /// Whether it has to look at the whole node: all but what a creation takes from others, which is known.
+    looks: bool,
 }
 
 // === impl Due ===
@@ -74,7 +76,7 @@ struct Due {
 impl Due {
     fn now(why: Why) -> Self {
         let now = Instant::now();
-        Self { why, since: now, at: now }
+        Self { why, since: now, at: now, looks: why != Why::Create }
     }
 
     fn after_answer() -> Self {
@@ -85,8 +87,12 @@ impl Due {
     /// Adds another to what may be due already: what is owed to somebody counts more than a look.
     fn add(due: &mut Option<Self>, new: Self) {
         match due {
-            Some(there) if there.is_a_look() => there.why = new.why,
-            Some(_) => {}
+            Some(there) => {
+                if there.is_a_look() {
+                    there.why = new.why;
+                }
+                there.looks |= new.looks;
+            }
             None => *due = Some(new),
         }
     }
@@ -218,7 +224,7 @@ impl Owner {
                     let start = Instant::now();
                     let mut ended = Ended::PutOff;
                     // What a creation takes from others is known; whatever has changed is for a look.
-                    if this.why == Why::Create {
+                    if !this.looks {
                         ended = self.turn(this.why, Reach::Seen { again: None, passes: None });
                     }
                     if ended == Ended::PutOff {
@@ -229,7 +235,7 @@ impl Owner {
                         rest = Instant::now() + start.elapsed() * 4;
                     }
                     match ended {
-                        Ended::Done if this.why == Why::Create => {}
+                        Ended::Done if !this.looks => {}
                         Ended::Done => dirty = None,
                         Ended::Failed => {}
                         Ended::PutOff => due = Some(this),
@@ -313,7 +319,13 @@ impl Owner {
                     let required = self.told.requires(&uid);
                     let by_writes = self.node.enforcement == Enforcement::Cpuset;
                     let owed = by_writes && due.as_ref().is_some_and(|due| !due.is_a_look());
-                    if !required && !owed && self.started_at_once(&uid, &container).is_some() {
+                    // systemd takes its time, and this thread is given up for others meanwhile.
+                    let slow = by_writes && self.node.cgroups.systemd;
+                    let mut at_once = || match slow {
+                        true => tokio::task::block_in_place(|| self.started_at_once(&uid, &container)),
+                        false => self.started_at_once(&uid, &container),
+                    };
+                    if !required && !owed && at_once().is_some() {
                         let _ = reply.send(Ok(()));
                         dirty = dirty.or(Some(Instant::now()));
                         continue;
@@ -322,8 +334,12 @@ impl Owner {
                     if !(required && by_writes) {
                         let passes = (!required).then_some((container.as_str(), &mut reply));
                         ended = self.turn(Why::Gate, Reach::Seen { again: Some(&uid), passes });
-                        if ended == Ended::Done && due.as_ref().is_some_and(|due| due.why == Why::Create) {
-                            due = None;
+                        if let Some(this) = due.as_mut().filter(|due| due.why == Why::Create)
+                            && ended == Ended::Done
+                        {
+                            // What the creation took is written; what else was due looks.
+                            this.why = Why::Cgroups;
+                            due = due.filter(|due| due.looks);
                         }
                     }
                     if ended == Ended::PutOff {
@@ -395,12 +411,15 @@ mod tests {
             (Why::Timer, Why::Pods, Why::Pods),
             (Why::Pods, Why::Cgroups, Why::Pods),
             (Why::Create, Why::Runtime, Why::Create),
+            (Why::Create, Why::Create, Why::Create),
         ] {
             let mut due = Some(Due::now(there));
             let since = due.unwrap().since;
             Due::add(&mut due, Due::now(new));
             let due = due.unwrap();
             assert_eq!((due.why, due.since, due.is_a_look()), (then, since, false));
+            // A look that was due is not lost in what is owed.
+            assert_eq!(due.looks, there != Why::Create || new != Why::Create);
         }
     }
 }

@@ -11,6 +11,8 @@ use procfs_core::net::InterfaceDeviceStatus;
 use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
+use super::file;
+
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
 
@@ -19,6 +21,8 @@ const SYS_ADMIN: u64 = 1 << 21;
 pub struct Proc {
     dir: PathBuf,
     ticks_per_second: u64,
+    /// Whether the kernel counts how long threads wait for a CPU.
+    counts_delay: bool,
 }
 
 /// What the scheduler has counted for one thread since it began.
@@ -64,7 +68,9 @@ pub fn thread_cpu_time() -> Duration {
 impl Proc {
     /// The /proc below `root`; `/` on a usual machine.
     pub fn new(root: &Path) -> Self {
-        Self { dir: root.join("proc"), ticks_per_second: procfs::ticks_per_second() }
+        let dir = root.join("proc");
+        let counts_delay = dir.join("self/schedstat").exists();
+        Self { dir, ticks_per_second: procfs::ticks_per_second(), counts_delay }
     }
 
     /// Whether this process may administer the machine (`CAP_SYS_ADMIN`); where that can't be read, the kernel will tell.
@@ -78,28 +84,32 @@ impl Proc {
     pub fn threads(&self, pid: i32) -> Vec<(i32, Scheduled)> {
         let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
         let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
-        let switches = ids.filter_map(|tid| {
-            let text = fs::read(self.dir.join(format!("{pid}/task/{tid}/status"))).ok()?;
-            let status = Status::from_buf_read(Cursor::new(text)).ok()?;
-            let scheduled = Scheduled {
-                voluntary: status.voluntary_ctxt_switches?,
-                involuntary: status.nonvoluntary_ctxt_switches?,
-                run_delay: self.run_delay(pid, tid).unwrap_or_default(),
-            };
-            Some((tid, scheduled))
-        });
-        switches.collect()
+        ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?))).collect()
+    }
+
+    /// Reads two lines of more than fifty: a scrape does this for every thread on the node.
+    fn scheduled(&self, pid: i32, tid: i32) -> Option<Scheduled> {
+        let dir = self.dir.join(format!("{pid}/task/{tid}"));
+        let status = file::read_value(&dir.join("status")).ok()?;
+        let of = |name: &str| {
+            let line = status.lines().rev().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse::<u64>().ok()
+        };
+        // A thread that ends between the two is left out: with half of its counters it would look like another one.
+        let run_delay = match self.counts_delay {
+            true => file::read_value(&dir.join("schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()?,
+            false => 0,
+        };
+        Some(Scheduled {
+            voluntary: of("voluntary_ctxt_switches:")?,
+            involuntary: of("nonvoluntary_ctxt_switches:")?,
+            run_delay,
+        })
     }
 
     /// Why the kernel does not count how long threads wait for a CPU; `None` where it does.
     pub fn no_run_delay(&self) -> Option<&'static str> {
-        let counted = self.dir.join("self/schedstat").exists();
-        (!counted).then_some("the kernel was built without CONFIG_SCHED_INFO")
-    }
-
-    fn run_delay(&self, pid: i32, tid: i32) -> Option<u64> {
-        let text = fs::read_to_string(self.dir.join(format!("{pid}/task/{tid}/schedstat"))).ok()?;
-        text.split_whitespace().nth(1)?.parse().ok()
+        (!self.counts_delay).then_some("the kernel was built without CONFIG_SCHED_INFO")
     }
 
     /// Seconds since a process began; `None` for one that is gone. The kernel counts in hundredths.

@@ -1,5 +1,6 @@
 //! One scrape: the collectors one after the other, each timed, with a deadline, and none able to fail the others.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::families::{
@@ -20,8 +21,8 @@ pub(super) struct Subject<'a> {
     pub(super) state: &'a ContainerState,
     pub(super) cgroup: &'a str,
     pub(super) labels: Labels,
-    /// Its processes, once they were read.
-    pub(super) processes: Vec<i32>,
+    /// Its processes, where they could be read.
+    pub(super) processes: Option<Vec<i32>>,
 }
 
 /// What is measured in a scrape.
@@ -62,11 +63,7 @@ impl Scrape<'_> {
 
 /// Runs every collector.
 pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
-    let subjects = snapshot.containers.iter().filter_map(|state| {
-        let cgroup = state.cgroup.as_deref()?;
-        Some(Subject { state, cgroup, labels: of_container(state), processes: Vec::new() })
-    });
-    let mut scrape = Scrape { snapshot, sources, subjects: subjects.collect(), until: Instant::now() };
+    let mut scrape = Scrape { snapshot, sources, subjects: subjects(snapshot), until: Instant::now() };
     let mut run = Run::new(sources);
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
@@ -76,6 +73,27 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
     run.page()
+}
+
+/// The containers that have a cgroup. Of a pod that is replaced by one of the same name, both may be there for a while: then
+/// those that run are meant.
+fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
+    let mut subjects: Vec<Subject<'_>> = Vec::new();
+    let mut places = HashMap::new();
+    for state in &snapshot.containers {
+        let Some(cgroup) = state.cgroup.as_deref() else { continue };
+        let new = Subject { state, cgroup, labels: of_container(state), processes: None };
+        let name = (&state.namespace, &state.pod, &state.container);
+        match places.get(&name).and_then(|at: &usize| subjects.get_mut(*at)) {
+            Some(there) if there.state.running => {}
+            Some(there) => *there = new,
+            None => {
+                places.insert(name, subjects.len());
+                subjects.push(new);
+            }
+        }
+    }
+    subjects
 }
 
 /// The collectors so far, and what they have cost.

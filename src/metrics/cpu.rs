@@ -30,8 +30,9 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             Err(error) => complete &= error.is_gone(),
         }
         match cgroups.processes(subject.cgroup) {
-            Ok(processes) => subject.processes = processes,
-            Err(error) => complete &= error.is_gone(),
+            Ok(processes) => subject.processes = Some(processes),
+            Err(error) if error.is_gone() => subject.processes = Some(Vec::new()),
+            Err(_) => complete = false,
         }
     }
     [usage, periods, throttled, held_back].into_iter().for_each(|lines| page.add(lines));

@@ -9,9 +9,11 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut bytes = Lines::of(&CONTAINER_MEMORY_NUMA_BYTES);
     let (mut complete, mut counted) = (true, scrape.subjects.is_empty());
     for subject in &scrape.subjects {
-        let late = scrape.is_late();
+        if scrape.is_late() {
+            complete = false;
+            break;
+        }
         match cgroups.pages(subject.cgroup) {
-            _ if late => complete = false,
             Ok(pages) => {
                 counted |= pages.is_some();
                 for pages in pages.unwrap_or_default() {

@@ -31,6 +31,8 @@ const FAMILIES: [(&Family, Count); 8] = [
 struct Seen<'a> {
     state: &'a ContainerState,
     host_network: bool,
+    /// Whether the processes of all its containers could be read.
+    known: bool,
     process: Option<i32>,
     namespace: Option<PathBuf>,
 }
@@ -41,10 +43,11 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut pods: BTreeMap<(&str, &str), Seen<'_>> = BTreeMap::new();
     for subject in &scrape.subjects {
         let state = subject.state;
-        let new = || Seen { state, host_network: false, process: None, namespace: None };
+        let new = || Seen { state, host_network: false, known: true, process: None, namespace: None };
         let pod = pods.entry((&state.namespace, &state.pod)).or_insert_with(new);
         pod.host_network |= state.host_network;
-        pod.process = pod.process.or_else(|| subject.processes.first().copied());
+        pod.known &= subject.processes.is_some();
+        pod.process = pod.process.or_else(|| subject.processes.as_ref()?.first().copied());
     }
     let mut users: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for pod in pods.values_mut() {
@@ -53,9 +56,11 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             *users.entry(namespace.clone()).or_default() += 1;
         }
     }
+    // One whose namespace is not known may share any.
+    let all_known = pods.values().all(|pod| pod.known || pod.namespace.is_some());
     let mut scopes = Lines::of(&POD_NETWORK_SCOPE);
     let mut lines = FAMILIES.map(|(family, _)| Lines::of(family));
-    let mut complete = true;
+    let mut complete = all_known;
     for pod in pods.values() {
         let Some(process) = pod.process else { continue };
         if scrape.is_late() {
@@ -67,7 +72,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let scope = match (&own, &pod.namespace) {
             _ if pod.host_network => "host",
             (Some(own), Some(theirs)) if own == theirs => "host",
-            (_, Some(theirs)) if users.get(theirs) == Some(&1) => "pod",
+            (_, Some(theirs)) if all_known && users.get(theirs) == Some(&1) => "pod",
             _ => "unknown",
         };
         let labels = of_pod(pod.state);

@@ -13,10 +13,12 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut seconds = Lines::of(&CONTAINER_PRESSURE_SECONDS);
     let mut complete = true;
     for subject in &scrape.subjects {
+        if scrape.is_late() {
+            complete = false;
+            break;
+        }
         for resource in RESOURCES {
-            let late = scrape.is_late();
             match cgroups.pressure(subject.cgroup, resource) {
-                _ if late => complete = false,
                 Ok(pressure) => {
                     let some = pressure.map(|pressure| pressure.some);
                     let kinds = [("some", some), ("full", pressure.and_then(|pressure| pressure.full))];

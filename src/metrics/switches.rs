@@ -15,7 +15,6 @@ pub(super) struct Switchboard {
 struct Container {
     threads: HashMap<i32, Scheduled>,
     total: Scheduled,
-    seen: bool,
 }
 
 // === impl Switchboard ===
@@ -24,7 +23,6 @@ impl Switchboard {
     /// Takes note of a container's threads and returns its totals, which never go back while its cgroup lives.
     pub(super) fn add(&mut self, cgroup: &str, threads: &[(i32, Scheduled)]) -> Scheduled {
         let container = self.containers.entry(cgroup.to_owned()).or_default();
-        container.seen = true;
         for (tid, now) in threads {
             // A thread id that was used again counts from zero: less than before means another thread.
             let before = container
@@ -45,9 +43,9 @@ impl Switchboard {
         container.total
     }
 
-    /// Forgets the cgroups that were not noted since the last call.
-    pub(super) fn sweep(&mut self) {
-        self.containers.retain(|_, container| std::mem::take(&mut container.seen));
+    /// Forgets the cgroups that are not there any more.
+    pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.containers.retain(|cgroup, _| is_there(cgroup));
     }
 }
 
@@ -77,8 +75,9 @@ mod tests {
     fn a_cgroup_that_is_gone_is_forgotten() {
         let mut board = Switchboard::default();
         board.add("a", &threads(&[(1, 10, 1)]));
-        board.sweep();
-        board.sweep();
+        board.keep(|cgroup| cgroup == "a");
+        assert_eq!(board.containers.len(), 1);
+        board.keep(|_| false);
         assert!(board.containers.is_empty());
     }
 }

@@ -1,5 +1,7 @@
 //! Threads, their context switches, and how long they waited for a CPU.
 
+use std::collections::HashSet;
+
 use super::collect::{Outcome, Scrape};
 use super::families::{CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS};
 use super::lock;
@@ -16,8 +18,12 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        let seen: Vec<_> =
-            subject.processes.iter().flat_map(|pid| scrape.sources.proc.threads(*pid)).collect();
+        // Without them nothing is known of its threads, and what was counted of them stays.
+        let Some(processes) = &subject.processes else {
+            complete = false;
+            continue;
+        };
+        let seen: Vec<_> = processes.iter().flat_map(|pid| scrape.sources.proc.threads(*pid)).collect();
         let total = board.add(subject.cgroup, &seen);
         threads.put(&subject.labels, seen.len());
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
@@ -26,10 +32,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             delay.put(&subject.labels, total.run_delay as f64 / 1e9);
         }
     }
-    // What was not come to would have to begin anew.
-    if complete {
-        board.sweep();
-    }
+    let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
+    board.keep(|cgroup| there.contains(cgroup));
     [threads, switches, delay].into_iter().for_each(|lines| page.add(lines));
     match unsupported.filter(|_| complete) {
         Some(reason) => Outcome::Unsupported(reason.to_owned()),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::{Cgroups, Quota};
+use pinfold::host::netns::Netns;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
 /// CPUs and the lock on the hierarchy are the machine's: one test of this program at a time uses them.
@@ -152,12 +153,17 @@ impl Tree<'_> {
 
     /// Starts a process that lives in a cgroup from its first instruction on, and returns its id.
     pub(crate) fn start(&mut self, path: &str) -> u32 {
+        self.start_in(path, None)
+    }
+
+    /// The same, in a network namespace of its own.
+    pub(crate) fn start_in(&mut self, path: &str, network: Option<&Netns>) -> u32 {
         let spawn = Spawn {
             program: "/bin/sleep".into(),
             args: vec!["600".into()],
             env: BTreeMap::new(),
             cgroup_procs: self.kernel.cgroups.procs_files(path),
-            netns: None,
+            netns: network.cloned(),
             stderr: Stderr::Null,
         };
         let process = self.launcher.spawn(spawn).unwrap_or_else(|error| panic!("{path}: {error:?}"));

@@ -1,10 +1,12 @@
 //! What a start takes before the program begins, where its own pod is all there is to see to.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::{Owner, Seen, Why};
+use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;
-use crate::pin::{self, Enforcement, Observed, Scan, Step};
+use crate::pin::{self, Desired, Enforcement, Ledger, Observed, ObservedContainer, Scan};
 use crate::pod::Pod;
 
 // === impl Owner ===
@@ -14,7 +16,8 @@ impl Owner {
     /// seen last, and are not written to, so this takes the same time on a full node as on an empty one. What is published
     /// follows with the next look.
     ///
-    /// `None` where that won't do: nothing is known, the pod can't be read or explained, or CPUs that it is owed are lacking.
+    /// `None` where that won't do: nothing is known, the pod can't be read or explained, CPUs that it is owed are lacking, others
+    /// would have to leave its CPUs first, or somebody has changed its cgroups, which is to be counted.
     pub(super) fn started_at_once(&mut self, uid: &str, container: &str) -> Option<()> {
         let start = Instant::now();
         let mut seen = self.seen.take()?;
@@ -44,17 +47,23 @@ impl Owner {
             return None;
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
+        if self.node.enforcement == Enforcement::Cpuset && !is_alone(uid, &ledger, &decisions.desired, seen) {
+            return None;
+        }
         let before = seen.observed.only(uid)?;
+        let online = (&self.node.topology.online, &self.fresh);
+        if !pin::drift(&before, &ledger, online, self.node.enforcement).is_empty() {
+            return None;
+        }
         let steps = pin::plan(&before, &ledger, &decisions.desired, self.node.enforcement);
         if steps.is_empty() {
             return Some(());
         }
-        let wrote = steps.iter().any(|step| !matches!(step, Step::Mark { .. }));
         let applied = pin::apply(steps, &self.node.cgroups);
         // What went wrong is tried again by the look that follows, and told then.
         self.account(&applied);
         self.read_again(uid, &pods, seen)?;
-        if wrote && let Some(after) = seen.observed.only(uid) {
+        if let Some(after) = seen.observed.only(uid) {
             self.history.note_windows(&before, &after, &self.node, &self.metrics);
         }
         Some(())
@@ -77,4 +86,17 @@ impl Owner {
         }
         Some(())
     }
+}
+
+/// Whether a pod gets no more than it was given before, and nobody else was seen to run there.
+fn is_alone(uid: &str, ledger: &Ledger, desired: &Desired, seen: &Seen) -> bool {
+    let union = |claims: &BTreeMap<String, CpuSet>| {
+        claims.values().fold(CpuSet::new(), |all: CpuSet, cpus| all.union(cpus))
+    };
+    let wanted = desired.claims.get(uid).map(union).unwrap_or_default();
+    let others = seen.observed.pods.iter().filter(|pod| pod.cgroup.uid != uid);
+    let on = |container: &ObservedContainer| {
+        container.cgroup.populated && !container.cgroup.cpuset.effective.is_disjoint(&wanted)
+    };
+    wanted.is_subset(&union(&ledger.of(uid))) && !others.flat_map(|pod| &pod.containers).any(on)
 }

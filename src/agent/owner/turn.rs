@@ -91,15 +91,10 @@ impl Owner {
         self.reconciled(why, reach, &mut None)
     }
 
-    /// File work blocks, so this thread is given up for others meanwhile; but not while a runtime waits for what only a pod is
-    /// read for, which takes less than that.
+    /// File work blocks, so this thread is given up for others meanwhile.
     fn reconciled(&mut self, why: Why, reach: Reach<'_>, question: &mut Option<Question<'_>>) -> Ended {
         let start = Instant::now();
-        let ended = match reach {
-            Reach::Seen { again: Some(_), .. } => self.reconcile(reach, question),
-            _ => tokio::task::block_in_place(|| self.reconcile(reach, question)),
-        };
-        let ended = ended.unwrap_or_else(|error| {
+        let ended = tokio::task::block_in_place(|| self.reconcile(reach, question)).unwrap_or_else(|error| {
             tracing::error!("reconcile failed: {error:#}");
             self.seen = None;
             // What was known stays known, and says that it is old.
@@ -162,6 +157,7 @@ impl Owner {
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
         if !of_node && !decisions.moves.is_empty() {
+            self.seen = Some(Seen { observed, ledger });
             return Ok(Ended::PutOff);
         }
         self.note_moves(&decisions);

@@ -16,6 +16,7 @@ mod usage;
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -284,8 +285,13 @@ impl Cgroups {
 
     /// The process ids in a cgroup, those of cgroups below it included.
     pub fn processes(&self, path: &str) -> Result<Vec<i32>, CgroupError> {
-        let text = file::read(&self.cpuset.join(path).join("cgroup.procs"))?;
+        let dir = self.cpuset.join(path);
+        let text = file::read_value(&dir.join("cgroup.procs"))?;
         let mut found: Vec<i32> = text.lines().filter_map(|line| i32::from_str(line).ok()).collect();
+        // A directory is linked to by itself, by the one above, and by each in it.
+        if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {
+            return Ok(found);
+        }
         for child in self.children(path)? {
             found.extend(ignore_gone(self.processes(&format!("{path}/{child}")))?.unwrap_or_default());
         }
@@ -296,7 +302,7 @@ impl Cgroups {
     pub fn cpu_stat(&self, path: &str) -> Result<CpuStat, CgroupError> {
         let mut stat = CpuStat::default();
         let text = match &self.cpu {
-            Some(cpu) => file::read_optional(&cpu.join(path).join("cpu.stat"))?,
+            Some(cpu) => file::read_value_optional(&cpu.join(path).join("cpu.stat"))?,
             None => None,
         };
         for line in text.iter().flat_map(|text| text.lines()) {
@@ -312,7 +318,7 @@ impl Cgroups {
             }
         }
         if let (None, Some(cpuacct)) = (stat.usage_seconds, &self.cpuacct) {
-            let text = file::read_optional(&cpuacct.join(path).join("cpuacct.usage"))?;
+            let text = file::read_value_optional(&cpuacct.join(path).join("cpuacct.usage"))?;
             stat.usage_seconds = text.and_then(|text| text.parse::<u64>().ok()).map(|ns| ns as f64 / 1e9);
         }
         Ok(stat)

@@ -24,16 +24,14 @@ impl Cgroups {
         match self.version {
             Version::V1 => Some("cgroup v1 counts no pressure"),
             Version::V2 => {
-                let files = self.root().join("cpu.pressure").exists() || self.has_below("cpu.pressure");
-                (!files).then_some("the kernel counts no pressure: boot it with psi=1")
+                // The root of a hierarchy may lack files that every cgroup below it has; older kernels have files that can't be
+                // read while nothing is counted.
+                let below = self.children("").unwrap_or_default().into_iter().next();
+                let counted = |path: &str| matches!(self.pressure(path, "cpu"), Ok(Some(_)));
+                let counted = counted("") || below.is_some_and(|child| counted(&child));
+                (!counted).then_some("the kernel counts no pressure: boot it with psi=1")
             }
         }
-    }
-
-    /// The root of a hierarchy may lack files that every cgroup below it has.
-    fn has_below(&self, name: &str) -> bool {
-        let first = self.children("").unwrap_or_default().into_iter().next();
-        first.is_some_and(|child| self.root().join(child).join(name).exists())
     }
 
     /// How long tasks of a cgroup have waited for a resource; `None` where that is not counted.
