@@ -20,11 +20,20 @@ mod machine;
 #[path = "quiet/steering.rs"]
 mod steering;
 
+use std::sync::LazyLock;
+
 use pinfold::cpu::CpuSet;
-use pinfold::pin::quiet::Quiet;
+use pinfold::pin::quiet::{Quiet, Situation};
 
 const ALL: Quiet = Quiet { irqs: true, workqueues: true, packet_steering: true, system_slices: true };
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
+}
+
+static NONE: LazyLock<CpuSet> = LazyLock::new(CpuSet::new);
+
+/// What is asked for, for CPUs that are somebody's own and not isolated.
+fn situation<'a>(options: Quiet, exclusive: &'a CpuSet, online: &'a CpuSet) -> Situation<'a> {
+    Situation { options, exclusive, isolated: &NONE, online }
 }

@@ -19,6 +19,7 @@ mod gate;
 mod given_up;
 mod history;
 mod http;
+mod isolation;
 mod node;
 mod owner;
 mod promises;

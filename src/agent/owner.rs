@@ -14,6 +14,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use super::event::{Event, RuntimeNews, Source};
 use super::given_up::GivenUp;
 use super::history::History;
+use super::isolation::Isolation;
 use super::node::Node;
 use super::question::Question;
 use super::told::Told;
@@ -136,6 +137,7 @@ pub(super) struct Owner {
     /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
     heard: bool,
     given_up: GivenUp,
+    isolation: Isolation,
     /// What was read last, unless the last reconcile failed: questions that can't wait are answered from it.
     seen: Option<Seen>,
     /// CPUs that were given in answers since the last look at the whole node: others may still run on them.
@@ -175,6 +177,7 @@ impl Owner {
             published,
             heard: false,
             given_up: GivenUp::default(),
+            isolation: Isolation::default(),
             seen: None,
             fresh: CpuSet::new(),
             refused: BTreeMap::new(),
@@ -205,7 +208,8 @@ impl Owner {
         }
         let (mut rest, mut dirty) = (Instant::now(), None::<Instant>);
         loop {
-            let soonest = dirty.or_else(|| self.given_up.due()).map(|due| due.max(rest));
+            let waiting = || self.given_up.due().into_iter().chain(self.isolation.due(Instant::now())).min();
+            let soonest = dirty.or_else(waiting).map(|due| due.max(rest));
             // Before the pods were told for the first time there is nobody to serve; and what is due looks at all of it.
             let soonest = soonest.filter(|_| self.heard && due.is_none());
             let late = due.as_ref().is_some_and(Due::is_late);

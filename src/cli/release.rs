@@ -17,7 +17,7 @@ use crate::agent::{Node, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::About;
 use crate::host::proc::Proc;
-use crate::pin::quiet::{Keeper, Quiet};
+use crate::pin::quiet::{Keeper, Quiet, Situation};
 use crate::pin::{self, Applied, Outcome, Step};
 
 /// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
@@ -89,8 +89,10 @@ impl Release {
         let mut left_over: Vec<String> = Vec::new();
         if !self.dry_run {
             let mut keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
-            let quiet =
-                keeper.turn(Quiet::default(), &CpuSet::new(), &node.topology.online, &node.cgroups, "");
+            let nobody = CpuSet::new();
+            let (options, online) = (Quiet::default(), &node.topology.online);
+            let situation = Situation { options, exclusive: &nobody, isolated: &nobody, online };
+            let quiet = keeper.turn(&situation, &node.cgroups, "");
             // Nothing of ours is to be left, and it is no more than a preference.
             let _ = node.cgroups.set_note("", About::Place, None);
             for restored in &quiet.restored {

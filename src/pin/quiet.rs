@@ -51,10 +51,13 @@ pub struct Situation<'a> {
     pub options: Quiet,
     /// CPUs that are owned.
     pub exclusive: &'a CpuSet,
+    /// CPUs of partitions that are `isolated`, shall be, or were a moment ago: no unbound work queue uses them, whatever is
+    /// asked for. While a partition becomes or ceases to be isolated, the kernel takes its CPUs from the work queues or gives
+    /// them back, and Linux before 7 does that under a lock with which it hangs, for ever, where a process joins a cgroup at
+    /// that moment. Where the common mask leaves them out already, there is nothing to do for it.
+    pub isolated: &'a CpuSet,
     /// Online CPUs.
     pub online: &'a CpuSet,
-    /// Knobs that the kernel has refused to turn.
-    pub refused: &'a BTreeSet<Knob>,
 }
 
 /// What is to be done. An empty one has no writes and the note that is there already.
@@ -103,8 +106,15 @@ impl Quiet {
 impl Situation<'_> {
     /// The kinds that must be looked at: those asked for, and those of which something is to be put back.
     pub fn kinds(&self, note: &Note) -> BTreeSet<Kind> {
-        let wanted = |kind: &Kind| self.options.wants(*kind) && !self.exclusive.is_empty();
+        let wanted = |kind: &Kind| !self.taken(*kind).is_empty();
         Kind::ALL.into_iter().filter(wanted).chain(note.entries().keys().map(Knob::kind)).collect()
+    }
+
+    /// The CPUs that this kind is kept off.
+    fn taken(&self, kind: Kind) -> CpuSet {
+        let asked = if self.options.wants(kind) { self.exclusive } else { &CpuSet::new() };
+        let isolated = if kind == Kind::Workqueues { self.isolated } else { &CpuSet::new() };
+        asked.union(isolated)
     }
 
     /// What a knob shall hold whose base is this.
@@ -112,7 +122,7 @@ impl Situation<'_> {
     /// Owned CPUs are taken out. If that leaves no online CPU, the work goes to all that are shared; but a transmit queue
     /// stays then, since another would have to take its place, and steering that is off stays off.
     fn target(&self, knob: &Knob, base: &CpuSet) -> CpuSet {
-        let taken = if self.options.wants(knob.kind()) { self.exclusive } else { &CpuSet::new() };
+        let taken = &self.taken(knob.kind());
         if base.is_disjoint(taken) {
             return base.clone();
         }
@@ -126,7 +136,9 @@ impl Situation<'_> {
 }
 
 /// What to note and what to write. On its own result it yields nothing to write, and the same note.
-pub fn plan(situation: &Situation<'_>, seen: &Seen, note: &Note) -> Plan {
+///
+/// `refused` are knobs that the kernel has refused to turn.
+pub fn plan(situation: &Situation<'_>, refused: &BTreeSet<Knob>, seen: &Seen, note: &Note) -> Plan {
     let mut plan = Plan::default();
     let mut entries = BTreeMap::new();
     let knobs: BTreeSet<&Knob> = seen.values.keys().chain(note.entries().keys()).collect();
@@ -142,7 +154,7 @@ pub fn plan(situation: &Situation<'_>, seen: &Seen, note: &Note) -> Plan {
             .filter(|entry| entry.before == *now || entry.ours.contains(now))
             .map_or(now, |entry| &entry.before);
         let target = situation.target(knob, base);
-        let turn = target != *now && !situation.refused.contains(knob);
+        let turn = target != *now && !refused.contains(knob);
         let mut ours = BTreeSet::from([now.clone()]);
         if turn {
             ours.insert(target.clone());

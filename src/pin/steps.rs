@@ -125,6 +125,9 @@ pub struct Desired {
     pub movable: BTreeSet<String>,
     /// Pods whose containers bind their own threads: their partitions have no load balancing.
     pub isolated: BTreeSet<String>,
+    /// Those of them whose CPUs the kernel's unbound work queues have yet to leave: no partition may become isolated, or gain
+    /// CPUs as one, before that.
+    pub balanced_yet: BTreeSet<String>,
     /// Cgroups whose partition the kernel refused a moment ago: not tried now.
     pub held_back: BTreeSet<String>,
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use pinfold::host::cgroup::{About, Cgroups};
 use pinfold::pin::quiet::{Keeper, Quiet, Report};
 
-use super::{ALL, gate, set};
+use super::{ALL, gate, set, situation};
 
 const TREE: &str = "kubepods";
 
@@ -47,7 +47,7 @@ impl Machine {
     /// As an agent that has just been started.
     fn turn(&self, options: Quiet, exclusive: &str) -> Report {
         let mut keeper = Keeper::new(self.root.path());
-        keeper.turn(options, &set(exclusive), &set("0-7"), &self.cgroups(), TREE)
+        keeper.turn(&situation(options, &set(exclusive), &set("0-7")), &self.cgroups(), TREE)
     }
 
     fn note(&self) -> Option<String> {
@@ -195,13 +195,9 @@ fn trouble_is_said_with_what_to_do() {
     fs::create_dir(machine.path("proc/irq/28")).unwrap();
     std::os::unix::fs::symlink(online, machine.path("proc/irq/28/smp_affinity_list")).unwrap();
     let first = fs::read_to_string(online).unwrap().parse::<pinfold::cpu::CpuSet>().unwrap();
-    let report = Keeper::new(machine.root.path()).turn(
-        ALL,
-        &set("0"),
-        &first.union(&set("0-7")),
-        &machine.cgroups(),
-        TREE,
-    );
+    let (own, online) = (set("0"), first.union(&set("0-7")));
+    let situation = situation(ALL, &own, &online);
+    let report = Keeper::new(machine.root.path()).turn(&situation, &machine.cgroups(), TREE);
     let said = report.sentences().join("\n");
     for part in ["a few", "IRQ 28", "IRQBALANCE_BANNED_CPULIST=0", "restart it, or stop it"] {
         assert!(said.contains(part), "{part}: {said}");

@@ -8,8 +8,8 @@ use pinfold::host::cgroup::About;
 use pinfold::host::knobs::{Kind, Knob, Knobs};
 use pinfold::pin::quiet::{Keeper, Quiet};
 
-use super::ALL;
 use super::kernel::kernel_tests;
+use super::{ALL, situation};
 
 /// Whether this whole machine is meant for a test.
 pub(crate) fn is_ours() -> bool {
@@ -35,7 +35,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let own = kernel.last().union(&kernel.online.iter().nth(2).into_iter().collect());
 
     let mut keeper = Keeper::new(root);
-    let report = keeper.turn(ALL, &own, &kernel.online, &kernel.cgroups, &tree.path);
+    let report = keeper.turn(&situation(ALL, &own, &kernel.online), &kernel.cgroups, &tree.path);
     println!("exclusive {own}: {report:#?}\n{}", report.sentences().join("\n"));
     println!("{}", kernel.cgroups.note(&tree.path, About::Quiet).unwrap().unwrap());
     assert_eq!(report.failed, []);
@@ -50,7 +50,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     assert!(!managed.is_empty(), "the timer's interrupt is nobody's to move");
     assert!(report.moved.len() > 5, "{report:?}");
 
-    let again = keeper.turn(ALL, &own, &kernel.online, &kernel.cgroups, &tree.path);
+    let again = keeper.turn(&situation(ALL, &own, &kernel.online), &kernel.cgroups, &tree.path);
     assert_eq!((again.moved.len(), again.restored.len()), (0, 0), "{again:?}");
     assert_eq!((again.away, &again.managed), (report.away, &report.managed));
 
@@ -62,7 +62,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let (other, chosen) = (other.unwrap().0, kernel.first());
     knobs.set(other, &chosen).unwrap();
     let mut later = Keeper::new(root);
-    let report = later.turn(Quiet::default(), &own, &kernel.online, &kernel.cgroups, &tree.path);
+    let report = later.turn(&situation(Quiet::default(), &own, &kernel.online), &kernel.cgroups, &tree.path);
     assert_eq!(report.failed, []);
     let mut expected = before;
     expected.values.insert(other.clone(), chosen);

@@ -12,6 +12,7 @@ use pinfold::host::netns::Switch;
 use pinfold::pin::quiet::{Keeper, Quiet};
 
 use super::kernel::{Kernel, kernel_tests};
+use super::situation;
 
 #[test]
 fn a_veth_pair_is_steered_away_and_back() {
@@ -52,8 +53,7 @@ fn steer(kernel: &Kernel, root: &Path) {
     let (own, rest) = (kernel.last(), kernel.all_but_one());
     let only = Quiet { packet_steering: true, ..Quiet::default() };
     let mut keeper = Keeper::new(root);
-    let mut turn = |options, own| keeper.turn(options, own, &kernel.online, &kernel.cgroups, &tree.path);
-    let report = turn(only, &own);
+    let report = keeper.turn(&situation(only, &own, &kernel.online), &kernel.cgroups, &tree.path);
     assert_eq!((report.moved.len(), report.away, report.failed.len()), (2, 2, 0), "{report:?}");
     let quiet = look();
     assert_eq!((&quiet.values[&eth0], &quiet.values[&send]), (&rest, &rest));
@@ -63,7 +63,7 @@ fn steer(kernel: &Kernel, root: &Path) {
 
     // The process that moved them died.
     let mut later = Keeper::new(root);
-    let report = later.turn(Quiet::default(), &own, &kernel.online, &kernel.cgroups, &tree.path);
+    let report = later.turn(&situation(Quiet::default(), &own, &kernel.online), &kernel.cgroups, &tree.path);
     assert_eq!(report.restored.len(), 2, "{report:?}");
     assert_eq!(look(), before);
     assert_eq!(kernel.cgroups.note(&tree.path, About::Quiet).unwrap(), None);

@@ -47,6 +47,7 @@ impl Owner {
             return None;
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
+        self.isolate(&mut decisions.desired, Some(uid));
         if self.node.enforcement == Enforcement::Cpuset && !is_alone(uid, &ledger, &decisions.desired, seen) {
             return None;
         }

@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 
 use super::super::event::Reply;
 use super::super::history::own_in_force;
+use super::super::isolation::Isolation;
 use super::super::node::threads;
 use super::super::question::Question;
 use super::inbox::Inbox;
 use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
 use crate::pin::decide::{Decisions, Inputs, Refused, decide};
-use crate::pin::quiet::{Quiet, Report};
-use crate::pin::{self, Applied, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot};
+use crate::pin::quiet::{Quiet, Report, Situation};
+use crate::pin::{
+    self, Applied, Desired, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
+};
 use crate::pod::Pod;
 
 /// The time in which moves are counted.
@@ -154,6 +157,7 @@ impl Owner {
             decisions.only_what_is(&pods, &ledger);
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
+        self.isolate(&mut decisions.desired, None);
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
         if !of_node && !decisions.moves.is_empty() {
@@ -232,6 +236,10 @@ impl Owner {
                 });
                 decision.refused = Some(Refused::Kernel);
             }
+            let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
+            if decision.cpus.is_some() && uid.is_some_and(|uid| self.isolation.is_barred(uid)) {
+                decision.note = Some(Isolation::BARRED.to_owned());
+            }
         }
         self.history.forget(&observed);
         self.publish(&pods, &observed, &ledger, &decisions, errors);
@@ -240,6 +248,14 @@ impl Owner {
             self.fresh = CpuSet::new();
         }
         Ok(Ended::Done)
+    }
+
+    /// Says which pods of those looked at, all or one, have to wait before their partitions may be isolated.
+    pub(super) fn isolate(&mut self, desired: &mut Desired, of: Option<&str>) {
+        if self.node.enforcement != Enforcement::Partition {
+            desired.isolated.clear();
+        }
+        self.isolation.note_wanted(desired, of, Instant::now());
     }
 
     /// How many running containers may be moved now.
@@ -309,7 +325,14 @@ impl Owner {
             exclusive = exclusive.union(&own_in_force(container, node.enforcement));
         }
         // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
-        let report = self.keeper.turn(options, &exclusive, &node.topology.online, &node.cgroups, "");
+        let kernels = match self.isolation.any() {
+            true => node.cgroups.isolated_cpus().unwrap_or_default(),
+            false => CpuSet::new(),
+        };
+        let isolated = self.isolation.keep_off(observed, &kernels);
+        let situation = Situation { options, exclusive: &exclusive, isolated, online: &node.topology.online };
+        let report = self.keeper.turn(&situation, &node.cgroups, "");
+        self.isolation.note_allowed(report.workqueues.as_ref(), Instant::now());
         for what in &report.moved {
             tracing::debug!("off exclusive CPUs: {what}");
         }

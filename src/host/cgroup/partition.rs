@@ -61,7 +61,15 @@ pub enum Partition {
 impl Partition {
     /// Whether its exclusive CPUs are its own now.
     pub fn is_live(&self) -> bool {
-        matches!(self, Self::Valid(Kind::Root | Kind::Isolated))
+        self.live().is_some()
+    }
+
+    /// Which kind of partition it is, where its exclusive CPUs are its own now.
+    pub fn live(&self) -> Option<Kind> {
+        match self {
+            Self::Valid(kind @ (Kind::Root | Kind::Isolated)) => Some(*kind),
+            _ => None,
+        }
     }
 
     fn read(text: &str) -> Self {

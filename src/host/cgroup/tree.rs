@@ -184,6 +184,12 @@ impl Cgroups {
         }
     }
 
+    /// CPUs of all isolated partitions there are, anybody's; none where the kernel does not tell.
+    pub fn isolated_cpus(&self) -> Result<CpuSet, CgroupError> {
+        let path = self.root().join("cpuset.cpus.isolated");
+        file::read_optional(&path)?.map_or(Ok(CpuSet::new()), |text| super::parse(&path, &text))
+    }
+
     fn hierarchies(&self) -> impl Iterator<Item = &PathBuf> {
         let mut roots: Vec<&PathBuf> = vec![&self.cpuset];
         for root in self.cpu.iter().chain(&self.cpuacct).chain(&self.others) {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::super::apply::chain;
 use super::note::ranges;
-use super::{Note, Plan, Quiet, Situation, Write, plan};
+use super::{Note, Plan, Situation, Write, plan};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{About, Cgroups};
 use crate::host::file::FileError;
@@ -26,6 +26,9 @@ pub struct Report {
     pub managed: Vec<Managed>,
     /// What could not be read or written.
     pub failed: Vec<Failed>,
+    /// Where unbound work queues may run by now, if that was looked at.
+    #[serde(skip)]
+    pub workqueues: Option<CpuSet>,
     /// What irqbalance, which was seen and moves interrupts by its own ideas, should be kept off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irqbalance: Option<CpuSet>,
@@ -77,24 +80,18 @@ impl Keeper {
         self
     }
 
-    /// Brings the kernel's own work to where it belongs while `exclusive` is owned.
+    /// Brings the kernel's own work to where it belongs.
     ///
     /// The note is kept on the cgroup at `path`, the same at each call. With no options, or no exclusive CPUs, all that
     /// Pinfold moved is put back and the note taken off: that is the release. What somebody else has written since is
     /// left alone. Idempotent; where nothing is asked for and nothing is noted, it reads one attribute and no more.
-    pub fn turn(
-        &mut self,
-        options: Quiet,
-        exclusive: &CpuSet,
-        online: &CpuSet,
-        cgroups: &Cgroups,
-        path: &str,
-    ) -> Report {
+    pub fn turn(&mut self, situation: &Situation<'_>, cgroups: &Cgroups, path: &str) -> Report {
         let mut report = Report::default();
-        if let Err(reason) = self.try_turn(&mut report, (options, exclusive, online), cgroups, path) {
+        if let Err(reason) = self.try_turn(&mut report, situation, cgroups, path) {
             report.failed.push(Failed { reason, what: Vec::new() });
         }
-        let meddles = self.irqbalance && options.irqs && !exclusive.is_empty();
+        let exclusive = situation.exclusive;
+        let meddles = self.irqbalance && situation.options.irqs && !exclusive.is_empty();
         report.irqbalance = meddles.then(|| exclusive.clone());
         report
     }
@@ -102,26 +99,25 @@ impl Keeper {
     fn try_turn(
         &mut self,
         report: &mut Report,
-        (options, exclusive, online): (Quiet, &CpuSet, &CpuSet),
+        situation: &Situation<'_>,
         cgroups: &Cgroups,
         path: &str,
     ) -> Result<(), String> {
         let text = match cgroups.note(path, About::Quiet) {
             Ok(text) => text,
             // Without the pods' tree nobody owns anything, and there is nowhere to note what was.
-            Err(error) if error.is_gone() && exclusive.is_empty() => return Ok(()),
+            Err(error) if error.is_gone() && situation.exclusive.is_empty() => return Ok(()),
             Err(error) => return Err(chain(&error)),
         };
         let note = Note::parse(text.as_deref()).map_err(|error| chain(&error))?;
         self.refused.retain(|irq, name| self.knobs.irq_name(*irq) == *name);
         let refused = self.refused.keys().copied().map(Knob::Irq).collect();
-        let situation = Situation { options, exclusive, online, refused: &refused };
         let kinds = situation.kinds(&note);
         if kinds.is_empty() {
             return Ok(());
         }
         let seen = self.knobs.read(&kinds).map_err(|error| chain(&error))?;
-        let plan = plan(&situation, &seen, &note);
+        let plan = plan(situation, &refused, &seen, &note);
         let keep = |note: &Note, before: Option<&str>| {
             let text = note.text();
             if text.as_deref() == before {
@@ -135,7 +131,7 @@ impl Keeper {
         // Nothing is written that is not noted: what was there before would be forgotten.
         let ahead = keep(&plan.ahead, text.as_deref())?;
         if !plan.writes.is_empty() {
-            self.irqbalance = options.irqs && self.knobs.irqbalance();
+            self.irqbalance = situation.options.irqs && self.knobs.irqbalance();
         }
         let failures = self.write(&plan, report);
         for (knob, error) in seen.unreadable {
@@ -143,9 +139,12 @@ impl Keeper {
         }
         let settled = plan.settled(|write| !failures.contains(&write.knob));
         report.away = settled.entries().len();
-        if options.irqs {
-            report.managed = self.managed(&seen.values, exclusive);
+        if situation.options.irqs {
+            report.managed = self.managed(&seen.values, situation.exclusive);
         }
+        let turned = plan.writes.iter().find(|write| write.knob == Knob::Workqueues);
+        let turned = turned.filter(|write| !failures.contains(&write.knob)).map(|write| &write.cpus);
+        report.workqueues = turned.or(seen.values.get(&Knob::Workqueues)).cloned();
         keep(&settled, ahead.as_deref())?;
         Ok(())
     }

@@ -26,6 +26,8 @@ struct Kernel {
     note: Option<String>,
     online: CpuSet,
     refused: BTreeSet<Knob>,
+    /// The CPUs that are isolated where they are owned.
+    isolated: CpuSet,
 }
 
 impl Kernel {
@@ -36,12 +38,14 @@ impl Kernel {
             note: None,
             online: set("0-7"),
             refused: BTreeSet::new(),
+            isolated: CpuSet::new(),
         }
     }
 
     fn plan(&self, options: Quiet, exclusive: &CpuSet) -> Plan {
         let note = Note::parse(self.note.as_deref()).unwrap();
-        let situation = Situation { options, exclusive, online: &self.online, refused: &self.refused };
+        let (isolated, online) = (&self.isolated.intersection(exclusive), &self.online);
+        let situation = Situation { options, exclusive, isolated, online };
         let kinds = situation.kinds(&note);
         let values = self
             .knobs
@@ -49,7 +53,7 @@ impl Kernel {
             .filter(|(knob, _)| kinds.contains(&knob.kind()))
             .map(|(k, v)| (k.clone(), v.clone()));
         let seen = Seen { values: values.collect(), kinds, unreadable: BTreeMap::new() };
-        plan(&situation, &seen, &note)
+        plan(&situation, &self.refused, &seen, &note)
     }
 
     /// Carries a plan out up to a crash after so many steps; says how many knobs were turned.
@@ -131,6 +135,22 @@ fn each_kind_has_its_rule() {
 }
 
 #[test]
+fn work_queues_are_off_isolated_cpus_whatever_is_asked_for() {
+    let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Workqueues, "0-7")]);
+    kernel.isolated = set("2");
+    assert_eq!(kernel.run(Quiet::default(), "2-3"), 1);
+    assert_eq!(
+        (kernel.holds(&Knob::Irq(1)), kernel.holds(&Knob::Workqueues)),
+        ("0-7".into(), "0-1,3-7".into())
+    );
+    kernel.run(Quiet { workqueues: true, ..Quiet::default() }, "2-3");
+    assert_eq!(kernel.holds(&Knob::Workqueues), "0-1,4-7");
+    kernel.isolated = CpuSet::new();
+    assert_eq!(kernel.run(Quiet::default(), "2-3"), 1);
+    assert_eq!((kernel.holds(&Knob::Workqueues), &kernel.note), ("0-7".into(), &None));
+}
+
+#[test]
 fn what_others_wrote_since_is_left_alone() {
     let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Irq(2), "0-7"), (Knob::Irq(3), "0-7")]);
     kernel.run(ALL, "2-3");
@@ -160,11 +180,12 @@ fn missing_data_forgets_nothing() {
     let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (receive(0), "0-7"), (receive(1), "0-7")]);
     kernel.run(ALL, "2-3");
     let note = Note::parse(kernel.note.as_deref()).unwrap();
-    let (exclusive, none) = (set("2-3"), BTreeSet::new());
-    let situation = Situation { options: ALL, exclusive: &exclusive, online: &kernel.online, refused: &none };
+    let (exclusive, isolated, refused) = (set("2-3"), CpuSet::new(), BTreeSet::new());
+    let situation =
+        Situation { options: ALL, exclusive: &exclusive, isolated: &isolated, online: &kernel.online };
     let mut seen = Seen { kinds: [Kind::PacketSteering].into(), ..Seen::default() };
     seen.unreadable.insert(receive(0), "why".to_owned());
-    let plan = plan(&situation, &seen, &note);
+    let plan = plan(&situation, &refused, &seen, &note);
     // The one queue can't be read; the other is gone with its device; of interrupts nothing is known.
     assert_eq!(plan.ahead.entries().keys().collect::<Vec<_>>(), [&Knob::Irq(1), &receive(0)]);
     assert_eq!(plan.writes, []);
@@ -194,7 +215,7 @@ fn cpus() -> impl Strategy<Value = CpuSet> {
 #[derive(Debug, Clone)]
 enum Happening {
     /// Owners change, and Pinfold may crash after some steps.
-    Turn(CpuSet, [bool; 4], usize),
+    Turn(CpuSet, [bool; 5], usize),
     /// Somebody else turns a knob.
     Other(usize, CpuSet),
 }
@@ -203,7 +224,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     let crash = prop_oneof![3 => Just(usize::MAX), 2 => 0_usize..12];
     prop_oneof![
         // CPU 0 is reserved, as some CPU always is.
-        4 => (cpus(), any::<[bool; 4]>(), crash)
+        4 => (cpus(), any::<[bool; 5]>(), crash)
             .prop_map(|(cpus, on, crash)| Happening::Turn(cpus.difference(&set("0")), on, crash)),
         1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| Happening::Other(knob, cpus)),
     ]
@@ -236,8 +257,9 @@ proptest! {
         let mut ours: BTreeMap<Knob, BTreeSet<CpuSet>> = BTreeMap::new();
         for happening in history {
             match happening {
-                Happening::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices], crash) => {
+                Happening::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices, isolated], crash) => {
                     let options = Quiet { irqs, workqueues, packet_steering, system_slices };
+                    kernel.isolated = if isolated { set("0-3") } else { CpuSet::new() };
                     let before = kernel.clone();
                     kernel.turn(options, &exclusive, crash);
                     for (knob, cpus) in &kernel.knobs {

@@ -4,8 +4,9 @@
 //! then made a partition. Nobody else needs a write, with one exception: containers of the same pod whose written CPUs
 //! touch the owner's. In this order:
 //!
-//! 1. partitions that the kernel has made invalid become members at once, and cgroups above live ones hold again what
-//!    somebody has taken from them: left so, Linux 6.12 can lose their CPUs;
+//! 1. partitions that the kernel has made invalid become members at once, cgroups above live ones hold again what
+//!    somebody has taken from them: left so, Linux 6.12 can lose their CPUs; and isolated ones that can't stay so, or not
+//!    with what they get, have load balancing again;
 //! 2. marks of those who gain: a crash right after leaves a claim that the next start carries out;
 //! 3. pod mates are narrowed until they touch no partition of the pod;
 //! 4. partitions shrink or end, then the cgroups above them, from below: none is ever less than what is live below it;
@@ -19,7 +20,7 @@
 
 mod survey;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use survey::{Leaf, Place};
 
@@ -30,12 +31,13 @@ use super::memory;
 use super::release::{had, is_below, member};
 use super::{Desired, Reason, Step, cpus};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::Partition;
+use crate::host::cgroup::{Kind, Partition};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     let mut planner = Planner::new(observed, desired);
     planner.mend();
     planner.reach();
+    planner.balance();
     planner.gain();
     planner.apart();
     planner.shrink();
@@ -55,8 +57,8 @@ struct Planner<'a> {
     leaves: Vec<Leaf<'a>>,
     /// What each cgroup holds as exclusive, as the steps so far will have left it.
     held: BTreeMap<&'a str, CpuSet>,
-    /// The cgroups that are live partitions then.
-    live: BTreeSet<&'a str>,
+    /// The cgroups that are live partitions then, and of which kind.
+    live: BTreeMap<&'a str, Kind>,
     /// Cgroups below which strangers hold CPUs, with those CPUs: nobody may take them away.
     strangers: Vec<(&'a str, CpuSet)>,
     steps: Vec<Step>,
@@ -70,7 +72,7 @@ impl<'a> Planner<'a> {
         if self.held.get(path).is_some_and(|held| *held == cpus) {
             return;
         }
-        let live = self.live.contains(path);
+        let live = self.live.contains_key(path);
         let in_force = live.then(|| cpus.intersection(&self.desired.online));
         self.steps.push(Step::Exclusive { path: path.to_owned(), cpus: cpus.clone(), in_force });
         self.held.insert(path, cpus);
@@ -83,7 +85,7 @@ impl<'a> Planner<'a> {
     /// What a cgroup can't be without now: live partitions below it, and what strangers hold.
     fn needed(&self, path: &str) -> CpuSet {
         let live =
-            self.live.iter().filter(|leaf| is_below(leaf, path)).filter_map(|leaf| self.held.get(leaf));
+            self.live.keys().filter(|leaf| is_below(leaf, path)).filter_map(|leaf| self.held.get(leaf));
         let strangers = self.strangers.iter().filter(|(other, _)| *other == path || is_below(other, path));
         union(live).union(&union(strangers.map(|(_, cpus)| cpus)))
     }
@@ -118,6 +120,28 @@ impl<'a> Planner<'a> {
             let pod: &'a ObservedPod = place.pod;
             let path = pod.cgroup.path.as_str();
             self.hold(path, self.held(path).union(&self.needed(path)));
+        }
+    }
+
+    /// A live isolated partition becomes one with load balancing before it gets other CPUs.
+    fn balance(&mut self) {
+        for index in 0..self.leaves.len() {
+            let Some(leaf) = self.leaves.get(index) else { continue };
+            let container: &'a ObservedContainer = leaf.container;
+            let path = container.cgroup.path.as_str();
+            let gives_up = self.live.get(path) == Some(&Kind::Isolated) && leaf.kind == Kind::Root;
+            if gives_up && !leaf.target.is_empty() {
+                self.become_kind(path, Kind::Root, &self.held(path));
+            }
+        }
+    }
+
+    /// A cgroup becomes a live partition of this kind, if it is none.
+    fn become_kind(&mut self, path: &'a str, kind: Kind, cpus: &CpuSet) {
+        if self.live.get(path) != Some(&kind) {
+            let in_force = Some(cpus.intersection(&self.desired.online));
+            self.steps.push(Step::Partition { path: path.to_owned(), kind, in_force });
+            self.live.insert(path, kind);
         }
     }
 
@@ -201,7 +225,7 @@ impl<'a> Planner<'a> {
             let container: &'a ObservedContainer = leaf.container;
             let path = container.cgroup.path.as_str();
             let rest = self.held(path).intersection(&leaf.target);
-            if self.live.contains(path) {
+            if self.live.contains_key(path) {
                 if leaf.target.is_empty() {
                     self.live.remove(path);
                     self.steps.push(member(path));
@@ -273,7 +297,7 @@ impl<'a> Planner<'a> {
             let Some(place) = self.pods.get(leaf.pod) else { continue };
             let pod: &'a ObservedPod = place.pod;
             let stays = self.held(path).intersection(&leaf.target);
-            if self.live.contains(path) && stays.is_disjoint(&self.desired.online) {
+            if self.live.contains_key(path) && stays.is_disjoint(&self.desired.online) {
                 waiting.push((path, pod.cgroup.path.as_str(), leaf.target.clone()));
             }
         }
@@ -319,13 +343,9 @@ impl<'a> Planner<'a> {
             let Some(leaf) = self.leaves.get(index).filter(|leaf| !leaf.target.is_empty()) else { continue };
             let (container, kind): (&'a ObservedContainer, _) = (leaf.container, leaf.kind);
             let path = container.cgroup.path.as_str();
-            let (target, live) = (leaf.target.clone(), self.live.contains(path));
+            let target = leaf.target.clone();
             self.hold(path, target.clone());
-            if !live || container.cgroup.cpuset.partition != Partition::Valid(kind) {
-                let in_force = Some(target.intersection(&self.desired.online));
-                self.steps.push(Step::Partition { path: path.to_owned(), kind, in_force });
-                self.live.insert(path);
-            }
+            self.become_kind(path, kind, &target);
         }
     }
 

@@ -3,10 +3,15 @@
 //! `tests/vm/run` runs these in guests and says so with `PINFOLD_PARTITION_TESTS=1`; elsewhere each that finds no
 //! partitions names itself.
 
+mod isolated;
 mod life;
 mod others;
 mod owner;
 mod wishes;
+
+use std::fs;
+
+use pinfold::cpu::CpuSet;
 
 use crate::gate;
 use crate::kernel::{Kernel, kernel_tests};
@@ -22,4 +27,12 @@ fn partition_tests() -> Option<Kernel> {
         return None;
     }
     Some(kernel)
+}
+
+/// The common mask of unbound work queues.
+const WORK_QUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
+
+/// Where unbound work queues may run.
+fn work_queues() -> CpuSet {
+    CpuSet::from_mask(&fs::read_to_string(WORK_QUEUES).unwrap()).unwrap()
 }

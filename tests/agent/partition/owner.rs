@@ -3,9 +3,7 @@
 use pinfold::cpu::CpuSet;
 
 use super::partition_tests;
-use crate::agent::{
-    Agent, Manifests, Settings, assigned, best_effort, container, in_force, worker, worker_with,
-};
+use crate::agent::{Agent, Manifests, Settings, assigned, best_effort, container, in_force, worker_with};
 use crate::kernel::{Kernel, Tree, allowed};
 
 /// Two containers' worth of a node: a worker on two CPUs, and somebody else.
@@ -197,21 +195,5 @@ fn a_pod_mate_gets_back_what_it_had() {
     agent.eventually("it has what it had", |_| kernel.written(&mate) == cpus("0-7"));
     assert_eq!(kernel.partition(&main), "member");
     agent.eventually("nothing is noted any longer", |_| kernel.cgroups.mark(&mate).unwrap().is_none());
-    agent.stop();
-}
-
-#[test]
-fn programs_that_bind_their_threads_get_no_load_balancing() {
-    let Some(kernel) = partition_tests() else { return };
-    let mut tree = kernel.tree();
-    let pods = Manifests::new();
-    pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 2, "pinfold.io/partition: isolated", ""));
-    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
-    let pod = tree.pod("", "worker-uid");
-    let main = tree.container(&pod, "main1");
-    tree.start(&main);
-    agent.eventually("the worker is isolated", |_| kernel.partition(&main) == "isolated");
-    pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
-    agent.eventually("and then not", |_| kernel.partition(&main) == "root");
     agent.stop();
 }

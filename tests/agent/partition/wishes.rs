@@ -5,7 +5,7 @@ use std::fs;
 use pinfold::cpu::CpuSet;
 use pinfold::host::topology;
 
-use super::partition_tests;
+use super::{WORK_QUEUES, partition_tests, work_queues};
 use crate::agent::{Manifests, Settings, assigned, in_force, worker_with};
 use crate::kernel::{Kernel, allowed};
 
@@ -214,10 +214,7 @@ fn knobs() -> Vec<(String, CpuSet)> {
             found.push((file.display().to_string(), cpus));
         }
     }
-    let file = "/sys/devices/virtual/workqueue/cpumask";
-    let mask = fs::read_to_string(file).unwrap().trim().replace(',', "");
-    let mask = u128::from_str_radix(&mask, 16).unwrap();
-    found.push((file.to_owned(), (0..128).filter(|cpu| mask & (1 << cpu) != 0).collect()));
+    found.push((WORK_QUEUES.to_owned(), work_queues()));
     found.sort_by(|a, b| a.0.cmp(&b.0));
     found
 }

@@ -1,6 +1,6 @@
 //! What there is and what there shall be, side by side.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::super::mark::{Mark, union, usable};
@@ -41,7 +41,7 @@ impl<'a> Planner<'a> {
             pods: Vec::new(),
             leaves: Vec::new(),
             held: BTreeMap::new(),
-            live: BTreeSet::new(),
+            live: BTreeMap::new(),
             strangers: Vec::new(),
             steps: Vec::new(),
         };
@@ -81,15 +81,11 @@ impl<'a> Planner<'a> {
             if alone || unreadable || stranger {
                 target = target.union(&cpuset.exclusive);
                 self.strangers.push((path, cpuset.exclusive.clone()));
-                if cpuset.partition.is_live() {
-                    self.live.insert(path);
-                }
+                self.live.extend(cpuset.partition.live().map(|kind| (path, kind)));
                 continue;
             }
             self.held.insert(path, cpuset.exclusive.clone());
-            if cpuset.partition.is_live() {
-                self.live.insert(path);
-            }
+            self.live.extend(cpuset.partition.live().map(|kind| (path, kind)));
             let owner = mine.contains(&name);
             let wanted = match claims.get(name) {
                 Some(claim) => claim.clone(),
@@ -107,10 +103,14 @@ impl<'a> Planner<'a> {
             };
             let possible = !wanted.is_disjoint(&self.desired.online);
             let target = if possible { wanted } else { CpuSet::new() };
+            let isolated = self.desired.isolated.contains(uid);
             let kind = match &cpuset.partition {
                 // Nobody told us what its pod wants: it stays what it is.
                 Partition::Valid(Kind::Isolated) if pod.known.is_none() => Kind::Isolated,
-                _ if self.desired.isolated.contains(uid) => Kind::Isolated,
+                Partition::Valid(Kind::Isolated) if isolated && target.is_subset(&cpuset.exclusive) => {
+                    Kind::Isolated
+                }
+                _ if isolated && !self.desired.balanced_yet.contains(uid) => Kind::Isolated,
                 _ => Kind::Root,
             };
             self.leaves.push(Leaf { container, pod: index, target, kind, owner });

@@ -198,6 +198,29 @@ fn pods_that_nobody_told_of_stay_what_they_are() {
 }
 
 #[test]
+fn isolated_ones_gain_nothing_before_work_queues_have_left() {
+    let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
+    lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
+    let mut wish = desired(&[("a", "x", "2-4")]);
+    wish.isolated.insert("a".to_owned());
+    let grows = ["kubepods: exclusive 2-4", "a: exclusive 2-4", "a/x: exclusive 2-4"];
+    assert_eq!(steps(&lives, &wish), grows);
+    wish.balanced_yet.insert("a".to_owned());
+    let balanced = [&["a/x: root on CPUs 2-3"], &grows[..]].concat();
+    assert_eq!(steps(&lives, &wish), balanced);
+    // With what they have, or less, they stay isolated.
+    wish.claims = desired(&[("a", "x", "2-3")]).claims;
+    assert_eq!(steps(&lives, &wish), Vec::<String>::new());
+    wish.claims = desired(&[("a", "x", "2")]).claims;
+    assert!(!steps(&lives, &wish).iter().any(|step| step.contains("root")));
+    // What is none yet becomes one with load balancing.
+    let lives = there("", &[("a", "x", "", None, "")]);
+    assert!(steps(&lives, &wish).contains(&"a/x: root on CPUs 2".to_owned()));
+    wish.balanced_yet.clear();
+    assert!(steps(&lives, &wish).contains(&"a/x: isolated on CPUs 2".to_owned()));
+}
+
+#[test]
 fn what_a_runtime_wrote_on_our_word_is_not_what_was_before() {
     let before = |written: &str| {
         let plan = plan(

@@ -1,0 +1,157 @@
+//! [`Isolation`]: when a partition may become isolated.
+//!
+//! Not before the kernel's unbound work queues have left its CPUs (why: [`Situation::isolated`]). They are told to leave
+//! first; the threads that served them there end a moment later, and until the last has ended, the lock is as dangerous.
+//!
+//! [`Situation::isolated`]: crate::pin::quiet::Situation::isolated
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::cpu::CpuSet;
+use crate::host::cgroup::Kind;
+use crate::pin::{Desired, Observed};
+
+/// The time that threads which served work queues are given to end.
+const SETTLED: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(super) struct Isolation {
+    /// The CPUs of pods that shall be isolated, by uid.
+    wanted: BTreeMap<String, CpuSet>,
+    /// The CPUs that work queues are kept off.
+    kept_off: CpuSet,
+    /// Where work queues may run, and since when that is so.
+    allowed: Option<(CpuSet, Instant)>,
+}
+
+// === impl Isolation ===
+
+impl Isolation {
+    /// What is said of a pod that waits for what does not come.
+    pub(super) const BARRED: &str = "its partitions are not isolated but root, with load balancing: the kernel's unbound work \
+        queues can't be kept off its CPUs (/sys/devices/virtual/workqueue/cpumask can't be written here), and without that \
+        Linux before 7 may hang when a partition becomes isolated";
+
+    /// Takes note of which pods shall be isolated, of all or of one, and says in `desired` which have to wait.
+    pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
+        self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
+        for uid in &desired.isolated {
+            let cpus = desired.claims.get(uid).into_iter().flat_map(BTreeMap::values);
+            let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+            if !self.is_safe(&cpus, now) {
+                desired.balanced_yet.insert(uid.clone());
+            }
+            self.wanted.insert(uid.clone(), cpus);
+        }
+    }
+
+    /// The CPUs that work queues must be kept off; `isolated` are those of all isolated partitions by the kernel's word.
+    ///
+    /// They are given back once the kernel has done with them: a cgroup that is gone is a partition for a moment longer.
+    pub(super) fn keep_off(&mut self, observed: &Observed, isolated: &CpuSet) -> &CpuSet {
+        let mut keep = self.kept_off.intersection(isolated);
+        for cpus in self.wanted.values() {
+            keep = keep.union(cpus);
+        }
+        for container in observed.containers().filter(|container| container.mark.is_some()) {
+            let cpuset = &container.cgroup.cpuset;
+            if cpuset.partition.live() == Some(Kind::Isolated) {
+                keep = keep.union(&cpuset.exclusive);
+            }
+        }
+        self.kept_off = keep;
+        &self.kept_off
+    }
+
+    /// Whether any CPUs are kept free for isolated partitions.
+    pub(super) fn any(&self) -> bool {
+        !self.kept_off.is_empty()
+    }
+
+    /// Takes note of where work queues may run, if that was looked at.
+    pub(super) fn note_allowed(&mut self, allowed: Option<&CpuSet>, now: Instant) {
+        let since = self.allowed.take().filter(|(before, _)| Some(before) == allowed);
+        self.allowed = since.or_else(|| Some((allowed?.clone(), now)));
+    }
+
+    /// When something that has to wait has waited long enough.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let (allowed, since) = self.allowed.as_ref()?;
+        let at = *since + SETTLED;
+        let waits = self.wanted.values().any(|cpus| cpus.is_disjoint(allowed));
+        (waits && at > now).then_some(at)
+    }
+
+    /// Whether a pod that shall be isolated waits for what does not come: work queues stay on its CPUs.
+    pub(super) fn is_barred(&self, uid: &str) -> bool {
+        let stays = |allowed: &CpuSet| self.wanted.get(uid).is_some_and(|cpus| !cpus.is_disjoint(allowed));
+        self.wanted.contains_key(uid) && self.allowed.as_ref().is_none_or(|(allowed, _)| stays(allowed))
+    }
+
+    fn is_safe(&self, cpus: &CpuSet, now: Instant) -> bool {
+        self.allowed.as_ref().is_some_and(|(allowed, since)| {
+            cpus.is_disjoint(allowed) && now.saturating_duration_since(*since) >= SETTLED
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    fn wishes(claims: &[(&str, &str)]) -> Desired {
+        let claim = |cpus: &str| BTreeMap::from([("main".to_owned(), set(cpus))]);
+        Desired {
+            claims: claims.iter().map(|(uid, cpus)| ((*uid).to_owned(), claim(cpus))).collect(),
+            isolated: claims.iter().map(|(uid, _)| (*uid).to_owned()).collect(),
+            ..Desired::default()
+        }
+    }
+
+    fn waits(isolation: &mut Isolation, claims: &[(&str, &str)], now: Instant) -> bool {
+        let mut desired = wishes(claims);
+        isolation.note_wanted(&mut desired, None, now);
+        !desired.balanced_yet.is_empty()
+    }
+
+    #[test]
+    fn work_queues_leave_first() {
+        let (mut isolation, start) = (Isolation::default(), Instant::now());
+        assert!(waits(&mut isolation, &[("a", "2-3")], start));
+        assert_eq!((isolation.due(start), isolation.is_barred("a")), (None, true), "nothing is known");
+        assert_eq!(isolation.keep_off(&Observed::default(), &CpuSet::new()), &set("2-3"));
+        isolation.note_allowed(Some(&set("0-7")), start);
+        assert_eq!((isolation.due(start), isolation.is_barred("a")), (None, true), "they stay");
+        isolation.note_allowed(Some(&set("0-1,4-7")), start);
+        let left = start + SETTLED;
+        assert_eq!((isolation.due(start), isolation.is_barred("a")), (Some(left), false));
+        assert!(waits(&mut isolation, &[("a", "2-3")], start + SETTLED / 2));
+        isolation.note_allowed(Some(&set("0-1,4-7")), start + SETTLED / 2);
+        assert!(!waits(&mut isolation, &[("a", "2-3")], left));
+        assert_eq!(isolation.due(left), None);
+        // Another look at one pod forgets none of the others; more CPUs have to wait again.
+        let mut more = wishes(&[("b", "4")]);
+        isolation.note_wanted(&mut more, Some("b"), left);
+        assert_eq!(isolation.keep_off(&Observed::default(), &CpuSet::new()), &set("2-4"));
+        isolation.note_allowed(Some(&set("0-1,5-7")), left);
+        assert!(waits(&mut isolation, &[("a", "2-3")], left), "threads end again");
+    }
+
+    #[test]
+    fn they_come_back_when_the_kernel_is_done() {
+        let (mut isolation, start) = (Isolation::default(), Instant::now());
+        waits(&mut isolation, &[("a", "2-3")], start);
+        isolation.keep_off(&Observed::default(), &CpuSet::new());
+        waits(&mut isolation, &[], start);
+        assert_eq!(isolation.keep_off(&Observed::default(), &set("2-3,7")), &set("2-3"));
+        assert!(isolation.any());
+        assert_eq!(isolation.keep_off(&Observed::default(), &set("7")), &CpuSet::new());
+        assert!(!isolation.any());
+    }
+}

@@ -1,0 +1,79 @@
+//! Partitions without load balancing, which Linux 6.12 makes and unmakes under a lock that it may hang with.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::{partition_tests, work_queues};
+use crate::agent::{Manifests, Settings, worker, worker_with};
+
+/// How often the worker is isolated and balanced again. Without care 6.12 survived 2 to 15 such changes.
+const TIMES: usize = 6;
+
+#[test]
+fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_go() {
+    let Some(kernel) = partition_tests() else { return };
+    let before = work_queues();
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    // A process that moves from cgroup to cgroup without end, as each container and each probe does once.
+    let others = tree.pod("besteffort", "others-uid");
+    let [here, there] = ["here1", "there1"].map(|name| tree.container(&others, name));
+    let moving = tree.start(&here);
+    let [here, there] = [here, there].map(|path| kernel.cgroups.root().join(path).join("cgroup.procs"));
+    let (ends, mut moves) = (AtomicBool::new(false), 0);
+    thread::scope(|scope| {
+        let moved = scope.spawn(|| {
+            let mut moves = 0;
+            while !ends.load(Ordering::Relaxed) {
+                fs::write(&there, moving.to_string()).unwrap();
+                fs::write(&here, moving.to_string()).unwrap();
+                moves += 2;
+            }
+            moves
+        });
+        // A failure in here must not leave the scope waiting.
+        let ends = Ends(&ends);
+        let pod = tree.pod("", "worker-uid");
+        let main = tree.container(&pod, "main1");
+        pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
+        tree.start(&main);
+        agent.eventually("the worker is pinned", |_| kernel.partition(&main) == "root");
+        assert_eq!(work_queues(), before, "nothing is asked of them");
+        for _ in 0..TIMES {
+            pods.put(
+                "worker.yaml",
+                &worker_with("worker-0", "worker-uid", 2, "pinfold.io/partition: isolated", ""),
+            );
+            agent.eventually("the worker is isolated", |_| kernel.partition(&main) == "isolated");
+            let own = kernel.effective(&main);
+            assert!(work_queues().is_disjoint(&own), "{} beside {own}", work_queues());
+            pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
+            agent.eventually("and then not", |_| kernel.partition(&main) == "root");
+            agent.eventually("work queues are back", |_| work_queues() == before);
+        }
+        pods.put(
+            "worker.yaml",
+            &worker_with("worker-0", "worker-uid", 2, "pinfold.io/partition: isolated", ""),
+        );
+        agent.eventually("the worker is isolated once more", |_| kernel.partition(&main) == "isolated");
+        tree.remove(&pod);
+        pods.remove("worker.yaml");
+        agent.eventually("the end of its pod gives them back", |_| work_queues() == before);
+        drop(ends);
+        moves = moved.join().unwrap();
+    });
+    println!("{moves} moves into other cgroups meanwhile");
+    assert!(moves > 100, "{moves}");
+    agent.stop();
+}
+
+/// Ends the moves when it goes.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
