@@ -5,7 +5,9 @@
 pub mod busy;
 pub mod cgroup;
 pub mod file;
+mod kept;
 pub mod knobs;
+pub mod limits;
 mod link;
 pub mod netns;
 pub mod notify;
@@ -13,5 +15,6 @@ pub mod online;
 pub mod pci;
 pub mod proc;
 pub mod spawn;
+pub mod taskstats;
 pub mod topology;
 pub mod watch;

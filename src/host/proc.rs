@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Cursor;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -85,6 +86,13 @@ impl Proc {
         let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
         let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
         ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?))).collect()
+    }
+
+    /// How many threads a process has; 0 for one that is gone.
+    pub fn thread_count(&self, pid: i32) -> usize {
+        // The kernel counts each thread as a link to their directory, which has two besides.
+        let links = fs::metadata(self.dir.join(format!("{pid}/task"))).map_or(0, |tasks| tasks.nlink());
+        usize::try_from(links.saturating_sub(2)).unwrap_or_default()
     }
 
     /// Reads two lines of more than fifty: a scrape does this for every thread on the node.
@@ -185,6 +193,11 @@ mod tests {
         let thread = std::thread::spawn(move || stopped.recv());
         // The thread may need a moment to appear; other tests may start and end threads of their own.
         assert!(before >= 1);
+        // Of another process, since in this one other tests start and end threads.
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(proc.thread_count(i32::try_from(child.id()).unwrap()), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
         assert!(proc.age_seconds(own_pid()).unwrap() < 3600.0);
         assert!(proc.cpu_seconds(own_pid()).unwrap() >= 0.0);
         drop(stop);
@@ -221,6 +234,7 @@ mod tests {
     fn a_process_that_is_gone_is_nothing() {
         let proc = Proc::new(Path::new("/"));
         assert!(proc.threads(-1).is_empty());
+        assert_eq!(proc.thread_count(-1), 0);
         assert_eq!(proc.age_seconds(-1), None);
         assert_eq!(proc.traffic(-1), None);
     }

@@ -1,14 +1,17 @@
 //! What the CPU controller counts, and which processes there are.
 
+use std::collections::HashSet;
+
 use super::collect::{Outcome, Scrape};
 use super::families::{
     CONTAINER_CPU_PERIODS, CONTAINER_CPU_THROTTLED_PERIODS, CONTAINER_CPU_THROTTLED_SECONDS,
     CONTAINER_CPU_USAGE_SECONDS,
 };
+use super::lock;
 use super::page::{Lines, Page};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let cgroups = &scrape.sources.cgroups;
+    let mut counters = lock(&scrape.sources.counters);
     let mut usage = Lines::of(&CONTAINER_CPU_USAGE_SECONDS);
     let mut periods = Lines::of(&CONTAINER_CPU_PERIODS);
     let mut throttled = Lines::of(&CONTAINER_CPU_THROTTLED_PERIODS);
@@ -20,7 +23,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         };
-        match cgroups.cpu_stat(subject.cgroup) {
+        match counters.cpu_stat(subject.cgroup) {
             Ok(stat) => {
                 usage.put_known(&subject.labels, stat.usage_seconds);
                 periods.put_known(&subject.labels, stat.periods);
@@ -29,12 +32,14 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             }
             Err(error) => complete &= error.is_gone(),
         }
-        match cgroups.processes(subject.cgroup) {
+        match counters.processes(subject.cgroup) {
             Ok(processes) => subject.processes = Some(processes),
             Err(error) if error.is_gone() => subject.processes = Some(Vec::new()),
             Err(_) => complete = false,
         }
     }
+    let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
+    counters.keep(|cgroup| there.contains(cgroup));
     [usage, periods, throttled, held_back].into_iter().for_each(|lines| page.add(lines));
     Outcome::of(complete)
 }

@@ -2,10 +2,11 @@
 
 use super::collect::{Outcome, Scrape};
 use super::families::CONTAINER_MEMORY_NUMA_BYTES;
+use super::lock;
 use super::page::{Lines, Page};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let cgroups = &scrape.sources.cgroups;
+    let mut counters = lock(&scrape.sources.counters);
     let mut bytes = Lines::of(&CONTAINER_MEMORY_NUMA_BYTES);
     let (mut complete, mut counted) = (true, scrape.subjects.is_empty());
     for subject in &scrape.subjects {
@@ -13,7 +14,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        match cgroups.pages(subject.cgroup) {
+        match counters.pages(subject.cgroup) {
             Ok(pages) => {
                 counted |= pages.is_some();
                 for pages in pages.unwrap_or_default() {

@@ -22,6 +22,7 @@ mod switches;
 mod threads;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,8 +33,10 @@ pub use families::{API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
 pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
 
-use crate::host::cgroup::Cgroups;
+use crate::host::cgroup::{Cgroups, Counters};
+use crate::host::limits;
 use crate::host::proc::Proc;
+use crate::host::taskstats::Taskstats;
 use crate::pin::Snapshot;
 
 /// For how long scrapes share what was collected.
@@ -46,6 +49,9 @@ pub struct Sources {
     pub cgroups: Cgroups,
     /// The processes, for threads, context switches and network counters.
     pub proc: Proc,
+    counters: Mutex<Counters>,
+    /// Where the kernel lets us ask for processes rather than threads.
+    taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
     foreign: Mutex<foreign::Foreign>,
@@ -68,8 +74,10 @@ impl Sources {
     /// Sources on these hierarchies and this /proc, of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
         let foreign = Mutex::new(foreign::Foreign::new(root));
+        let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
+        let taskstats = Mutex::new(taskstats(root));
         let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { cgroups, proc, switches, foreign, costs, last }
+        Self { cgroups, proc, counters, taskstats, switches, foreign, costs, last }
     }
 
     /// Collects everything that belongs to the node's pods.
@@ -115,6 +123,18 @@ pub fn complete(
         runtime.write(&mut page);
     }
     page
+}
+
+/// The kernel's accounting of this machine's processes, where it may be asked.
+fn taskstats(root: &Path) -> Option<Taskstats> {
+    let opened = (root == Path::new("/")).then(Taskstats::open)?;
+    let refused = |error: &io::Error| {
+        tracing::info!(
+            "a scrape reads two files for each thread, since the kernel's accounting can't be asked for processes \
+             (it takes CAP_NET_ADMIN and the machine's own process ids): {error}"
+        );
+    };
+    opened.inspect_err(refused).ok()
 }
 
 /// A scrape that died halfway leaves nothing that the next one could trip over.

@@ -2,14 +2,15 @@
 
 use super::collect::{Outcome, Scrape};
 use super::families::CONTAINER_PRESSURE_SECONDS;
+use super::lock;
 use super::page::{Lines, Page};
 use crate::host::cgroup::RESOURCES;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let cgroups = &scrape.sources.cgroups;
-    if let Some(reason) = cgroups.no_pressure() {
+    if let Some(reason) = scrape.sources.cgroups.no_pressure() {
         return Outcome::Unsupported(reason.to_owned());
     }
+    let mut counters = lock(&scrape.sources.counters);
     let mut seconds = Lines::of(&CONTAINER_PRESSURE_SECONDS);
     let mut complete = true;
     for subject in &scrape.subjects {
@@ -17,9 +18,9 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        for resource in RESOURCES {
-            match cgroups.pressure(subject.cgroup, resource) {
-                Ok(pressure) => {
+        match counters.pressure(subject.cgroup) {
+            Ok(pressures) => {
+                for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
                     let some = pressure.map(|pressure| pressure.some);
                     let kinds = [("some", some), ("full", pressure.and_then(|pressure| pressure.full))];
                     for (kind, time) in kinds.into_iter().filter_map(|(kind, time)| Some((kind, time?))) {
@@ -27,8 +28,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
                         seconds.put_with(&subject.labels, &more, time.as_secs_f64());
                     }
                 }
-                Err(error) => complete &= error.is_gone(),
             }
+            Err(error) => complete &= error.is_gone(),
         }
     }
     page.add(seconds);

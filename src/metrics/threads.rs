@@ -6,12 +6,15 @@ use super::collect::{Outcome, Scrape};
 use super::families::{CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS};
 use super::lock;
 use super::page::{Lines, Page};
+use crate::host::proc::{Proc, Scheduled};
+use crate::host::taskstats::Taskstats;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let (mut threads, mut switches) = (Lines::of(&CONTAINER_THREADS), Lines::of(&CONTAINER_CONTEXT_SWITCHES));
     let mut delay = Lines::of(&CONTAINER_CPU_RUN_DELAY_SECONDS);
     let unsupported = scrape.sources.proc.no_run_delay();
     let mut board = lock(&scrape.sources.switches);
+    let mut taskstats = lock(&scrape.sources.taskstats);
     let mut complete = true;
     for subject in &scrape.subjects {
         if scrape.is_late() {
@@ -23,9 +26,13 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             continue;
         };
-        let seen: Vec<_> = processes.iter().flat_map(|pid| scrape.sources.proc.threads(*pid)).collect();
+        // What can't be counted now is counted at the next scrape; as if it were gone, it would be counted twice.
+        let Some((count, seen)) = count(&scrape.sources.proc, taskstats.as_mut(), processes) else {
+            complete = false;
+            continue;
+        };
         let total = board.add(subject.cgroup, &seen);
-        threads.put(&subject.labels, seen.len());
+        threads.put(&subject.labels, count);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);
         if unsupported.is_none() {
@@ -39,4 +46,22 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         Some(reason) => Outcome::Unsupported(reason.to_owned()),
         None => Outcome::of(complete),
     }
+}
+
+/// How many threads processes have, and what was counted for each process, or for each thread where the kernel does not let us
+/// ask for processes; `None` where it does not say.
+fn count(
+    proc: &Proc,
+    taskstats: Option<&mut Taskstats>,
+    processes: &[i32],
+) -> Option<(usize, Vec<(i32, Scheduled)>)> {
+    let Some(taskstats) = taskstats else {
+        let seen: Vec<_> = processes.iter().flat_map(|pid| proc.threads(*pid)).collect();
+        return Some((seen.len(), seen));
+    };
+    let mut seen = Vec::with_capacity(processes.len());
+    for pid in processes {
+        seen.extend(taskstats.of(*pid).ok()?.map(|scheduled| (*pid, scheduled)));
+    }
+    Some((processes.iter().map(|pid| proc.thread_count(*pid)).sum(), seen))
 }

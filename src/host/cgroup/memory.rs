@@ -44,18 +44,6 @@ impl Cgroups {
         Ok(Memory { numa, bytes_to_move })
     }
 
-    /// Where the memory of a cgroup lies, by NUMA node; `None` where that is not counted.
-    ///
-    /// # Errors
-    /// The file is there and can't be read.
-    pub fn pages(&self, path: &str) -> Result<Option<Vec<Pages>>, CgroupError> {
-        let Some(memory) = &self.memory else { return Ok(None) };
-        let text = file::read_value_optional(&memory.join(path).join("memory.numa_stat"))?;
-        // The older hierarchy counts pages.
-        let unit = if *memory == self.cpuset { 1 } else { procfs::page_size() };
-        Ok(text.map(|text| pages(&text, unit)))
-    }
-
     /// Sets the NUMA nodes that a cgroup's memory may come from.
     pub fn set_memory(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
         let file = self.root().join(path).join("cpuset.mems");
@@ -76,7 +64,7 @@ impl Cgroups {
     }
 }
 
-fn pages(text: &str, unit: u64) -> Vec<Pages> {
+pub(super) fn pages(text: &str, unit: u64) -> Vec<Pages> {
     let mut found: Vec<Pages> = Vec::new();
     for line in text.lines() {
         // `anon N0=4096 N1=0`, or `anon=1 N0=1 N1=0`.

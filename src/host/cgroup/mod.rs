@@ -3,6 +3,7 @@
 //! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front: `kubepods/pod1/c0ffee`.
 //! On cgroup v1 the same path is looked up in each controller's hierarchy.
 
+mod counters;
 mod layout;
 mod memory;
 mod namespace;
@@ -25,6 +26,7 @@ use serde::Serialize;
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
+pub use counters::{Counters, CpuStat};
 pub use memory::{Memory, Pages};
 pub use namespace::join_host;
 pub use note::About;
@@ -298,32 +300,6 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// The text of `cpu.stat` and the CPU seconds used, where there is a controller that counts them.
-    pub fn cpu_stat(&self, path: &str) -> Result<CpuStat, CgroupError> {
-        let mut stat = CpuStat::default();
-        let text = match &self.cpu {
-            Some(cpu) => file::read_value_optional(&cpu.join(path).join("cpu.stat"))?,
-            None => None,
-        };
-        for line in text.iter().flat_map(|text| text.lines()) {
-            let Some((key, value)) = line.split_once(' ') else { continue };
-            let value = value.parse::<u64>().ok();
-            match key {
-                "nr_periods" => stat.periods = value,
-                "nr_throttled" => stat.throttled_periods = value,
-                "throttled_time" => stat.throttled_seconds = value.map(|ns| ns as f64 / 1e9),
-                "throttled_usec" => stat.throttled_seconds = value.map(|us| us as f64 / 1e6),
-                "usage_usec" => stat.usage_seconds = value.map(|us| us as f64 / 1e6),
-                _ => {}
-            }
-        }
-        if let (None, Some(cpuacct)) = (stat.usage_seconds, &self.cpuacct) {
-            let text = file::read_value_optional(&cpuacct.join(path).join("cpuacct.usage"))?;
-            stat.usage_seconds = text.and_then(|text| text.parse::<u64>().ok()).map(|ns| ns as f64 / 1e9);
-        }
-        Ok(stat)
-    }
-
     /// The mark on a cgroup: what Pinfold noted there, if anything.
     pub fn mark(&self, path: &str) -> Result<Option<String>, CgroupError> {
         let path = self.cpuset.join(path);
@@ -359,19 +335,6 @@ impl Cgroups {
             _ => self.version,
         }
     }
-}
-
-/// What the CPU controller counted for a cgroup since it was made; `None` where nothing counts it.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct CpuStat {
-    /// CPU time used.
-    pub usage_seconds: Option<f64>,
-    /// CFS periods in which the cgroup ran.
-    pub periods: Option<u64>,
-    /// Periods in which its quota ran out.
-    pub throttled_periods: Option<u64>,
-    /// Time its tasks were held back.
-    pub throttled_seconds: Option<f64>,
 }
 
 fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CgroupError, Cgroups, Version, file};
+use super::{Cgroups, Version, file};
 
 /// Resources whose pressure the kernel counts.
 pub const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
@@ -27,24 +27,18 @@ impl Cgroups {
                 // The root of a hierarchy may lack files that every cgroup below it has; older kernels have files that can't be
                 // read while nothing is counted.
                 let below = self.children("").unwrap_or_default().into_iter().next();
-                let counted = |path: &str| matches!(self.pressure(path, "cpu"), Ok(Some(_)));
+                let counted = |path: &str| {
+                    let text = file::read_value_optional(&self.root().join(path).join("cpu.pressure"));
+                    text.is_ok_and(|text| text.is_some_and(|text| parse(&text).is_some()))
+                };
                 let counted = counted("") || below.is_some_and(|child| counted(&child));
                 (!counted).then_some("the kernel counts no pressure: boot it with psi=1")
             }
         }
     }
-
-    /// How long tasks of a cgroup have waited for a resource; `None` where that is not counted.
-    ///
-    /// # Errors
-    /// The file is there and can't be read.
-    pub fn pressure(&self, path: &str, resource: &str) -> Result<Option<Pressure>, CgroupError> {
-        let file = self.root().join(path).join(format!("{resource}.pressure"));
-        Ok(file::read_value_optional(&file)?.and_then(|text| parse(&text)))
-    }
 }
 
-fn parse(text: &str) -> Option<Pressure> {
+pub(super) fn parse(text: &str) -> Option<Pressure> {
     let total = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
         let total = line.split(' ').find_map(|field| field.strip_prefix("total="))?;

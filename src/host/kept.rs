@@ -1,0 +1,116 @@
+//! [`Reader`]: kernel files that are read again and again, kept open so that nothing but the read is left.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use super::file::FileError;
+
+/// What the kernel hands over at once of most files; longer ones need room for more.
+const PAGE: usize = 4096;
+
+/// Reads files that may be kept open, into a buffer of its own.
+///
+/// A file of a cgroup that is kept open keeps nobody from removing the cgroup: it just can't be read any more.
+#[derive(Debug)]
+pub(super) struct Reader {
+    buffer: Vec<u8>,
+}
+
+// === impl Reader ===
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self { buffer: vec![0; PAGE] }
+    }
+}
+
+impl Reader {
+    /// The text of a file, white space at its end included; `None` where there is none. It is opened if it is not open, or
+    /// not the same any more, and stays open in `kept` if it may.
+    ///
+    /// # Errors
+    /// It is there and can't be read.
+    pub(super) fn read(
+        &mut self,
+        kept: &mut Option<File>,
+        keep: bool,
+        path: impl FnOnce() -> PathBuf,
+    ) -> Result<Option<&str>, FileError> {
+        if let Some(file) = kept {
+            match fill(&mut self.buffer, file) {
+                Ok(length) => return Ok(Some(text(&self.buffer, length))),
+                // Gone, or another one in its place.
+                Err(_) => *kept = None,
+            }
+        }
+        let path = path();
+        let read = File::open(&path).and_then(|file| Ok((fill(&mut self.buffer, &file)?, file)));
+        match read {
+            Ok((length, file)) => {
+                *kept = keep.then_some(file);
+                Ok(Some(text(&self.buffer, length)))
+            }
+            Err(source) => {
+                let error = FileError::Read { path, source };
+                if error.is_gone() { Ok(None) } else { Err(error) }
+            }
+        }
+    }
+}
+
+/// Reads a file from its beginning to its end; how long it is.
+fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
+    let mut length = 0;
+    loop {
+        let room = buffer.get_mut(length..).unwrap_or_default();
+        let some = match file.read_at(room, length as u64) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        // The kernel fills less than half of the room only where there is no more to come.
+        let is_all = some < room.len() / 2;
+        length += some;
+        if is_all || some == 0 {
+            return Ok(length);
+        }
+        buffer.resize(length + PAGE.max(length), 0);
+    }
+}
+
+fn text(buffer: &[u8], length: usize) -> &str {
+    // The kernel's numbers and words are ASCII; anything else is nothing that could be understood.
+    std::str::from_utf8(buffer.get(..length).unwrap_or_default()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn files_of_all_lengths_are_whole_and_read_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("value");
+        let (mut reader, mut kept) = (Reader::default(), None);
+        for keep in [false, true] {
+            for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000, 3] {
+                let text = "x".repeat(length);
+                fs::write(&path, &text).unwrap();
+                assert_eq!(reader.read(&mut kept, keep, || path.clone()).unwrap(), Some(text.as_str()));
+                assert_eq!(kept.is_some(), keep);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_nothing_and_what_cannot_be_read_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut reader, mut kept) = (Reader::default(), None);
+        assert_eq!(reader.read(&mut kept, true, || dir.path().join("none")).unwrap(), None);
+        let error = reader.read(&mut kept, true, || dir.path().to_owned()).unwrap_err();
+        assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+        assert!(kept.is_none());
+    }
+}

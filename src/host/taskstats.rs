@@ -1,0 +1,214 @@
+//! [`Taskstats`]: what the scheduler has counted for all threads of a process, those that have ended included, with one
+//! question over generic netlink instead of two files for each thread.
+//!
+//! Shapes: Documentation/accounting/taskstats.rst and include/uapi/linux/{taskstats,genetlink,netlink}.h.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
+    sockopt,
+};
+use nix::sys::time::TimeVal;
+
+use super::proc::Scheduled;
+
+/// The family that knows the numbers of all others.
+const CONTROLLER: u16 = 0x10;
+const GET_FAMILY: u8 = 3;
+const FAMILY_ID: u16 = 1;
+const FAMILY_NAME: u16 = 2;
+
+const GET: u8 = 1;
+const OF_PROCESS: u16 = 2;
+const PROCESS: u16 = 5;
+const STATS: u16 = 3;
+
+const REQUEST: u16 = 1;
+const ERROR: u16 = 2;
+
+/// Lengths of the headers of a netlink message, and of a generic netlink message in it.
+const HEADER: usize = 16;
+const GENERIC: usize = 4;
+
+/// How often its threads got a CPU: nothing where the kernel was built without the accounting of delays.
+const RUNS: usize = 16;
+/// Where the counters are in `struct taskstats`: fields have only ever been added at its end.
+const RUN_DELAY: usize = 24;
+const VOLUNTARY: usize = 272;
+const INVOLUNTARY: usize = 280;
+
+/// A connection to the kernel's accounting.
+#[derive(Debug)]
+pub struct Taskstats {
+    socket: OwnedFd,
+    family: u16,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+// === impl Taskstats ===
+
+impl Taskstats {
+    /// Connects, and asks for this process once.
+    ///
+    /// # Errors
+    /// The kernel has no such accounting, or does not let this process ask: that takes CAP_NET_ADMIN and the machine's own
+    /// process ids (`hostPID`).
+    pub fn open() -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let socket =
+            socket(AddressFamily::Netlink, SockType::Raw, flags, Some(SockProtocol::NetlinkGeneric))?;
+        // The kernel answers before the question is sent, or never.
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
+        let mut this = Self { socket, family: CONTROLLER, sequence: 0, buffer: vec![0; 8192] };
+        let answer = this.ask(GET_FAMILY, FAMILY_NAME, b"TASKSTATS\0")?;
+        let id = attribute(answer, FAMILY_ID).and_then(|id| id.first_chunk().copied());
+        this.family = u16::from_ne_bytes(id.ok_or_else(|| nonsense("no number of the family TASKSTATS"))?);
+        let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+        let stats = this.stats(own)?.ok_or_else(|| nonsense("nothing about this process"))?;
+        if number64(stats, RUNS).is_none_or(|runs| runs == 0) {
+            return Err(nonsense("the kernel was built without CONFIG_TASK_DELAY_ACCT"));
+        }
+        Ok(this)
+    }
+
+    /// What was counted for a process since it began; `None` for one that is gone.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn of(&mut self, pid: i32) -> io::Result<Option<Scheduled>> {
+        let Some(stats) = self.stats(pid)? else { return Ok(None) };
+        scheduled(stats).map(Some).ok_or_else(|| nonsense("too few counters of a process"))
+    }
+
+    fn stats(&mut self, pid: i32) -> io::Result<Option<&[u8]>> {
+        let answer = match self.ask(GET, OF_PROCESS, &pid.to_ne_bytes()) {
+            Ok(answer) => answer,
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let stats = attribute(answer, PROCESS).and_then(|process| attribute(process, STATS));
+        stats.map(Some).ok_or_else(|| nonsense("no counters of a process"))
+    }
+
+    /// Sends a command with one attribute and returns the attributes of the answer.
+    fn ask(&mut self, command: u8, kind: u16, value: &[u8]) -> io::Result<&[u8]> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let request = request(self.family, self.sequence, command, kind, value)?;
+        let kernel = NetlinkAddr::new(0, 0);
+        sendto(self.socket.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
+        loop {
+            let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
+            let message = self.buffer.get(..length).unwrap_or_default();
+            let (of, sequence) = (number16(message, 4), number32(message, 8));
+            // What answers an earlier question, given up by then, is passed over.
+            if sequence != Some(self.sequence) {
+                continue;
+            }
+            if of == Some(ERROR) {
+                let code = number32(message, HEADER).map_or(0, u32::cast_signed);
+                return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+            }
+            break;
+        }
+        self.buffer.get(HEADER + GENERIC..).ok_or_else(|| nonsense("an answer without content"))
+    }
+}
+
+fn request(family: u16, sequence: u32, command: u8, kind: u16, value: &[u8]) -> io::Result<Vec<u8>> {
+    let field = u16::try_from(4 + value.len()).map_err(io::Error::other)?;
+    let length = HEADER + GENERIC + usize::from(field).next_multiple_of(4);
+    let mut message = Vec::with_capacity(length);
+    message.extend(u32::try_from(length).map_err(io::Error::other)?.to_ne_bytes());
+    message.extend(family.to_ne_bytes());
+    message.extend(REQUEST.to_ne_bytes());
+    message.extend(sequence.to_ne_bytes());
+    message.extend(0_u32.to_ne_bytes());
+    message.extend([command, 1, 0, 0]);
+    message.extend(field.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(value);
+    message.resize(length, 0);
+    Ok(message)
+}
+
+/// The value of the first attribute of a kind.
+fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(number16(attributes, 0)?);
+        let value = attributes.get(4..length)?;
+        if number16(attributes, 2)? == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+fn scheduled(stats: &[u8]) -> Option<Scheduled> {
+    Some(Scheduled {
+        voluntary: number64(stats, VOLUNTARY)?,
+        involuntary: number64(stats, INVOLUNTARY)?,
+        run_delay: number64(stats, RUN_DELAY)?,
+    })
+}
+
+fn number64(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn number16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn number32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn nonsense(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut field = u16::try_from(4 + value.len()).unwrap().to_ne_bytes().to_vec();
+        field.extend(kind.to_ne_bytes());
+        field.extend(value);
+        field.resize(field.len().next_multiple_of(4), 0);
+        field
+    }
+
+    #[test]
+    fn attributes_are_found_and_nonsense_is_nothing() {
+        let mut stats = vec![0; 400];
+        for (at, value) in [(RUN_DELAY, 7_u64), (VOLUNTARY, 8), (INVOLUNTARY, 9)] {
+            stats[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+        }
+        let inner = [field(OF_PROCESS, &[1, 2, 3]), field(STATS, &stats)].concat();
+        let whole = [field(9, b"x"), field(PROCESS, &inner)].concat();
+        let found = attribute(&whole, PROCESS).and_then(|inner| attribute(inner, STATS));
+        let expected = Scheduled { voluntary: 8, involuntary: 9, run_delay: 7 };
+        assert_eq!(found.and_then(scheduled), Some(expected));
+        assert_eq!(attribute(&whole, 77), None);
+        assert_eq!(scheduled(&stats[..INVOLUNTARY + 7]), None);
+        for end in 0..whole.len() {
+            let cut = attribute(&whole[..end], PROCESS).and_then(|inner| attribute(inner, STATS));
+            assert_eq!(cut.and_then(scheduled), None, "{end}");
+        }
+        // Lengths that lead nowhere.
+        for length in [0_u16, 1, 3, u16::MAX] {
+            assert_eq!(attribute(&[&length.to_ne_bytes()[..], &[9, 0, 0, 0]].concat(), STATS), None);
+        }
+    }
+
+    #[test]
+    fn requests_are_padded() {
+        let request = request(7, 3, GET, OF_PROCESS, &[1, 2, 3, 4, 5]).unwrap();
+        assert_eq!((request.len(), number32(&request, 0), number16(&request, 4)), (32, Some(32), Some(7)));
+        assert_eq!(attribute(&request[HEADER + GENERIC..], OF_PROCESS), Some(&[1, 2, 3, 4, 5][..]));
+    }
+}

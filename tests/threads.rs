@@ -1,0 +1,89 @@
+//! What is counted for all threads of a process, by the kernel's accounting and one by one.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/gate.rs"]
+#[allow(dead_code, reason = "these tests need a part of it")]
+mod gate;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use pinfold::host::proc::{Proc, Scheduled};
+use pinfold::host::taskstats::Taskstats;
+
+/// How often each thread waits.
+const WAITS: u64 = 50;
+const THREADS: usize = 6;
+
+#[test]
+fn the_accounting_agrees_with_the_files_of_each_thread() {
+    if !gate::meant_for_this_machine("root and the machine's own process ids") {
+        return;
+    }
+    let (proc, mut taskstats) = (Proc::new(Path::new("/")), Taskstats::open().unwrap());
+    let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    // It sleeps once all of it has been loaded; nothing counts any more then.
+    let agree = || {
+        let [(tid, counted)] = proc.threads(pid)[..] else { panic!("{:?}", proc.threads(pid)) };
+        (tid == pid && counted.voluntary > 0).then_some(counted)
+    };
+    let mut counted = (None, taskstats.of(pid).unwrap());
+    for _ in 0..100 {
+        counted = (agree(), taskstats.of(pid).unwrap());
+        if counted.0 == counted.1 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(counted.0, counted.1);
+    assert_eq!(proc.thread_count(pid), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(taskstats.of(pid).unwrap(), None, "gone");
+}
+
+#[test]
+fn threads_that_have_ended_still_count() {
+    if !gate::meant_for_this_machine("root and the machine's own process ids") {
+        return;
+    }
+    let own = i32::try_from(std::process::id()).unwrap();
+    let (proc, mut taskstats) = (Proc::new(Path::new("/")), Taskstats::open().unwrap());
+    let mut counted = || taskstats.of(own).unwrap().unwrap();
+    let before = counted();
+    let threads: Vec<_> = (0..THREADS).map(|_| waiting()).collect();
+    // Each has waited so often when it answers, and lives on.
+    threads.iter().for_each(|(waited, _, _)| waited.recv().unwrap());
+    assert!(proc.thread_count(own) > THREADS);
+    let now = counted();
+    let most = THREADS as u64 * WAITS;
+    assert!(now.voluntary - before.voluntary >= most, "{now:?} after {before:?}, and {most} at least");
+    for (_, end, thread) in threads {
+        drop(end);
+        thread.join().unwrap();
+    }
+    let Scheduled { voluntary, involuntary, run_delay } = counted();
+    assert!(
+        voluntary >= now.voluntary && involuntary >= now.involuntary && run_delay >= now.run_delay,
+        "nothing goes back"
+    );
+}
+
+/// A thread that waits so often, says so, and ends when it is told to.
+fn waiting() -> (mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
+    let (waited, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let thread = thread::spawn(move || {
+        for _ in 0..WAITS {
+            thread::sleep(Duration::from_millis(1));
+        }
+        waited.send(()).unwrap();
+        let _ = ended.recv();
+    });
+    (told, end, thread)
+}
