@@ -55,6 +55,7 @@ pub(super) fn join_host(config: &Config) {
 
 /// The runtime of everything that waits.
 pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    crate::host::limits::keep_memory_small();
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -27,31 +27,28 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// The text of a file, white space at its end included; `None` where there is none. It is opened if it is not open, or
-    /// not the same any more, and stays open in `kept` if it may.
+    /// The text of a file that is open, from its beginning, white space at its end included.
+    ///
+    /// # Errors
+    /// It can't be read any more: what it belongs to is gone, perhaps with another of the same name in its place.
+    pub(super) fn read(&mut self, file: &File) -> io::Result<&str> {
+        let length = fill(&mut self.buffer, file)?;
+        Ok(self.text(length))
+    }
+
+    fn text(&self, length: usize) -> &str {
+        // The kernel's numbers and words are ASCII; anything else is nothing that could be understood.
+        std::str::from_utf8(self.buffer.get(..length).unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// Opens a file and reads its text; `None` where there is none.
     ///
     /// # Errors
     /// It is there and can't be read.
-    pub(super) fn read(
-        &mut self,
-        kept: &mut Option<File>,
-        keep: bool,
-        path: impl FnOnce() -> PathBuf,
-    ) -> Result<Option<&str>, FileError> {
-        if let Some(file) = kept {
-            match fill(&mut self.buffer, file) {
-                Ok(length) => return Ok(Some(text(&self.buffer, length))),
-                // Gone, or another one in its place.
-                Err(_) => *kept = None,
-            }
-        }
-        let path = path();
-        let read = File::open(&path).and_then(|file| Ok((fill(&mut self.buffer, &file)?, file)));
-        match read {
-            Ok((length, file)) => {
-                *kept = keep.then_some(file);
-                Ok(Some(text(&self.buffer, length)))
-            }
+    pub(super) fn open(&mut self, path: PathBuf) -> Result<Option<(File, &str)>, FileError> {
+        let opened = File::open(&path).and_then(|file| Ok((fill(&mut self.buffer, &file)?, file)));
+        match opened {
+            Ok((length, file)) => Ok(Some((file, self.text(length)))),
             Err(source) => {
                 let error = FileError::Read { path, source };
                 if error.is_gone() { Ok(None) } else { Err(error) }
@@ -79,11 +76,6 @@ fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
     }
 }
 
-fn text(buffer: &[u8], length: usize) -> &str {
-    // The kernel's numbers and words are ASCII; anything else is nothing that could be understood.
-    std::str::from_utf8(buffer.get(..length).unwrap_or_default()).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,23 +86,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("value");
         let (mut reader, mut kept) = (Reader::default(), None);
-        for keep in [false, true] {
-            for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000, 3] {
-                let text = "x".repeat(length);
-                fs::write(&path, &text).unwrap();
-                assert_eq!(reader.read(&mut kept, keep, || path.clone()).unwrap(), Some(text.as_str()));
-                assert_eq!(kept.is_some(), keep);
-            }
+        for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000, 3] {
+            let expected = "x".repeat(length);
+            fs::write(&path, &expected).unwrap();
+            let (file, text) = reader.open(path.clone()).unwrap().unwrap();
+            assert_eq!(text, expected);
+            // The one that was opened first is read from its beginning again.
+            assert_eq!(reader.read(kept.get_or_insert(file)).unwrap(), expected);
         }
     }
 
     #[test]
     fn what_is_not_there_is_nothing_and_what_cannot_be_read_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut reader, mut kept) = (Reader::default(), None);
-        assert_eq!(reader.read(&mut kept, true, || dir.path().join("none")).unwrap(), None);
-        let error = reader.read(&mut kept, true, || dir.path().to_owned()).unwrap_err();
+        let mut reader = Reader::default();
+        assert!(reader.open(dir.path().join("none")).unwrap().is_none());
+        let error = reader.open(dir.path().to_owned()).unwrap_err();
         assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
-        assert!(kept.is_none());
     }
 }

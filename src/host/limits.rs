@@ -1,4 +1,5 @@
-//! How many files this process may have open.
+//! What this process takes of the machine: files, memory.
+#![allow(unsafe_code)]
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -14,4 +15,18 @@ pub fn room_for_files() -> usize {
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
     usize::try_from(limit.saturating_sub(OTHERS)).unwrap_or(MOST).min(MOST)
+}
+
+/// Keeps the memory of this process small: one heap for all threads, of which what is free goes back to the kernel. By
+/// itself each thread gets a heap of its own, and what a scrape needed once stays with the thread that answered it.
+pub fn keep_memory_small() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    for (parameter, value) in [
+        (nix::libc::M_ARENA_MAX, 1),
+        (nix::libc::M_MMAP_THRESHOLD, 1 << 16),
+        (nix::libc::M_TRIM_THRESHOLD, 1 << 16),
+    ] {
+        // SAFETY: sets a number inside the allocator; it is called before there are threads.
+        unsafe { nix::libc::mallopt(parameter, value) };
+    }
 }

@@ -130,7 +130,7 @@ impl Proc {
 
     /// The counters of each interface that a process sees, the loopback left out.
     pub fn traffic(&self, pid: i32) -> Option<BTreeMap<String, Traffic>> {
-        let text = fs::read(self.dir.join(format!("{pid}/net/dev"))).ok()?;
+        let text = file::read_value(&self.dir.join(format!("{pid}/net/dev"))).ok()?;
         let devices = InterfaceDeviceStatus::from_buf_read(Cursor::new(text)).ok()?;
         let seen = devices.0.into_values().filter(|device| device.name != "lo").map(|device| {
             let receive = Counts {

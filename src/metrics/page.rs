@@ -83,6 +83,9 @@ fn push(text: &mut String, name: &str, value: &str) {
 }
 
 fn escape(text: &mut String, value: &str, quotes: bool) {
+    if !value.bytes().any(|byte| matches!(byte, b'\\' | b'\n' | b'"')) {
+        return text.push_str(value);
+    }
     for letter in value.chars() {
         match letter {
             '\\' => text.push_str("\\\\"),

@@ -12,7 +12,9 @@ use crate::host::taskstats::Taskstats;
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let (mut threads, mut switches) = (Lines::of(&CONTAINER_THREADS), Lines::of(&CONTAINER_CONTEXT_SWITCHES));
     let mut delay = Lines::of(&CONTAINER_CPU_RUN_DELAY_SECONDS);
-    let unsupported = scrape.sources.proc.no_run_delay();
+    let proc = &scrape.sources.proc;
+    let unsupported = proc.no_run_delay();
+    let mut counters = lock(&scrape.sources.counters);
     let mut board = lock(&scrape.sources.switches);
     let mut taskstats = lock(&scrape.sources.taskstats);
     let mut complete = true;
@@ -27,12 +29,15 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             continue;
         };
         // What can't be counted now is counted at the next scrape; as if it were gone, it would be counted twice.
-        let Some((count, seen)) = count(&scrape.sources.proc, taskstats.as_mut(), processes) else {
+        let Some(seen) = count(proc, taskstats.as_mut(), processes) else {
             complete = false;
             continue;
         };
+        // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
+        let known = counters.threads(subject.cgroup).ok().flatten().filter(|known| *known >= processes.len());
+        let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
         let total = board.add(subject.cgroup, &seen);
-        threads.put(&subject.labels, count);
+        threads.put(&subject.labels, known);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);
         if unsupported.is_none() {
@@ -48,20 +53,15 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     }
 }
 
-/// How many threads processes have, and what was counted for each process, or for each thread where the kernel does not let us
-/// ask for processes; `None` where it does not say.
-fn count(
-    proc: &Proc,
-    taskstats: Option<&mut Taskstats>,
-    processes: &[i32],
-) -> Option<(usize, Vec<(i32, Scheduled)>)> {
+/// What was counted for each process, or for each thread where the kernel does not let us ask for processes; `None` where it
+/// does not say.
+fn count(proc: &Proc, taskstats: Option<&mut Taskstats>, processes: &[i32]) -> Option<Vec<(i32, Scheduled)>> {
     let Some(taskstats) = taskstats else {
-        let seen: Vec<_> = processes.iter().flat_map(|pid| proc.threads(*pid)).collect();
-        return Some((seen.len(), seen));
+        return Some(processes.iter().flat_map(|pid| proc.threads(*pid)).collect());
     };
     let mut seen = Vec::with_capacity(processes.len());
     for pid in processes {
         seen.extend(taskstats.of(*pid).ok()?.map(|scheduled| (*pid, scheduled)));
     }
-    Some((processes.iter().map(|pid| proc.thread_count(*pid)).sum(), seen))
+    Some(seen)
 }

@@ -164,7 +164,10 @@ fn overlays_are_the_base_with_what_they_say() {
             assert_eq!(paths(&pod), seen);
             assert_eq!(agent["volumeMounts"].as_array().unwrap().len(), seen.len());
         } else {
-            assert_eq!((adds, &cgroup["readOnly"]), (&json!(["SYS_ADMIN", "SYS_PTRACE"]), &Value::Null));
+            assert_eq!(
+                (adds, &cgroup["readOnly"]),
+                (&json!(["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN"]), &Value::Null)
+            );
             assert_eq!(paths(&pod), sorted([&seen[..], &writes, &systemd].concat()));
         }
         assert_eq!(security["seLinuxOptions"]["type"] == "spc_t", name == "crio");
@@ -194,7 +197,7 @@ fn the_uninstall_patch_fits_every_overlay() {
         let cgroup: Vec<&Value> = mounts.iter().filter(|one| one["name"] == "cgroup").collect();
         assert_eq!(cgroup, [&json!({"name": "cgroup", "mountPath": "/host/cgroup"})], "{name}");
         assert!(mounts.len() >= 3, "{name}");
-        let capabilities = json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "SYS_PTRACE"]});
+        let capabilities = json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN"]});
         assert_eq!(agent["securityContext"]["capabilities"], capabilities, "{name}");
     }
 }

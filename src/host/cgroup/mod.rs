@@ -59,6 +59,7 @@ pub struct Cgroups {
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
     memory: Option<PathBuf>,
+    pids: Option<PathBuf>,
     /// Whether systemd owns slices and scopes, so that their CPUs are set through it.
     pub systemd: bool,
     /// Other hierarchies in which a container has a cgroup of its own when we make one.
@@ -157,20 +158,36 @@ impl Cgroups {
         if v1.join("cpuset.cpus").exists() {
             let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
             let others = others.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).collect();
-            let (memory, systemd) = (named(&["memory"]), false);
-            return Ok(Self { version: Version::V1, cpuset: v1, cpu, cpuacct, memory, systemd, others });
+            let (memory, pids, systemd) = (named(&["memory"]), named(&["pids"]), false);
+            return Ok(Self {
+                version: Version::V1,
+                cpuset: v1,
+                cpu,
+                cpuacct,
+                memory,
+                pids,
+                systemd,
+                others,
+            });
         }
         for v2 in [root.to_owned(), root.join("unified")] {
             let controllers = file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
-            if controllers.split_whitespace().any(|name| name == "cpuset") {
-                // In a hybrid set-up the CPU controller may still be a v1 hierarchy.
-                let both = controllers.split_whitespace().any(|name| name == "cpu");
-                let cpu = if both { Some(v2.clone()) } else { cpu };
-                let cpuacct = if both { Some(v2.clone()) } else { cpuacct };
-                let memory = controllers.split_whitespace().any(|name| name == "memory");
-                let memory = if memory { Some(v2.clone()) } else { named(&["memory"]) };
-                let (systemd, others) = (false, Vec::new());
-                return Ok(Self { version: Version::V2, cpuset: v2, cpu, cpuacct, memory, systemd, others });
+            let has = |controller: &str| controllers.split_whitespace().any(|name| name == controller);
+            if has("cpuset") {
+                // In a hybrid set-up other controllers may still be v1 hierarchies.
+                let place = |controller: &str, v1: Option<PathBuf>| {
+                    if has(controller) { Some(v2.clone()) } else { v1 }
+                };
+                return Ok(Self {
+                    version: Version::V2,
+                    cpu: place("cpu", cpu),
+                    cpuacct: place("cpu", cpuacct),
+                    memory: place("memory", named(&["memory"])),
+                    pids: place("pids", named(&["pids"])),
+                    systemd: false,
+                    others: Vec::new(),
+                    cpuset: v2,
+                });
             }
         }
         Err(CgroupError::NoCpuset { root: root.to_owned() })
