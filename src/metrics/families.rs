@@ -96,7 +96,7 @@ families! {
         "How assignments are enforced on this node, and why.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.");
-    POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "role", "qos", "host_network"],
+    POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
         "What a pod is; to be joined with the other families.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
         "Bytes received by the pod's interface.");
