@@ -4,6 +4,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "support/gate.rs"]
+mod gate;
+#[path = "support/yaml.rs"]
+mod yaml;
+
 #[path = "metrics/documented.rs"]
 mod documented;
 #[path = "metrics/golden.rs"]
@@ -16,3 +21,5 @@ mod node;
 mod planned;
 #[path = "metrics/renewed.rs"]
 mod renewed;
+#[path = "metrics/rules.rs"]
+mod rules;
