@@ -9,6 +9,8 @@ mod gate;
 #[path = "support/yaml.rs"]
 mod yaml;
 
+#[path = "metrics/dashboard.rs"]
+mod dashboard;
 #[path = "metrics/documented.rs"]
 mod documented;
 #[path = "metrics/golden.rs"]
@@ -19,6 +21,8 @@ mod names;
 mod node;
 #[path = "metrics/planned.rs"]
 mod planned;
+#[path = "metrics/prometheus.rs"]
+mod prometheus;
 #[path = "metrics/renewed.rs"]
 mod renewed;
 #[path = "metrics/rules.rs"]

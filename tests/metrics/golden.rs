@@ -14,8 +14,8 @@ const VARIES: [&str; 3] = ["pinfold_collector_", "pinfold_container_foreign_", "
 /// Leaves out what depends on the clock or on what the machine counts.
 fn without_what_varies(text: &str) -> String {
     let varies = |name: &str| {
-        let planned = |one: &&str| name.starts_with(one.strip_suffix("_total").unwrap_or(one));
-        VARIES.iter().any(|start| name.starts_with(start)) || PLANNED.iter().any(|one| planned(&one))
+        let planned = |one: &str| name.starts_with(one.strip_suffix("_total").unwrap_or(one));
+        VARIES.iter().any(|start| name.starts_with(start)) || PLANNED.iter().any(|one| planned(one))
     };
     let mut kept = String::new();
     for line in text.lines() {

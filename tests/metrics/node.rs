@@ -27,7 +27,7 @@ fn write(root: &Path, path: &str, text: &str) {
 
 /// A container with the CPUs that it owns (none in the shared pool), and with one process of two threads.
 fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> ContainerState {
-    let number = name.len() as u32 + u32::from(own.is_some()) * 10;
+    let number = u32::try_from(name.len()).unwrap() + u32::from(own.is_some()) * 10;
     let cgroup = format!("kubepods/pod{name}-uid/c1");
     let dir = format!("sys/fs/cgroup/{cgroup}");
     let pid = 100 + number;
