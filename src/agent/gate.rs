@@ -122,6 +122,8 @@ mod tests {
             uid: Some("u-p".to_owned()),
             kind: ContainerKind::App,
             role: Role::Worker,
+            job: None,
+            index: None,
             evidence: String::new(),
             qos: Qos::Guaranteed,
             host_network: false,

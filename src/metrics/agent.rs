@@ -1,11 +1,16 @@
 //! [`AgentMetrics`]: counters of the agent's own doings.
 
+use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{
     CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
     Registry,
 };
 
+use super::families::{
+    DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS, NRI_UNANSWERED, PROCESS_CPU_SECONDS,
+    PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS, RECONCILES, STEPS, WINDOW_SECONDS,
+};
 use crate::pin::Cause;
 
 /// Counters of the agent's own doings, from its start on.
@@ -44,53 +49,34 @@ impl AgentMetrics {
     /// Two families of one name, which the tests rule out.
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let counters = |name: &str, help: &str, label: &str| {
-            let vec = IntCounterVec::new(Opts::new(name, help), &[label])?;
-            registry.register(Box::new(vec.clone()))?;
-            prometheus::Result::Ok(vec)
-        };
-        let histogram = |name: &str, help: &str| {
-            let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(SECONDS.to_vec()))?;
-            registry.register(Box::new(histogram.clone()))?;
-            prometheus::Result::Ok(histogram)
-        };
-        let reconciles = counters("pinfold_reconcile_total", "Reconciles, by what caused them.", "reason")?;
-        let steps = counters("pinfold_steps_total", "Writes to cgroups, by what became of them.", "outcome")?;
-        let drift =
-            counters("pinfold_drift_total", "Differences of kernel and ledger found, by cause.", "cause")?;
-        let reconcile_seconds = histogram("pinfold_reconcile_duration_seconds", "Time of one reconcile.")?;
-        let window_seconds = histogram(
-            "pinfold_window_seconds",
-            "Time from a container's first instruction to its assignment in force; the kernel counts in hundredths.",
-        )?;
-        let manifest_errors =
-            IntGauge::new("pinfold_manifest_errors", "Pod manifests that can't be read now.")?;
-        registry.register(Box::new(manifest_errors.clone()))?;
-        let moves = IntCounter::new(
-            "pinfold_moves_total",
-            "Running containers that were moved to make room for others.",
-        )?;
-        registry.register(Box::new(moves.clone()))?;
-        let runtime_calls = HistogramVec::new(
-            HistogramOpts::new(
-                "pinfold_nri_call_duration_seconds",
-                "Time that the container runtime has waited for an answer.",
-            )
-            .buckets(SECONDS.to_vec()),
-            &["call"],
-        )?;
-        registry.register(Box::new(runtime_calls.clone()))?;
-        let runtime_unanswered = IntCounter::new(
-            "pinfold_nri_unanswered_total",
-            "Calls of the container runtime that were not answered in time.",
-        )?;
-        registry.register(Box::new(runtime_unanswered.clone()))?;
-        let cpu_seconds =
-            CounterVec::new(Opts::new("process_cpu_seconds_total", "CPU time used by the agent."), &[])?;
-        registry.register(Box::new(cpu_seconds.clone()))?;
-        let started =
-            Gauge::new("process_start_time_seconds", "When the agent started, in seconds since 1970.")?;
-        registry.register(Box::new(started.clone()))?;
+        let opts = |family: &Family| Opts::new(family.name, family.help);
+        let buckets = |family: &Family| HistogramOpts::from(opts(family)).buckets(SECONDS.to_vec());
+        let reconciles = IntCounterVec::new(opts(&RECONCILES), RECONCILES.labels)?;
+        let reconcile_seconds = Histogram::with_opts(buckets(&RECONCILE_DURATION_SECONDS))?;
+        let steps = IntCounterVec::new(opts(&STEPS), STEPS.labels)?;
+        let drift = IntCounterVec::new(opts(&DRIFT), DRIFT.labels)?;
+        let window_seconds = Histogram::with_opts(buckets(&WINDOW_SECONDS))?;
+        let moves = IntCounter::with_opts(opts(&MOVES))?;
+        let manifest_errors = IntGauge::with_opts(opts(&MANIFEST_ERRORS))?;
+        let calls = &NRI_CALL_DURATION_SECONDS;
+        let runtime_calls = HistogramVec::new(buckets(calls), calls.labels)?;
+        let runtime_unanswered = IntCounter::with_opts(opts(&NRI_UNANSWERED))?;
+        let cpu_seconds = CounterVec::new(opts(&PROCESS_CPU_SECONDS), PROCESS_CPU_SECONDS.labels)?;
+        let started = Gauge::with_opts(opts(&PROCESS_START_TIME_SECONDS))?;
+        let all: [Box<dyn Collector>; 11] = [
+            Box::new(reconciles.clone()),
+            Box::new(reconcile_seconds.clone()),
+            Box::new(steps.clone()),
+            Box::new(drift.clone()),
+            Box::new(window_seconds.clone()),
+            Box::new(moves.clone()),
+            Box::new(manifest_errors.clone()),
+            Box::new(runtime_calls.clone()),
+            Box::new(runtime_unanswered.clone()),
+            Box::new(cpu_seconds.clone()),
+            Box::new(started.clone()),
+        ];
+        all.into_iter().try_for_each(|one| registry.register(one))?;
         for cause in Cause::ALL {
             drift.with_label_values(&[cause.name()]);
         }

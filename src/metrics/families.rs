@@ -1,5 +1,7 @@
 //! Every family of series, in tables for code, documentation and tests: [`FAMILIES`], which depend on the node's pods,
-//! [`API_FAMILIES`] and [`RUNTIME_FAMILIES`], which are there where the Kubernetes API and a container runtime are used.
+//! [`AGENT_FAMILIES`] of the agent's own doings, [`API_FAMILIES`] and [`RUNTIME_FAMILIES`], which are there where the
+//! Kubernetes API and a container runtime are used. The list in the README is made from them, and `tests/metrics` holds
+//! their names to Prometheus' conventions.
 
 /// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +12,8 @@ pub enum Kind {
     Gauge,
     /// Always 1: what it says is in its labels.
     Info,
+    /// How often values of each size were seen.
+    Histogram,
 }
 
 /// What is said of a family.
@@ -39,6 +43,10 @@ const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'stat
 
 const fn info(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
     Family { name, kind: Kind::Info, help, labels }
+}
+
+const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Histogram, help, labels }
 }
 
 /// One table, from which come a constant for each family and the list of all of them, by name.
@@ -96,7 +104,7 @@ families! {
         "How assignments are enforced on this node, and why.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.");
-    POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "role", "qos", "host_network"],
+    POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
         "What a pod is; to be joined with the other families.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
         "Bytes received by the pod's interface.");
@@ -118,6 +126,33 @@ families! {
         "Packets sent by the pod's interface.");
     POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
         "CPUs that the pod's containers own.");
+}
+
+families! {
+    /// The families of the agent's own doings, by name; the last two are what Prometheus' clients call them everywhere.
+    AGENT_FAMILIES:
+    DRIFT = counter("pinfold_drift_total", &["cause"],
+        "Differences of kernel and ledger found, by cause.");
+    MANIFEST_ERRORS = gauge("pinfold_manifest_errors", &[],
+        "Pod manifests that can't be read now.");
+    MOVES = counter("pinfold_moves_total", &[],
+        "Running containers that were moved to make room for others.");
+    NRI_CALL_DURATION_SECONDS = histogram("pinfold_nri_call_duration_seconds", &["call"],
+        "Time that the container runtime has waited for an answer.");
+    NRI_UNANSWERED = counter("pinfold_nri_unanswered_total", &[],
+        "Calls of the container runtime that were not answered in time.");
+    RECONCILE_DURATION_SECONDS = histogram("pinfold_reconcile_duration_seconds", &[],
+        "Time of one reconcile.");
+    RECONCILES = counter("pinfold_reconcile_total", &["reason"],
+        "Reconciles, by what caused them.");
+    STEPS = counter("pinfold_steps_total", &["outcome"],
+        "Writes to cgroups, by what became of them.");
+    WINDOW_SECONDS = histogram("pinfold_window_seconds", &[],
+        "Time from a container's first instruction to its assignment in force; the kernel counts in hundredths.");
+    PROCESS_CPU_SECONDS = counter("process_cpu_seconds_total", &[],
+        "CPU time used by the agent.");
+    PROCESS_START_TIME_SECONDS = gauge("process_start_time_seconds", &[],
+        "When the agent started, in seconds since 1970.");
 }
 
 families! {

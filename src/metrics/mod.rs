@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
-pub use families::{API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
+pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
 pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
 

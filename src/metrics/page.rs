@@ -113,6 +113,7 @@ impl Lines {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Info => "info",
+            Kind::Histogram => "histogram",
         };
         Self { name: family.name.into(), kind, help: family.help.into(), text: String::new() }
     }

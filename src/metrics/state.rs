@@ -39,9 +39,13 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
     for (container, cpus) in pods.into_values() {
         let labels = of_pod(container);
         let (role, qos) = (container.role.to_string(), container.qos.to_string());
+        let index = container.index.map_or_else(String::new, |index| index.to_string());
         let more = [
             ("uid", container.uid.as_deref().unwrap_or_default()),
+            // Not `job`, which Prometheus takes for what it scrapes.
+            ("training_job", container.job.as_deref().unwrap_or_default()),
             ("role", &role),
+            ("replica_index", &index),
             ("qos", &qos),
             ("host_network", if container.host_network { "true" } else { "false" }),
         ];

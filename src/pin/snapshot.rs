@@ -60,6 +60,10 @@ pub struct ContainerState {
     pub kind: ContainerKind,
     /// Its pod's role.
     pub role: Role,
+    /// The training job that its pod belongs to, where it is told.
+    pub job: Option<String>,
+    /// Its pod's number among those of its role, where it is told.
+    pub index: Option<u32>,
     /// What told the role.
     pub evidence: String,
     /// Its pod's QoS class.
@@ -158,6 +162,8 @@ pub fn containers(
             uid: pod.cgroup_uid().map(str::to_owned),
             kind: container.kind,
             role: decision.recognition.role,
+            job: decision.recognition.job.clone(),
+            index: decision.recognition.index,
             evidence: decision.recognition.evidence.clone(),
             qos: decision.qos,
             host_network: pod.host_network,

@@ -342,6 +342,7 @@ fn families_are_as_the_table_says() {
             let kind = match family.kind {
                 Kind::Counter => "counter",
                 Kind::Gauge | Kind::Info => "gauge",
+                Kind::Histogram => "histogram",
             };
             assert!(text.contains(&format!("# TYPE {} {kind}\n", family.name)), "{}", family.name);
             assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);

@@ -72,11 +72,11 @@ fn chart_and_overlays_render_the_same_objects() {
     same(template(&helm, &observe), overlay("overlays/observe-only"), "observe-only");
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();
-    let text = "resources: [../base]\ncomponents: [../components/podmonitor]\n";
+    let text = "resources: [../base]\ncomponents: [../components/podmonitor, ../components/prometheusrule]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let monitored = kustomize(&kubectl, folder.path());
-    let values = [namespace, "runtime=none", "podMonitor.enabled=true"];
-    same(template(&helm, &values), monitored, "podmonitor");
+    let values = [namespace, "runtime=none", "podMonitor.enabled=true", "prometheusRule.enabled=true"];
+    same(template(&helm, &values), monitored, "podmonitor and prometheusrule");
 }
 
 #[test]

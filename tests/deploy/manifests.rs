@@ -82,8 +82,8 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
         ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicyBinding") => {
             strictly::<MutatingAdmissionPolicyBinding>(object)
         }
-        // The operator's own kind has no type here; kubectl takes it, and that is all that is known of it.
-        ("monitoring.coreos.com/v1", "PodMonitor") => Vec::new(),
+        // The operator's own kinds have no type here; kubectl takes them, and that is all that is known of them.
+        ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule") => Vec::new(),
         (version, kind) => vec![format!("{version} {kind} is not expected here")],
     }
 }
@@ -106,7 +106,9 @@ fn every_field_is_known() {
     }
     assert_eq!(seen, 13, "all of the base");
     check(&documents("deploy/policies/threads.yaml"), "threads");
-    check(&documents("deploy/components/podmonitor/podmonitor.yaml"), "podmonitor");
+    for kind in ["podmonitor", "prometheusrule"] {
+        check(&documents(&format!("deploy/components/{kind}/{kind}.yaml")), kind);
+    }
     // The check itself: a field that is none, a wrong type, a value that changes.
     let mut wrong = documents("deploy/base/daemonset.yaml").remove(0);
     wrong["spec"]["template"]["spec"]["hostPid"] = json!(true);
@@ -211,7 +213,8 @@ fn discovery(objects: &[Value]) -> std::net::SocketAddr {
         .map(|one| (one["apiVersion"].as_str().unwrap().to_owned(), one["kind"].as_str().unwrap().to_owned()))
         .collect();
     let cluster = |kind: &str| {
-        !matches!(kind, "ServiceAccount" | "ConfigMap" | "Role" | "RoleBinding" | "DaemonSet" | "PodMonitor")
+        let core = matches!(kind, "ServiceAccount" | "ConfigMap" | "Role" | "RoleBinding" | "DaemonSet");
+        !(core || matches!(kind, "PodMonitor" | "PrometheusRule"))
     };
     let answer = move |path: &str| -> Option<Value> {
         if path == "/api" {
@@ -295,7 +298,9 @@ fn kubectl_takes_them() {
     let Some(kubectl) = program("kubectl") else { return };
     let mut objects = kustomize(&kubectl, &here("deploy/overlays/containerd"));
     objects.extend(documents("deploy/policies/threads.yaml"));
-    objects.extend(documents("deploy/components/podmonitor/podmonitor.yaml"));
+    for kind in ["podmonitor", "prometheusrule"] {
+        objects.extend(documents(&format!("deploy/components/{kind}/{kind}.yaml")));
+    }
     let names = dry_run(&kubectl, &objects);
     assert_eq!(names.lines().count(), objects.len(), "{names}");
     assert!(names.contains("daemonset.apps/pinfold"), "{names}");

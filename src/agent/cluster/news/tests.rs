@@ -32,6 +32,8 @@ fn waiting() -> ContainerState {
         uid: Some("u-p".to_owned()),
         kind: ContainerKind::App,
         role: Role::Worker,
+        job: None,
+        index: None,
         evidence: String::new(),
         qos: Qos::Guaranteed,
         host_network: false,

@@ -1,0 +1,29 @@
+//! What Prometheus and people see: the names of families, the exposition, the documentation, rules and dashboard.
+//!
+//! `PINFOLD_RENEW=1 cargo test --test metrics` writes the files that are made from the code, for a look at `git diff`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/gate.rs"]
+mod gate;
+#[path = "support/yaml.rs"]
+mod yaml;
+
+#[path = "metrics/dashboard.rs"]
+mod dashboard;
+#[path = "metrics/documented.rs"]
+mod documented;
+#[path = "metrics/golden.rs"]
+mod golden;
+#[path = "metrics/names.rs"]
+mod names;
+#[path = "metrics/node.rs"]
+mod node;
+#[path = "metrics/planned.rs"]
+mod planned;
+#[path = "metrics/prometheus.rs"]
+mod prometheus;
+#[path = "metrics/renewed.rs"]
+mod renewed;
+#[path = "metrics/rules.rs"]
+mod rules;

@@ -1,0 +1,142 @@
+//! The dashboard: what Grafana would ask of a real Prometheus that scraped a real node, and whether it gets an answer.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::prometheus::{Demo, Prometheus};
+use crate::rules::known;
+use crate::yaml::here;
+
+/// Panels that have nothing to show on every machine, and what they need; the panels say so themselves.
+const NEEDS: [(&str, &str); 10] = [
+    ("Pressure", "cgroup v2 and a kernel that counts pressure"),
+    ("TCP segments sent again", "an agent that counts TCP"),
+    ("Instructions per cycle", "hardware counters"),
+    ("Cache misses for a thousand instructions", "hardware counters"),
+    ("The same, own CPUs beside shared ones", "hardware counters"),
+    ("Memory by NUMA node", "the memory controller and a kernel with NUMA"),
+    ("Cache occupied", "resctrl with cache monitoring"),
+    ("Memory bandwidth", "resctrl with memory bandwidth monitoring"),
+    ("The container runtime waits", "a container runtime that asks"),
+    ("Pods are followed at the API server", "a cluster"),
+];
+
+fn dashboard() -> Value {
+    let text = std::fs::read_to_string(here("deploy/dashboards/pinfold.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a Vec<Value> {
+    value[key].as_array().unwrap_or_else(|| panic!("no list {key} in {value:#}"))
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("no {key} in {value:#}"))
+}
+
+/// Panels that ask something.
+fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
+    list(dashboard, "panels").iter().filter(|panel| panel["type"] != "row")
+}
+
+/// A query with the variables as Grafana fills them in: everything is chosen, and the step is that of a scrape each second.
+fn filled(expression: &str) -> String {
+    let mut filled = expression.replace("$__rate_interval", "10s");
+    for variable in ["$namespace", "$training_job", "$node"] {
+        filled = filled.replace(variable, ".*");
+    }
+    assert!(!filled.contains('$'), "a variable that nobody fills: {filled}");
+    filled
+}
+
+/// The label and the selector of `label_values(selector, label)`, as a query that has a value for each label.
+fn of_variable(query: &str) -> String {
+    let inner = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')'));
+    let (selector, label) =
+        inner.and_then(|inner| inner.rsplit_once(", ")).unwrap_or_else(|| panic!("{query}"));
+    format!("group by ({label}) ({})", filled(selector))
+}
+
+#[test]
+fn it_is_one_that_grafana_takes() {
+    let dashboard = dashboard();
+    assert_eq!(dashboard["uid"], "pinfold", "links to it would break");
+    let variables = list(&dashboard["templating"], "list");
+    let names: Vec<&str> = variables.iter().map(|variable| text(variable, "name")).collect();
+    assert_eq!(names, ["datasource", "namespace", "training_job", "node"]);
+    let rows = list(&dashboard, "panels").iter().filter(|panel| panel["type"] == "row");
+    assert_eq!(rows.count(), 5, "cluster, job, parameter servers, node, agents");
+    let (mut ids, mut titles, mut cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for panel in list(&dashboard, "panels") {
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "an id is there twice: {panel:#}");
+        let at = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+        assert!(at("x") + at("w") <= 24, "{panel:#}");
+        for (x, y) in
+            (at("x")..at("x") + at("w")).flat_map(|x| (at("y")..at("y") + at("h")).map(move |y| (x, y)))
+        {
+            assert!(cells.insert((x, y)), "{} lies on another panel", panel["title"]);
+        }
+    }
+    for panel in panels(&dashboard) {
+        let title = text(panel, "title");
+        assert!(titles.insert(title), "{title} is there twice");
+        let description = text(panel, "description");
+        assert!(description.ends_with('.') && description.len() > 20, "{title}: {description}");
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
+        assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{title}");
+        for target in list(panel, "targets") {
+            assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
+            known(&filled(text(target, "expr")), &BTreeSet::new());
+        }
+        match NEEDS.iter().find(|(other, _)| *other == title) {
+            Some((_, what)) => {
+                assert!(description.starts_with(&format!("Needs {what}")), "{title}: {description}");
+            }
+            None => assert!(!description.starts_with("Needs "), "{title} is not named in the test"),
+        }
+    }
+    for (title, _) in NEEDS {
+        assert!(titles.contains(title), "{title} is no panel");
+    }
+}
+
+/// Every panel has something to show of a demo, or needs what not every machine has.
+#[test]
+fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
+    if !crate::gate::meant_for_this_machine("root, cgroups, and prometheus of Debian's package") {
+        return;
+    }
+    let dashboard = dashboard();
+    let mut queries: Vec<(String, String)> = Vec::new();
+    for panel in panels(&dashboard) {
+        for target in list(panel, "targets") {
+            let name = format!("{} {}", text(panel, "title"), text(target, "refId"));
+            queries.push((name, filled(text(target, "expr"))));
+        }
+    }
+    for variable in &list(&dashboard["templating"], "list")[1..] {
+        queries.push((format!("variable {}", variable["name"]), of_variable(text(variable, "definition"))));
+    }
+    let all = queries.len();
+    let demo = Demo::start();
+    let prometheus = Prometheus::start(demo.address);
+    let may_lack = |name: &str| NEEDS.iter().any(|(title, _)| name.starts_with(title));
+    let deadline = Instant::now() + Duration::from_secs(58);
+    // What a query has answered once it could show; the demo's halves differ.
+    while queries.iter().any(|(name, _)| !may_lack(name)) && Instant::now() < deadline {
+        queries.retain(|(_, query)| !prometheus.has_data(query));
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let mut lacks = String::new();
+    queries.iter().filter(|(name, _)| !may_lack(name)).for_each(|(name, query)| {
+        write!(lacks, "\n{name}: {query}\n").unwrap();
+    });
+    let log = format!("{}{}", demo.stop(), prometheus.stop());
+    assert!(!log.contains("Evaluating rule failed"), "{log}");
+    assert!(lacks.is_empty(), "no data for {lacks}\n{log}");
+    let left: Vec<&str> = queries.iter().map(|(name, _)| name.as_str()).collect();
+    println!("{} of {all} queries have data; not here: {left:?}", all - left.len());
+}

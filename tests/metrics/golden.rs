@@ -1,0 +1,35 @@
+//! The exposition of a made-up node, whole, in both formats.
+
+use std::fmt::Write;
+
+use pinfold::metrics::Format;
+
+use crate::node;
+use crate::planned::PLANNED;
+use crate::renewed::same;
+
+/// Families whose values are other each time.
+const VARIES: [&str; 3] = ["pinfold_collector_", "pinfold_container_foreign_", "process_"];
+
+/// Leaves out what depends on the clock or on what the machine counts.
+fn without_what_varies(text: &str) -> String {
+    let varies = |name: &str| {
+        let planned = |one: &str| name.starts_with(one.strip_suffix("_total").unwrap_or(one));
+        VARIES.iter().any(|start| name.starts_with(start)) || PLANNED.iter().any(|one| planned(one))
+    };
+    let mut kept = String::new();
+    for line in text.lines() {
+        let name = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE ")).unwrap_or(line);
+        if !varies(name) {
+            writeln!(kept, "{line}").unwrap();
+        }
+    }
+    kept
+}
+
+#[test]
+fn the_exposition_is_as_recorded() {
+    let page = node::page();
+    same("tests/metrics/golden.txt", &without_what_varies(&page.text(Format::Text)));
+    same("tests/metrics/golden.openmetrics", &without_what_varies(&page.text(Format::OpenMetrics)));
+}

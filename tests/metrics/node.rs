@@ -1,0 +1,159 @@
+//! A node that is made up of files: the same on every machine.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use pinfold::cpu::CpuSet;
+use pinfold::host::cgroup::Cgroups;
+use pinfold::host::proc::Proc;
+use pinfold::metrics::{AgentMetrics, ApiNumbers, Page, PlaceNumbers, RuntimeNumbers, Sources, complete};
+use pinfold::pin::snapshot::ContainerState;
+use pinfold::pin::{Enforcement, Snapshot};
+use pinfold::pod::{
+    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+};
+
+fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+fn write(root: &Path, path: &str, text: &str) {
+    let file = root.join(path);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, text).unwrap();
+}
+
+/// A container with the CPUs that it owns (none in the shared pool), and with one process of two threads.
+fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> ContainerState {
+    let number = u32::try_from(name.len()).unwrap() + u32::from(own.is_some()) * 10;
+    let cgroup = format!("kubepods/pod{name}-uid/c1");
+    let dir = format!("sys/fs/cgroup/{cgroup}");
+    let pid = 100 + number;
+    write(root, &format!("{dir}/cgroup.procs"), &format!("{pid}\n"));
+    let stat = format!(
+        "usage_usec {number}500000\nnr_periods 10{number}\nnr_throttled {number}\nthrottled_usec 250000\n"
+    );
+    write(root, &format!("{dir}/cpu.stat"), &stat);
+    for resource in ["cpu", "io", "memory"] {
+        let text = format!("some avg10=0.00 total={number}00000\nfull avg10=0.00 total=5{number}\n");
+        write(root, &format!("{dir}/{resource}.pressure"), &text);
+    }
+    write(root, &format!("{dir}/memory.numa_stat"), "anon N0=4096 N1=8192\nfile N0=0 N1=12288\n");
+    for thread in [pid, pid + 1000] {
+        let task = format!("proc/{pid}/task/{thread}");
+        write(
+            root,
+            &format!("{task}/status"),
+            "voluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n",
+        );
+        write(root, &format!("{task}/schedstat"), "9000000000 1500000000 77\n");
+    }
+    let head = "Inter-|   Receive                                                |  Transmit\n \
+                face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
+    let device = format!("  eth0: {number}000 {number} 1 2 0 0 0 0 {number}500 {number} 3 4 0 0 0 0\n");
+    write(root, &format!("proc/{pid}/net/dev"), &format!("{head}{device}"));
+    fs::create_dir_all(root.join(format!("proc/{pid}/ns"))).unwrap();
+    symlink(format!("net:[{}]", 4_026_532_000 + number), root.join(format!("proc/{pid}/ns/net"))).unwrap();
+    let cpus = own.map(set);
+    let entitlement = match &cpus {
+        Some(cpus) => Entitlement::Exclusive {
+            cpus: u32::try_from(cpus.len()).unwrap(),
+            reason: "CPU limit".to_owned(),
+        },
+        None => Entitlement::Shared { reason: "not a training pod".to_owned() },
+    };
+    let (of, none) = (Pod::default(), Container::default());
+    let mut threads = thread_environment(&of, &none, &Policy::default(), &ThreadPolicy::default(), None);
+    threads.expected_threads = cpus.as_ref().map(|cpus| cpus.len() + 1);
+    ContainerState {
+        namespace: "train".to_owned(),
+        pod: name.to_owned(),
+        container: "main".to_owned(),
+        uid: Some(format!("{name}-uid")),
+        kind: ContainerKind::App,
+        role,
+        job: cpus.as_ref().map(|_| "mnist".to_owned()),
+        index: cpus.as_ref().map(|_| 0),
+        evidence: String::new(),
+        qos: if cpus.is_some() { Qos::Guaranteed } else { Qos::BestEffort },
+        host_network: false,
+        entitlement,
+        effective: Some(cpus.clone().unwrap_or_else(|| set("0-1"))),
+        assigned: cpus,
+        partition: None,
+        numa: None,
+        cgroup: Some(cgroup),
+        running: true,
+        threads,
+        injected: None,
+        required: false,
+        note: None,
+        window_seconds: None,
+        refused: None,
+        at_start: None,
+        repaired: None,
+    }
+}
+
+/// What is served on a node with a server, a worker on the node's network, and a pod that asks for nothing; with a
+/// Kubernetes API and a container runtime.
+pub(crate) fn page() -> Page {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    write(root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n");
+    write(root, "sys/fs/cgroup/cpu.pressure", "some avg10=0.00 total=1\nfull avg10=0.00 total=1\n");
+    write(root, "proc/self/schedstat", "1 1 1\n");
+    let mut containers = vec![
+        container(root, "ps-0", Role::Ps, Some("2-3")),
+        container(root, "web", Role::Other, None),
+        container(root, "worker-0", Role::Worker, Some("4-7")),
+    ];
+    containers[2].host_network = true;
+    let snapshot = Snapshot {
+        enforcement: Enforcement::Cpuset,
+        enforcement_reason: "a \"quoted\" reason \\ with a bar".to_owned(),
+        online: set("0-7"),
+        reserved: set("0"),
+        shared: set("0-1"),
+        exclusive: set("2-7"),
+        lost: CpuSet::new(),
+        quiet: None,
+        containers,
+        strangers: Vec::new(),
+        drift: Vec::new(),
+        unexplained: Vec::new(),
+        errors: Vec::new(),
+    };
+    let cgroups = Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap();
+    let page = Sources::new(cgroups, Proc::new(root), root).collect(&snapshot);
+    let agent = AgentMetrics::new().unwrap();
+    agent.reconciles.with_label_values(&["timer"]).inc_by(3);
+    agent.steps.with_label_values(&["done"]).inc_by(4);
+    agent.reconcile_seconds.observe(0.002);
+    agent.window_seconds.observe(0.25);
+    agent.runtime_call("CreateContainer", Duration::from_millis(3));
+    agent.set_cpu_seconds(1.5);
+    let place = PlaceNumbers {
+        phase: "labelled",
+        plan: "plan".to_owned(),
+        scene: "scene".to_owned(),
+        case: "case".to_owned(),
+        kind: "ps".to_owned(),
+        index: "0".to_owned(),
+        conflicts: 1,
+    };
+    let api = ApiNumbers {
+        requests: vec![("watch_pods", 1)],
+        errors: vec![("network", 0)],
+        last_answer: Some(1_700_000_000.5),
+        connected: true,
+        pods: 3,
+        place: Some(place),
+        ..ApiNumbers::default()
+    };
+    let runtime =
+        RuntimeNumbers { synchronized: true, name: "containerd".to_owned(), version: "v2.2.0".to_owned() };
+    complete(page, &agent, Some(&api), Some(&runtime))
+}

@@ -1,0 +1,142 @@
+//! A demo with real cgroups and processes, and a real Prometheus that scrapes it as the PodMonitor says.
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::yaml::here;
+
+/// A port that nobody uses now.
+fn port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Waits until somebody listens there.
+fn reachable(child: &mut Child, address: SocketAddr) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while TcpStream::connect(address).is_err() {
+        let ended = child.try_wait().unwrap();
+        let mut says = String::new();
+        if ended.is_some() {
+            child.stderr.take().unwrap().read_to_string(&mut says).unwrap();
+        }
+        assert!(
+            ended.is_none() && Instant::now() < deadline,
+            "nobody listens at {address}: {ended:?}\n{says}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Ends a process by a signal; what it has said at its end.
+fn end(child: &mut Child, signal: Signal) -> String {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+    let mut says = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut says).unwrap();
+    child.wait().unwrap();
+    says
+}
+
+/// A demo that runs; interrupted when it is dropped, after which it cleans up.
+pub(crate) struct Demo {
+    child: Child,
+    pub(crate) address: SocketAddr,
+}
+
+// === impl Demo ===
+
+impl Demo {
+    pub(crate) fn start() -> Self {
+        let address = port();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+        command.args(["demo", "--seconds", "60", "--listen", &address.to_string()]);
+        command.env_remove("PINFOLD_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut demo = Self { child: command.spawn().unwrap(), address };
+        reachable(&mut demo.child, address);
+        demo
+    }
+
+    pub(crate) fn stop(mut self) -> String {
+        end(&mut self.child, Signal::SIGINT)
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            end(&mut self.child, Signal::SIGINT);
+        }
+    }
+}
+
+/// A Prometheus that scrapes each second; ended when it is dropped.
+pub(crate) struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+// === impl Prometheus ===
+
+impl Prometheus {
+    pub(crate) fn start(target: SocketAddr) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("prometheus.yml");
+        // As the operator makes it of the PodMonitor: the target's labels are those of the agent's own pod.
+        let text = format!(
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
+             rule_files: ['{}']\n\
+             scrape_configs:\n\
+             - job_name: pinfold/pinfold\n  \
+               honor_labels: true\n  \
+               static_configs:\n  \
+               - targets: ['{target}']\n    \
+                 labels: {{node: n1, namespace: pinfold, pod: pinfold-abcde, container: pinfold}}\n",
+            here("deploy/rules/pinfold.rules.yaml").display()
+        );
+        std::fs::write(&config, text).unwrap();
+        let address = port();
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
+        command.arg(format!("--web.listen-address={address}"));
+        command.arg("--log.level=warn");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = command.spawn();
+        let child =
+            child.unwrap_or_else(|error| panic!("prometheus is Debian's package of that name: {error}"));
+        let mut prometheus = Self { child, address, _folder: folder };
+        reachable(&mut prometheus.child, address);
+        prometheus
+    }
+
+    /// Whether a query has an answer now, and it is a number.
+    pub(crate) fn has_data(&self, query: &str) -> bool {
+        let mut promtool = Command::new("promtool");
+        promtool.args(["query", "instant", "--format=json", &format!("http://{}", self.address), query]);
+        let output = promtool.output().unwrap();
+        let says = String::from_utf8_lossy(&output.stderr);
+        // It answers before it has read its own files.
+        assert!(output.status.success() || says.contains("503"), "{query}: {says}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let series = answer.as_array().map(Vec::as_slice).unwrap_or_default();
+        series.iter().any(|one| one["value"][1].as_str().is_some_and(|value| value != "NaN"))
+    }
+
+    pub(crate) fn stop(mut self) -> String {
+        end(&mut self.child, Signal::SIGTERM)
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            end(&mut self.child, Signal::SIGTERM);
+        }
+    }
+}

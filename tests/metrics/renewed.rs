@@ -1,0 +1,24 @@
+//! Files of the repository that are made from the code.
+
+use std::path::Path;
+
+/// Requires that a file of the repository holds this text; with `PINFOLD_RENEW=1` it is written instead.
+pub(crate) fn same(path: &str, text: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    if std::env::var_os("PINFOLD_RENEW").is_some_and(|value| value == "1") {
+        std::fs::write(&file, text).unwrap();
+        return;
+    }
+    let there = std::fs::read_to_string(&file).unwrap_or_default();
+    let differs = there.lines().zip(text.lines()).position(|(old, new)| old != new);
+    let at = differs.unwrap_or_else(|| there.lines().count().min(text.lines().count()));
+    let line = |text: &str| text.lines().nth(at).unwrap_or("(its end)").to_owned();
+    assert!(
+        there == text,
+        "{path} is not what the code makes. Line {}:\n- {}\n+ {}\n\
+         If that is meant: PINFOLD_RENEW=1 cargo test --test metrics, then look at git diff",
+        at + 1,
+        line(&there),
+        line(text)
+    );
+}

@@ -1,0 +1,143 @@
+//! Recording rules and alerts: each is on families that there are, says what to do, and has a case that promtool runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::gate::meant_for_this_machine;
+use crate::names::TABLES;
+use crate::planned::PLANNED;
+use crate::renewed::same;
+use crate::yaml::{documents, here};
+
+const RULES: &str = "deploy/rules/pinfold.rules.yaml";
+const CASES: &str = "tests/prometheus/rules.test.yaml";
+
+/// The rules in the order of the file.
+pub(crate) fn rules() -> Vec<Value> {
+    let groups = documents(RULES).remove(0);
+    let groups = groups["groups"].as_array().unwrap().clone();
+    groups.iter().flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("no {key} in {value:#}"))
+}
+
+/// The names of series in an expression: those of ours, those that rules record, and `up`.
+fn series(expression: &str) -> BTreeSet<String> {
+    // What stands in quotes is a label's value.
+    let outside: String = expression.split('"').step_by(2).collect();
+    let words =
+        outside.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_' && letter != ':');
+    let is_name = |word: &&str| word.contains(':') || word.starts_with("pinfold_") || *word == "up";
+    words.filter(is_name).map(str::to_owned).collect()
+}
+
+/// Requires that a family or a recorded series is known.
+pub(crate) fn known(expression: &str, recorded: &BTreeSet<String>) {
+    let names = series(expression);
+    assert!(!names.is_empty(), "no series in {expression}");
+    for name in names {
+        // A histogram is served as three.
+        let stem =
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
+        let is = |family: &str| family == name || family == stem;
+        let tabled = TABLES.iter().any(|table| table.iter().any(|family| is(family.name)));
+        let planned = PLANNED.contains(&name.as_str());
+        assert!(
+            tabled || planned || name == "up" || recorded.contains(&name),
+            "{name} is no family, and no rule before has recorded it: {expression}"
+        );
+    }
+}
+
+#[test]
+fn rules_are_on_families_that_there_are() {
+    let (mut recorded, mut alerts) = (BTreeSet::new(), 0);
+    for rule in rules() {
+        known(text(&rule, "expr"), &recorded);
+        if let Some(name) = rule["record"].as_str() {
+            // What it is by, of what, and how: as Prometheus' own practice has it.
+            assert_eq!(name.split(':').count(), 3, "{name}");
+            assert!(recorded.insert(name.to_owned()), "{name} is there twice");
+            continue;
+        }
+        let name = text(&rule, "alert");
+        alerts += 1;
+        assert!(name.starts_with("Pinfold"), "{name}");
+        let severity = text(&rule["labels"], "severity");
+        assert!(matches!(severity, "info" | "warning" | "critical"), "{name}: {severity}");
+        let notes = &rule["annotations"];
+        assert!(text(notes, "summary").ends_with('.') && text(notes, "summary").len() < 200, "{name}");
+        assert!(text(notes, "description").ends_with('.') && text(notes, "description").len() > 60, "{name}");
+    }
+    assert!(recorded.len() > 10 && alerts > 15, "{} recorded, {alerts} alerts", recorded.len());
+}
+
+/// Promtool would not miss a rule without a case.
+#[test]
+fn every_rule_has_a_case_and_every_alert_one_where_it_keeps_silent() {
+    let cases = documents(CASES).remove(0);
+    let mut asked = BTreeSet::new();
+    let mut alerts: BTreeMap<String, BTreeSet<bool>> = BTreeMap::new();
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    for case in list(&cases["tests"]) {
+        for one in list(&case["promql_expr_test"]) {
+            assert!(!list(&one["exp_samples"]).is_empty(), "{one}: expects nothing");
+            asked.extend(series(text(&one, "expr")));
+        }
+        for one in list(&case["alert_rule_test"]) {
+            let fires = !list(&one["exp_alerts"]).is_empty();
+            alerts.entry(text(&one, "alertname").to_owned()).or_default().insert(fires);
+        }
+    }
+    for rule in rules() {
+        match rule["record"].as_str() {
+            Some(name) => assert!(asked.remove(name), "{name} has no case in {CASES}"),
+            None => {
+                let both = alerts.remove(text(&rule, "alert"));
+                assert_eq!(both, Some(BTreeSet::from([false, true])), "{} in {CASES}", rule["alert"]);
+            }
+        }
+    }
+    assert!(asked.is_empty() && alerts.is_empty(), "cases of no rule: {asked:?} {alerts:?}");
+}
+
+#[test]
+fn promtool_agrees() {
+    if !meant_for_this_machine("promtool, from Debian's package prometheus") {
+        return;
+    }
+    for args in [["check", "rules", RULES], ["test", "rules", CASES]] {
+        let mut promtool = Command::new("promtool");
+        let output = promtool.args(args).current_dir(here("")).output();
+        let output =
+            output.unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
+        let says =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && says.contains("SUCCESS"), "{args:?}: {says}");
+    }
+}
+
+/// The object for the Prometheus operator is made from the file; the chart reads the file itself.
+#[test]
+fn the_prometheus_rule_has_the_same_groups() {
+    let file = std::fs::read_to_string(here(RULES)).unwrap();
+    let (_, groups) = file.split_once("groups:\n").unwrap();
+    let mut object = "# Made from deploy/rules/pinfold.rules.yaml: PINFOLD_RENEW=1 cargo test --test metrics\n\
+                      apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: pinfold\n  \
+                      namespace: pinfold\n  labels:\n    app.kubernetes.io/name: pinfold\nspec:\n  groups:\n"
+        .to_owned();
+    for line in groups.lines() {
+        object.push_str(if line.is_empty() { "" } else { "  " });
+        object.push_str(line);
+        object.push('\n');
+    }
+    let path = "deploy/components/prometheusrule/prometheusrule.yaml";
+    same(path, &object);
+    assert_eq!(documents(path)[0]["spec"], documents(RULES)[0], "as they are read");
+    let chart = std::fs::read_to_string(here("deploy/helm/pinfold/rules/pinfold.rules.yaml")).unwrap();
+    assert_eq!(chart, file);
+}
