@@ -8,17 +8,21 @@
 
 mod agent;
 mod api;
+mod caches;
 mod collect;
 mod cpu;
 mod families;
 mod foreign;
 mod memory;
+mod monitors;
 mod network;
 mod page;
 mod pressure;
+mod resctrl;
 mod runtime;
 mod state;
 mod switches;
+mod tally;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -33,7 +37,9 @@ pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::Cgroups;
+use crate::host::perf;
 use crate::host::proc::Proc;
+use crate::host::resctrl::Resctrl;
 use crate::pin::Snapshot;
 
 /// For how long scrapes share what was collected.
@@ -49,6 +55,8 @@ pub struct Sources {
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
     foreign: Mutex<foreign::Foreign>,
+    caches: Mutex<caches::Caches>,
+    resctrl: Mutex<resctrl::Monitors>,
     /// CPU time of each collector so far.
     costs: Mutex<BTreeMap<&'static str, Duration>>,
     last: Mutex<Option<Collected>>,
@@ -69,7 +77,17 @@ impl Sources {
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
         let foreign = Mutex::new(foreign::Foreign::new(root));
         let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { cgroups, proc, switches, foreign, costs, last }
+        let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
+        let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
+        Self { cgroups, proc, switches, foreign, caches, resctrl, costs, last }
+    }
+
+    /// Counts these events on exclusive CPUs instead of the hardware's, in the families of those: what a machine without
+    /// such counters shows of how they are read.
+    #[must_use]
+    pub fn counting(mut self, events: perf::Events) -> Self {
+        self.caches = Mutex::new(caches::Caches::new(events));
+        self
     }
 
     /// Collects everything that belongs to the node's pods.
