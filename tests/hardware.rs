@@ -29,9 +29,10 @@ fn main() {
         return;
     }
     let online = online_cpus(Path::new("/sys")).unwrap();
-    let hard = ["cycles", "instructions", "references of the last-level cache", "misses of the last-level cache"];
+    let hard =
+        ["cycles", "instructions", "references of the last-level cache", "misses of the last-level cache"];
     counters(&online, &hardware(Path::new("/")), hard);
-    counters(&online, &SOFTWARE, ["context switches", "page faults", "CPU clock", "task clock"]);
+    counters(&online, &SOFTWARE, ["context switches", "page faults", "minor page faults", "migrations"]);
     let meant = std::env::var_os("PINFOLD_KERNEL_TESTS").is_some_and(|value| value == "1");
     if meant {
         monitors(&online);
@@ -62,7 +63,9 @@ fn counters(online: &CpuSet, events: &Events, names: [&str; 4]) {
     }
     for (name, sum) in names.iter().zip(sums) {
         match (sum, &refused) {
-            (Some(0), _) => panic!("{name}: offered, and nothing was counted in {SPELL:?} of work on each CPU"),
+            (Some(0), _) => {
+                panic!("{name}: offered, and nothing was counted in {SPELL:?} of work on each CPU")
+            }
             (Some(sum), _) => println!("{name}: supported, {sum} on CPUs {online}"),
             (None, Some(reason)) => println!("{name}: not here: {reason}"),
             (None, None) => println!("{name}: not here: these CPUs don't have this event"),
@@ -75,7 +78,9 @@ fn monitors(online: &CpuSet) {
     let resctrl = Resctrl::new(Path::new("/"));
     let room = match resctrl.room() {
         Err(
-            error @ (ResctrlError::NotOffered(_) | ResctrlError::NotMounted(_) | ResctrlError::NotMonitoring(_)),
+            error @ (ResctrlError::NotOffered(_)
+            | ResctrlError::NotMounted(_)
+            | ResctrlError::NotMonitoring(_)),
         ) => return println!("monitoring groups: not here: {error}"),
         other => other.unwrap(),
     };
@@ -98,7 +103,8 @@ fn monitors(online: &CpuSet) {
         ("memory bandwidth, all", of(|domain| domain.total)),
         ("memory bandwidth, local", of(|domain| domain.local)),
     ] {
-        let bytes: u64 = counts.iter().map(|count| if let Count::Bytes(bytes) = count { *bytes } else { 0 }).sum();
+        let bytes: u64 =
+            counts.iter().map(|count| if let Count::Bytes(bytes) = count { *bytes } else { 0 }).sum();
         if counts.iter().all(|count| *count == Count::Unassigned) {
             println!("{name}: not here: this CPU can't tell it, or has no counter assigned to it");
         } else {
