@@ -26,6 +26,8 @@ mod api;
 mod asked;
 #[path = "agent/churn.rs"]
 mod churn;
+#[path = "agent/counters.rs"]
+mod counters;
 #[path = "agent/drift.rs"]
 mod drift;
 #[path = "agent/endurance.rs"]

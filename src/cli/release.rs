@@ -17,6 +17,7 @@ use crate::agent::{Node, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::About;
 use crate::host::proc::Proc;
+use crate::host::resctrl::Resctrl;
 use crate::pin::quiet::{Keeper, Quiet, Situation};
 use crate::pin::{self, Applied, Outcome, Step};
 
@@ -102,6 +103,8 @@ impl Release {
             left_over =
                 failed.map(|one| format!("not put back: {} {}", one.what.join(", "), one.reason)).collect();
         }
+        let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root), self.dry_run);
+        left_over.extend(refused);
         let failed = applied.iter().filter(|(_, error)| error.is_some()).count() + left_over.len();
         // CPUs first: they are handed back whatever the cluster says.
         let left = self.cluster.wanted().then(|| self.cluster.leave(self.dry_run, &cluster)).transpose();
@@ -111,8 +114,9 @@ impl Release {
                     .iter()
                     .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
                     .collect();
-                let mut object =
-                    serde_json::json!({ "dryRun": self.dry_run, "steps": steps, "notPutBack": left_over });
+                let mut object = serde_json::json!({
+                    "dryRun": self.dry_run, "steps": steps, "monitoringGroups": groups, "notPutBack": left_over
+                });
                 if let (Ok(Some(left)), Some(fields)) = (&left, object.as_object_mut()) {
                     fields.insert("cluster".to_owned(), serde_json::json!(left));
                 }
@@ -124,6 +128,9 @@ impl Release {
                         Some(error) => format!("FAILED: {error}"),
                         None => step.to_string(),
                     })?;
+                }
+                for group in &groups {
+                    super::emit(&format!("remove monitoring group {group}"))?;
                 }
                 for says in &left_over {
                     super::emit(&format!("FAILED: {says}"))?;
@@ -147,6 +154,23 @@ impl Release {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Removes our groups that monitor caches, or only names them. Says which, and what could not be removed.
+fn monitoring_groups(resctrl: &Resctrl, dry_run: bool) -> (Vec<String>, Vec<String>) {
+    let mut groups = match resctrl.ours() {
+        Ok(groups) => groups,
+        Err(error) => return (Vec::new(), vec![error.to_string()]),
+    };
+    let mut refused = Vec::new();
+    if !dry_run {
+        groups.retain(|group| {
+            let removed = resctrl.remove(group);
+            refused.extend(removed.as_ref().err().map(ToString::to_string));
+            removed.is_ok()
+        });
+    }
+    (groups, refused)
 }
 
 /// Takes connections, and closes them, until SIGTERM or an interrupt.

@@ -9,12 +9,13 @@ const OTHERS: u64 = 512;
 /// No more than this are kept open: each costs the kernel some 5 KiB.
 const MOST: usize = 8192;
 
-/// How many files may be kept open. The limit is raised first, as far as it goes without asking anybody.
+/// How many files of cgroups may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it
+/// is left for counters of CPUs.
 pub fn room_for_files() -> usize {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
-    usize::try_from(limit.saturating_sub(OTHERS)).unwrap_or(MOST).min(MOST)
+    usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(MOST).min(MOST)
 }
 
 /// Keeps the memory of this process small: one heap for all threads, of which what is free goes back to the kernel. By

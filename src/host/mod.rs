@@ -1,4 +1,4 @@
-//! The only door to the kernel: /proc, /sys, cgroupfs, netlink; every path under a root given to it.
+//! The only door to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink; every path under a root given to it.
 //!
 //! It knows neither pods nor policy: it reads what is there, and writes what it is told to.
 
@@ -13,7 +13,9 @@ pub mod netns;
 pub mod notify;
 pub mod online;
 pub mod pci;
+pub mod perf;
 pub mod proc;
+pub mod resctrl;
 pub mod spawn;
 pub mod taskstats;
 pub mod topology;

@@ -9,6 +9,7 @@ use super::families::{
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
 use super::{cpu, memory, network, pressure, state, threads};
+use crate::cpu::CpuSet;
 use crate::host::proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -52,6 +53,17 @@ impl Outcome {
     }
 }
 
+// === impl Subject ===
+
+impl Subject<'_> {
+    /// The CPUs that it owns and runs on, which are those that it owns less what is offline; nothing in the shared pool. Where
+    /// it may run on others, too, the kernel does not hold what was assigned, and there is no telling who else is on them.
+    pub(super) fn in_force(&self) -> Option<CpuSet> {
+        let effective = self.state.effective.as_ref()?;
+        self.state.own().filter(|own| effective.is_subset(own)).map(|_| effective.clone())
+    }
+}
+
 // === impl Scrape ===
 
 impl Scrape<'_> {
@@ -71,6 +83,8 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("pressure", &mut scrape, pressure::collect);
     run.collector("memory", &mut scrape, memory::collect);
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
+    run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
+    run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
     run.page()
 }

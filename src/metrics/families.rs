@@ -72,6 +72,8 @@ families! {
         "What this machine does not offer a collector, always 1: what it would tell has no series then.");
     CONTAINER_CONTEXT_SWITCHES = counter("pinfold_container_context_switches_total", &["namespace", "pod", "container", "kind"],
         "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.");
+    CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
+        "Cycles of the container's own CPUs in which they were not halted.");
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
         "CFS periods in which the container ran under a quota.");
     CONTAINER_CPU_RUN_DELAY_SECONDS = counter("pinfold_container_cpu_run_delay_seconds_total", CONTAINER,
@@ -92,8 +94,22 @@ families! {
         "By how much the foreign CPU time may be wrong, either way.");
     CONTAINER_FOREIGN_CPU_SECONDS = counter("pinfold_container_foreign_cpu_seconds_total", CONTAINER,
         "Time in which the container's own CPUs were busy with something else than the container.");
+    CONTAINER_INSTRUCTIONS = counter("pinfold_container_instructions_total", CONTAINER,
+        "Instructions that the container's own CPUs have completed.");
+    CONTAINER_LLC_MISSES = counter("pinfold_container_llc_misses_total", CONTAINER,
+        "What the container's own CPUs did not find in their last-level cache; reads alone on other CPUs than Intel's.");
+    CONTAINER_LLC_OCCUPANCY_BYTES = gauge("pinfold_container_llc_occupancy_bytes", &["namespace", "pod", "container", "l3_domain"],
+        "What the container's own CPUs hold of a last-level cache.");
+    CONTAINER_LLC_REFERENCES = counter("pinfold_container_llc_references_total", CONTAINER,
+        "What the container's own CPUs asked of their last-level cache; reads alone on other CPUs than Intel's.");
+    CONTAINER_MEMORY_BANDWIDTH_BYTES = counter("pinfold_container_memory_bandwidth_bytes_total", &["namespace", "pod", "container", "l3_domain", "scope"],
+        "Bytes that the container's own CPUs moved between a last-level cache and memory: all (total), or the memory beside it (local).");
     CONTAINER_MEMORY_NUMA_BYTES = gauge("pinfold_container_memory_numa_bytes", &["namespace", "pod", "container", "numa_node", "type"],
         "The container's memory on a NUMA node: its own (anon), and of files (file).");
+    CONTAINER_PERF_ENABLED_SECONDS = counter("pinfold_container_perf_enabled_seconds_total", CONTAINER,
+        "Time in which the container's own CPUs were to count cycles and the like, all CPUs added up.");
+    CONTAINER_PERF_RUNNING_SECONDS = counter("pinfold_container_perf_running_seconds_total", CONTAINER,
+        "Time in which they did; where it is less, others counted in turns, and the counts are estimates.");
     CONTAINER_PRESSURE_SECONDS = counter("pinfold_container_pressure_seconds_total", &["namespace", "pod", "container", "resource", "kind"],
         "Time in which some of the container's tasks, or all of them at once (full), waited for cpu, io or memory.");
     CONTAINER_THREADS = gauge("pinfold_container_threads", CONTAINER,

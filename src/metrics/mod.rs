@@ -8,17 +8,21 @@
 
 mod agent;
 mod api;
+mod caches;
 mod collect;
 mod cpu;
 mod families;
 mod foreign;
 mod memory;
+mod monitors;
 mod network;
 mod page;
 mod pressure;
+mod resctrl;
 mod runtime;
 mod state;
 mod switches;
+mod tally;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -34,9 +38,10 @@ pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::limits;
 use crate::host::proc::Proc;
+use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
+use crate::host::{limits, perf};
 use crate::pin::Snapshot;
 
 /// For how long scrapes share what was collected.
@@ -55,6 +60,8 @@ pub struct Sources {
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
     foreign: Mutex<foreign::Foreign>,
+    caches: Mutex<caches::Caches>,
+    resctrl: Mutex<resctrl::Monitors>,
     /// CPU time of each collector so far.
     costs: Mutex<BTreeMap<&'static str, Duration>>,
     last: Mutex<Option<Collected>>,
@@ -77,7 +84,17 @@ impl Sources {
         let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
         let taskstats = Mutex::new(taskstats(root));
         let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { cgroups, proc, counters, taskstats, switches, foreign, costs, last }
+        let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
+        let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
+        Self { cgroups, proc, counters, taskstats, switches, foreign, caches, resctrl, costs, last }
+    }
+
+    /// Counts these events on exclusive CPUs instead of the hardware's, in the families of those: what a machine without
+    /// such counters shows of how they are read.
+    #[must_use]
+    pub fn counting(mut self, events: perf::Events) -> Self {
+        self.caches = Mutex::new(caches::Caches::new(events));
+        self
     }
 
     /// Collects everything that belongs to the node's pods.

@@ -1,5 +1,7 @@
 //! `pinfold release` hands everything back.
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::Output;
 
 use pinfold::cpu::CpuSet;
@@ -69,4 +71,34 @@ fn puts_everything_back() {
 
     let (code, out, _) = release(&tree.path, &[]);
     assert_eq!((code, out.as_str()), (Some(0), "nothing is pinned here\n"));
+}
+
+#[test]
+fn removes_monitoring_groups_of_ours_alone() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    // This machine, but for the groups.
+    let root = tempfile::tempdir().unwrap();
+    let groups = root.path().join("sys/fs/resctrl/mon_groups");
+    for group in ["theirs", "pinfold-uid-main"] {
+        fs::create_dir_all(groups.join(group)).unwrap();
+    }
+    symlink("/proc", root.path().join("proc")).unwrap();
+    symlink("/sys/devices", root.path().join("sys/devices")).unwrap();
+    let names = || {
+        let entries = fs::read_dir(&groups).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort_unstable();
+        names
+    };
+    let more = ["--root", root.path().to_str().unwrap()];
+    let (code, out, error) = release(&tree.path, &[&more[..], &["--dry-run"]].concat());
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains("remove monitoring group pinfold-uid-main\n"), "{out}");
+    assert_eq!(names(), ["pinfold-uid-main", "theirs"]);
+    let (code, out, error) = release(&tree.path, &[&more[..], &["-o", "json"]].concat());
+    assert_eq!(code, Some(0), "{error}");
+    let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer["monitoringGroups"], serde_json::json!(["pinfold-uid-main"]), "{out}");
+    assert_eq!(names(), ["theirs"]);
 }

@@ -331,6 +331,16 @@ fn families_are_as_the_table_says() {
                 "pinfold_container_pressure_seconds_total" => reason("pressure"),
                 "pinfold_container_memory_numa_bytes" => reason("memory"),
                 "pinfold_container_cpu_run_delay_seconds_total" => reason("threads"),
+                "pinfold_container_cpu_cycles_total"
+                | "pinfold_container_instructions_total"
+                | "pinfold_container_perf_enabled_seconds_total"
+                | "pinfold_container_perf_running_seconds_total" => reason("caches"),
+                // Not every CPU with counters has these.
+                "pinfold_container_llc_misses_total" | "pinfold_container_llc_references_total" => {
+                    reason("caches") || series.is_empty()
+                }
+                "pinfold_container_llc_occupancy_bytes"
+                | "pinfold_container_memory_bandwidth_bytes_total" => reason("resctrl"),
                 "pinfold_collector_unsupported" => !text.contains("\npinfold_collector_unsupported{"),
                 _ => interface,
             };

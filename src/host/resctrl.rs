@@ -1,0 +1,391 @@
+//! The resource control file system: what sets of CPUs hold of a last-level cache, and what they move to and from memory.
+//!
+//! Only monitoring groups of our own, below the root group, are made and removed here, by their prefix. Such a group is bound
+//! to CPUs and never to tasks: what runs on those CPUs is monitored there, unless somebody has put it into a group of his own.
+//! Nothing is limited or moved by it. We never mount the file system: with that, limits that others set would begin to hold.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::file::{self, FileError};
+use crate::cpu::CpuSet;
+
+/// How the names of our groups begin.
+pub const PREFIX: &str = "pinfold-";
+
+/// Why there is nothing to be read or made.
+#[derive(Debug, thiserror::Error)]
+pub enum ResctrlError {
+    /// The kernel has no such file system, mostly because the CPU has nothing to control.
+    #[error(
+        "there is no {}: this CPU or kernel offers no monitoring of caches and memory bandwidth (Intel RDT, AMD QoS, Arm MPAM)",
+        .0.display()
+    )]
+    NotOffered(PathBuf),
+    /// It is there to be mounted, or is mounted where we can't see it.
+    #[error(
+        "nothing is mounted on {path}: run \"mount -t resctrl resctrl {path}\" on the node; a pod has to be given the \
+         folder as a volume, too", path = .0.display()
+    )]
+    NotMounted(PathBuf),
+    /// It controls and does not monitor.
+    #[error("{} lacks info/L3_MON: this CPU can't monitor its last-level cache", .0.display())]
+    NotMonitoring(PathBuf),
+    /// Groups can't be made in it at all.
+    #[error("{} can't be written to: mount it read-write, for root", .0.display())]
+    ReadOnly(PathBuf),
+    /// All of the hardware's monitors are in use, or wait until what they counted has left the cache.
+    #[error("no monitoring group can be made now: all RMIDs are in use ({})", .0.display())]
+    Exhausted(PathBuf),
+    /// A group can't be made or removed, or the groups can't be listed.
+    #[error("can't make, remove or list {}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file can't be read or written. The kernel explains refused writes in `info/last_cmd_status`.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A file holds what it should not.
+    #[error("{} holds {text:?}, which can't be read", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        text: String,
+    },
+}
+
+/// What a file says that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// So many bytes.
+    Bytes(u64),
+    /// The hardware has no counter for it at the moment.
+    Unassigned,
+    /// The hardware could not tell, this time.
+    Unknown,
+}
+
+/// What a group holds of one last-level cache, and has moved through it. `None` is what this CPU does not monitor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Domain {
+    /// The cache's number.
+    pub id: String,
+    /// What the group holds of it.
+    pub occupancy: Option<Count>,
+    /// What went to and came from all memory, since the group was made.
+    pub total: Option<Count>,
+    /// The same, of memory on the cache's own NUMA node.
+    pub local: Option<Count>,
+}
+
+/// How folders come and go; a test has its own, since the kernel fills them and refuses them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Folders {
+    pub(crate) make: fn(&Path) -> io::Result<()>,
+    pub(crate) remove: fn(&Path) -> io::Result<()>,
+}
+
+/// The file system below a root.
+#[derive(Debug, Clone)]
+pub struct Resctrl {
+    top: PathBuf,
+    folders: Folders,
+}
+
+// === impl Resctrl ===
+
+impl Resctrl {
+    /// The one of the machine whose `sys` lies below `root`.
+    pub fn new(root: &Path) -> Self {
+        let folders = Folders { make: |path| fs::create_dir(path), remove: |path| fs::remove_dir(path) };
+        Self { top: root.join("sys/fs/resctrl"), folders }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_folders(root: &Path, folders: Folders) -> Self {
+        Self { folders, ..Self::new(root) }
+    }
+
+    /// How many groups of ours there can be: the hardware's monitors (RMIDs), less those of everybody else's groups.
+    ///
+    /// # Errors
+    /// There is no monitoring here, for a reason that says what can be done.
+    pub fn room(&self) -> Result<usize, ResctrlError> {
+        if !self.top.is_dir() {
+            return Err(ResctrlError::NotOffered(self.top.clone()));
+        }
+        if !self.top.join("info").is_dir() {
+            return Err(ResctrlError::NotMounted(self.top.clone()));
+        }
+        let path = self.top.join("info/L3_MON/num_rmids");
+        let Some(text) = file::read_value_optional(&path)? else {
+            return Err(ResctrlError::NotMonitoring(self.top.clone()));
+        };
+        let Ok(all) = text.parse::<usize>() else { return Err(ResctrlError::Unreadable { path, text }) };
+        // The root group has a monitor, as has each control group, and each monitoring group in any of these.
+        let mut others = 1;
+        others += self.names(&self.monitoring())?.iter().filter(|name| !name.starts_with(PREFIX)).count();
+        for name in self.names(&self.top)? {
+            if !matches!(name.as_str(), "info" | "mon_data" | "mon_groups") {
+                others += 1 + self.names(&self.top.join(name).join("mon_groups"))?.len();
+            }
+        }
+        Ok(all.saturating_sub(others))
+    }
+
+    /// The names of our groups; there are none where nothing is mounted.
+    ///
+    /// # Errors
+    /// They can't be listed.
+    pub fn ours(&self) -> Result<Vec<String>, ResctrlError> {
+        let mut names = self.names(&self.monitoring())?;
+        names.retain(|name| name.starts_with(PREFIX));
+        Ok(names)
+    }
+
+    /// Our groups, with the CPUs that each is bound to.
+    ///
+    /// # Errors
+    /// They can't be listed, or one of them can't be read.
+    pub fn groups(&self) -> Result<BTreeMap<String, CpuSet>, ResctrlError> {
+        let mut groups = BTreeMap::new();
+        for name in self.ours()? {
+            let path = self.group(&name).join("cpus_list");
+            let Some(text) = file::read_value_optional(&path)? else { continue };
+            let Ok(cpus) = text.parse() else { return Err(ResctrlError::Unreadable { path, text }) };
+            groups.insert(name, cpus);
+        }
+        Ok(groups)
+    }
+
+    /// Makes a group, which monitors nothing yet.
+    ///
+    /// # Errors
+    /// There are no monitors left, which may pass, or groups can't be made here.
+    pub fn make(&self, name: &str) -> Result<(), ResctrlError> {
+        let path = self.group(name);
+        (self.folders.make)(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::ResourceBusy => {
+                ResctrlError::Exhausted(self.monitoring())
+            }
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+                ResctrlError::ReadOnly(self.top.clone())
+            }
+            _ => ResctrlError::Folder { path, source },
+        })
+    }
+
+    /// Binds a group to these CPUs and to no others. They leave the group that they were bound to.
+    ///
+    /// # Errors
+    /// One of them is offline, or belongs to a control group that somebody else has made.
+    pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
+        Ok(file::write(&self.group(name).join("cpus_list"), &cpus.to_string())?)
+    }
+
+    /// Removes a group of ours; one that is gone is removed.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove(&self, name: &str) -> Result<(), ResctrlError> {
+        let path = self.group(name);
+        match (self.folders.remove)(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(ResctrlError::Folder { path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads what a group has counted, by cache. A node of a cache that is split (sub-NUMA clusters) is part of its cache's
+    /// sum and is not told again.
+    ///
+    /// # Errors
+    /// The group is gone, or a file can't be read.
+    pub fn read(&self, name: &str) -> Result<Vec<Domain>, ResctrlError> {
+        let data = self.group(name).join("mon_data");
+        let mut domains = Vec::new();
+        for folder in self.names(&data)? {
+            let Some(number) = folder.strip_prefix("mon_L3_") else { continue };
+            let count = |file: &str| count(&data.join(&folder).join(file));
+            domains.push(Domain {
+                // As the kernel's own `id` of the cache has it.
+                id: number.parse::<u32>().map_or_else(|_| number.to_owned(), |number| number.to_string()),
+                occupancy: count("llc_occupancy")?,
+                total: count("mbm_total_bytes")?,
+                local: count("mbm_local_bytes")?,
+            });
+        }
+        Ok(domains)
+    }
+
+    fn monitoring(&self) -> PathBuf {
+        self.top.join("mon_groups")
+    }
+
+    fn group(&self, name: &str) -> PathBuf {
+        self.monitoring().join(name)
+    }
+
+    /// The folders in a folder, by name; none in one that is not there.
+    fn names(&self, path: &Path) -> Result<Vec<String>, ResctrlError> {
+        let unlisted = |source| ResctrlError::Folder { path: path.to_owned(), source };
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(unlisted(error)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(unlisted)?;
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                names.extend(entry.file_name().into_string());
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+fn count(path: &Path) -> Result<Option<Count>, ResctrlError> {
+    let Some(text) = file::read_value_optional(path)? else { return Ok(None) };
+    Ok(Some(match text.as_str() {
+        "Unassigned" => Count::Unassigned,
+        // "Unavailable" and "Error", or what a later kernel may say instead of a number.
+        other => other.parse().map_or(Count::Unknown, Count::Bytes),
+    }))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A tree of files that behaves as the kernel's documentation says, as far as mkdir and rmdir go: it makes a group's
+    /// files, counts the monitors, and keeps some of them in limbo where a file named `limbo` says so.
+    pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
+        let top = root.join("sys/fs/resctrl");
+        fs::create_dir_all(top.join("mon_groups")).unwrap();
+        fs::create_dir_all(top.join("info/L3_MON")).unwrap();
+        fs::write(top.join("info/L3_MON/num_rmids"), format!("{rmids}\n")).unwrap();
+        Resctrl::with_folders(root, Folders { make, remove: |path| fs::remove_dir_all(path) })
+    }
+
+    fn make(path: &Path) -> io::Result<()> {
+        let top = path.parent().unwrap().parent().unwrap();
+        let number = |file: &str| -> usize {
+            fs::read_to_string(top.join(file)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        };
+        let used = 1 + fs::read_dir(path.parent().unwrap()).unwrap().count();
+        if used >= number("info/L3_MON/num_rmids") {
+            return Err(io::Error::from_raw_os_error(28));
+        }
+        if used + number("limbo") >= number("info/L3_MON/num_rmids") {
+            return Err(io::Error::from_raw_os_error(16));
+        }
+        fs::create_dir(path)?;
+        fs::write(path.join("cpus_list"), "\n")?;
+        fs::write(path.join("tasks"), "")?;
+        for domain in ["mon_L3_00", "mon_L3_01"] {
+            let domain = path.join("mon_data").join(domain);
+            fs::create_dir_all(&domain)?;
+            for file in ["llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"] {
+                fs::write(domain.join(file), "0\n")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_what_to_do() {
+        let root = tempfile::tempdir().unwrap();
+        let resctrl = Resctrl::new(root.path());
+        let says = || resctrl.room().unwrap_err().to_string();
+        assert!(says().contains("no monitoring of caches"), "{}", says());
+        let top = root.path().join("sys/fs/resctrl");
+        fs::create_dir_all(&top).unwrap();
+        assert!(says().contains(&format!("mount -t resctrl resctrl {}", top.display())), "{}", says());
+        fs::create_dir_all(top.join("info")).unwrap();
+        assert!(says().contains("info/L3_MON"), "{}", says());
+        fs::create_dir_all(top.join("info/L3_MON")).unwrap();
+        fs::write(top.join("info/L3_MON/num_rmids"), "many\n").unwrap();
+        assert!(says().contains("\"many\""), "{}", says());
+    }
+
+    #[test]
+    fn others_have_their_monitors() {
+        let root = tempfile::tempdir().unwrap();
+        let resctrl = tree(root.path(), 10);
+        assert_eq!(resctrl.room().unwrap(), 9, "the root group has one");
+        let top = root.path().join("sys/fs/resctrl");
+        for folder in [
+            "mon_data",
+            "gold/mon_groups/a",
+            "gold/mon_groups/b",
+            "mon_groups/theirs",
+            "mon_groups/pinfold-a",
+        ] {
+            fs::create_dir_all(top.join(folder)).unwrap();
+        }
+        assert_eq!(resctrl.room().unwrap(), 5);
+    }
+
+    #[test]
+    fn groups_come_and_go() {
+        let root = tempfile::tempdir().unwrap();
+        let resctrl = tree(root.path(), 3);
+        resctrl.make("pinfold-a").unwrap();
+        resctrl.bind("pinfold-a", &set("2-3,8")).unwrap();
+        let top = root.path().join("sys/fs/resctrl");
+        fs::create_dir_all(top.join("mon_groups/theirs")).unwrap();
+        assert_eq!(resctrl.groups().unwrap(), BTreeMap::from([("pinfold-a".to_owned(), set("2-3,8"))]));
+        assert!(matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))), "ENOSPC");
+        fs::remove_dir(top.join("mon_groups/theirs")).unwrap();
+        fs::write(top.join("limbo"), "1").unwrap();
+        assert!(matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))), "EBUSY");
+        resctrl.remove("pinfold-a").unwrap();
+        resctrl.remove("pinfold-a").unwrap();
+        assert!(resctrl.groups().unwrap().is_empty());
+        assert!(matches!(resctrl.bind("pinfold-a", &set("2")), Err(ResctrlError::File(_))));
+    }
+
+    #[test]
+    fn domains_are_read_one_by_one() {
+        let root = tempfile::tempdir().unwrap();
+        let resctrl = tree(root.path(), 3);
+        resctrl.make("pinfold-a").unwrap();
+        let data = root.path().join("sys/fs/resctrl/mon_groups/pinfold-a/mon_data");
+        fs::write(data.join("mon_L3_00/llc_occupancy"), "4096\n").unwrap();
+        fs::write(data.join("mon_L3_00/mbm_total_bytes"), "Unassigned\n").unwrap();
+        fs::write(data.join("mon_L3_01/llc_occupancy"), "Unavailable\n").unwrap();
+        fs::write(data.join("mon_L3_01/mbm_total_bytes"), "Error\n").unwrap();
+        fs::remove_file(data.join("mon_L3_01/mbm_local_bytes")).unwrap();
+        // Parts of the first cache, and another resource.
+        for other in ["mon_L3_00/mon_sub_L3_00", "mon_sub_L3_01", "mon_PERF_PKG_00"] {
+            fs::create_dir_all(data.join(other)).unwrap();
+            fs::write(data.join(other).join("llc_occupancy"), "4096\n").unwrap();
+        }
+        let zero = Domain {
+            id: "0".to_owned(),
+            occupancy: Some(Count::Bytes(4096)),
+            total: Some(Count::Unassigned),
+            local: Some(Count::Bytes(0)),
+        };
+        let one = Domain {
+            id: "1".to_owned(),
+            occupancy: Some(Count::Unknown),
+            total: Some(Count::Unknown),
+            local: None,
+        };
+        assert_eq!(resctrl.read("pinfold-a").unwrap(), [zero, one]);
+    }
+}

@@ -1,0 +1,240 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use super::super::Sources;
+use super::super::page::Format;
+use super::*;
+use crate::cpu::CpuSet;
+use crate::host::cgroup::Cgroups;
+use crate::host::proc::Proc;
+use crate::host::resctrl::tests::tree;
+use crate::pin::snapshot::ContainerState;
+use crate::pin::{Enforcement, Snapshot};
+use crate::pod::{Container, ContainerKind, Entitlement, Pod, Policy, Qos, ThreadPolicy, thread_environment};
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+/// A container that owns these CPUs, all in force.
+fn owner(pod: &str, role: Role, cpus: &str) -> ContainerState {
+    let (policy, threads) = (Policy::default(), ThreadPolicy::default());
+    ContainerState {
+        namespace: "train".to_owned(),
+        pod: pod.to_owned(),
+        container: "main".to_owned(),
+        uid: Some(format!("u-{pod}")),
+        kind: ContainerKind::App,
+        role,
+        evidence: String::new(),
+        qos: Qos::Guaranteed,
+        host_network: true,
+        entitlement: Entitlement::Exclusive { cpus: 1, reason: String::new() },
+        assigned: Some(set(cpus)),
+        effective: Some(set(cpus)),
+        partition: None,
+        numa: None,
+        cgroup: Some(format!("kubepods/podu-{pod}/c1")),
+        running: true,
+        threads: thread_environment(&Pod::default(), &Container::default(), &policy, &threads, None),
+        injected: None,
+        required: false,
+        note: None,
+        window_seconds: None,
+        refused: None,
+        at_start: None,
+        repaired: None,
+    }
+}
+
+fn snapshot(containers: &[ContainerState]) -> Snapshot {
+    let none = CpuSet::new;
+    Snapshot {
+        enforcement: Enforcement::Partition,
+        enforcement_reason: String::new(),
+        online: set("0-15"),
+        reserved: none(),
+        shared: none(),
+        exclusive: none(),
+        lost: none(),
+        quiet: None,
+        containers: containers.to_vec(),
+        strangers: Vec::new(),
+        drift: Vec::new(),
+        unexplained: Vec::new(),
+        errors: Vec::new(),
+    }
+}
+
+/// A machine with two caches and so many monitors.
+struct Machine {
+    root: tempfile::TempDir,
+    sources: Sources,
+}
+
+impl Machine {
+    fn new(rmids: usize) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let cgroup = root.path().join("sys/fs/cgroup");
+        fs::create_dir_all(&cgroup).unwrap();
+        fs::write(cgroup.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
+        let cgroups = Cgroups::detect(&cgroup).unwrap();
+        let mut sources = Sources::new(cgroups, Proc::new(root.path()), root.path());
+        sources.resctrl = Mutex::new(Monitors::new(tree(root.path(), rmids)));
+        Self { root, sources }
+    }
+
+    fn groups(&self) -> PathBuf {
+        self.root.path().join("sys/fs/resctrl/mon_groups")
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.groups()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn put(&self, pod: &str, file: &str, text: &str) {
+        let path = self.groups().join(format!("pinfold-u-{pod}-main/mon_data")).join(file);
+        assert!(path.exists(), "{}", path.display());
+        fs::write(path, text).unwrap();
+    }
+
+    fn scrape(&self, containers: &[ContainerState]) -> String {
+        self.sources.collect(&snapshot(containers)).text(Format::Text)
+    }
+}
+
+/// The values of a family, with the labels beside the container's.
+fn values(text: &str, family: &str, pod: &str) -> Vec<(String, u64)> {
+    let start = format!("pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\",");
+    let of = |line: &str| {
+        let (labels, value) = line.strip_prefix(&start)?.split_once("} ")?;
+        Some((labels.replace('"', ""), value.parse().unwrap()))
+    };
+    text.lines().filter_map(of).collect()
+}
+
+fn moved(text: &str, pod: &str) -> Vec<u64> {
+    values(text, "memory_bandwidth_bytes_total", pod).into_iter().map(|(_, value)| value).collect()
+}
+
+fn success(text: &str) -> bool {
+    text.contains("pinfold_collector_success{collector=\"resctrl\"} 1\n")
+}
+
+#[test]
+fn owners_have_groups_on_their_cpus() {
+    let machine = Machine::new(8);
+    for folder in ["theirs", "pinfold-u-gone-main"] {
+        fs::create_dir_all(machine.groups().join(folder)).unwrap();
+        fs::write(machine.groups().join(folder).join("cpus_list"), "9\n").unwrap();
+    }
+    let shared = ContainerState { assigned: None, ..owner("web", Role::Other, "0-1") };
+    let drifted = ContainerState { effective: Some(set("0-15")), ..owner("drift", Role::Worker, "6-7") };
+    let offline = ContainerState { effective: Some(set("4")), ..owner("part", Role::Worker, "4-5") };
+    let text = machine.scrape(&[owner("w", Role::Worker, "2-3"), shared, drifted, offline]);
+    assert!(success(&text), "{text}");
+    assert_eq!(machine.names(), ["pinfold-u-part-main", "pinfold-u-w-main", "theirs"]);
+    let cpus = |pod: &str| {
+        fs::read_to_string(machine.groups().join(format!("pinfold-u-{pod}-main/cpus_list"))).unwrap()
+    };
+    assert_eq!((cpus("w").as_str(), cpus("part").as_str()), ("2-3", "4"));
+    let tasks = fs::read_to_string(machine.groups().join("pinfold-u-w-main/tasks")).unwrap();
+    assert_eq!(tasks, "", "never tasks");
+
+    let worker = owner("w", Role::Worker, "2-3");
+    machine.put("w", "mon_L3_00/llc_occupancy", "4096\n");
+    machine.put("w", "mon_L3_00/mbm_total_bytes", "1000\n");
+    machine.put("w", "mon_L3_00/mbm_local_bytes", "900\n");
+    let text = machine.scrape(std::slice::from_ref(&worker));
+    let domain = |id: &str, value| (format!("l3_domain={id}"), value);
+    assert_eq!(values(&text, "llc_occupancy_bytes", "w"), [domain("0", 4096), domain("1", 0)]);
+    let scope = |id: &str, scope: &str, value| (format!("l3_domain={id},scope={scope}"), value);
+    assert_eq!(
+        values(&text, "memory_bandwidth_bytes_total", "w"),
+        [scope("0", "total", 1000), scope("0", "local", 900), scope("1", "total", 0), scope("1", "local", 0)]
+    );
+    let text = machine.scrape(&[]);
+    assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(), "{text}");
+    assert_eq!(machine.names(), ["theirs"]);
+}
+
+#[test]
+fn what_a_cache_can_t_tell_costs_that_cache() {
+    let machine = Machine::new(8);
+    let worker = [owner("w", Role::Worker, "2-3")];
+    machine.scrape(&worker);
+    machine.put("w", "mon_L3_00/llc_occupancy", "Unavailable\n");
+    machine.put("w", "mon_L3_00/mbm_total_bytes", "Error\n");
+    machine.put("w", "mon_L3_00/mbm_local_bytes", "Unavailable\n");
+    machine.put("w", "mon_L3_01/mbm_total_bytes", "70\n");
+    let text = machine.scrape(&worker);
+    assert!(!success(&text));
+    assert_eq!(values(&text, "llc_occupancy_bytes", "w"), [("l3_domain=1".to_owned(), 0)]);
+    assert_eq!(moved(&text, "w"), [70, 0]);
+    // No counter assigned: no series, and no failure.
+    machine.put("w", "mon_L3_00/llc_occupancy", "5\n");
+    machine.put("w", "mon_L3_00/mbm_total_bytes", "Unassigned\n");
+    machine.put("w", "mon_L3_00/mbm_local_bytes", "Unassigned\n");
+    let text = machine.scrape(&worker);
+    assert!(success(&text), "{text}");
+    assert_eq!(moved(&text, "w"), [70, 0]);
+}
+
+#[test]
+fn what_was_moved_survives_a_new_mount() {
+    let machine = Machine::new(8);
+    let worker = [owner("w", Role::Worker, "2-3")];
+    machine.scrape(&worker);
+    machine.put("w", "mon_L3_00/mbm_total_bytes", "1000\n");
+    assert_eq!(moved(&machine.scrape(&worker), "w"), [1000, 0, 0, 0]);
+    fs::remove_dir_all(machine.groups().join("pinfold-u-w-main")).unwrap();
+    assert_eq!(moved(&machine.scrape(&worker), "w"), [1000, 0, 0, 0], "the group is made again");
+    machine.put("w", "mon_L3_00/mbm_total_bytes", "1500\n");
+    assert_eq!(moved(&machine.scrape(&worker), "w"), [2500, 0, 0, 0]);
+    // The same container, with other CPUs; as long a list, since a plain file keeps what a shorter write leaves.
+    assert_eq!(moved(&machine.scrape(&[owner("w", Role::Worker, "5-6")]), "w"), [2500, 0, 0, 0]);
+}
+
+#[test]
+fn monitors_are_for_parameter_servers_first() {
+    let machine = Machine::new(3);
+    let workers = [owner("a", Role::Worker, "1"), owner("b", Role::Worker, "2")];
+    assert!(success(&machine.scrape(&workers)));
+    let [a, b] = workers;
+    let text = machine.scrape(&[a, b, owner("ps", Role::Ps, "3")]);
+    assert!(!success(&text), "somebody is left out");
+    assert_eq!(machine.names(), ["pinfold-u-a-main", "pinfold-u-ps-main"]);
+    assert_eq!(values(&text, "llc_occupancy_bytes", "ps").len(), 2);
+    assert!(values(&text, "llc_occupancy_bytes", "b").is_empty());
+}
+
+#[test]
+fn monitors_in_limbo_are_asked_for_again() {
+    let machine = Machine::new(3);
+    let limbo = machine.root.path().join("sys/fs/resctrl/limbo");
+    fs::write(&limbo, "2").unwrap();
+    let worker = [owner("w", Role::Worker, "2")];
+    let text = machine.scrape(&worker);
+    assert!(!success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(), "{text}");
+    fs::remove_file(&limbo).unwrap();
+    let text = machine.scrape(&worker);
+    assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").len() == 2, "{text}");
+}
+
+#[test]
+fn without_it_there_is_a_reason() {
+    let machine = Machine::new(3);
+    let top: &Path = &machine.root.path().join("sys/fs/resctrl");
+    fs::remove_dir_all(top).unwrap();
+    fs::create_dir(top).unwrap();
+    let text = machine.scrape(&[owner("w", Role::Worker, "2")]);
+    let reason = "pinfold_collector_unsupported{collector=\"resctrl\",reason=\"nothing is mounted on ";
+    assert!(text.contains(reason) && text.contains("mount -t resctrl resctrl"), "{text}");
+    assert!(success(&text), "what is not offered is no failure");
+    assert!(!text.contains("pinfold_container_llc_occupancy_bytes"), "{text}");
+}

@@ -1,0 +1,197 @@
+//! Counters of exclusive CPUs, with events that the kernel counts in software: the collector that counts in hardware, against
+//! what `/proc` says of a real process on that CPU and of the whole machine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pinfold::cpu::CpuSet;
+use pinfold::host::perf::{Group, SOFTWARE};
+use pinfold::host::proc::Proc;
+use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
+use pinfold::metrics::{Format, Sources};
+use pinfold::pin::snapshot::ContainerState;
+use pinfold::pin::{Enforcement, Snapshot};
+use pinfold::pod::{
+    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+};
+
+use crate::kernel::{Kernel, kernel_tests};
+
+/// How long a process is watched.
+const SPELL: Duration = Duration::from_secs(1);
+
+/// Context switches and page faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    switches: u64,
+    faults: u64,
+}
+
+/// A shell that starts a program again and again: it waits for it, and each one has page faults.
+fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
+    let spawn = Spawn {
+        program: "/bin/sh".into(),
+        args: vec!["-c".into(), "while :; do /bin/sleep 0.005; done".into()],
+        env: BTreeMap::new(),
+        cgroup_procs: kernel.cgroups.procs_files(path),
+        netns: None,
+        stderr: Stderr::Null,
+    };
+    launcher.spawn(spawn).unwrap()
+}
+
+/// What the kernel has counted for one process.
+fn of_process(pid: u32) -> Seen {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let number = |name: &str| -> u64 {
+        status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+    };
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The tenth field, and the eleventh for the children that have ended; the second is in brackets and may hold anything.
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(7).take(2);
+    let faults = fields.map(|field| field.parse::<u64>().unwrap()).sum();
+    Seen { switches: number("voluntary_ctxt_switches:") + number("nonvoluntary_ctxt_switches:"), faults }
+}
+
+/// What it has counted on the whole machine.
+fn of_machine() -> Seen {
+    let number = |file: &str, name: &str| -> u64 {
+        let text = fs::read_to_string(file).unwrap();
+        text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+    };
+    Seen { switches: number("/proc/stat", "ctxt "), faults: number("/proc/vmstat", "pgfault ") }
+}
+
+fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
+    let (policy, threads) = (Policy::default(), ThreadPolicy::default());
+    ContainerState {
+        namespace: "train".to_owned(),
+        pod: pod.to_owned(),
+        container: "main".to_owned(),
+        uid: Some(format!("u-{pod}")),
+        kind: ContainerKind::App,
+        role: Role::Worker,
+        evidence: String::new(),
+        qos: Qos::Guaranteed,
+        host_network: true,
+        entitlement: Entitlement::Exclusive { cpus: 1, reason: String::new() },
+        assigned: Some(cpus.clone()),
+        effective: Some(cpus.clone()),
+        partition: None,
+        numa: None,
+        cgroup: Some(cgroup.to_owned()),
+        running: true,
+        threads: thread_environment(&Pod::default(), &Container::default(), &policy, &threads, None),
+        injected: None,
+        required: false,
+        note: None,
+        window_seconds: None,
+        refused: None,
+        at_start: None,
+        repaired: None,
+    }
+}
+
+fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapshot {
+    let none = CpuSet::new;
+    Snapshot {
+        enforcement: Enforcement::Cpuset,
+        enforcement_reason: String::new(),
+        online: kernel.online.clone(),
+        reserved: none(),
+        shared: none(),
+        exclusive: none(),
+        lost: none(),
+        quiet: None,
+        containers: containers.to_vec(),
+        strangers: Vec::new(),
+        drift: Vec::new(),
+        unexplained: Vec::new(),
+        errors: Vec::new(),
+    }
+}
+
+/// A pod's counters, and for how many seconds they counted and ran; nothing where it has no series.
+fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
+    let value = |family: &str| {
+        let start =
+            format!("pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&start))
+    };
+    let count = |family: &str| value(family).map(|value| value.parse::<u64>().unwrap());
+    let seconds = |family: &str| value(family).map(|value| value.parse::<f64>().unwrap());
+    let seen = Seen { switches: count("cpu_cycles_total")?, faults: count("instructions_total")? };
+    Some((seen, seconds("perf_enabled_seconds_total")?, seconds("perf_running_seconds_total")?))
+}
+
+#[test]
+fn exclusive_cpus_are_counted() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pod = tree.pod("", "counted-uid");
+    let [a, b] = ["a1", "b1"].map(|name| tree.container(&pod, name));
+    let cpus = kernel.last();
+    for path in [&tree.path, &pod, &a] {
+        kernel.write_cpus(path, if *path == a { &cpus } else { &kernel.online });
+        kernel.write(path, "cpuset.mems", "0");
+    }
+    let launcher = Launcher::new().unwrap();
+    let process = busy(&kernel, &launcher, &a);
+    let sources =
+        Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/")).counting(SOFTWARE);
+    let scrape = |containers: &[ContainerState]| {
+        let text = sources.collect(&snapshot(&kernel, containers)).text(Format::Text);
+        assert!(text.contains("pinfold_collector_success{collector=\"caches\"} 1\n"), "{text}");
+        text
+    };
+    let [of_a, of_b] = [("a", &a), ("b", &b)].map(|(pod, path)| state(pod, path, &cpus));
+    let shared = ContainerState { assigned: None, ..of_b.clone() };
+
+    // The machine's numbers around, the process's within what is counted between two scrapes.
+    let (start, machine) = (Instant::now(), of_machine());
+    let (first, ..) = counters(&scrape(&[of_a.clone(), shared.clone()]), "a").unwrap();
+    let (began, before) = (Instant::now(), of_process(process.pid()));
+    std::thread::sleep(SPELL);
+    let (after, least) = (of_process(process.pid()), began.elapsed().as_secs_f64());
+    let text = scrape(&[of_a.clone(), shared]);
+    let (machine_after, most) = (of_machine(), start.elapsed().as_secs_f64());
+    let (counted, enabled, running) = counters(&text, "a").unwrap();
+    let more = Seen { switches: counted.switches - first.switches, faults: counted.faults - first.faults };
+    let own = Seen { switches: after.switches - before.switches, faults: after.faults - before.faults };
+    let all = Seen {
+        switches: machine_after.switches - machine.switches,
+        faults: machine_after.faults - machine.faults,
+    };
+    assert!(own.switches > 20 && own.faults > 20, "the process did too little: {own:?}");
+    assert!(own.switches <= more.switches && more.switches <= all.switches, "{own:?} {more:?} {all:?}");
+    // A child that ran when counting began is told of when it has ended, with all its faults: one of a hundred.
+    let faults = own.faults - own.faults / 20;
+    assert!(faults <= more.faults && more.faults <= all.faults, "{own:?} {more:?} {all:?}");
+    assert!(enabled >= 0.99 * least && enabled <= 1.01 * most, "{least} {enabled} {most}");
+    assert!((enabled - running).abs() < 0.01 * enabled, "software events take no turns: {enabled} {running}");
+    assert_eq!(counters(&text, "b"), None, "in the shared pool there is nothing to tell");
+
+    // Another gets the CPU: it gets nothing of what was counted before, and who gave it has no series.
+    let text = scrape(&[ContainerState { assigned: None, ..of_a.clone() }, of_b.clone()]);
+    let (others, ..) = counters(&text, "b").unwrap();
+    assert!(others.switches < counted.switches / 2, "{others:?} {counted:?}");
+    assert_eq!(counters(&text, "a"), None);
+
+    // It comes back: its counters go on where they were.
+    let (again, ..) = counters(&scrape(&[of_a]), "a").unwrap();
+    assert!(again.switches >= counted.switches && again.switches < counted.switches + more.switches / 2);
+    // And they are gone with it: another of that name begins at nothing.
+    scrape(&[]);
+    let (anew, ..) = counters(&scrape(&[state("a", &a, &cpus)]), "a").unwrap();
+    assert!(anew.switches < counted.switches / 2, "{anew:?} {counted:?}");
+}
+
+#[test]
+fn a_cpu_that_is_not_there_has_no_counters() {
+    let Some(kernel) = kernel_tests() else { return };
+    let beyond = kernel.online.iter().last().unwrap() + 1;
+    Group::open(beyond, &SOFTWARE).unwrap_err();
+    assert!(Group::open(kernel.last().first().unwrap(), &SOFTWARE).unwrap().has().iter().all(|has| *has));
+}

@@ -1,0 +1,131 @@
+//! What this machine can count: *supported*, with what was counted just now, or *not here*, with the reason. What is said to
+//! be supported and does not count fails.
+//!
+//! `PINFOLD_KERNEL_TESTS=1 cargo test --test hardware`, as root: a monitoring group is made for a moment.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it fails by panicking")]
+
+use std::hint::black_box;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet as Mask, sched_setaffinity};
+use nix::unistd::Pid;
+use pinfold::cpu::CpuSet;
+use pinfold::host::online::online_cpus;
+use pinfold::host::perf::{Events, Group, PerfError, SOFTWARE, hardware};
+use pinfold::host::resctrl::{Count, PREFIX, Resctrl, ResctrlError};
+
+/// How long each CPU works.
+const SPELL: Duration = Duration::from_millis(100);
+
+/// What is worked on: more than most caches hold.
+const BYTES: usize = 64 << 20;
+
+fn main() {
+    // As a harness does, it heeds the names of the tests that are asked for.
+    let mut names = std::env::args().skip(1).filter(|word| !word.starts_with('-')).peekable();
+    if names.peek().is_some() && !names.any(|name| "hardware".contains(&name)) {
+        return;
+    }
+    let online = online_cpus(Path::new("/sys")).unwrap();
+    let hard =
+        ["cycles", "instructions", "references of the last-level cache", "misses of the last-level cache"];
+    counters(&online, &hardware(Path::new("/")), hard);
+    counters(&online, &SOFTWARE, ["context switches", "page faults", "minor page faults", "migrations"]);
+    let meant = std::env::var_os("PINFOLD_KERNEL_TESTS").is_some_and(|value| value == "1");
+    if meant {
+        monitors(&online);
+    } else {
+        println!("monitoring groups: left to PINFOLD_KERNEL_TESTS=1");
+    }
+}
+
+/// Counts on each CPU while it works.
+fn counters(online: &CpuSet, events: &Events, names: [&str; 4]) {
+    let mut sums = [None; 4];
+    let mut refused = None;
+    for cpu in online.iter() {
+        let group = match Group::open(cpu, events) {
+            Ok(group) => group,
+            Err(error @ (PerfError::NotHere | PerfError::NotPermitted)) => {
+                refused = Some(error.to_string());
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert!(work_on(cpu), "CPU {cpu} is not for this process");
+        let reading = group.read().unwrap().unwrap_or_else(|| panic!("CPU {cpu} is offline"));
+        assert!(reading.running > 0, "CPU {cpu} has not counted at all: {reading:?}");
+        for (sum, value) in sums.iter_mut().zip(reading.values) {
+            *sum = value.map(|value| sum.unwrap_or(0) + value).or(*sum);
+        }
+    }
+    for (name, sum) in names.iter().zip(sums) {
+        match (sum, &refused) {
+            (Some(0), _) => {
+                panic!("{name}: offered, and nothing was counted in {SPELL:?} of work on each CPU")
+            }
+            (Some(sum), _) => println!("{name}: supported, {sum} on CPUs {online}"),
+            (None, Some(reason)) => println!("{name}: not here: {reason}"),
+            (None, None) => println!("{name}: not here: these CPUs don't have this event"),
+        }
+    }
+}
+
+/// Binds a monitoring group to a CPU that works.
+fn monitors(online: &CpuSet) {
+    let resctrl = Resctrl::new(Path::new("/"));
+    let room = match resctrl.room() {
+        Err(
+            error @ (ResctrlError::NotOffered(_)
+            | ResctrlError::NotMounted(_)
+            | ResctrlError::NotMonitoring(_)),
+        ) => return println!("monitoring groups: not here: {error}"),
+        other => other.unwrap(),
+    };
+    assert!(room > 0, "somebody else has all monitors");
+    let cpu = online.iter().last().unwrap();
+    let name = format!("{PREFIX}test-{}", std::process::id());
+    resctrl.make(&name).unwrap();
+    let bound = resctrl.bind(&name, &[cpu].into_iter().collect());
+    let worked = bound.is_ok() && work_on(cpu);
+    let domains = resctrl.read(&name);
+    resctrl.remove(&name).unwrap();
+    bound.unwrap();
+    assert!(worked, "CPU {cpu} is not for this process");
+    let domains = domains.unwrap();
+    let of = |pick: fn(&pinfold::host::resctrl::Domain) -> Option<Count>| -> Vec<Count> {
+        domains.iter().filter_map(pick).collect()
+    };
+    for (name, counts) in [
+        ("occupancy of the last-level cache", of(|domain| domain.occupancy)),
+        ("memory bandwidth, all", of(|domain| domain.total)),
+        ("memory bandwidth, local", of(|domain| domain.local)),
+    ] {
+        let bytes: u64 =
+            counts.iter().map(|count| if let Count::Bytes(bytes) = count { *bytes } else { 0 }).sum();
+        if counts.iter().all(|count| *count == Count::Unassigned) {
+            println!("{name}: not here: this CPU can't tell it, or has no counter assigned to it");
+        } else {
+            assert!(bytes > 0, "{name}: offered, and nothing was counted: {counts:?}");
+            println!("{name}: supported, {bytes} bytes after {SPELL:?} of work on CPU {cpu}");
+        }
+    }
+}
+
+/// Works on a CPU for a while, waiting at times; says whether it may.
+fn work_on(cpu: u32) -> bool {
+    let mut mask = Mask::new();
+    if mask.set(cpu as usize).is_err() || sched_setaffinity(Pid::from_raw(0), &mask).is_err() {
+        return false;
+    }
+    let start = Instant::now();
+    while start.elapsed() < SPELL {
+        let mut memory = vec![0_u8; BYTES];
+        memory.iter_mut().step_by(64).for_each(|byte| *byte = black_box(1));
+        std::thread::sleep(Duration::from_millis(1));
+        black_box(&memory);
+    }
+    true
+}
