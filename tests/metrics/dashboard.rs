@@ -130,6 +130,12 @@ fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
         queries.retain(|(_, query)| !prometheus.has_data(query));
         std::thread::sleep(Duration::from_millis(500));
     }
+    let picture = prometheus.picture();
+    for panel in panels(&dashboard) {
+        let title = text(panel, "title").replace('\'', "&#x27;");
+        assert!(picture.contains(&format!(">{title}</text>")), "{title} is not drawn");
+    }
+    assert!(picture.ends_with("</svg>\n") && picture.contains("<polyline "), "{picture}");
     let mut lacks = String::new();
     queries.iter().filter(|(name, _)| !may_lack(name)).for_each(|(name, query)| {
         write!(lacks, "\n{name}: {query}\n").unwrap();

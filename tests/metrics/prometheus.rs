@@ -128,6 +128,14 @@ impl Prometheus {
         series.iter().any(|one| one["value"][1].as_str().is_some_and(|value| value != "NaN"))
     }
 
+    /// The dashboard as the script beside it draws it.
+    pub(crate) fn picture(&self) -> String {
+        let mut script = Command::new(here("deploy/dashboards/picture"));
+        let output = script.arg(format!("http://{}", self.address)).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     pub(crate) fn stop(mut self) -> String {
         end(&mut self.child, Signal::SIGTERM)
     }
