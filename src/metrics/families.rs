@@ -118,6 +118,12 @@ families! {
         "Packets sent by the pod's interface.");
     POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
         "CPUs that the pod's containers own.");
+    POD_TCP_RETRANSMITTED_SEGMENTS = counter("pinfold_pod_tcp_retransmitted_segments_total", POD,
+        "TCP segments that were sent again in the pod's own network namespace.");
+    POD_TCP_SENT_SEGMENTS = counter("pinfold_pod_tcp_sent_segments_total", POD,
+        "TCP segments sent in the pod's own network namespace, without those sent again.");
+    POD_TCP_TIMEOUTS = counter("pinfold_pod_tcp_timeouts_total", POD,
+        "How often a TCP timer ran out in the pod's own network namespace because nothing was heard.");
 }
 
 families! {

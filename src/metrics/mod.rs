@@ -13,12 +13,14 @@ mod cpu;
 mod families;
 mod foreign;
 mod memory;
+mod namespaces;
 mod network;
 mod page;
 mod pressure;
 mod runtime;
 mod state;
 mod switches;
+mod tcp;
 mod threads;
 
 use std::collections::BTreeMap;
