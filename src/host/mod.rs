@@ -1,7 +1,8 @@
-//! The only door to the kernel: /proc, /sys, cgroupfs, netlink; every path under a root given to it.
+//! The only door to the kernel: /proc, /sys, cgroupfs, netlink, BPF; every path under a root given to it.
 //!
 //! It knows neither pods nor policy: it reads what is there, and writes what it is told to.
 
+pub mod bpf;
 pub mod busy;
 pub mod cgroup;
 pub mod file;
@@ -12,6 +13,7 @@ pub mod notify;
 pub mod online;
 pub mod pci;
 pub mod proc;
+pub mod sockets;
 pub mod spawn;
 pub mod topology;
 pub mod watch;

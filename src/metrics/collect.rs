@@ -88,6 +88,9 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
     run.collector("tcp", &mut scrape, tcp::collect);
+    if let Some(sockets) = &sources.sockets {
+        run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
+    }
     run.page()
 }
 

@@ -19,6 +19,7 @@ mod page;
 mod pressure;
 mod runtime;
 mod state;
+mod sockets;
 mod switches;
 mod tcp;
 mod threads;
@@ -51,6 +52,8 @@ pub struct Sources {
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
     foreign: Mutex<foreign::Foreign>,
+    /// Where they are asked for.
+    sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
     costs: Mutex<BTreeMap<&'static str, Duration>>,
     last: Mutex<Option<Collected>>,
@@ -71,7 +74,14 @@ impl Sources {
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
         let foreign = Mutex::new(foreign::Foreign::new(root));
         let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { cgroups, proc, switches, foreign, costs, last }
+        Self { cgroups, proc, switches, foreign, sockets: None, costs, last }
+    }
+
+    /// Counts what the sockets of the pods below these trees send and receive, from now on: it costs each of their packets
+    /// something. Where cgroup v2 is mounted is looked for at `cgroup_root`.
+    #[must_use]
+    pub fn with_sockets(self, cgroup_root: &Path, trees: &[String]) -> Self {
+        Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
     }
 
     /// Collects everything that belongs to the node's pods.
