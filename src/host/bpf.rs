@@ -7,9 +7,10 @@
 #![allow(unsafe_code)]
 
 mod assembly;
+mod call;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::libc;
@@ -18,6 +19,7 @@ pub use assembly::{Assembly, Jump, Register};
 
 use super::file;
 use crate::cpu::CpuSet;
+use call::{Batch, Element, LinkCreate, MapCreate, ProgramLoad, ProgramQuery, bpf, make};
 
 /// Which of a cgroup's packets a program sees; the numbers are the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +91,7 @@ const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
 const PROGRAM_LOAD: libc::c_int = 5;
+const PROGRAM_QUERY: libc::c_int = 16;
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
 const LINK_CREATE: libc::c_int = 28;
 
@@ -102,109 +105,6 @@ const BATCH: usize = 256;
 
 /// What a verifier may say.
 const LOG: usize = 64 * 1024;
-
-// The arguments of the commands, laid out as in the kernel's `union bpf_attr`, with no gaps between the fields.
-
-#[repr(C)]
-struct MapCreate {
-    kind: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-    inner_map: u32,
-    numa_node: u32,
-    name: [u8; 16],
-}
-
-#[repr(C)]
-struct Element {
-    map: u32,
-    _gap: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-struct Batch {
-    from: u64,
-    to: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map: u32,
-    element_flags: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-struct ProgramLoad {
-    kind: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    interface: u32,
-    attach_type: u32,
-}
-
-#[repr(C)]
-struct LinkCreate {
-    program: u32,
-    target: u32,
-    attach_type: u32,
-    flags: u32,
-}
-
-/// The types that the kernel reads as a command's arguments.
-///
-/// # Safety
-/// The type must be `repr(C)` and laid out as the kernel's for its command, without padding.
-unsafe trait Argument {}
-
-// SAFETY: their fields stand in the order, and have the sizes, of the kernel's; each is aligned without gaps.
-unsafe impl Argument for MapCreate {}
-// SAFETY: the same.
-unsafe impl Argument for Element {}
-// SAFETY: the same.
-unsafe impl Argument for Batch {}
-// SAFETY: the same.
-unsafe impl Argument for ProgramLoad {}
-// SAFETY: the same.
-unsafe impl Argument for LinkCreate {}
-
-/// Makes the call; what it returns is a descriptor or means nothing.
-///
-/// # Safety
-/// What the addresses in `argument` point to must be there for the command to read and write.
-unsafe fn bpf<A: Argument>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed for us alone; the caller answers
-    // for what it points to.
-    let returned = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<A>() as libc::c_uint)
-    };
-    match libc::c_int::try_from(returned) {
-        Ok(value) if value >= 0 => Ok(value),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// The same for a command that makes something.
-///
-/// # Safety
-/// As for [`bpf`]; and the command must be one that returns a new descriptor.
-unsafe fn make<A: Argument>(command: libc::c_int, argument: &mut A) -> io::Result<OwnedFd> {
-    // SAFETY: the caller answers for the argument.
-    let descriptor = unsafe { bpf(command, argument) }?;
-    // SAFETY: the kernel has just made it, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
 
 /// A descriptor as the kernel's arguments have it. It is never negative.
 fn number(descriptor: BorrowedFd<'_>) -> u32 {
@@ -227,6 +127,30 @@ fn name(name: &str) -> [u8; 16] {
 
 fn size(numbers: usize) -> u32 {
     u32::try_from(8 * numbers).unwrap_or(u32::MAX)
+}
+
+// === impl Direction ===
+
+impl Direction {
+    /// How many programs, anybody's, are attached to a cgroup itself.
+    ///
+    /// # Errors
+    /// See [`BpfError`].
+    pub fn attached(self, cgroup: BorrowedFd<'_>) -> Result<u32, BpfError> {
+        let mut argument = ProgramQuery {
+            target: number(cgroup),
+            attach_type: self as u32,
+            flags: 0,
+            attach_flags: 0,
+            programs: 0,
+            count: 0,
+            _gap: 0,
+            newer: [0; 4],
+        };
+        // SAFETY: with no room for any program, the kernel writes into the argument only.
+        let asked = unsafe { bpf(PROGRAM_QUERY, &mut argument) };
+        asked.map(|_| argument.count).map_err(|error| BpfError::new("ask for a cgroup's BPF programs", error))
+    }
 }
 
 // === impl BpfError ===
@@ -441,15 +365,6 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_are_as_long_as_the_kernel_has_them() {
-        assert_eq!(size_of::<MapCreate>(), 44);
-        assert_eq!(size_of::<Element>(), 32);
-        assert_eq!(size_of::<Batch>(), 56);
-        assert_eq!(size_of::<ProgramLoad>(), 72);
-        assert_eq!(size_of::<LinkCreate>(), 16);
-    }
 
     #[test]
     fn an_error_says_what_to_do() {

@@ -56,8 +56,10 @@ pub struct Counter {
 pub struct Look {
     /// By the pod's path.
     pub pods: HashMap<String, Sockets>,
-    /// Whether packets were lost because there were more cgroups than the map has room for.
+    /// Whether packets were lost because there were more cgroups than the kernel was asked to tell apart.
     pub overflowed: bool,
+    /// For how many cgroups it had numbers.
+    pub entries: usize,
 }
 
 /// A tree as it was when the programs were attached to it.
@@ -104,8 +106,8 @@ pub enum SocketsError {
 type Key = [u64; 2];
 type Map = PerCpuHash<2, 4>;
 
-/// Cgroups that are told apart: containers of Guaranteed pods and pods of the classes.
-const CGROUPS: u32 = 8192;
+/// How many cgroups are told apart on a usual node: containers of Guaranteed pods, and pods of the classes.
+pub const ROOM: u32 = 8192;
 
 /// The number of no cgroup; what finds no room is counted here.
 const OVERFLOW: Key = [0, 0];
@@ -138,11 +140,12 @@ impl SocketsError {
 // === impl Counter ===
 
 impl Counter {
-    /// Begins to count below the trees that are there; for the others see [`Counter::attach`].
+    /// Begins to count below the trees that are there, telling so many cgroups apart; for the other trees see
+    /// [`Counter::attach`].
     ///
     /// # Errors
     /// See [`SocketsError`].
-    pub fn new(cgroup_root: &Path, trees: &[String]) -> Result<Self, SocketsError> {
+    pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
         let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
         let found = places.into_iter().find(|place| place.join("cgroup.controllers").exists());
         let hierarchy = found.ok_or_else(|| SocketsError::NoHierarchy { root: cgroup_root.to_owned() })?;
@@ -153,7 +156,7 @@ impl Counter {
         // Below a tree that lies in another one packets would be counted twice.
         let inner = |tree: &String| trees.iter().any(|other| tree.starts_with(&format!("{other}/")));
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
-        let map = Map::new("pinfold_sockets", CGROUPS)?;
+        let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
         let mut counter = Self { hierarchy, trees, map, attached: BTreeMap::new() };
         counter.attach()?;
@@ -198,7 +201,8 @@ impl Counter {
     pub fn look(&self, cgroups: &Cgroups, pods: &HashSet<&str>) -> Result<Look, SocketsError> {
         let entries = self.map.entries()?;
         let mut ids = HashMap::new();
-        let mut look = Look::default();
+        // One is kept for what finds no room.
+        let mut look = Look { entries: entries.len().saturating_sub(1), ..Look::default() };
         for pod in pods.iter().filter(|pod| self.is_counted(pod)) {
             if let Some(id) = id(&self.hierarchy.join(pod))? {
                 ids.insert(id, *pod);
@@ -336,11 +340,11 @@ mod tests {
     #[test]
     fn without_the_whole_of_cgroup_v2_nothing_is_counted() {
         let root = tempfile::tempdir().unwrap();
-        let error = Counter::new(root.path(), &[]).unwrap_err();
+        let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
         assert!(error.is_lasting() && error.to_string().contains("cgroup v2"), "{error}");
         fs::create_dir(root.path().join("unified")).unwrap();
         fs::write(root.path().join("unified/cgroup.controllers"), "").unwrap();
-        let error = Counter::new(root.path(), &[]).unwrap_err();
+        let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
         assert!(error.is_lasting() && error.to_string().contains("cgroup namespace"), "{error}");
     }
 }

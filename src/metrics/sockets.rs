@@ -9,7 +9,7 @@ use super::families::{
     POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
 };
 use super::page::{Lines, Page};
-use crate::host::sockets::{Counter, Look, Sockets as Counts, SocketsError};
+use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
 use crate::pin::snapshot::ContainerState;
 
 type Count = fn(&Counts) -> u64;
@@ -29,7 +29,7 @@ pub(super) struct Sockets(Result<Counter, String>);
 
 impl Sockets {
     pub(super) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
-        Self(Counter::new(cgroup_root, trees).map_err(|error| {
+        Self(Counter::new(cgroup_root, trees, ROOM).map_err(|error| {
             let reason = said(&error);
             tracing::warn!("the pods' sockets are not counted: {reason}");
             reason
