@@ -74,6 +74,9 @@ pub struct PerCpuHash<const K: usize, const V: usize> {
     cpus: usize,
 }
 
+/// A key, and the sum of what the CPUs have.
+pub type Entry<const K: usize, const V: usize> = ([u64; K], [u64; V]);
+
 /// A program that sees the packets of cgroups.
 #[derive(Debug)]
 pub struct Program {
@@ -210,11 +213,11 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
         self.map.as_raw_fd()
     }
 
-    /// All entries, each with the sum of what the CPUs have.
+    /// All entries.
     ///
     /// # Errors
     /// See [`BpfError`].
-    pub fn entries(&self) -> Result<Vec<([u64; K], [u64; V])>, BpfError> {
+    pub fn entries(&self) -> Result<Vec<Entry<K, V>>, BpfError> {
         let mut found = Vec::new();
         let mut size = BATCH;
         let mut from: Option<[u64; 1]> = None;

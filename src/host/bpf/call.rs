@@ -103,9 +103,8 @@ unsafe impl Argument for ProgramQuery {}
 pub(super) unsafe fn bpf<A: Argument>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed for us alone; the caller answers
     // for what it points to.
-    let returned = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<A>() as libc::c_uint)
-    };
+    let returned =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<A>()) };
     match libc::c_int::try_from(returned) {
         Ok(value) if value >= 0 => Ok(value),
         _ => Err(io::Error::last_os_error()),
