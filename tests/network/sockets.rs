@@ -5,6 +5,7 @@ use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pinfold::host::bpf::Direction;
@@ -213,6 +214,34 @@ fn what_finds_no_room_is_told() {
         assert_eq!(look(&kernel, &counter, &paths).overflowed, overflowed, "{pod}");
     }
     assert_eq!(look(&kernel, &counter, &paths).pods[paths[0]], datagrams(28));
+}
+
+/// Set for this program where it is started again with fewer capabilities.
+const REFUSED: &str = "PINFOLD_TEST_REFUSED";
+
+#[test]
+fn without_the_capabilities_the_reason_names_them() {
+    let Some(kernel) = kernel_tests() else { return };
+    if std::env::var_os(REFUSED).is_some() {
+        let tree = kernel.tree();
+        let error =
+            Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap_err();
+        assert!(error.is_lasting() && error.to_string().contains("CAP_BPF and CAP_NET_ADMIN"), "{error}");
+        return;
+    }
+    let name = "sockets::without_the_capabilities_the_reason_names_them";
+    // Loading is refused without the one, attaching without the other.
+    for dropped in ["-sys_admin,-bpf", "-sys_admin,-net_admin"] {
+        let output = Command::new("setpriv")
+            .args([&format!("--bounding-set={dropped}"), "--inh-caps=-all"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(REFUSED, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{dropped}: {said}");
+    }
 }
 
 const BYTES: [&str; 2] =
