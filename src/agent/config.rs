@@ -41,6 +41,8 @@ pub struct Config {
     pub reconcile_seconds: u64,
     /// Where metrics, health and status are served.
     pub listen: SocketAddr,
+    /// What is measured only where it is asked for.
+    pub metrics: Metrics,
     /// Which pods are owed CPUs of their own.
     pub policy: Policy,
     /// How CPUs are given; each is overruled by a pod's annotation `pinfold.io/NAME`.
@@ -82,6 +84,14 @@ impl Default for Cluster {
             scenes: true,
         }
     }
+}
+
+/// What is measured only where it is asked for, because it costs the pods something.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Metrics {
+    /// What the pods' sockets send and receive, counted by BPF programs that see each of their packets (cgroup v2).
+    pub sockets: bool,
 }
 
 /// The enforcement asked for.
@@ -147,6 +157,9 @@ pub struct Overrides {
     /// Address for metrics, health and status [default: 127.0.0.1:9470]
     #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
     pub listen: Option<SocketAddr>,
+    /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
+    #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub sockets: Option<bool>,
 }
 
 impl Default for Config {
@@ -162,6 +175,7 @@ impl Default for Config {
             enforcement: Wanted::Auto,
             reconcile_seconds: 10,
             listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
+            metrics: Metrics::default(),
             policy: Policy::default(),
             cpus: Wishes::default(),
             moves_per_hour: 0,
@@ -200,6 +214,7 @@ impl Config {
             enforcement,
             reconcile_seconds,
             listen,
+            sockets,
         } = overrides;
         set(&mut config.root, root);
         set(&mut config.cgroup_root, cgroup_root);
@@ -207,6 +222,7 @@ impl Config {
         set(&mut config.enforcement, enforcement);
         set(&mut config.reconcile_seconds, reconcile_seconds);
         set(&mut config.listen, listen);
+        set(&mut config.metrics.sockets, sockets);
         config.pods = pods.or(config.pods);
         set(&mut config.cluster.api, api);
         set(&mut config.cluster.namespace, namespace.filter(given));
@@ -296,6 +312,7 @@ mod tests {
             ("trees: [../x]", "../x"),
             ("enforcement: maybe", "maybe"),
             ("listen: everywhere", "listen"),
+            ("metrics: {socket: true}", "socket"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

@@ -99,7 +99,10 @@ impl Agent {
         // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
         let kubelet = PodResources::new(&node.config.root);
         tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), events.clone()));
-        let sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
+        let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
+        if node.config.metrics.sockets {
+            sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
+        }
         let cluster = cluster
             .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());

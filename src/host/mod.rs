@@ -1,7 +1,8 @@
-//! The only door to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink; every path under a root given to it.
+//! The only door to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF; every path under a root given to it.
 //!
 //! It knows neither pods nor policy: it reads what is there, and writes what it is told to.
 
+pub mod bpf;
 pub mod busy;
 pub mod cgroup;
 pub mod file;
@@ -16,6 +17,7 @@ pub mod pci;
 pub mod perf;
 pub mod proc;
 pub mod resctrl;
+pub mod sockets;
 pub mod spawn;
 pub mod taskstats;
 pub mod topology;

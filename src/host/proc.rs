@@ -1,5 +1,7 @@
 //! Processes: threads, context switches, network counters, start times.
 
+mod tcp;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Cursor;
@@ -13,6 +15,7 @@ use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
+pub use tcp::Tcp;
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;

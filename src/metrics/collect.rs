@@ -1,14 +1,16 @@
 //! One scrape: the collectors one after the other, each timed, with a deadline, and none able to fail the others.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::families::{
     COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
 };
+use super::namespaces::Networks;
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
-use super::{cpu, memory, network, pressure, state, threads};
+use super::{cpu, memory, network, pressure, state, tcp, threads};
 use crate::cpu::CpuSet;
 use crate::host::proc;
 use crate::pin::Snapshot;
@@ -31,6 +33,8 @@ pub(super) struct Scrape<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) sources: &'a Sources,
     pub(super) subjects: Vec<Subject<'a>>,
+    /// Whose network the pods use; found by the first collector that asks.
+    networks: OnceCell<Networks>,
     /// When the collector that runs now must come to its end.
     until: Instant,
 }
@@ -71,11 +75,22 @@ impl Scrape<'_> {
     pub(super) fn is_late(&self) -> bool {
         Instant::now() >= self.until
     }
+
+    /// Whose network each pod uses.
+    pub(super) fn networks(&self) -> &Networks {
+        self.networks.get_or_init(|| Networks::of(&self.subjects, &self.sources.proc))
+    }
 }
 
 /// Runs every collector.
 pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
-    let mut scrape = Scrape { snapshot, sources, subjects: subjects(snapshot), until: Instant::now() };
+    let mut scrape = Scrape {
+        snapshot,
+        sources,
+        subjects: subjects(snapshot),
+        networks: OnceCell::new(),
+        until: Instant::now(),
+    };
     let mut run = Run::new(sources);
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
@@ -86,6 +101,10 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
+    run.collector("tcp", &mut scrape, tcp::collect);
+    if let Some(sockets) = &sources.sockets {
+        run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
+    }
     run.page()
 }
 

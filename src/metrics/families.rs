@@ -132,6 +132,14 @@ families! {
         "Packets received by the pod's interface.");
     POD_NETWORK_SCOPE = gauge("pinfold_pod_network_scope", &["namespace", "pod", "scope"],
         "Whose the pod's interfaces are: its own (pod), the node's (host), or not known. Only a pod's own are counted.");
+    POD_NETWORK_SOCKET_RECEIVE_BYTES = counter("pinfold_pod_network_socket_receive_bytes_total", POD,
+        "Bytes that the pod's sockets received, whosever network they use, with IP and transport headers.");
+    POD_NETWORK_SOCKET_RECEIVE_PACKETS = counter("pinfold_pod_network_socket_receive_packets_total", POD,
+        "Packets that the pod's sockets received, whosever network they use.");
+    POD_NETWORK_SOCKET_TRANSMIT_BYTES = counter("pinfold_pod_network_socket_transmit_bytes_total", POD,
+        "Bytes that the pod's sockets sent, whosever network they use, with IP and transport headers.");
+    POD_NETWORK_SOCKET_TRANSMIT_PACKETS = counter("pinfold_pod_network_socket_transmit_packets_total", POD,
+        "Packets that the pod's sockets sent, whosever network they use.");
     POD_NETWORK_TRANSMIT_BYTES = counter("pinfold_pod_network_transmit_bytes_total", INTERFACE,
         "Bytes sent by the pod's interface.");
     POD_NETWORK_TRANSMIT_ERRORS = counter("pinfold_pod_network_transmit_errors_total", INTERFACE,
@@ -142,6 +150,12 @@ families! {
         "Packets sent by the pod's interface.");
     POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
         "CPUs that the pod's containers own.");
+    POD_TCP_RETRANSMITTED_SEGMENTS = counter("pinfold_pod_tcp_retransmitted_segments_total", POD,
+        "TCP segments that were sent again in the pod's own network namespace.");
+    POD_TCP_SENT_SEGMENTS = counter("pinfold_pod_tcp_sent_segments_total", POD,
+        "TCP segments sent in the pod's own network namespace, without those sent again.");
+    POD_TCP_TIMEOUTS = counter("pinfold_pod_tcp_timeouts_total", POD,
+        "How often a TCP timer ran out in the pod's own network namespace because nothing was heard.");
 }
 
 families! {

@@ -15,14 +15,17 @@ mod families;
 mod foreign;
 mod memory;
 mod monitors;
+mod namespaces;
 mod network;
 mod page;
 mod pressure;
 mod resctrl;
 mod runtime;
+mod sockets;
 mod state;
 mod switches;
 mod tally;
+mod tcp;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -62,6 +65,8 @@ pub struct Sources {
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
     resctrl: Mutex<resctrl::Monitors>,
+    /// Where they are asked for.
+    sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
     costs: Mutex<BTreeMap<&'static str, Duration>>,
     last: Mutex<Option<Collected>>,
@@ -86,7 +91,19 @@ impl Sources {
         let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
         let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
-        Self { cgroups, proc, counters, taskstats, switches, foreign, caches, resctrl, costs, last }
+        Self {
+            cgroups,
+            proc,
+            counters,
+            taskstats,
+            switches,
+            foreign,
+            caches,
+            resctrl,
+            sockets: None,
+            costs,
+            last,
+        }
     }
 
     /// Counts these events on exclusive CPUs instead of the hardware's, in the families of those: what a machine without
@@ -95,6 +112,13 @@ impl Sources {
     pub fn counting(mut self, events: perf::Events) -> Self {
         self.caches = Mutex::new(caches::Caches::new(events));
         self
+    }
+
+    /// Counts what the sockets of the pods below these trees send and receive, from now on: it costs each of their packets
+    /// something. Where cgroup v2 is mounted is looked for at `cgroup_root`.
+    #[must_use]
+    pub fn with_sockets(self, cgroup_root: &Path, trees: &[String]) -> Self {
+        Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
     }
 
     /// Collects everything that belongs to the node's pods.

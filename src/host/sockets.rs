@@ -1,0 +1,350 @@
+//! What the sockets of pods send and receive, also where many pods share one network: counted by two small BPF programs at the
+//! top of each tree of pods.
+//!
+//! The kernel runs them for every packet of a socket that was made by a process in the tree, on cgroup v2. A packet is
+//! counted under two numbers, those of the cgroup one step below the tree's top and of the one two steps below. Either the
+//! first is a pod's and the second a container's, or the first is a QoS class's and the second a pod's: the programs need
+//! not know which. The leaf's number alone would be cheaper by one call, but containers come and go between two looks and
+//! take along whose they were; a pod's cgroup stays as long as the pod, and so does what it has counted.
+//!
+//! What is counted is what the kernel's IP layer hands over: IP and transport headers and the payload, no link header.
+//! A packet that an interface is still to cut into several, or has put together from several, has its headers counted once,
+//! and as packets as many as it stands for. What the kernel sends without a socket (a reset, an answer to a ping), and what
+//! belongs to a connection whose socket has become a remnant (`TIME_WAIT`), is nobody's.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::bpf::{Assembly, BpfError, Direction, Link, PerCpuHash, Program, Register};
+use super::cgroup::{CgroupError, Cgroups};
+use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
+
+/// What one direction has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sum {
+    /// Bytes, from the IP header on.
+    pub bytes: u64,
+    /// Packets, as they are on a wire.
+    pub packets: u64,
+}
+
+/// What the sockets of a cgroup have received and sent since they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sockets {
+    /// What they received.
+    pub receive: Sum,
+    /// What they sent.
+    pub transmit: Sum,
+}
+
+/// Counts for the pods of some trees, until it is dropped.
+#[derive(Debug)]
+pub struct Counter {
+    /// Where cgroup v2 is mounted.
+    hierarchy: PathBuf,
+    trees: Vec<String>,
+    map: Map,
+    attached: BTreeMap<String, Attached>,
+}
+
+/// The result of a look.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// By the pod's path.
+    pub pods: HashMap<String, Sockets>,
+    /// Whether packets were lost because there were more cgroups than the kernel was asked to tell apart.
+    pub overflowed: bool,
+    /// For how many cgroups it had numbers.
+    pub entries: usize,
+}
+
+/// A tree as it was when the programs were attached to it.
+#[derive(Debug)]
+struct Attached {
+    id: u64,
+    _links: [Link; 2],
+}
+
+/// Why nothing is counted.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketsError {
+    /// No cgroup v2.
+    #[error("sockets are counted on cgroup v2 only, and it is not mounted at {} nor at {}/unified", root.display(), root.display())]
+    NoHierarchy {
+        /// Where it was looked for.
+        root: PathBuf,
+    },
+    /// A part of the hierarchy only.
+    #[error(
+        "{} is a part of the node's cgroup hierarchy, seen from a cgroup namespace: mount the node's own there",
+        hierarchy.display()
+    )]
+    Part {
+        /// Where it is mounted.
+        hierarchy: PathBuf,
+    },
+    /// The kernel's answer.
+    #[error(transparent)]
+    Bpf(#[from] BpfError),
+    /// The cgroups.
+    #[error(transparent)]
+    Cgroups(#[from] CgroupError),
+    /// A cgroup.
+    #[error("can't open cgroup {}", path.display())]
+    Cgroup {
+        /// Its directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+type Key = [u64; 2];
+type Map = PerCpuHash<2, 4>;
+
+/// How many cgroups are told apart on a usual node: containers of Guaranteed pods, and pods of the classes.
+pub const ROOM: u32 = 8192;
+
+/// The number of no cgroup; what finds no room is counted here.
+const OVERFLOW: Key = [0, 0];
+
+/// The number of a hierarchy's outermost cgroup.
+const OUTERMOST: u64 = 1;
+
+// Helpers of the kernel, by their numbers in `enum bpf_func_id`.
+const MAP_LOOKUP: i32 = 1;
+const MAP_UPDATE: i32 = 2;
+const ANCESTOR_CGROUP_ID: i32 = 83;
+
+// Where a packet has them, in `struct __sk_buff`.
+const LENGTH: i16 = 0;
+const SEGMENTS: i16 = 164;
+
+// === impl SocketsError ===
+
+impl SocketsError {
+    /// Whether it will be so as long as this process runs.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoHierarchy { .. } | Self::Part { .. } => true,
+            Self::Bpf(error) => error.is_lasting(),
+            Self::Cgroups(_) | Self::Cgroup { .. } => false,
+        }
+    }
+}
+
+// === impl Counter ===
+
+impl Counter {
+    /// Begins to count below the trees that are there, telling so many cgroups apart; for the other trees see
+    /// [`Counter::attach`].
+    ///
+    /// # Errors
+    /// See [`SocketsError`].
+    pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
+        let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
+        let found = places.into_iter().find(|place| place.join("cgroup.controllers").exists());
+        let hierarchy = found.ok_or_else(|| SocketsError::NoHierarchy { root: cgroup_root.to_owned() })?;
+        // The kernel counts a cgroup's depth from there.
+        if id(&hierarchy)? != Some(OUTERMOST) {
+            return Err(SocketsError::Part { hierarchy });
+        }
+        // Below a tree that lies in another one packets would be counted twice.
+        let inner = |tree: &String| trees.iter().any(|other| tree.starts_with(&format!("{other}/")));
+        let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
+        let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
+        map.add(&OVERFLOW)?;
+        let mut counter = Self { hierarchy, trees, map, attached: BTreeMap::new() };
+        counter.attach()?;
+        Ok(counter)
+    }
+
+    /// Begins to count below the trees that have appeared, or were made anew, since the last time.
+    ///
+    /// # Errors
+    /// See [`SocketsError`].
+    pub fn attach(&mut self) -> Result<(), SocketsError> {
+        for tree in &self.trees {
+            let path = self.hierarchy.join(tree);
+            let id = id(&path)?;
+            if self.attached.get(tree).map(|attached| attached.id) == id {
+                continue;
+            }
+            self.attached.remove(tree);
+            let Some(id) = id else { continue };
+            let directory = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(|source| SocketsError::Cgroup { path, source })?,
+            };
+            let depth = tree.split('/').count();
+            let attach = |title, direction| {
+                let program =
+                    Program::load(title, &program(self.map.descriptor(), depth, direction), direction)?;
+                program.attach(directory.as_fd())
+            };
+            let ingress = attach("pinfold_receive", Direction::Ingress)?;
+            let egress = attach("pinfold_send", Direction::Egress)?;
+            self.attached.insert(tree.clone(), Attached { id, _links: [ingress, egress] });
+        }
+        Ok(())
+    }
+
+    /// What the sockets of these pods have counted, by the path of each pod's cgroup; without those that have no cgroup on
+    /// version 2, or none where it is counted. What belongs to no pod that is there any more is forgotten.
+    ///
+    /// # Errors
+    /// See [`SocketsError`].
+    pub fn look(&self, cgroups: &Cgroups, pods: &HashSet<&str>) -> Result<Look, SocketsError> {
+        let entries = self.map.entries()?;
+        let mut ids = HashMap::new();
+        // One is kept for what finds no room.
+        let mut look = Look { entries: entries.len().saturating_sub(1), ..Look::default() };
+        for pod in pods.iter().filter(|pod| self.is_counted(pod)) {
+            if let Some(id) = id(&self.hierarchy.join(pod))? {
+                ids.insert(id, *pod);
+                look.pods.insert((*pod).to_owned(), Sockets::default());
+            }
+        }
+        let mut others = Vec::new();
+        for (key, [received, received_packets, sent, sent_packets]) in entries {
+            if key == OVERFLOW {
+                look.overflowed = received_packets + sent_packets > 0;
+                continue;
+            }
+            let pod = key.iter().find_map(|id| ids.get(id));
+            let Some(pod) = pod.and_then(|pod| look.pods.get_mut(*pod)) else {
+                others.push(key);
+                continue;
+            };
+            pod.receive.bytes += received;
+            pod.receive.packets += received_packets;
+            pod.transmit.bytes += sent;
+            pod.transmit.packets += sent_packets;
+        }
+        self.forget(cgroups, others)?;
+        Ok(look)
+    }
+
+    /// Deletes what belongs to none of the pods that are there. They are listed after the map was read, so that none of them
+    /// is newer than the list; a pod that nobody asks for yet may be asked for later.
+    fn forget(&self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
+        if others.is_empty() {
+            return Ok(());
+        }
+        let mut there = HashSet::new();
+        for tree in self.attached.keys() {
+            for (path, _) in cgroups.pods(tree)? {
+                there.extend(id(&self.hierarchy.join(path))?);
+            }
+        }
+        for key in others.into_iter().filter(|key| !key.iter().any(|id| there.contains(id))) {
+            self.map.delete(&key)?;
+        }
+        Ok(())
+    }
+
+    fn is_counted(&self, pod: &str) -> bool {
+        self.attached
+            .keys()
+            .any(|tree| pod.strip_prefix(tree.as_str()).is_some_and(|rest| rest.starts_with('/')))
+    }
+}
+
+/// The number by which the kernel knows a cgroup of version 2; `None` where there is none.
+fn id(path: &Path) -> Result<Option<u64>, SocketsError> {
+    match fs::metadata(path) {
+        Ok(directory) => Ok(Some(directory.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SocketsError::Cgroup { path: path.to_owned(), source }),
+    }
+}
+
+/// Adds a packet to the entry of the two cgroups below a tree of this depth, and lets it pass.
+fn program(map: i32, depth: usize, direction: Direction) -> Assembly {
+    // On the stack: a key, and below it a value.
+    const KEY: i16 = -16;
+    const VALUE: i16 = -48;
+    let (bytes, packets) = match direction {
+        Direction::Ingress => (0, 8),
+        Direction::Egress => (16, 24),
+    };
+    let mut assembly = Assembly::default();
+    let a = &mut assembly;
+    a.copy(R6, R1);
+    for (step, place) in [(1, KEY), (2, KEY + 8)] {
+        a.copy(R1, R6);
+        // The depth of a cgroup's path is never near that.
+        a.set(R2, i32::try_from(depth + step).unwrap_or(i32::MAX));
+        a.call(ANCESTOR_CGROUP_ID);
+        a.store_64(R10, place, R0);
+    }
+    a.load_32(R7, R6, LENGTH);
+    // One that is neither cut nor put together may say 0.
+    a.load_32(R8, R6, SEGMENTS);
+    let several = a.jump_unless_zero(R8);
+    a.set(R8, 1);
+    a.land(several);
+    find(a, map, KEY);
+    let known = a.jump_unless_zero(R0);
+    for place in [VALUE, VALUE + 8, VALUE + 16, VALUE + 24] {
+        a.store_value_64(R10, place, 0);
+    }
+    a.map(R1, map);
+    a.copy(R2, R10);
+    a.add(R2, KEY.into());
+    a.copy(R3, R10);
+    a.add(R3, VALUE.into());
+    // Unless it is there: another CPU may have been faster, and what it counts must stay.
+    a.set(R4, 1);
+    a.call(MAP_UPDATE);
+    find(a, map, KEY);
+    let made = a.jump_unless_zero(R0);
+    a.store_value_64(R10, KEY, 0);
+    a.store_value_64(R10, KEY + 8, 0);
+    find(a, map, KEY);
+    let none = a.jump_if_zero(R0);
+    a.land(known);
+    a.land(made);
+    // Atomic although the CPU's own: an interrupt may send and receive in the middle of this program.
+    a.atomic_add_64(R0, bytes, R7);
+    a.atomic_add_64(R0, packets, R8);
+    a.land(none);
+    a.set(R0, 1);
+    a.exit();
+    assembly
+}
+
+fn find(a: &mut Assembly, map: i32, key: i16) {
+    a.map(R1, map);
+    a.copy(R2, R10);
+    a.add(R2, key.into());
+    a.call(MAP_LOOKUP);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_short_and_the_same_each_time() {
+        let lengths = [Direction::Ingress, Direction::Egress].map(|way| program(5, 1, way).bytes().len() / 8);
+        assert_eq!(lengths, [52, 52]);
+        assert_eq!(program(5, 1, Direction::Egress), program(5, 1, Direction::Egress));
+        assert_ne!(program(5, 1, Direction::Egress), program(5, 2, Direction::Egress));
+    }
+
+    #[test]
+    fn without_the_whole_of_cgroup_v2_nothing_is_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
+        assert!(error.is_lasting() && error.to_string().contains("cgroup v2"), "{error}");
+        fs::create_dir(root.path().join("unified")).unwrap();
+        fs::write(root.path().join("unified/cgroup.controllers"), "").unwrap();
+        let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
+        assert!(error.is_lasting() && error.to_string().contains("cgroup namespace"), "{error}");
+    }
+}

@@ -1,0 +1,105 @@
+//! Whose network each pod uses: what its interfaces and its TCP count is told only where nobody else can have caused it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::collect::{Subject, of_pod};
+use super::page::Labels;
+use crate::host::proc::Proc;
+
+/// Whose network a pod uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Its own.
+    Pod,
+    /// The node's.
+    Host,
+    /// That can't be told, or several pods share it.
+    Unknown,
+}
+
+/// A pod that has a process.
+#[derive(Debug)]
+pub(super) struct Network {
+    /// The labels of the pod's lines.
+    pub(super) labels: Labels,
+    /// One of its processes.
+    pub(super) process: i32,
+    pub(super) scope: Scope,
+}
+
+/// The networks of all pods.
+#[derive(Debug)]
+pub(super) struct Networks {
+    pub(super) pods: Vec<Network>,
+    /// Whether nothing stands in the way of telling whose each is.
+    pub(super) complete: bool,
+}
+
+/// What is known of a pod.
+struct Seen {
+    labels: Labels,
+    host_network: bool,
+    /// Whether the processes of all its containers could be read.
+    known: bool,
+    process: Option<i32>,
+    namespace: Option<PathBuf>,
+}
+
+// === impl Scope ===
+
+impl Scope {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Host => "host",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+// === impl Networks ===
+
+impl Networks {
+    /// Looks at a process of each pod.
+    pub(super) fn of(subjects: &[Subject<'_>], proc: &Proc) -> Self {
+        let own = i32::try_from(std::process::id()).ok().and_then(|pid| proc.network_namespace(pid));
+        let mut pods: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
+        for subject in subjects {
+            let state = subject.state;
+            let new = || Seen {
+                labels: of_pod(state),
+                host_network: false,
+                known: true,
+                process: None,
+                namespace: None,
+            };
+            let pod = pods.entry((&state.namespace, &state.pod)).or_insert_with(new);
+            pod.host_network |= state.host_network;
+            pod.known &= subject.processes.is_some();
+            pod.process = pod.process.or_else(|| subject.processes.as_ref()?.first().copied());
+        }
+        let mut users: BTreeMap<PathBuf, usize> = BTreeMap::new();
+        for pod in pods.values_mut() {
+            pod.namespace = pod.process.and_then(|pid| proc.network_namespace(pid));
+            if let Some(namespace) = &pod.namespace {
+                *users.entry(namespace.clone()).or_default() += 1;
+            }
+        }
+        // One whose namespace is not known may share any.
+        let complete = pods.values().all(|pod| pod.known || pod.namespace.is_some());
+        let network = |pod: Seen| {
+            // The node's own counters repeated for each such pod would be a wrong number, so there is none; the same goes
+            // for a namespace that several pods share.
+            let scope = match (&own, &pod.namespace) {
+                _ if pod.host_network => Scope::Host,
+                (Some(own), Some(theirs)) if own == theirs => Scope::Host,
+                (_, Some(theirs)) if complete && users.get(theirs) == Some(&1) => Scope::Pod,
+                _ => Scope::Unknown,
+            };
+            Some(Network { labels: pod.labels, process: pod.process?, scope })
+        };
+        let pods = pods.into_values().filter_map(network).collect();
+        Self { pods, complete }
+    }
+}

@@ -1,0 +1,101 @@
+//! What the pods' sockets send and receive, those of pods on the node's own network too.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use super::collect::{Outcome, Scrape, of_pod};
+use super::families::{
+    Family, POD_NETWORK_SOCKET_RECEIVE_BYTES, POD_NETWORK_SOCKET_RECEIVE_PACKETS,
+    POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
+};
+use super::page::{Lines, Page};
+use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
+use crate::pin::snapshot::ContainerState;
+
+type Count = fn(&Counts) -> u64;
+
+const FAMILIES: [(&Family, Count); 4] = [
+    (&POD_NETWORK_SOCKET_RECEIVE_BYTES, |counts| counts.receive.bytes),
+    (&POD_NETWORK_SOCKET_RECEIVE_PACKETS, |counts| counts.receive.packets),
+    (&POD_NETWORK_SOCKET_TRANSMIT_BYTES, |counts| counts.transmit.bytes),
+    (&POD_NETWORK_SOCKET_TRANSMIT_PACKETS, |counts| counts.transmit.packets),
+];
+
+/// The counter, or why there is none.
+#[derive(Debug)]
+pub(super) struct Sockets(Result<Counter, String>);
+
+// === impl Sockets ===
+
+impl Sockets {
+    pub(super) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
+        Self(Counter::new(cgroup_root, trees, ROOM).map_err(|error| {
+            let reason = said(&error);
+            tracing::warn!("the pods' sockets are not counted: {reason}");
+            reason
+        }))
+    }
+
+    pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
+        let counter = match &mut self.0 {
+            Ok(counter) => counter,
+            Err(reason) => return Outcome::Unsupported(reason.clone()),
+        };
+        let pods = pods(scrape);
+        let paths: HashSet<&str> = pods.values().map(|(path, _)| *path).collect();
+        let attached = counter.attach();
+        let look = match counter.look(&scrape.sources.cgroups, &paths) {
+            Ok(look) => look,
+            Err(error) => return failed(&error),
+        };
+        let complete = attached.is_ok() && !look.overflowed;
+        if !pods.is_empty() && look.pods.is_empty() {
+            return match attached {
+                Err(error) => failed(&error),
+                Ok(()) => Outcome::Unsupported("the pods have no cgroups of version 2".to_owned()),
+            };
+        }
+        write(page, &pods, &look);
+        Outcome::of(complete)
+    }
+}
+
+fn write(page: &mut Page, pods: &BTreeMap<(&str, &str), (&str, &ContainerState)>, look: &Look) {
+    let mut lines = FAMILIES.map(|(family, _)| Lines::of(family));
+    for (path, state) in pods.values() {
+        let Some(counts) = look.pods.get(*path) else { continue };
+        let labels = of_pod(state);
+        lines.iter_mut().zip(FAMILIES).for_each(|(lines, (_, count))| lines.put(&labels, count(counts)));
+    }
+    lines.into_iter().for_each(|lines| page.add(lines));
+}
+
+/// The pods by name, each with its cgroup. Of two with one name, the one that runs is meant.
+fn pods<'a>(scrape: &Scrape<'a>) -> BTreeMap<(&'a str, &'a str), (&'a str, &'a ContainerState)> {
+    let mut pods: BTreeMap<_, (&str, &ContainerState)> = BTreeMap::new();
+    for subject in &scrape.subjects {
+        let Some(cgroup) = subject.state.cgroup.as_deref() else { continue };
+        let Some((pod, _)) = cgroup.rsplit_once('/') else { continue };
+        let name = (subject.state.namespace.as_str(), subject.state.pod.as_str());
+        let there = pods.entry(name).or_insert((pod, subject.state));
+        if subject.state.running && !there.1.running {
+            *there = (pod, subject.state);
+        }
+    }
+    pods
+}
+
+fn failed(error: &SocketsError) -> Outcome {
+    if error.is_lasting() { Outcome::Unsupported(said(error)) } else { Outcome::Partial }
+}
+
+/// An error with what is behind it.
+fn said(error: &SocketsError) -> String {
+    let mut said = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        said = format!("{said}: {inner}");
+        source = inner.source();
+    }
+    said
+}

@@ -1,0 +1,23 @@
+//! What pods send and receive, on the real kernel: known traffic of real processes in real cgroups against what is counted.
+
+// A helper that can't do its work fails the test that called it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/agent.rs"]
+#[allow(dead_code, reason = "shared with tests of the whole agent")]
+mod agent;
+#[path = "support/gate.rs"]
+mod gate;
+#[path = "support/http.rs"]
+#[allow(dead_code, reason = "shared with tests of the whole agent")]
+mod http;
+#[path = "support/kernel.rs"]
+#[allow(dead_code, reason = "shared with tests of the whole agent")]
+mod kernel;
+
+#[path = "network/sockets.rs"]
+mod sockets;
+#[path = "network/tcp.rs"]
+mod tcp;
+#[path = "network/traffic.rs"]
+mod traffic;

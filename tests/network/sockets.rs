@@ -1,0 +1,304 @@
+//! Socket bytes by pod, counted by BPF programs.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pinfold::host::bpf::Direction;
+use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::proc::{Proc, Tcp};
+use pinfold::host::sockets::{Counter, Look, ROOM, Sockets, Sum};
+
+use crate::agent::{Agent, Manifests, Settings, best_effort};
+use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::traffic::{DATAGRAMS, STREAM, tcp, udp};
+
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+fn counter(tree: &Tree<'_>) -> Counter {
+    Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap()
+}
+
+fn look(kernel: &Kernel, counter: &Counter, pods: &[&str]) -> Look {
+    counter.look(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied())).unwrap()
+}
+
+/// What is counted of [`udp`]: beside the payload, this many bytes of headers in each packet.
+fn datagrams(headers: u64) -> Sockets {
+    let (count, size, replies, reply) = DATAGRAMS;
+    let sum = |packets, payload: u64| Sum { bytes: packets * (payload + headers), packets };
+    Sockets { receive: sum(replies, reply), transmit: sum(count, size) }
+}
+
+/// How much was counted between two looks.
+fn gained(before: Sockets, after: Sockets) -> Sockets {
+    let sum = |before: Sum, after: Sum| Sum {
+        bytes: after.bytes - before.bytes,
+        packets: after.packets - before.packets,
+    };
+    Sockets { receive: sum(before.receive, after.receive), transmit: sum(before.transmit, after.transmit) }
+}
+
+/// A tree's directory in the hierarchy of version 2.
+fn unified(tree: &str) -> PathBuf {
+    let root = Path::new("/sys/fs/cgroup");
+    let hybrid = root.join("unified");
+    if hybrid.exists() { hybrid.join(tree) } else { root.join(tree) }
+}
+
+fn attached(tree: &str) -> [u32; 2] {
+    let directory = File::open(unified(tree)).unwrap();
+    [Direction::Ingress, Direction::Egress].map(|direction| direction.attached(directory.as_fd()).unwrap())
+}
+
+#[test]
+fn datagrams_are_counted_to_the_byte() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let counter = counter(&tree);
+    assert_eq!(attached(&tree.path), [1, 1]);
+    // One as deep as a Guaranteed pod is, one in a QoS class, and one that says nothing.
+    let pods = [tree.pod("", "one"), tree.pod("burstable", "two"), tree.pod("besteffort", "three")];
+    let [one, two, silent] = pods.each_ref().map(String::as_str);
+    for (pod, host) in [(one, V4), (two, V6)] {
+        let main = tree.container(pod, "main");
+        udp(&kernel, &main, None, host);
+    }
+    let seen = look(&kernel, &counter, &[one, two, silent]);
+    assert_eq!(seen.pods[one], datagrams(20 + 8));
+    assert_eq!(seen.pods[two], datagrams(40 + 8));
+    assert_eq!(seen.pods[silent], Sockets::default());
+    assert!(!seen.overflowed);
+    drop(counter);
+    assert_eq!(attached(&tree.path), [0, 0]);
+}
+
+#[test]
+fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let counter = counter(&tree);
+    let pod = tree.pod("burstable", "uid");
+    let main = tree.container(&pod, "main");
+    // Over a loopback of its own, so that what was sent twice is known.
+    let network = Switch::new().unwrap().join(Ipv4Addr::new(10, 80, 0, 1)).unwrap();
+    let mut before = Sockets::default();
+    for (host, least) in [(V4, 20 + 20), (V6, 40 + 20)] {
+        tcp(&kernel, &main, Some((&network, &network)), host);
+        let again = own_tcp(&network).retransmitted * 65536;
+        let after = look(&kernel, &counter, &[&pod]).pods[&pod];
+        let Sockets { receive, transmit } = gained(before, after);
+        for (sum, payload) in [(transmit, STREAM.0), (receive, STREAM.1)] {
+            assert!(sum.packets > payload / 65536, "{sum:?}");
+            let headers = sum.bytes - payload;
+            // A packet has at most 40 bytes of TCP options.
+            let most = sum.packets * (least + 40) + again;
+            assert!(headers > least && headers <= most, "{host}: {sum:?}, {again} again");
+        }
+        before = after;
+    }
+}
+
+/// Against what the namespace's own TCP and interface count.
+#[test]
+fn what_goes_through_a_pair_of_interfaces() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let counter = counter(&tree);
+    let mut switch = Switch::new().unwrap();
+    let [own, peer] = [1, 2].map(|host| Ipv4Addr::new(10, 79, 0, host));
+    let (inside, outside) = (switch.join(own).unwrap(), switch.join(peer).unwrap());
+    let pod = tree.pod("", "uid");
+    let main = tree.container(&pod, "main");
+    let seen = || look(&kernel, &counter, &[&pod]).pods[&pod];
+
+    let before = interface(&inside);
+    udp(&kernel, &main, Some((&inside, &outside)), peer.into());
+    assert_eq!(seen(), datagrams(20 + 8));
+    let gained_there: [u64; 2] = std::array::from_fn(|at| interface(&inside)[at] - before[at]);
+    for (there, here) in gained_there.into_iter().zip([seen().receive, seen().transmit]) {
+        // Each packet has a header of 14 bytes there; and there may be a few without a socket (ARP, neighbours of IPv6).
+        let more = there - here.bytes - 14 * here.packets;
+        assert!(more < 2000, "{there} bytes there, {here:?} here");
+    }
+
+    let before = seen();
+    tcp(&kernel, &main, Some((&inside, &outside)), peer.into());
+    let gained = gained(before, seen());
+    let sent = own_tcp(&inside);
+    assert_eq!(gained.transmit.packets, sent.sent + sent.retransmitted, "{gained:?}");
+    assert!(gained.transmit.packets > STREAM.0 / 1500, "{gained:?}");
+    assert!(gained.receive.packets > STREAM.1 / 1500, "{gained:?}");
+}
+
+/// What TCP has counted in a namespace.
+fn own_tcp(network: &Netns) -> Tcp {
+    network.run(|| Proc::new(Path::new("/")).tcp(nix::unistd::gettid().as_raw()).unwrap()).unwrap()
+}
+
+/// Bytes that `eth0` has received and sent.
+fn interface(network: &Netns) -> [u64; 2] {
+    let read = || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let text = network.run(read).unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    let numbers: Vec<u64> = line.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    [numbers[0], numbers[8]]
+}
+
+#[test]
+fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut counter = counter(&tree);
+    let pods = [tree.pod("", "one"), tree.pod("burstable", "two")];
+    let [one, two] = pods.each_ref().map(String::as_str);
+    let both = [one, two];
+    let once = datagrams(28);
+    for round in 1..=3 {
+        for pod in both {
+            let container = tree.container(pod, &format!("main-{round}"));
+            udp(&kernel, &container, None, V4);
+            tree.remove(&container);
+        }
+        // Each container is gone before anybody has looked.
+        for pod in both {
+            let seen = look(&kernel, &counter, &both).pods[pod];
+            let times = |sum: Sum| Sum { bytes: round * sum.bytes, packets: round * sum.packets };
+            let wanted = Sockets { receive: times(once.receive), transmit: times(once.transmit) };
+            assert_eq!(seen, wanted, "{pod} in round {round}");
+        }
+    }
+    // A pod that nobody asks for now keeps what it has.
+    assert!(look(&kernel, &counter, &[one]).pods.len() == 1);
+    let all = look(&kernel, &counter, &both);
+    assert_eq!(all.pods[two].transmit.packets, 3 * once.transmit.packets);
+    assert_eq!(all.entries, 4, "three containers of the one, and the other");
+
+    tree.remove(two);
+    look(&kernel, &counter, &both);
+    assert_eq!(look(&kernel, &counter, &both).entries, 3);
+    // One with the same name is another.
+    let again = tree.pod("burstable", "two");
+    assert_eq!(look(&kernel, &counter, &both).pods[again.as_str()], Sockets::default());
+
+    // The tree itself may be made anew.
+    let whole = tree.path.clone();
+    tree.remove(&whole);
+    counter.attach().unwrap();
+    assert!(look(&kernel, &counter, &both).pods.is_empty());
+    for path in [whole.as_str(), &format!("{whole}/burstable"), two] {
+        tree.make(path);
+    }
+    assert!(look(&kernel, &counter, &both).pods.is_empty(), "nobody counts there yet");
+    counter.attach().unwrap();
+    let main = tree.container(two, "main");
+    udp(&kernel, &main, None, V4);
+    assert_eq!(look(&kernel, &counter, &both).pods[two], once);
+}
+
+#[test]
+fn what_finds_no_room_is_told() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let counter = Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), 1).unwrap();
+    let pods = [tree.pod("burstable", "one"), tree.pod("burstable", "two")];
+    let paths: Vec<&str> = pods.iter().map(String::as_str).collect();
+    for (pod, overflowed) in pods.iter().zip([false, true]) {
+        let main = tree.container(pod, "main");
+        udp(&kernel, &main, None, V4);
+        assert_eq!(look(&kernel, &counter, &paths).overflowed, overflowed, "{pod}");
+    }
+    assert_eq!(look(&kernel, &counter, &paths).pods[paths[0]], datagrams(28));
+}
+
+/// Set for this program where it is started again with fewer capabilities.
+const REFUSED: &str = "PINFOLD_TEST_REFUSED";
+
+#[test]
+fn without_the_capabilities_the_reason_names_them() {
+    let Some(kernel) = kernel_tests() else { return };
+    if std::env::var_os(REFUSED).is_some() {
+        let tree = kernel.tree();
+        let error =
+            Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap_err();
+        assert!(error.is_lasting() && error.to_string().contains("CAP_BPF and CAP_NET_ADMIN"), "{error}");
+        return;
+    }
+    let name = "sockets::without_the_capabilities_the_reason_names_them";
+    // Loading is refused without the one, attaching without the other.
+    for dropped in ["-sys_admin,-bpf", "-sys_admin,-net_admin"] {
+        let output = Command::new("setpriv")
+            .args([&format!("--bounding-set={dropped}"), "--inh-caps=-all"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(REFUSED, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{dropped}: {said}");
+    }
+}
+
+const BYTES: [&str; 2] =
+    ["pinfold_pod_network_socket_receive_bytes_total", "pinfold_pod_network_socket_transmit_bytes_total"];
+
+fn bytes(agent: &Agent, pod: &str) -> [Option<f64>; 2] {
+    let text = agent.get("/metrics").body;
+    BYTES.map(|name| crate::agent::metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
+}
+
+/// The agent on a node with a pod that uses the node's own network.
+#[test]
+fn pods_on_the_nodes_network_have_bytes_of_their_own_where_it_is_asked_for() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    pods.put("a.yaml", &best_effort("a", "uid-a").replace("spec:\n", "spec:\n  hostNetwork: true\n"));
+    pods.put("b.yaml", &best_effort("b", "uid-b"));
+    let settings = Settings::new(&tree.path, &pods, &kernel.first());
+    let mains = ["uid-a", "uid-b"].map(|uid| {
+        let pod = tree.pod("besteffort", uid);
+        let main = tree.container(&pod, &format!("{uid}-main"));
+        tree.start(&main);
+        main
+    });
+    let known = |agent: &Agent| {
+        agent.eventually("both run", |status| {
+            let all = status["containers"].as_array().unwrap();
+            all.len() == 2 && all.iter().all(|one| one["running"] == true)
+        });
+    };
+    let agent = settings.start();
+    known(&agent);
+    assert_eq!(attached(&tree.path), [0, 0], "nobody has asked for it");
+    assert_eq!(bytes(&agent, "a"), [None, None]);
+    assert!(!agent.get("/metrics").body.contains("collector=\"sockets\""));
+    agent.stop();
+
+    let agent = settings.clone().with(&["--sockets"]).start();
+    known(&agent);
+    assert_eq!(attached(&tree.path), [1, 1]);
+    assert_eq!(bytes(&agent, "a"), [Some(0.0); 2]);
+    udp(&kernel, &mains[0], None, V4);
+    let wanted = datagrams(28);
+    let wanted = [wanted.receive, wanted.transmit].map(|sum| Some(sum.bytes as f64));
+    // Scrapes within a second share what was collected.
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(bytes(&agent, "a"), wanted);
+    assert_eq!(bytes(&agent, "b"), [Some(0.0); 2]);
+    let success = agent.metric("pinfold_collector_success", &[("collector", "sockets")]);
+    assert_eq!(success, Some(1.0));
+
+    // Killed, it leaves nothing behind.
+    agent.kill();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while attached(&tree.path) != [0, 0] {
+        assert!(Instant::now() < deadline, "the programs have outlived the agent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,99 @@
+//! Processes in a pod that send and receive as much as they are told, and peers outside of all pods.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pinfold::host::netns::Netns;
+use pinfold::host::spawn::{Launcher, Spawn, Stderr};
+
+use crate::kernel::Kernel;
+
+/// Datagrams that a pod sends in [`udp`], their size, and the same of those that it receives.
+pub(crate) const DATAGRAMS: (u64, u64, u64, u64) = (50, 1000, 20, 500);
+
+/// Bytes that a pod sends in [`tcp`], and that it receives.
+pub(crate) const STREAM: (u64, u64) = (3_000_000, 2_000_000);
+
+/// How long a peer waits for what should come at once.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs a script in a cgroup to its end.
+pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script: &str) {
+    let launcher = Launcher::new().unwrap();
+    let spawn = Spawn {
+        program: "/bin/bash".into(),
+        args: vec!["-c".into(), format!("set -eo pipefail; {script}").into()],
+        env: BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]),
+        cgroup_procs: kernel.cgroups.procs_files(cgroup),
+        netns: network.cloned(),
+        stderr: Stderr::Inherit,
+    };
+    let status = launcher.spawn(spawn).unwrap().wait().unwrap();
+    assert!(status.success(), "{status}: {script}");
+}
+
+/// A process in the cgroup sends and receives [`DATAGRAMS`].
+pub(crate) fn udp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netns)>, host: IpAddr) {
+    let (count, size, replies, reply) = DATAGRAMS;
+    let open = || {
+        let socket = UdpSocket::bind((host, 0)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let socket = within(networks.map(|(_, peer)| peer), open);
+    let port = socket.local_addr().unwrap().port();
+    let peer = std::thread::spawn(move || {
+        let mut buffer = [0; 2000];
+        for _ in 0..count {
+            let (length, from) = socket.recv_from(&mut buffer).unwrap();
+            assert_eq!(length as u64, size);
+            socket.connect(from).unwrap();
+        }
+        for _ in 0..replies {
+            socket.send(&vec![7; usize::try_from(reply).unwrap()]).unwrap();
+        }
+    });
+    let script = format!(
+        "exec 3<>/dev/udp/{host}/{port}; for i in {{1..{count}}}; do printf '%{size}s' . >&3; done; \
+         timeout 20 head -c {} <&3 >/dev/null",
+        replies * reply
+    );
+    run(kernel, cgroup, networks.map(|(pod, _)| pod), &script);
+    peer.join().unwrap();
+}
+
+/// A process in the cgroup sends and receives a [`STREAM`], and lets the other side close first.
+pub(crate) fn tcp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netns)>, host: IpAddr) {
+    let (send, receive) = STREAM;
+    let (address, peer) = peer(networks.map(|(_, peer)| peer), host, send, receive);
+    let script = format!(
+        "exec 3<>/dev/tcp/{host}/{}; head -c {send} /dev/zero >&3; timeout 20 cat <&3 >/dev/null",
+        address.port()
+    );
+    run(kernel, cgroup, networks.map(|(pod, _)| pod), &script);
+    peer.join().unwrap();
+}
+
+/// A server for one connection, that reads so much, writes so much, and closes.
+fn peer(network: Option<&Netns>, host: IpAddr, read: u64, write: u64) -> (SocketAddr, JoinHandle<()>) {
+    let listener = within(network, || TcpListener::bind((host, 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let serve = move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut got = vec![0; usize::try_from(read).unwrap()];
+        stream.read_exact(&mut got).unwrap();
+        stream.write_all(&vec![7; usize::try_from(write).unwrap()]).unwrap();
+    };
+    (address, std::thread::spawn(serve))
+}
+
+fn within<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send) -> T {
+    match network {
+        Some(network) => network.run(work).unwrap(),
+        None => work(),
+    }
+}
