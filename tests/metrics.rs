@@ -19,8 +19,6 @@ mod golden;
 mod names;
 #[path = "metrics/node.rs"]
 mod node;
-#[path = "metrics/planned.rs"]
-mod planned;
 #[path = "metrics/prometheus.rs"]
 mod prometheus;
 #[path = "metrics/renewed.rs"]

@@ -73,6 +73,8 @@ fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         uid: Some(format!("u-{pod}")),
         kind: ContainerKind::App,
         role: Role::Worker,
+        job: None,
+        index: None,
         evidence: String::new(),
         qos: Qos::Guaranteed,
         host_network: true,

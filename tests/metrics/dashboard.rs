@@ -11,9 +11,8 @@ use crate::rules::known;
 use crate::yaml::here;
 
 /// Panels that have nothing to show on every machine, and what they need; the panels say so themselves.
-const NEEDS: [(&str, &str); 10] = [
+const NEEDS: [(&str, &str); 9] = [
     ("Pressure", "cgroup v2 and a kernel that counts pressure"),
-    ("TCP segments sent again", "an agent that counts TCP"),
     ("Instructions per cycle", "hardware counters"),
     ("Cache misses for a thousand instructions", "hardware counters"),
     ("The same, own CPUs beside shared ones", "hardware counters"),

@@ -5,18 +5,23 @@ use std::fmt::Write;
 use pinfold::metrics::Format;
 
 use crate::node;
-use crate::planned::PLANNED;
 use crate::renewed::same;
 
-/// Families whose values are other each time.
-const VARIES: [&str; 3] = ["pinfold_collector_", "pinfold_container_foreign_", "process_"];
+/// Families whose values are other each time, or on another machine.
+const VARIES: [&str; 8] = [
+    "pinfold_collector_",
+    "pinfold_container_cpu_cycles",
+    "pinfold_container_foreign_",
+    "pinfold_container_instructions",
+    "pinfold_container_llc_",
+    "pinfold_container_memory_bandwidth_",
+    "pinfold_container_perf_",
+    "process_",
+];
 
 /// Leaves out what depends on the clock or on what the machine counts.
 fn without_what_varies(text: &str) -> String {
-    let varies = |name: &str| {
-        let planned = |one: &str| name.starts_with(one.strip_suffix("_total").unwrap_or(one));
-        VARIES.iter().any(|start| name.starts_with(start)) || PLANNED.iter().any(|one| planned(one))
-    };
+    let varies = |name: &str| VARIES.iter().any(|start| name.starts_with(start));
     let mut kept = String::new();
     for line in text.lines() {
         let name = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE ")).unwrap_or(line);

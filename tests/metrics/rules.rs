@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use crate::gate::meant_for_this_machine;
 use crate::names::TABLES;
-use crate::planned::PLANNED;
 use crate::renewed::same;
 use crate::yaml::{documents, here};
 
@@ -45,9 +44,8 @@ pub(crate) fn known(expression: &str, recorded: &BTreeSet<String>) {
             ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
         let is = |family: &str| family == name || family == stem;
         let tabled = TABLES.iter().any(|table| table.iter().any(|family| is(family.name)));
-        let planned = PLANNED.contains(&name.as_str());
         assert!(
-            tabled || planned || name == "up" || recorded.contains(&name),
+            tabled || name == "up" || recorded.contains(&name),
             "{name} is no family, and no rule before has recorded it: {expression}"
         );
     }

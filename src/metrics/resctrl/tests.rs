@@ -27,6 +27,8 @@ fn owner(pod: &str, role: Role, cpus: &str) -> ContainerState {
         uid: Some(format!("u-{pod}")),
         kind: ContainerKind::App,
         role,
+        job: None,
+        index: None,
         evidence: String::new(),
         qos: Qos::Guaranteed,
         host_network: true,
