@@ -50,7 +50,7 @@ fn main() {
     let mut times: [Vec<f64>; 4] = Default::default();
     for round in 0..=ROUNDS {
         let mut took = [inside.round(), outside.round(), 0.0, 0.0];
-        let counter = Counter::new(Path::new(ROOT), std::slice::from_ref(&tree.path), ROOM).unwrap();
+        let mut counter = Counter::new(Path::new(ROOT), std::slice::from_ref(&tree.path), ROOM).unwrap();
         (took[2], took[3]) = (inside.round(), outside.round());
         let packets = u64::from(2 * (DATAGRAMS + WARM_UP));
         let seen = counter.look(&kernel.cgroups, &HashSet::from([pod.as_str()])).unwrap().pods[&pod];

@@ -23,6 +23,8 @@ pub(super) struct Isolation {
     kept_off: CpuSet,
     /// Where work queues may run, and since when that is so.
     allowed: Option<(CpuSet, Instant)>,
+    /// Whether a pod has to wait until they have left.
+    waits: bool,
 }
 
 // === impl Isolation ===
@@ -36,11 +38,13 @@ impl Isolation {
     /// Takes note of which pods shall be isolated, of all or of one, and says in `desired` which have to wait.
     pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
+        self.waits &= of.is_some();
         for uid in &desired.isolated {
             let cpus = desired.claims.get(uid).into_iter().flat_map(BTreeMap::values);
             let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
             if !self.is_safe(&cpus, now) {
                 desired.balanced_yet.insert(uid.clone());
+                self.waits = true;
             }
             self.wanted.insert(uid.clone(), cpus);
         }
@@ -69,18 +73,23 @@ impl Isolation {
         !self.kept_off.is_empty()
     }
 
-    /// Takes note of where work queues may run, if that was looked at.
-    pub(super) fn note_allowed(&mut self, allowed: Option<&CpuSet>, now: Instant) {
-        let since = self.allowed.take().filter(|(before, _)| Some(before) == allowed);
-        self.allowed = since.or_else(|| Some((allowed?.clone(), now)));
+    /// Takes note of where work queues may run, if that was looked at, and whether it was another set before: then threads
+    /// begin and end.
+    pub(super) fn note_allowed(&mut self, allowed: Option<(&CpuSet, bool)>, now: Instant) {
+        let same = |before: &CpuSet| allowed == Some((before, false));
+        let since = self.allowed.take().filter(|(before, _)| same(before));
+        self.allowed = since.or_else(|| Some((allowed?.0.clone(), now)));
     }
 
-    /// When something that has to wait has waited long enough.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let (allowed, since) = self.allowed.as_ref()?;
-        let at = *since + SETTLED;
-        let waits = self.wanted.values().any(|cpus| cpus.is_disjoint(allowed));
-        (waits && at > now).then_some(at)
+    /// What is there now: where it is not what was noted, nothing is known of when that was changed.
+    pub(super) fn check(&mut self, allowed: Option<&CpuSet>) {
+        self.allowed.take_if(|(noted, _)| Some(&*noted) != allowed);
+    }
+
+    /// When something that has to wait has waited long enough: a look at all pods is due then.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let (allowed, since) = self.allowed.as_ref().filter(|_| self.waits)?;
+        self.wanted.values().any(|cpus| cpus.is_disjoint(allowed)).then_some(*since + SETTLED)
     }
 
     /// Whether a pod that shall be isolated waits for what does not come: work queues stay on its CPUs.
@@ -124,22 +133,31 @@ mod tests {
     fn work_queues_leave_first() {
         let (mut isolation, start) = (Isolation::default(), Instant::now());
         assert!(waits(&mut isolation, &[("a", "2-3")], start));
-        assert_eq!((isolation.due(start), isolation.is_barred("a")), (None, true), "nothing is known");
+        assert_eq!((isolation.due(), isolation.is_barred("a")), (None, true), "nothing is known");
         assert_eq!(isolation.keep_off(&Observed::default(), &CpuSet::new()), &set("2-3"));
-        isolation.note_allowed(Some(&set("0-7")), start);
-        assert_eq!((isolation.due(start), isolation.is_barred("a")), (None, true), "they stay");
-        isolation.note_allowed(Some(&set("0-1,4-7")), start);
+        isolation.note_allowed(Some((&set("0-7"), false)), start);
+        assert_eq!((isolation.due(), isolation.is_barred("a")), (None, true), "they stay");
+        isolation.note_allowed(Some((&set("0-1,4-7"), true)), start);
         let left = start + SETTLED;
-        assert_eq!((isolation.due(start), isolation.is_barred("a")), (Some(left), false));
+        assert_eq!((isolation.due(), isolation.is_barred("a")), (Some(left), false));
         assert!(waits(&mut isolation, &[("a", "2-3")], start + SETTLED / 2));
-        isolation.note_allowed(Some(&set("0-1,4-7")), start + SETTLED / 2);
+        isolation.note_allowed(Some((&set("0-1,4-7"), false)), start + SETTLED / 2);
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
-        assert_eq!(isolation.due(left), None);
+        assert_eq!(isolation.due(), None);
+        // Somebody else lets them back, and they are sent away again: they have to leave anew.
+        isolation.check(Some(&set("0-1,4-7")));
+        assert!(!waits(&mut isolation, &[("a", "2-3")], left));
+        isolation.check(Some(&set("0-7")));
+        assert!(waits(&mut isolation, &[("a", "2-3")], left));
+        isolation.note_allowed(Some((&set("0-1,4-7"), true)), left);
+        assert_eq!(isolation.due(), Some(left + SETTLED));
+        let left = left + SETTLED;
+        assert!(!waits(&mut isolation, &[("a", "2-3")], left));
         // Another look at one pod forgets none of the others; more CPUs have to wait again.
         let mut more = wishes(&[("b", "4")]);
         isolation.note_wanted(&mut more, Some("b"), left);
         assert_eq!(isolation.keep_off(&Observed::default(), &CpuSet::new()), &set("2-4"));
-        isolation.note_allowed(Some(&set("0-1,5-7")), left);
+        isolation.note_allowed(Some((&set("0-1,5-7"), true)), left);
         assert!(waits(&mut isolation, &[("a", "2-3")], left), "threads end again");
     }
 

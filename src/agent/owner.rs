@@ -208,7 +208,7 @@ impl Owner {
         }
         let (mut rest, mut dirty) = (Instant::now(), None::<Instant>);
         loop {
-            let waiting = || self.given_up.due().into_iter().chain(self.isolation.due(Instant::now())).min();
+            let waiting = || self.given_up.due().into_iter().chain(self.isolation.due()).min();
             let soonest = dirty.or_else(waiting).map(|due| due.max(rest));
             // Before the pods were told for the first time there is nobody to serve; and what is due looks at all of it.
             let soonest = soonest.filter(|_| self.heard && due.is_none());

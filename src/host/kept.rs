@@ -66,8 +66,8 @@ fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        // The kernel fills less than half of the room only where there is no more to come.
-        let is_all = some < room.len() / 2;
+        // The kernel hands over a page at most, and less than half of what there is room for only at the end.
+        let is_all = some < room.len().min(PAGE) / 2;
         length += some;
         if is_all || some == 0 {
             return Ok(length);

@@ -98,6 +98,11 @@ impl Proc {
         usize::try_from(links.saturating_sub(2)).unwrap_or_default()
     }
 
+    /// When a process began, in the kernel's ticks since the start of the machine; `None` for one that is gone.
+    pub fn began(&self, pid: i32) -> Option<u64> {
+        self.stat(pid).map(|stat| stat.starttime)
+    }
+
     /// Reads two lines of more than fifty: a scrape does this for every thread on the node.
     fn scheduled(&self, pid: i32, tid: i32) -> Option<Scheduled> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));

@@ -49,6 +49,8 @@ pub struct Counter {
     trees: Vec<String>,
     map: Map,
     attached: BTreeMap<String, Attached>,
+    /// Packets that had found no room by the last look.
+    lost: u64,
 }
 
 /// The result of a look.
@@ -56,7 +58,7 @@ pub struct Counter {
 pub struct Look {
     /// By the pod's path.
     pub pods: HashMap<String, Sockets>,
-    /// Whether packets were lost because there were more cgroups than the kernel was asked to tell apart.
+    /// Whether packets were lost since the last look: there were more cgroups than the kernel was asked to tell apart.
     pub overflowed: bool,
     /// For how many cgroups it had numbers.
     pub entries: usize,
@@ -158,7 +160,7 @@ impl Counter {
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
-        let mut counter = Self { hierarchy, trees, map, attached: BTreeMap::new() };
+        let mut counter = Self { hierarchy, trees, map, attached: BTreeMap::new(), lost: 0 };
         counter.attach()?;
         Ok(counter)
     }
@@ -198,7 +200,7 @@ impl Counter {
     ///
     /// # Errors
     /// See [`SocketsError`].
-    pub fn look(&self, cgroups: &Cgroups, pods: &HashSet<&str>) -> Result<Look, SocketsError> {
+    pub fn look(&mut self, cgroups: &Cgroups, pods: &HashSet<&str>) -> Result<Look, SocketsError> {
         let entries = self.map.entries()?;
         let mut ids = HashMap::new();
         // One is kept for what finds no room.
@@ -212,7 +214,9 @@ impl Counter {
         let mut others = Vec::new();
         for (key, [received, received_packets, sent, sent_packets]) in entries {
             if key == OVERFLOW {
-                look.overflowed = received_packets + sent_packets > 0;
+                let lost = received_packets + sent_packets;
+                look.overflowed = lost > self.lost;
+                self.lost = lost;
                 continue;
             }
             let pod = key.iter().find_map(|id| ids.get(id));

@@ -5,6 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
@@ -39,6 +41,9 @@ const RUN_DELAY: usize = 24;
 const VOLUNTARY: usize = 272;
 const INVOLUNTARY: usize = 280;
 
+/// How often a thread waits that is there to be remembered.
+const WAITS: u64 = 20;
+
 /// A connection to the kernel's accounting.
 #[derive(Debug)]
 pub struct Taskstats {
@@ -55,7 +60,7 @@ impl Taskstats {
     ///
     /// # Errors
     /// The kernel has no such accounting, or does not let this process ask: that takes CAP_NET_ADMIN and the machine's own
-    /// process ids (`hostPID`).
+    /// process ids (`hostPID`). Or it forgets context switches of threads that have ended, as kernels before 2026 do.
     pub fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket =
@@ -71,7 +76,21 @@ impl Taskstats {
         if number64(stats, RUNS).is_none_or(|runs| runs == 0) {
             return Err(nonsense("the kernel was built without CONFIG_TASK_DELAY_ACCT"));
         }
+        if !this.remembers(own)? {
+            return Err(nonsense("the kernel forgets the context switches of threads that have ended"));
+        }
         Ok(this)
+    }
+
+    /// Whether what a thread has done still counts when it has ended.
+    fn remembers(&mut self, own: i32) -> io::Result<bool> {
+        let waits = |taskstats: &mut Self| -> io::Result<u64> {
+            Ok(taskstats.of(own)?.map_or(0, |scheduled| scheduled.voluntary))
+        };
+        let before = waits(self)?;
+        let waiting = || (0..WAITS).for_each(|_| thread::sleep(Duration::from_micros(50)));
+        thread::Builder::new().name("pinfold-probe".to_owned()).spawn(waiting)?.join().ok();
+        Ok(waits(self)?.saturating_sub(before) >= WAITS)
     }
 
     /// What was counted for a process since it began; `None` for one that is gone.
@@ -99,7 +118,7 @@ impl Taskstats {
         let request = request(self.family, self.sequence, command, kind, value)?;
         let kernel = NetlinkAddr::new(0, 0);
         sendto(self.socket.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
-        loop {
+        let length = loop {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
             let message = self.buffer.get(..length).unwrap_or_default();
             let (of, sequence) = (number16(message, 4), number32(message, 8));
@@ -111,9 +130,9 @@ impl Taskstats {
                 let code = number32(message, HEADER).map_or(0, u32::cast_signed);
                 return Err(io::Error::from_raw_os_error(code.saturating_neg()));
             }
-            break;
-        }
-        self.buffer.get(HEADER + GENERIC..).ok_or_else(|| nonsense("an answer without content"))
+            break length;
+        };
+        self.buffer.get(HEADER + GENERIC..length).ok_or_else(|| nonsense("an answer without content"))
     }
 }
 

@@ -8,31 +8,18 @@
 
 mod agent;
 mod api;
-mod caches;
-mod collect;
-mod cpu;
+mod collectors;
 mod families;
-mod foreign;
-mod memory;
-mod monitors;
-mod namespaces;
-mod network;
 mod page;
-mod pressure;
-mod resctrl;
 mod runtime;
-mod sockets;
-mod state;
-mod switches;
-mod tally;
-mod tcp;
-mod threads;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use collectors::{caches, foreign, resctrl, sockets, switches};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
@@ -123,7 +110,7 @@ impl Sources {
 
     /// Collects everything that belongs to the node's pods.
     pub fn collect(&self, snapshot: &Snapshot) -> Page {
-        collect::collect(snapshot, self)
+        collectors::collect(snapshot, self)
     }
 
     /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes

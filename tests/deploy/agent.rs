@@ -134,8 +134,9 @@ fn settings(command: &mut Command, kernel: &Kernel, tree: &Tree<'_>, pods: &temp
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
 }
 
-/// What an agent under some capabilities achieves: whether the pod has a CPU of its own, and whether its network is known.
-fn achieved(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool) {
+/// What an agent under some capabilities achieves: whether the pod has a CPU of its own, whether its network is known, and
+/// whether the kernel's accounting is asked for its processes.
+fn achieved(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool, bool) {
     let (tree, pods) = (kernel.tree(), manifests());
     let (path, process) = container(kernel, &tree);
     let mut command = under(capabilities);
@@ -150,6 +151,7 @@ fn achieved(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool) {
     let network = get(address, "/metrics")
         .unwrap()
         .contains(r#"pinfold_pod_network_scope{namespace="train",pod="w",scope="pod"} 1"#);
+    let accounting = asks_accounting(agent.0.id());
     agent.terminate();
     // SIGTERM left it as it was; the same rights hand it back.
     if pinned {
@@ -160,7 +162,16 @@ fn achieved(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool) {
         assert!(kernel.effective(&path).len() > 1, "handed back");
     }
     drop(process);
-    (pinned, network)
+    (pinned, network, accounting)
+}
+
+/// Whether a process holds a socket of generic netlink (protocol 16): it keeps the one that was answered, and no other.
+fn asks_accounting(pid: u32) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/netlink").unwrap();
+    sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(1) == Some(&"16") && fields.get(2) == Some(&pid.to_string().as_str())
+    })
 }
 
 #[test]
@@ -170,10 +181,10 @@ fn the_daemonsets_capabilities_are_enough_and_each_is_needed() {
     let add =
         &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
     let all: Vec<&str> = add.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
-    assert_eq!(achieved(&kernel, &all), (true, true), "with {all:?}");
+    assert_eq!(achieved(&kernel, &all), (true, true, true), "with {all:?}");
     for without in &all {
         let rest: Vec<&str> = all.iter().copied().filter(|one| one != without).collect();
-        assert_ne!(achieved(&kernel, &rest), (true, true), "{without} is not needed");
+        assert_ne!(achieved(&kernel, &rest), (true, true, true), "{without} is not needed");
     }
 }
 

@@ -54,7 +54,7 @@ impl Demo {
     pub(crate) fn start() -> Self {
         let address = port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-        command.args(["demo", "--seconds", "60", "--listen", &address.to_string()]);
+        command.args(["demo", "--seconds", "180", "--listen", &address.to_string()]);
         command.env_remove("PINFOLD_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut demo = Self { child: command.spawn().unwrap(), address };
         reachable(&mut demo.child, address);

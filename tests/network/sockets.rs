@@ -24,7 +24,7 @@ fn counter(tree: &Tree<'_>) -> Counter {
     Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap()
 }
 
-fn look(kernel: &Kernel, counter: &Counter, pods: &[&str]) -> Look {
+fn look(kernel: &Kernel, counter: &mut Counter, pods: &[&str]) -> Look {
     counter.look(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied())).unwrap()
 }
 
@@ -60,7 +60,7 @@ fn attached(tree: &str) -> [u32; 2] {
 fn datagrams_are_counted_to_the_byte() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let counter = counter(&tree);
+    let mut counter = counter(&tree);
     assert_eq!(attached(&tree.path), [1, 1]);
     // One as deep as a Guaranteed pod is, one in a QoS class, and one that says nothing.
     let pods = [tree.pod("", "one"), tree.pod("burstable", "two"), tree.pod("besteffort", "three")];
@@ -69,7 +69,7 @@ fn datagrams_are_counted_to_the_byte() {
         let main = tree.container(pod, "main");
         udp(&kernel, &main, None, host);
     }
-    let seen = look(&kernel, &counter, &[one, two, silent]);
+    let seen = look(&kernel, &mut counter, &[one, two, silent]);
     assert_eq!(seen.pods[one], datagrams(20 + 8));
     assert_eq!(seen.pods[two], datagrams(40 + 8));
     assert_eq!(seen.pods[silent], Sockets::default());
@@ -82,7 +82,7 @@ fn datagrams_are_counted_to_the_byte() {
 fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let counter = counter(&tree);
+    let mut counter = counter(&tree);
     let pod = tree.pod("burstable", "uid");
     let main = tree.container(&pod, "main");
     // Over a loopback of its own, so that what was sent twice is known.
@@ -91,7 +91,7 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
     for (host, least) in [(V4, 20 + 20), (V6, 40 + 20)] {
         tcp(&kernel, &main, Some((&network, &network)), host);
         let again = own_tcp(&network).retransmitted * 65536;
-        let after = look(&kernel, &counter, &[&pod]).pods[&pod];
+        let after = look(&kernel, &mut counter, &[&pod]).pods[&pod];
         let Sockets { receive, transmit } = gained(before, after);
         for (sum, payload) in [(transmit, STREAM.0), (receive, STREAM.1)] {
             assert!(sum.packets > payload / 65536, "{sum:?}");
@@ -109,13 +109,13 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
 fn what_goes_through_a_pair_of_interfaces() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let counter = counter(&tree);
+    let mut counter = counter(&tree);
     let mut switch = Switch::new().unwrap();
     let [own, peer] = [1, 2].map(|host| Ipv4Addr::new(10, 79, 0, host));
     let (inside, outside) = (switch.join(own).unwrap(), switch.join(peer).unwrap());
     let pod = tree.pod("", "uid");
     let main = tree.container(&pod, "main");
-    let seen = || look(&kernel, &counter, &[&pod]).pods[&pod];
+    let mut seen = || look(&kernel, &mut counter, &[&pod]).pods[&pod];
 
     let before = interface(&inside);
     udp(&kernel, &main, Some((&inside, &outside)), peer.into());
@@ -167,53 +167,53 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
         }
         // Each container is gone before anybody has looked.
         for pod in both {
-            let seen = look(&kernel, &counter, &both).pods[pod];
+            let seen = look(&kernel, &mut counter, &both).pods[pod];
             let times = |sum: Sum| Sum { bytes: round * sum.bytes, packets: round * sum.packets };
             let wanted = Sockets { receive: times(once.receive), transmit: times(once.transmit) };
             assert_eq!(seen, wanted, "{pod} in round {round}");
         }
     }
     // A pod that nobody asks for now keeps what it has.
-    assert!(look(&kernel, &counter, &[one]).pods.len() == 1);
-    let all = look(&kernel, &counter, &both);
+    assert!(look(&kernel, &mut counter, &[one]).pods.len() == 1);
+    let all = look(&kernel, &mut counter, &both);
     assert_eq!(all.pods[two].transmit.packets, 3 * once.transmit.packets);
     assert_eq!(all.entries, 4, "three containers of the one, and the other");
 
     tree.remove(two);
-    look(&kernel, &counter, &both);
-    assert_eq!(look(&kernel, &counter, &both).entries, 3);
+    look(&kernel, &mut counter, &both);
+    assert_eq!(look(&kernel, &mut counter, &both).entries, 3);
     // One with the same name is another.
     let again = tree.pod("burstable", "two");
-    assert_eq!(look(&kernel, &counter, &both).pods[again.as_str()], Sockets::default());
+    assert_eq!(look(&kernel, &mut counter, &both).pods[again.as_str()], Sockets::default());
 
     // The tree itself may be made anew.
     let whole = tree.path.clone();
     tree.remove(&whole);
     counter.attach().unwrap();
-    assert!(look(&kernel, &counter, &both).pods.is_empty());
+    assert!(look(&kernel, &mut counter, &both).pods.is_empty());
     for path in [whole.as_str(), &format!("{whole}/burstable"), two] {
         tree.make(path);
     }
-    assert!(look(&kernel, &counter, &both).pods.is_empty(), "nobody counts there yet");
+    assert!(look(&kernel, &mut counter, &both).pods.is_empty(), "nobody counts there yet");
     counter.attach().unwrap();
     let main = tree.container(two, "main");
     udp(&kernel, &main, None, V4);
-    assert_eq!(look(&kernel, &counter, &both).pods[two], once);
+    assert_eq!(look(&kernel, &mut counter, &both).pods[two], once);
 }
 
 #[test]
 fn what_finds_no_room_is_told() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let counter = Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), 1).unwrap();
+    let mut counter = Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), 1).unwrap();
     let pods = [tree.pod("burstable", "one"), tree.pod("burstable", "two")];
     let paths: Vec<&str> = pods.iter().map(String::as_str).collect();
     for (pod, overflowed) in pods.iter().zip([false, true]) {
         let main = tree.container(pod, "main");
         udp(&kernel, &main, None, V4);
-        assert_eq!(look(&kernel, &counter, &paths).overflowed, overflowed, "{pod}");
+        assert_eq!(look(&kernel, &mut counter, &paths).overflowed, overflowed, "{pod}");
     }
-    assert_eq!(look(&kernel, &counter, &paths).pods[paths[0]], datagrams(28));
+    assert_eq!(look(&kernel, &mut counter, &paths).pods[paths[0]], datagrams(28));
 }
 
 /// Set for this program where it is started again with fewer capabilities.

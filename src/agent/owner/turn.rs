@@ -255,6 +255,10 @@ impl Owner {
         if self.node.enforcement != Enforcement::Partition {
             desired.isolated.clear();
         }
+        if !desired.isolated.is_empty() {
+            // Somebody else may have written there since.
+            self.isolation.check(self.keeper.workqueues().as_ref());
+        }
         self.isolation.note_wanted(desired, of, Instant::now());
     }
 
@@ -326,13 +330,15 @@ impl Owner {
         }
         // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
         let kernels = match self.isolation.any() {
-            true => node.cgroups.isolated_cpus().unwrap_or_default(),
+            // Where that can't be read, nothing is given back.
+            true => node.cgroups.isolated_cpus().unwrap_or_else(|_| node.topology.online.clone()),
             false => CpuSet::new(),
         };
         let isolated = self.isolation.keep_off(observed, &kernels);
         let situation = Situation { options, exclusive: &exclusive, isolated, online: &node.topology.online };
         let report = self.keeper.turn(&situation, &node.cgroups, "");
-        self.isolation.note_allowed(report.workqueues.as_ref(), Instant::now());
+        let allowed = report.workqueues.as_ref().map(|(allowed, turned)| (allowed, *turned));
+        self.isolation.note_allowed(allowed, Instant::now());
         for what in &report.moved {
             tracing::debug!("off exclusive CPUs: {what}");
         }

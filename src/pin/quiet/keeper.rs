@@ -26,9 +26,9 @@ pub struct Report {
     pub managed: Vec<Managed>,
     /// What could not be read or written.
     pub failed: Vec<Failed>,
-    /// Where unbound work queues may run by now, if that was looked at.
+    /// Where unbound work queues may run by now, if that was looked at, and whether that was another set before.
     #[serde(skip)]
-    pub workqueues: Option<CpuSet>,
+    pub workqueues: Option<(CpuSet, bool)>,
     /// What irqbalance, which was seen and moves interrupts by its own ideas, should be kept off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irqbalance: Option<CpuSet>,
@@ -78,6 +78,11 @@ impl Keeper {
             self.knobs = self.knobs.with_slices(cgroups.clone(), trees);
         }
         self
+    }
+
+    /// Where unbound work queues may run now; `None` where that can't be read.
+    pub fn workqueues(&self) -> Option<CpuSet> {
+        self.knobs.get(&Knob::Workqueues).ok().flatten()
     }
 
     /// Brings the kernel's own work to where it belongs.
@@ -144,7 +149,8 @@ impl Keeper {
         }
         let turned = plan.writes.iter().find(|write| write.knob == Knob::Workqueues);
         let turned = turned.filter(|write| !failures.contains(&write.knob)).map(|write| &write.cpus);
-        report.workqueues = turned.or(seen.values.get(&Knob::Workqueues)).cloned();
+        let allowed = turned.or(seen.values.get(&Knob::Workqueues)).cloned();
+        report.workqueues = allowed.map(|allowed| (allowed, turned.is_some()));
         keep(&settled, ahead.as_deref())?;
         Ok(())
     }

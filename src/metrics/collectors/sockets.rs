@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use super::collect::{Outcome, Scrape, of_pod};
-use super::families::{
+use super::super::families::{
     Family, POD_NETWORK_SOCKET_RECEIVE_BYTES, POD_NETWORK_SOCKET_RECEIVE_PACKETS,
     POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
 };
-use super::page::{Lines, Page};
+use super::super::page::{Lines, Page};
+use super::{Outcome, Scrape, of_pod};
 use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
 use crate::pin::snapshot::ContainerState;
 
@@ -23,12 +23,12 @@ const FAMILIES: [(&Family, Count); 4] = [
 
 /// The counter, or why there is none.
 #[derive(Debug)]
-pub(super) struct Sockets(Result<Counter, String>);
+pub(in crate::metrics) struct Sockets(Result<Counter, String>);
 
 // === impl Sockets ===
 
 impl Sockets {
-    pub(super) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
+    pub(in crate::metrics) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
         Self(Counter::new(cgroup_root, trees, ROOM).map_err(|error| {
             let reason = said(&error);
             tracing::warn!("the pods' sockets are not counted: {reason}");

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use super::collect::{Outcome, Scrape};
-use super::families::{CONTAINER_FOREIGN_CPU_ERROR_SECONDS, CONTAINER_FOREIGN_CPU_SECONDS};
-use super::page::{Lines, Page};
+use super::super::families::{CONTAINER_FOREIGN_CPU_ERROR_SECONDS, CONTAINER_FOREIGN_CPU_SECONDS};
+use super::super::page::{Lines, Page};
+use super::{Outcome, Scrape};
 use crate::host::busy::Watcher;
 use crate::host::cgroup::Usage;
 use crate::pin::foreign::ForeignTimes;
 
 /// What must last from one scrape to the next.
 #[derive(Debug)]
-pub(super) struct Foreign {
+pub(in crate::metrics) struct Foreign {
     watcher: Watcher,
     times: ForeignTimes,
 }
@@ -19,7 +19,7 @@ pub(super) struct Foreign {
 // === impl Foreign ===
 
 impl Foreign {
-    pub(super) fn new(root: &Path) -> Self {
+    pub(in crate::metrics) fn new(root: &Path) -> Self {
         Self { watcher: Watcher::new(root), times: ForeignTimes::default() }
     }
 

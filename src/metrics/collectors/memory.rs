@@ -1,9 +1,9 @@
 //! On which NUMA nodes the memory of containers lies.
 
-use super::collect::{Outcome, Scrape};
-use super::families::CONTAINER_MEMORY_NUMA_BYTES;
-use super::lock;
-use super::page::{Lines, Page};
+use super::super::families::CONTAINER_MEMORY_NUMA_BYTES;
+use super::super::lock;
+use super::super::page::{Lines, Page};
+use super::{Outcome, Scrape};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut counters = lock(&scrape.sources.counters);

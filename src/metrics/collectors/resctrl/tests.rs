@@ -2,8 +2,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use super::super::Sources;
-use super::super::page::Format;
+use super::super::super::Sources;
+use super::super::super::page::Format;
 use super::*;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;

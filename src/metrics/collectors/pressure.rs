@@ -1,9 +1,9 @@
 //! How long tasks waited for CPU, disk and memory: totals, never averages.
 
-use super::collect::{Outcome, Scrape};
-use super::families::CONTAINER_PRESSURE_SECONDS;
-use super::lock;
-use super::page::{Lines, Page};
+use super::super::families::CONTAINER_PRESSURE_SECONDS;
+use super::super::lock;
+use super::super::page::{Lines, Page};
+use super::{Outcome, Scrape};
 use crate::host::cgroup::RESOURCES;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use super::collect::{Outcome, Scrape};
-use super::families::{
+use super::super::families::{
     CONTAINER_CPU_PERIODS, CONTAINER_CPU_THROTTLED_PERIODS, CONTAINER_CPU_THROTTLED_SECONDS,
     CONTAINER_CPU_USAGE_SECONDS,
 };
-use super::lock;
-use super::page::{Lines, Page};
+use super::super::lock;
+use super::super::page::{Lines, Page};
+use super::{Outcome, Scrape};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut counters = lock(&scrape.sources.counters);

@@ -1,13 +1,13 @@
 //! What the pods' own interfaces count.
 
-use super::collect::{Outcome, Scrape};
-use super::families::{
+use super::super::families::{
     Family, POD_NETWORK_RECEIVE_BYTES, POD_NETWORK_RECEIVE_ERRORS, POD_NETWORK_RECEIVE_PACKETS,
     POD_NETWORK_RECEIVE_PACKETS_DROPPED, POD_NETWORK_SCOPE, POD_NETWORK_TRANSMIT_BYTES,
     POD_NETWORK_TRANSMIT_ERRORS, POD_NETWORK_TRANSMIT_PACKETS, POD_NETWORK_TRANSMIT_PACKETS_DROPPED,
 };
+use super::super::page::{Labels, Lines, Page};
 use super::namespaces::Scope;
-use super::page::{Labels, Lines, Page};
+use super::{Outcome, Scrape};
 use crate::host::proc::Traffic;
 
 type Count = fn(&Traffic) -> u64;

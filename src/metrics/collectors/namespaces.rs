@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::collect::{Subject, of_pod};
-use super::page::Labels;
+use super::super::page::Labels;
+use super::{Subject, of_pod};
 use crate::host::proc::Proc;
 
 /// Whose network a pod uses.

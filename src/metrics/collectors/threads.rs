@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 
-use super::collect::{Outcome, Scrape};
-use super::families::{CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS};
-use super::lock;
-use super::page::{Lines, Page};
+use super::super::families::{
+    CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS,
+};
+use super::super::lock;
+use super::super::page::{Lines, Page};
+use super::{Outcome, Scrape};
 use crate::host::proc::{Proc, Scheduled};
 use crate::host::taskstats::Taskstats;
 
@@ -17,6 +19,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut counters = lock(&scrape.sources.counters);
     let mut board = lock(&scrape.sources.switches);
     let mut taskstats = lock(&scrape.sources.taskstats);
+    let by_process = taskstats.is_some();
     let mut complete = true;
     for subject in &scrape.subjects {
         if scrape.is_late() {
@@ -36,7 +39,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
         let known = counters.threads(subject.cgroup).ok().flatten().filter(|known| *known >= processes.len());
         let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
-        let total = board.add(subject.cgroup, &seen);
+        let began = |id: i32| if by_process { proc.began(id) } else { None };
+        let total = board.add(subject.cgroup, &seen, began);
         threads.put(&subject.labels, known);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);

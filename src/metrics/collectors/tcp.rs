@@ -1,9 +1,9 @@
 //! What TCP counts in the pods' own network namespaces.
 
-use super::collect::{Outcome, Scrape};
-use super::families::{POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS};
+use super::super::families::{POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS};
+use super::super::page::{Lines, Page};
 use super::namespaces::Scope;
-use super::page::{Lines, Page};
+use super::{Outcome, Scrape};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let (proc, networks) = (&scrape.sources.proc, scrape.networks());

@@ -1,5 +1,22 @@
 //! One scrape: the collectors one after the other, each timed, with a deadline, and none able to fail the others.
 
+mod cpu;
+mod memory;
+mod namespaces;
+mod network;
+mod pressure;
+mod state;
+mod tcp;
+mod threads;
+
+pub(super) mod caches;
+pub(super) mod foreign;
+mod monitors;
+pub(super) mod resctrl;
+pub(super) mod sockets;
+pub(super) mod switches;
+mod tally;
+
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,32 +24,31 @@ use std::time::{Duration, Instant};
 use super::families::{
     COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
 };
-use super::namespaces::Networks;
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
-use super::{cpu, memory, network, pressure, state, tcp, threads};
 use crate::cpu::CpuSet;
 use crate::host::proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
+use namespaces::Networks;
 
 /// How long a collector may take. What it has not come to by then is missing from the scrape, and the others are not.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// A container that has a cgroup, with the labels of its lines.
-pub(super) struct Subject<'a> {
-    pub(super) state: &'a ContainerState,
-    pub(super) cgroup: &'a str,
-    pub(super) labels: Labels,
+struct Subject<'a> {
+    state: &'a ContainerState,
+    cgroup: &'a str,
+    labels: Labels,
     /// Its processes, where they could be read.
-    pub(super) processes: Option<Vec<i32>>,
+    processes: Option<Vec<i32>>,
 }
 
 /// What is measured in a scrape.
-pub(super) struct Scrape<'a> {
-    pub(super) snapshot: &'a Snapshot,
-    pub(super) sources: &'a Sources,
-    pub(super) subjects: Vec<Subject<'a>>,
+struct Scrape<'a> {
+    snapshot: &'a Snapshot,
+    sources: &'a Sources,
+    subjects: Vec<Subject<'a>>,
     /// Whose network the pods use; found by the first collector that asks.
     networks: OnceCell<Networks>,
     /// When the collector that runs now must come to its end.
@@ -41,7 +57,7 @@ pub(super) struct Scrape<'a> {
 
 /// How a collector has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+enum Outcome {
     Complete,
     /// Something could not be read, or not in time.
     Partial,
@@ -52,7 +68,7 @@ pub(super) enum Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    pub(super) fn of(complete: bool) -> Self {
+    fn of(complete: bool) -> Self {
         if complete { Self::Complete } else { Self::Partial }
     }
 }
@@ -62,7 +78,7 @@ impl Outcome {
 impl Subject<'_> {
     /// The CPUs that it owns and runs on, which are those that it owns less what is offline; nothing in the shared pool. Where
     /// it may run on others, too, the kernel does not hold what was assigned, and there is no telling who else is on them.
-    pub(super) fn in_force(&self) -> Option<CpuSet> {
+    fn in_force(&self) -> Option<CpuSet> {
         let effective = self.state.effective.as_ref()?;
         self.state.own().filter(|own| effective.is_subset(own)).map(|_| effective.clone())
     }
@@ -72,12 +88,12 @@ impl Subject<'_> {
 
 impl Scrape<'_> {
     /// Whether the collector has to come to its end.
-    pub(super) fn is_late(&self) -> bool {
+    fn is_late(&self) -> bool {
         Instant::now() >= self.until
     }
 
     /// Whose network each pod uses.
-    pub(super) fn networks(&self) -> &Networks {
+    fn networks(&self) -> &Networks {
         self.networks.get_or_init(|| Networks::of(&self.subjects, &self.sources.proc))
     }
 }
@@ -180,7 +196,7 @@ impl<'a> Run<'a> {
 }
 
 /// The labels of a pod's series.
-pub(super) fn of_pod(state: &ContainerState) -> Labels {
+fn of_pod(state: &ContainerState) -> Labels {
     Labels::new(&[("namespace", &state.namespace), ("pod", &state.pod)])
 }
 

@@ -1,15 +1,16 @@
 //! What containers hold of the last-level caches and move to and from memory: monitoring groups on their own CPUs.
 
-use super::collect::{Outcome, Scrape, Subject};
-use super::families::{CONTAINER_LLC_OCCUPANCY_BYTES, CONTAINER_MEMORY_BANDWIDTH_BYTES};
+use super::super::families::{CONTAINER_LLC_OCCUPANCY_BYTES, CONTAINER_MEMORY_BANDWIDTH_BYTES};
+use super::super::page::{Lines, Page};
 use super::monitors::{Moved, Plan, Step, Wanted, name, plan};
-use super::page::{Lines, Page};
+use super::{Outcome, Scrape, Subject};
 use crate::host::resctrl::{Count, Resctrl, ResctrlError};
+use crate::pin::Enforcement;
 use crate::pod::Role;
 
 /// What must last from one scrape to the next. The groups themselves are the kernel's.
 #[derive(Debug)]
-pub(super) struct Monitors {
+pub(in crate::metrics) struct Monitors {
     resctrl: Resctrl,
     moved: Moved,
 }
@@ -23,7 +24,7 @@ struct Group<'a, 'b> {
 // === impl Monitors ===
 
 impl Monitors {
-    pub(super) fn new(resctrl: Resctrl) -> Self {
+    pub(in crate::metrics) fn new(resctrl: Resctrl) -> Self {
         Self { resctrl, moved: Moved::default() }
     }
 
@@ -39,7 +40,10 @@ impl Monitors {
             ) => return Outcome::Unsupported(error.to_string()),
             Err(error) => return partial(&error),
         };
-        let groups: Vec<Group<'_, '_>> = scrape.subjects.iter().filter_map(group).collect();
+        // An agent that only looks makes no groups; those that another one has made are taken off.
+        let enforced = scrape.snapshot.enforcement != Enforcement::Observe;
+        let subjects = scrape.subjects.iter().filter(|_| enforced);
+        let groups: Vec<Group<'_, '_>> = subjects.filter_map(group).collect();
         let wanted: Vec<Wanted> = groups.iter().map(|group| group.wanted.clone()).collect();
         let Plan { steps, short } = match self.resctrl.groups() {
             Ok(there) => plan(&there, &wanted, room),

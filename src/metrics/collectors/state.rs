@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::collect::{Outcome, Scrape, of_pod};
-use super::families::{
+use super::super::families::{
     CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO, CONTAINER_THREADS_EXPECTED,
     ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
 };
-use super::page::{Labels, Lines, Page};
+use super::super::page::{Labels, Lines, Page};
+use super::{Outcome, Scrape, of_pod};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let snapshot = scrape.snapshot;

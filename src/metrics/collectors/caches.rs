@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use super::collect::{Outcome, Scrape};
-use super::families::{
+use super::super::families::{
     CONTAINER_CPU_CYCLES, CONTAINER_INSTRUCTIONS, CONTAINER_LLC_MISSES, CONTAINER_LLC_REFERENCES,
     CONTAINER_PERF_ENABLED_SECONDS, CONTAINER_PERF_RUNNING_SECONDS, Family,
 };
-use super::page::{Lines, Page};
+use super::super::page::{Lines, Page};
 use super::tally::{Owner, Tally, plan};
+use super::{Outcome, Scrape};
 use crate::host::perf::{self, EVENTS, Events, Group, PerfError};
 
 /// How often a machine without counters is asked again.
@@ -24,7 +24,7 @@ static COUNTED: [&Family; EVENTS] =
 
 /// What must last from one scrape to the next.
 #[derive(Debug)]
-pub(super) struct Caches {
+pub(in crate::metrics) struct Caches {
     events: Events,
     /// The open counters of each CPU.
     groups: BTreeMap<u32, Group>,
@@ -40,7 +40,7 @@ pub(super) struct Caches {
 // === impl Caches ===
 
 impl Caches {
-    pub(super) fn new(events: Events) -> Self {
+    pub(in crate::metrics) fn new(events: Events) -> Self {
         Self {
             events,
             groups: BTreeMap::new(),
