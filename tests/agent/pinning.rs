@@ -158,8 +158,13 @@ fn a_kubelet_that_pins_is_left_alone() {
     std::fs::create_dir_all(&kubelet).unwrap();
     let state = r#"{"policyName":"static","defaultCpuSet":"0-1","checksum":1353318690}"#;
     std::fs::write(kubelet.join("cpu_manager_state"), state).unwrap();
-    let settings =
-        Settings::new(&tree.path, &pods, &kernel.first()).with(&["--root", root.path().to_str().unwrap()]);
+    // Its policy is read with the pace of the timer.
+    let settings = Settings::new(&tree.path, &pods, &kernel.first()).with(&[
+        "--root",
+        root.path().to_str().unwrap(),
+        "--reconcile-seconds",
+        "1",
+    ]);
     let agent = settings.start();
     let pod = tree.pod("", "uid-1");
     let main = tree.container(&pod, "c0ffee");

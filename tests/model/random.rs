@@ -98,6 +98,40 @@ proptest! {
     }
 }
 
+/// Somebody wrote all CPUs to a pod mate, then one of them went offline: what it was moved to held that one, which the next plan
+/// took away again.
+#[test]
+fn offline_cpus_are_not_written_to_be_taken_away() {
+    use Choice::{Happen, Interrupt, Live, Reconcile};
+    let choices = [
+        Live(21910),
+        Live(11591),
+        Live(1256),
+        Live(19497),
+        Live(22871),
+        Live(29480),
+        Live(26936),
+        Live(34441),
+        Live(655),
+        Happen(57956),
+        Live(18839),
+        Live(6323),
+        Live(29293),
+        Reconcile,
+        Live(34987),
+        Happen(19046),
+        Live(32008),
+        Interrupt(164, 53626),
+        Live(35122),
+        Happen(21276),
+        Reconcile,
+        Live(49025),
+        Live(63329),
+        Live(52397),
+    ];
+    run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
+}
+
 /// A planner that trims cgroups above partitions before those below is found out, by a short history.
 #[test]
 fn a_mutant_is_found_and_shrunk() {

@@ -192,7 +192,8 @@ impl<'a> Planner<'a> {
         if own.is_disjoint(&others) {
             return None;
         }
-        let rest = own.difference(&others);
+        // Of offline CPUs only those would be written that are taken away again by the next plan.
+        let rest = own.difference(&others).intersection(&self.desired.online);
         let shared = self.desired.shared();
         Some(match (leaf.target.is_empty(), rest.is_empty()) {
             (false, _) => leaf.target.intersection(&self.desired.online),
