@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::CpuSet;
-use pinfold::host::cgroup::{CgroupError, Cgroups, PodCgroup};
+use pinfold::host::cgroup::{CgroupError, Cgroups, Counters, PodCgroup};
 use pinfold::pin::{Mark, Observed, Scan, release};
 use pinfold_fuzz::{Node, Tree, files, says_why, text};
 
@@ -30,6 +30,7 @@ fuzz_target!(|data: &[u8]| {
             Ok(cgroups) => cgroups,
             Err(error) => return says_why(&error),
         };
+        let mut counters = Counters::new(cgroups.clone(), 64);
         let pods = TREES.iter().filter_map(|name| well(cgroups.scan(name))).flatten();
         let pods: Vec<PodCgroup> = pods.map(|pod| marked(pod, &marks)).collect();
         for pod in &pods {
@@ -37,7 +38,14 @@ fuzz_target!(|data: &[u8]| {
             assert!(cgroups.exists(&pod.path));
             for container in &pod.containers {
                 assert!(!container.id.is_empty() && container.path.starts_with(&pod.path), "{container:?}");
-                well(cgroups.cpu_stat(&container.path));
+                // Twice: opened, and from what is kept open then.
+                for _ in 0..2 {
+                    well(counters.cpu_stat(&container.path));
+                    well(counters.processes(&container.path));
+                    well(counters.threads(&container.path));
+                    well(counters.pages(&container.path));
+                    well(counters.pressure(&container.path));
+                }
                 well(cgroups.usage(&container.path));
                 cgroups.in_the_way(&container.path, &container.cpuset.cpus);
             }
