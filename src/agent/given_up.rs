@@ -10,7 +10,7 @@ use crate::cpu::CpuSet;
 /// The pause after the first look that found the same CPUs still not handed back.
 const FIRST: Duration = Duration::from_millis(10);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct GivenUp {
     cpus: CpuSet,
     pause: Duration,

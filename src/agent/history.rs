@@ -1,6 +1,6 @@
 //! [`History`]: what the kernel doesn't keep: how containers were at the start, and what has happened to them since.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::node::Node;
 use crate::cpu::CpuSet;
@@ -101,10 +101,10 @@ impl History {
 
     /// Forgets containers whose cgroups are gone.
     pub(super) fn forget(&mut self, observed: &Observed) {
-        let there = |path: &String| observed.containers().any(|other| other.cgroup.path == *path);
-        self.old.retain(|path, _| there(path));
-        self.windows.retain(|path, _| there(path));
-        self.repaired.retain(|path, _| there(path));
+        let there: HashSet<&String> = observed.containers().map(|container| &container.cgroup.path).collect();
+        self.old.retain(|path, _| there.contains(path));
+        self.windows.retain(|path, _| there.contains(path));
+        self.repaired.retain(|path, _| there.contains(path));
     }
 
     /// Adds to a container's state what is known of its past.

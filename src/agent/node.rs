@@ -121,29 +121,43 @@ impl Node {
         pods: &[Pod],
         wanted: impl Fn(&PodCgroup) -> bool,
     ) -> anyhow::Result<(Observed, Ledger)> {
-        let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
-        for ObservedPod { cgroup, .. } in seen.pods {
-            if wanted(&cgroup) {
-                scan.pods.extend(self.pod(cgroup.path, cgroup.uid)?);
-            } else {
-                scan.pods.push(cgroup);
-            }
-        }
-        self.found(scan, pods)
+        Ok(self.observe_again_unless(seen, pods, wanted, || false)?.unwrap_or_default())
     }
 
-    /// Reads one pod's cgroup, which may be new, and takes all others as they were seen.
+    /// As [`Node::observe_again`], but given up as soon as `put_off` says so, before each pod that is read.
+    pub(super) fn observe_again_unless(
+        &self,
+        seen: Observed,
+        pods: &[Pod],
+        wanted: impl Fn(&PodCgroup) -> bool,
+        mut put_off: impl FnMut() -> bool,
+    ) -> anyhow::Result<Option<(Observed, Ledger)>> {
+        let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
+        for ObservedPod { cgroup, .. } in seen.pods {
+            if !wanted(&cgroup) {
+                scan.pods.push(cgroup);
+            } else if put_off() {
+                return Ok(None);
+            } else {
+                scan.pods.extend(self.pod(cgroup.path, cgroup.uid)?);
+            }
+        }
+        Ok(Some(self.found(scan, pods)?))
+    }
+
+    /// Reads one pod's cgroup, which may be new, and those that are `stale`, and takes all others as they were seen.
     pub(super) fn observe_pod(
         &self,
         mut seen: Observed,
         pods: &[Pod],
         uid: &str,
+        stale: impl Fn(&str) -> bool,
     ) -> anyhow::Result<(Observed, Ledger)> {
         if !seen.pods.iter().any(|pod| pod.cgroup.uid == uid) {
             let new = self.find_pod(uid)?;
             seen.pods.extend(new.map(|cgroup| ObservedPod { cgroup, ..ObservedPod::default() }));
         }
-        self.observe_again(seen, pods, |pod| pod.uid == uid)
+        self.observe_again(seen, pods, |pod| pod.uid == uid || stale(&pod.uid))
     }
 
     /// Looks for a pod's cgroup, and reads it.

@@ -2,6 +2,7 @@
 
 mod asked;
 mod inbox;
+mod reach;
 mod started;
 mod turn;
 
@@ -26,7 +27,7 @@ use crate::pin::quiet::{Keeper, Report};
 use crate::pin::{Drift, Enforcement, Ledger, Observed, Snapshot};
 use crate::pod::Pod;
 use inbox::Inbox;
-use turn::{Ended, Reach};
+use reach::{Ended, Reach};
 
 /// How long a reconcile that is due may be put off for what is asked meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -120,6 +121,16 @@ async fn until(moment: Option<Instant>) {
 struct Seen {
     observed: Observed,
     ledger: Ledger,
+    /// The pods that were written to since, and that are to be read again before anything is planned for them.
+    stale: BTreeSet<String>,
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn all(observed: Observed, ledger: Ledger) -> Self {
+        Self { observed, ledger, stale: BTreeSet::new() }
+    }
 }
 
 /// The owner's state.
@@ -226,13 +237,15 @@ impl Owner {
                 () = until(at), if due.is_some() => {
                     let Some(this) = due.take() else { continue };
                     let start = Instant::now();
-                    let mut ended = Ended::PutOff;
+                    let mut ended = Ended::TooShort;
+                    let mut unless = (!late).then_some(&mut inbox);
                     // What a creation takes from others is known; whatever has changed is for a look.
                     if !this.looks {
-                        ended = self.turn(this.why, Reach::Seen { again: None, passes: None });
+                        let unless = unless.as_deref_mut();
+                        ended = self.turn(this.why, Reach::Seen { again: None, passes: None, unless });
                     }
-                    if ended == Ended::PutOff {
-                        ended = self.turn(this.why, Reach::Node { unless: (!late).then_some(&mut inbox) });
+                    if ended == Ended::TooShort {
+                        ended = self.turn(this.why, Reach::Node { unless });
                     }
                     if this.why == Why::Cgroups {
                         // Whoever writes without end gets a fifth of a CPU from us, and no more.
@@ -242,7 +255,7 @@ impl Owner {
                         Ended::Done if !this.looks => {}
                         Ended::Done => dirty = None,
                         Ended::Failed => {}
-                        Ended::PutOff => due = Some(this),
+                        Ended::TooShort | Ended::Interrupted => due = Some(this),
                     }
                     continue;
                 }
@@ -334,10 +347,11 @@ impl Owner {
                         dirty = dirty.or(Some(Instant::now()));
                         continue;
                     }
-                    let (mut ended, mut reply) = (Ended::PutOff, Some(reply));
+                    let (mut ended, mut reply) = (Ended::TooShort, Some(reply));
                     if !(required && by_writes) {
                         let passes = (!required).then_some((container.as_str(), &mut reply));
-                        ended = self.turn(Why::Gate, Reach::Seen { again: Some(&uid), passes });
+                        let again = Some(uid.as_str());
+                        ended = self.turn(Why::Gate, Reach::Seen { again, passes, unless: None });
                         if let Some(this) = due.as_mut().filter(|due| due.why == Why::Create)
                             && ended == Ended::Done
                         {
@@ -346,7 +360,7 @@ impl Owner {
                             due = due.filter(|due| due.looks);
                         }
                     }
-                    if ended == Ended::PutOff {
+                    if ended == Ended::TooShort {
                         ended = self.turn(Why::Gate, Reach::Node { unless: None });
                         if ended == Ended::Done {
                             (due, dirty) = (None, None);

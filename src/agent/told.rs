@@ -17,7 +17,42 @@ pub(super) struct Told {
     runtime: BTreeMap<String, RuntimePod>,
     promises: Promises,
     /// All pods as they were put together last, until somebody tells something new.
-    known: Option<Arc<[Pod]>>,
+    known: Option<Known>,
+}
+
+/// All pods, each once.
+#[derive(Debug)]
+struct Known {
+    pods: Arc<Vec<Pod>>,
+    /// How many of them are described by more than the runtime; those come first, and the others in the order of their uids.
+    described: usize,
+}
+
+// === impl Known ===
+
+impl Known {
+    /// Takes over what is now known of one pod, `described` or not; nothing where it is gone.
+    fn renew(&mut self, uid: &str, described: bool, now: Option<Pod>) {
+        let pods = Arc::make_mut(&mut self.pods);
+        let at = pods.iter().position(|pod| pod.cgroup_uid() == Some(uid));
+        match (at, now) {
+            (Some(at), Some(now)) => {
+                if let Some(pod) = pods.get_mut(at) {
+                    *pod = now;
+                }
+            }
+            (Some(at), None) => {
+                pods.remove(at);
+            }
+            (None, Some(now)) if !described => {
+                let undescribed = pods.iter().enumerate().skip(self.described);
+                let mut later = undescribed.filter(|(_, pod)| pod.cgroup_uid() > Some(uid));
+                let at = later.next().map_or(pods.len(), |(at, _)| at);
+                pods.insert(at, now);
+            }
+            (None, _) => {}
+        }
+    }
 }
 
 // === impl Told ===
@@ -30,10 +65,10 @@ impl Told {
     }
 
     pub(super) fn runtime(&mut self, news: RuntimeNews) {
-        self.known = None;
         let keyed = |told: RuntimePod| told.pod.cgroup_uid().map(str::to_owned).map(|uid| (uid, told));
         match news {
             RuntimeNews::All(all) => {
+                self.known = None;
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();
                 before.keys().for_each(|uid| self.settle(uid));
@@ -42,13 +77,21 @@ impl Told {
                 let told = keyed(*one);
                 let uid = told.as_ref().map(|(uid, _)| uid.clone());
                 self.runtime.extend(told);
-                uid.iter().for_each(|uid| self.settle(uid));
+                uid.iter().for_each(|uid| self.changed(uid));
             }
             RuntimeNews::Gone(uid) => {
                 self.runtime.remove(&uid);
-                self.settle(&uid);
+                self.changed(&uid);
             }
         }
+    }
+
+    /// One pod of the runtime's is another than before; all others are as they were.
+    fn changed(&mut self, uid: &str) {
+        self.settle(uid);
+        let Some(mut known) = self.known.take() else { return };
+        known.renew(uid, self.is_described(uid), self.pod(uid));
+        self.known = Some(known);
     }
 
     /// What was promised to containers that the runtime does not have any more is void.
@@ -69,24 +112,25 @@ impl Told {
 
     /// The pods of the API, then those of the folder, then those of the runtime, then those that were only asked about; each
     /// uid once. Whoever describes a pod, the runtime knows best which of its containers is which.
-    pub(super) fn known(&mut self) -> Arc<[Pod]> {
+    pub(super) fn known(&mut self) -> Arc<Vec<Pod>> {
         let runtime = &self.runtime;
         let mut announced = self.promises.announced().peekable();
         let only_asked_about = announced.peek().is_some();
         if let Some(known) = self.known.as_ref().filter(|_| !only_asked_about) {
-            return Arc::clone(known);
+            return Arc::clone(&known.pods);
         }
-        let told = self.pods.values().flatten().chain(runtime.values().map(|told| &told.pod));
-        let told = told.chain(announced);
         let mut seen = HashSet::new();
-        let once = told.filter(|pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned())));
-        let all = once.map(|pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
+        let mut once = |pod: &&Pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned()));
+        let whole = |pod: &Pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
             Some(of_runtime) => with(pod.clone(), of_runtime),
             None => pod.clone(),
-        });
-        let all: Arc<[Pod]> = all.collect();
+        };
+        let mut all: Vec<Pod> = self.pods.values().flatten().filter(&mut once).map(whole).collect();
+        let described = all.len();
+        all.extend(runtime.values().map(|told| &told.pod).chain(announced).filter(once).map(whole));
+        let all = Arc::new(all);
         // Those that were only asked about are forgotten by the clock.
-        self.known = (!only_asked_about).then(|| Arc::clone(&all));
+        self.known = (!only_asked_about).then(|| Known { pods: Arc::clone(&all), described });
         all
     }
 
@@ -154,4 +198,78 @@ fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
         }
     }
     pod
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pod::Container;
+
+    /// What somebody may tell, of one of few pods.
+    #[derive(Debug, Clone)]
+    enum News {
+        Described(Vec<usize>),
+        All(Vec<usize>),
+        Pod(usize, u8),
+        Gone(usize),
+        Announced(usize),
+    }
+
+    fn pod(number: usize, environment: u8) -> Pod {
+        let env = [("N".to_owned(), crate::pod::EnvSource::Value(environment.to_string()))];
+        let main = Container { name: "main".to_owned(), env: env.into(), ..Container::default() };
+        Pod { uid: Some(format!("uid-{number}")), containers: vec![main], ..Pod::default() }
+    }
+
+    fn of_runtime(number: usize, environment: u8) -> RuntimePod {
+        RuntimePod { pod: pod(number, environment), injected: BTreeMap::new() }
+    }
+
+    fn news() -> impl Strategy<Value = News> {
+        let some = || prop::collection::vec(0_usize..6, 0..4);
+        prop_oneof![
+            some().prop_map(News::Described),
+            some().prop_map(News::All),
+            (0_usize..6, any::<u8>()).prop_map(|(number, environment)| News::Pod(number, environment)),
+            (0_usize..6, any::<u8>()).prop_map(|(number, environment)| News::Pod(number, environment)),
+            (0_usize..6).prop_map(News::Gone),
+            (0_usize..6).prop_map(News::Announced),
+        ]
+    }
+
+    fn tell(told: &mut Told, news: News) {
+        match news {
+            News::Described(numbers) => {
+                let pods = numbers.into_iter().map(|number| pod(number, 0)).collect();
+                told.pods(Source::Api, pods, Vec::new());
+            }
+            News::All(numbers) => {
+                let all = numbers.into_iter().map(|number| of_runtime(number, 1)).collect();
+                told.runtime(RuntimeNews::All(all));
+            }
+            News::Pod(number, environment) => {
+                told.runtime(RuntimeNews::Pod(Box::new(of_runtime(number, environment))));
+            }
+            News::Gone(number) => told.runtime(RuntimeNews::Gone(format!("uid-{number}"))),
+            News::Announced(number) => told.promises().announce(pod(number, 2)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn one_pod_put_in_its_place_is_as_all_put_together_anew(all in prop::collection::vec(news(), 1..30)) {
+            let (mut asked_often, mut asked_once) = (Told::default(), Told::default());
+            let last = all.len() - 1;
+            for (index, news) in all.into_iter().enumerate() {
+                tell(&mut asked_often, news.clone());
+                tell(&mut asked_once, news);
+                let known = asked_often.known();
+                if index == last {
+                    prop_assert_eq!(known, asked_once.known());
+                }
+            }
+        }
+    }
 }

@@ -112,9 +112,22 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 /// that a cgroup above could not be given, and nothing is written to a cgroup whose mark could not be, since what was
 /// there before would be forgotten.
 pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<Applied> {
+    apply_while(steps, cgroups, |_| true)
+}
+
+/// As [`apply`], as long as `go_on` says so before each step. What was done up to there is as safe as a plan that ended with
+/// the agent.
+pub fn apply_while(
+    steps: Vec<Step>,
+    cgroups: &Cgroups,
+    mut go_on: impl FnMut(&Step) -> bool,
+) -> Vec<Applied> {
     let mut held = Held::default();
     let mut done = Vec::with_capacity(steps.len());
     for step in steps {
+        if !go_on(&step) {
+            break;
+        }
         let outcome = one(&step, cgroups, &mut held);
         done.push(Applied { step, outcome });
     }

@@ -123,10 +123,18 @@ impl Observed {
         self.pods.iter().flat_map(|pod| &pod.containers)
     }
 
-    /// The cgroups of a pod's container; usually one, for a moment two while a container is replaced.
+    /// A pod's container.
     pub fn container(&self, uid: &str, name: &str) -> Option<&ObservedContainer> {
-        let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?;
-        let mut found = pod.containers.iter().filter(|container| container.name.as_deref() == Some(name));
+        self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.container(name)
+    }
+}
+
+// === impl ObservedPod ===
+
+impl ObservedPod {
+    /// The cgroup of one of its containers; there is usually one, for a moment two while a container is replaced.
+    pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
+        let mut found = self.containers.iter().filter(|container| container.name.as_deref() == Some(name));
         let first = found.next()?;
         Some(found.find(|container| container.cgroup.populated).unwrap_or(first))
     }
@@ -241,6 +249,10 @@ impl Ledger {
     }
 
     fn find_overlaps(&mut self) {
+        let all = self.claims.values().flat_map(BTreeMap::values);
+        if all.map(CpuSet::len).sum::<usize>() == self.exclusive().len() {
+            return;
+        }
         let claims: Vec<(String, &CpuSet)> = self
             .claims
             .iter()

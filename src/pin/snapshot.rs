@@ -1,11 +1,13 @@
 //! [`Snapshot`]: what is owed, assigned and in force at one moment, for those who only read.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use super::Enforcement;
 use super::decide::{Decisions, Refused};
 use super::drift::{Cause, Drift};
-use super::ledger::{Ledger, Observed};
+use super::ledger::{Ledger, Observed, ObservedPod};
 use super::quiet::Report;
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::Partition;
@@ -149,10 +151,12 @@ pub fn containers(
     mut threads: impl FnMut(&Pod, usize, Option<&CpuSet>) -> ThreadEnvironment,
 ) -> Vec<ContainerState> {
     let mut states = Vec::with_capacity(decisions.containers.len());
+    let by_uid: HashMap<&str, &ObservedPod> =
+        observed.pods.iter().rev().map(|pod| (pod.cgroup.uid.as_str(), pod)).collect();
     for decision in &decisions.containers {
         let Some(pod) = pods.get(decision.pod) else { continue };
         let Some(container) = pod.containers.get(decision.container) else { continue };
-        let seen = pod.cgroup_uid().and_then(|uid| observed.container(uid, &container.name));
+        let seen = pod.cgroup_uid().and_then(|uid| by_uid.get(uid)?.container(&container.name));
         let effective = seen.map(|seen| seen.cgroup.cpuset.effective.clone());
         let cpus = decision.cpus.as_ref().unwrap_or(&topology.online);
         states.push(ContainerState {

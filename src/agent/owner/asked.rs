@@ -1,5 +1,7 @@
 //! What a runtime asks of the owner: what a container gets that is created, and whether one may start.
 
+use std::sync::Arc;
+
 use super::super::event::Admission;
 use super::super::gate;
 use super::super::node::threads;
@@ -33,7 +35,13 @@ impl Owner {
         let uid = question.pod.cgroup_uid()?;
         // Whoever may have to move must be known. Else the ledger tells what others own, and that is not touched.
         let moves = self.moves_left();
-        let pods = if moves == 0 { self.told.pod(uid).into_iter().collect() } else { self.told.known() };
+        let pods = match moves {
+            0 => Arc::new(self.told.pod(uid).into_iter().collect()),
+            _ => self.told.known(),
+        };
+        if seen.stale.contains(uid) {
+            self.read_again(uid, &pods, seen)?;
+        }
         self.find(uid, &pods, seen);
         let mut ledger = self.with_promises(seen);
         let mut decisions = self.decided(&pods, moves, seen, &ledger);
@@ -81,7 +89,7 @@ impl Owner {
 
     /// Forgets the owners whose pods' cgroups are gone; says whether what they had can be given.
     fn forget_gone(&self, seen: &mut Seen) -> bool {
-        let Seen { observed, ledger } = seen;
+        let Seen { observed, ledger, .. } = seen;
         let before = observed.pods.len();
         observed.pods.retain(|pod| {
             let uid = &pod.cgroup.uid;

@@ -71,7 +71,7 @@ impl Owner {
     }
 
     /// Reads a pod that was seen before, or looks for one that was not.
-    fn read_again(&self, uid: &str, pods: &[Pod], seen: &mut Seen) -> Option<()> {
+    pub(super) fn read_again(&self, uid: &str, pods: &[Pod], seen: &mut Seen) -> Option<()> {
         let at = seen.observed.pods.iter().position(|pod| pod.cgroup.uid == uid);
         let cgroup = match at.and_then(|at| seen.observed.pods.get(at)) {
             Some(pod) => self.node.pod(pod.cgroup.path.clone(), uid.to_owned()),
@@ -85,6 +85,7 @@ impl Owner {
             Some(pod) => *pod = now,
             None => seen.observed.pods.push(now),
         }
+        seen.stale.remove(uid);
         Some(())
     }
 }

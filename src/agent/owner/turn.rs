@@ -1,17 +1,17 @@
 //! One reconcile: look, decide, write, look again, publish.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::event::Reply;
 use super::super::history::own_in_force;
 use super::super::isolation::Isolation;
 use super::super::node::threads;
 use super::super::question::Question;
-use super::inbox::Inbox;
+use super::reach::{Ended, Reach, Written, is_for_others};
 use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
+use crate::host::cgroup::PodCgroup;
 use crate::pin::decide::{Decisions, Inputs, Refused, decide};
 use crate::pin::quiet::{Quiet, Report, Situation};
 use crate::pin::{
@@ -21,59 +21,6 @@ use crate::pod::Pod;
 
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
-
-/// What a reconcile looks at.
-#[derive(Debug)]
-pub(super) enum Reach<'a> {
-    /// Every pod of the node; put off as soon as a question waits, where there may be some.
-    Node { unless: Option<&'a mut Inbox> },
-    /// One pod, or none; all others are taken as they were seen last. Put off where running containers would have to move.
-    Seen {
-        again: Option<&'a str>,
-        /// The container that starts in any case, answered as soon as all is written.
-        passes: Option<(&'a str, &'a mut Option<Reply>)>,
-    },
-}
-
-/// How a reconcile ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
-    Done,
-    Failed,
-    /// Nothing was done: something else comes first, or it has to reach further.
-    PutOff,
-}
-
-/// Whether a cgroup is this one or below it.
-fn is_within(path: &str, top: &str) -> bool {
-    path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// The cgroups that were written to.
-struct Written<'a> {
-    paths: BTreeSet<&'a str>,
-    /// Those whose children may be other than before.
-    handed_down: BTreeSet<&'a str>,
-}
-
-// === impl Written ===
-
-impl<'a> Written<'a> {
-    fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
-        // Room for a partition further down takes nothing from anybody by itself.
-        let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
-        let handed_down = steps.clone().filter(|step| !room(step)).map(Step::path).collect();
-        Self { paths: steps.map(Step::path).collect(), handed_down }
-    }
-
-    /// Whether a pod may be other than before: something in it was written to, or above it.
-    fn touches(&self, pod: &str) -> bool {
-        // Names that only begin as the pod's sort between it and what is in it.
-        let mut like = self.paths.range(pod..).take_while(|path| path.starts_with(pod));
-        let mut above = std::iter::successors(Some(pod), |path| Some(path.rsplit_once('/')?.0));
-        like.any(|path| is_within(path, pod)) || above.any(|path| self.handed_down.contains(path))
-    }
-}
 
 // === impl Owner ===
 
@@ -109,7 +56,7 @@ impl Owner {
             }
             Ended::Failed
         });
-        if ended == Ended::PutOff {
+        if matches!(ended, Ended::TooShort | Ended::Interrupted) {
             return ended;
         }
         self.metrics.reconciles.with_label_values(&[why.name()]).inc();
@@ -122,30 +69,18 @@ impl Owner {
         ended
     }
 
-    /// Looks at what is within reach; nothing if that is put off.
-    fn look(&mut self, pods: &[Pod], reach: &mut Reach<'_>) -> anyhow::Result<Option<(Observed, Ledger)>> {
-        match reach {
-            Reach::Node { unless } => {
-                self.node.observe_unless(pods, || unless.as_mut().is_some_and(|inbox| inbox.is_asked()))
-            }
-            Reach::Seen { again, .. } => match (self.seen.take(), again) {
-                (Some(seen), Some(uid)) => self.node.observe_pod(seen.observed, pods, uid).map(Some),
-                (Some(seen), None) => self.node.observe_again(seen.observed, pods, |_| false).map(Some),
-                (None, _) => Ok(None),
-            },
-        }
-    }
-
     fn reconcile(
         &mut self,
         mut reach: Reach<'_>,
         question: &mut Option<Question<'_>>,
     ) -> anyhow::Result<Ended> {
         let pods = self.told.known();
-        let Some((mut observed, mut ledger)) = self.look(&pods, &mut reach)? else {
-            return Ok(Ended::PutOff);
+        let (mut observed, mut ledger) = match self.look(&pods, &mut reach)? {
+            Ok(found) => found,
+            Err(ended) => return Ok(ended),
         };
-        if self.published.borrow().is_none() {
+        let first = self.published.borrow().is_none();
+        if first {
             self.history.begin(&observed, self.node.enforcement);
         }
         self.told.keep_promises(&mut ledger, &observed);
@@ -161,20 +96,24 @@ impl Owner {
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
         if !of_node && !decisions.moves.is_empty() {
-            self.seen = Some(Seen { observed, ledger });
-            return Ok(Ended::PutOff);
+            self.seen = Some(Seen::all(observed, ledger));
+            return Ok(Ended::TooShort);
+        }
+        let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
+        // What is told once is told by the reconcile that comes to its end.
+        let mut calm = !first && drift.is_empty() && decisions.moves.is_empty();
+        if calm && reach.is_asked() {
+            return Ok(self.interrupted((observed, ledger), &[]));
         }
         self.note_moves(&decisions);
+        let given_up = self.given_up.clone();
         let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
         let kept = kept.fold(CpuSet::new(), |all, cpus| all.union(cpus));
         let timer = Duration::from_secs(self.node.config.reconcile_seconds);
         self.given_up.note(ledger.exclusive().difference(&kept), Instant::now(), timer);
         let question = question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
         let answer = question.as_ref().and_then(|question| self.answer(&pods, question, &decisions));
-        if of_node {
-            self.look_for_lost(&ledger);
-        }
-        let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
+        let lost = ledger.lost.clone();
         for new in drift.iter().filter(|new| !self.drift.contains(new)) {
             tracing::warn!(
                 "drift ({}): {} should run on {} and runs on {}",
@@ -195,12 +134,27 @@ impl Owner {
             }
         }
         if !steps.is_empty() {
-            let applied = pin::apply(steps, &self.node.cgroups);
+            // A plan is safe wherever it breaks off.
+            let planned = steps.len();
+            let applied = pin::apply_while(steps, &self.node.cgroups, |next| {
+                let on = !(calm && reach.is_asked());
+                calm &= is_for_others(next);
+                on
+            });
             errors.extend(self.account(&applied));
             // What a partition takes from everybody else is in order by the kernel's word, and seen by the next look.
             let written = Written::new(applied.iter().map(|done| &done.step));
-            let (after, read) =
-                self.node.observe_again(observed.clone(), &pods, |pod| written.touches(&pod.path))?;
+            let touched = |pod: &PodCgroup| written.touches(&pod.path);
+            let again = match applied.len() == planned {
+                true => self
+                    .node
+                    .observe_again_unless(observed.clone(), &pods, touched, || calm && reach.is_asked())?,
+                false => None,
+            };
+            let Some((after, read)) = again else {
+                self.given_up = given_up;
+                return Ok(self.interrupted((observed, ledger), &applied));
+            };
             self.history.note_windows(&observed, &after, &self.node, &self.metrics);
             // What was repaired and comes again is new drift.
             let left = pin::drift(&after, &read, (&online, &self.fresh), enforcement);
@@ -213,7 +167,7 @@ impl Owner {
             let _ = question.reply.send(answer);
         }
         self.keep_quiet(&observed);
-        if let Reach::Seen { again: Some(uid), passes: Some((container, reply)) } = &mut reach
+        if let Reach::Seen { again: Some(uid), passes: Some((container, reply)), .. } = &mut reach
             && let Some(reply) = reply.take()
         {
             self.history.begins(uid, container);
@@ -221,7 +175,8 @@ impl Owner {
         }
         errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
         for decision in &mut decisions.containers {
-            let seen = pods.get(decision.pod).and_then(|pod| {
+            let pod = pods.get(decision.pod);
+            let seen = pod.filter(|_| !self.refused.is_empty()).and_then(|pod| {
                 observed.container(pod.cgroup_uid()?, &pod.containers.get(decision.container)?.name)
             });
             if let Some(seen) = seen
@@ -236,14 +191,17 @@ impl Owner {
                 });
                 decision.refused = Some(Refused::Kernel);
             }
-            let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
+            let uid = pod.and_then(Pod::cgroup_uid);
             if decision.cpus.is_some() && uid.is_some_and(|uid| self.isolation.is_barred(uid)) {
                 decision.note = Some(Isolation::BARRED.to_owned());
             }
         }
         self.history.forget(&observed);
+        if of_node {
+            self.look_for_lost(lost);
+        }
         self.publish(&pods, &observed, &ledger, &decisions, errors);
-        self.seen = Some(Seen { observed, ledger });
+        self.seen = Some(Seen::all(observed, ledger));
         if of_node {
             self.fresh = CpuSet::new();
         }
@@ -352,8 +310,8 @@ impl Owner {
     }
 
     /// Raises the alarm over CPUs that were missing twice.
-    fn look_for_lost(&mut self, ledger: &Ledger) {
-        let lost = ledger.lost.intersection(&self.missing);
+    fn look_for_lost(&mut self, missing: CpuSet) {
+        let lost = missing.intersection(&self.missing);
         if !lost.is_subset(&self.lost) {
             tracing::error!(
                 "the kernel has lost CPUs {lost}: no cgroup has them, and only a reboot brings them back; they are not \
@@ -361,7 +319,7 @@ impl Owner {
             );
         }
         self.lost = lost;
-        self.missing = ledger.lost.clone();
+        self.missing = missing;
     }
 
     fn publish(
@@ -398,31 +356,5 @@ impl Owner {
             unexplained: ledger.unexplained.clone(),
             errors,
         })));
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
-    use super::*;
-    use crate::cpu::CpuSet;
-
-    #[test]
-    fn pods_that_were_written_to_and_those_below_what_was() {
-        let cpus =
-            |path: &str| Step::Cpus { path: path.to_owned(), cpus: CpuSet::new(), reason: Reason::Share };
-        let room =
-            |path: &str| Step::Exclusive { path: path.to_owned(), cpus: CpuSet::new(), in_force: None };
-        let steps =
-            [cpus("kubepods/pod1-a"), cpus("kubepods/pod1/c"), cpus("kubepods/burstable"), room("kubepods")];
-        let written = Written::new(steps.iter());
-        for touched in ["kubepods/pod1", "kubepods/pod1-a", "kubepods/burstable/pod2"] {
-            assert!(written.touches(touched), "{touched}");
-        }
-        for other in ["kubepods/pod", "kubepods/pod2", "kubepods/besteffort/pod3", "kubepods/pod10"] {
-            assert!(!written.touches(other), "{other}");
-        }
-        let steps = [room("kubepods/pod1"), room("kubepods")];
-        assert!(Written::new(steps.iter()).touches("kubepods/pod1"));
     }
 }
