@@ -89,6 +89,10 @@ impl Phases {
             let (target, way) = self.container(container, pod, claims, names, desired);
             held = held.union(&target);
             on_the_way = on_the_way.union(&way);
+            if pod.cgroup.cpuset.cpus.is_empty() {
+                // On v2, one that keeps none of its CPUs in what is written above it for the first time would have all of that.
+                on_the_way = on_the_way.union(&container.cgroup.cpuset.cpus);
+            }
         }
         on_the_way = on_the_way.union(&held);
         let path = &pod.cgroup.path;

@@ -364,3 +364,36 @@ proptest! {
         run(Version::V2, &history);
     }
 }
+
+/// Deals CPUs to containers: the pod, the container, the CPU.
+fn deal(owners: &[(u8, u8, usize)]) -> Change {
+    let mut dealt = [None; 7];
+    for (pod, container, cpu) in owners {
+        dealt[cpu - 1] = Some((*pod, *container));
+    }
+    Change::Deal(dealt)
+}
+
+#[test]
+fn one_that_waits_for_its_cpus_is_not_let_onto_a_neighbours_by_its_pod() {
+    let histories = [
+        vec![
+            (Change::Make(2, 0), 0),
+            (Change::Make(1, 0), 0),
+            (deal(&[(1, 0, 3), (1, 0, 6)]), 0),
+            (Change::Make(2, 2), 0),
+            (deal(&[(2, 2, 3), (2, 0, 6)]), 10),
+        ],
+        vec![
+            (Change::Make(0, 0), 0),
+            (Change::Make(2, 1), 0),
+            (deal(&[(0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 5)]), 0),
+            (Change::Make(2, 0), 0),
+            (deal(&[(2, 1, 3), (2, 0, 4)]), 0),
+        ],
+    ];
+    for history in histories {
+        run(Version::V1, &history);
+        run(Version::V2, &history);
+    }
+}
