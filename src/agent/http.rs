@@ -185,11 +185,19 @@ fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
 
 /// Whether a client takes compressed answers, by its `Accept-Encoding` header.
 fn accepts_gzip(header: &str) -> bool {
-    header.split(',').any(|coding| {
-        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
-        let refused = weight.trim().strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0));
-        matches!(name.trim(), "gzip" | "*") && !refused
-    })
+    let mut others = false;
+    for coding in header.split(',') {
+        let mut parts = coding.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let accepted = weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)) > 0.0;
+        if name.eq_ignore_ascii_case("gzip") || name.eq_ignore_ascii_case("x-gzip") {
+            return accepted;
+        }
+        // Whatever is not named.
+        others |= name == "*" && accepted;
+    }
+    others
 }
 
 /// Compressed as fast as can be: series are much alike, and more effort makes them little smaller.
@@ -221,6 +229,12 @@ mod tests {
             ("identity", false),
             ("gzip;q=0", false),
             ("gzip; q=0.0, br", false),
+            ("gzip;q=0, *", false),
+            ("*, gzip;q=0", false),
+            ("*;q=0, gzip;q=0.1", true),
+            ("br, *;q=0", false),
+            ("GZIP", true),
+            ("gzip;q=nonsense", false),
         ] {
             assert_eq!(accepts_gzip(header), accepted, "{header}");
         }

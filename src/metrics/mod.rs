@@ -10,6 +10,7 @@ mod agent;
 mod api;
 mod collectors;
 mod families;
+mod number;
 mod page;
 mod runtime;
 
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, resctrl, sockets, switches};
+use collectors::{caches, foreign, resctrl, sockets, switches, tcp};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
@@ -28,7 +29,7 @@ pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::proc::Proc;
+use crate::host::proc::{Proc, Reader};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf};
@@ -49,9 +50,12 @@ pub struct Sources {
     taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
+    timeouts: Mutex<tcp::Timeouts>,
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
     resctrl: Mutex<resctrl::Monitors>,
+    /// Reads what is not kept open.
+    reader: Mutex<Reader>,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -75,7 +79,8 @@ impl Sources {
         let foreign = Mutex::new(foreign::Foreign::new(root));
         let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
         let taskstats = Mutex::new(taskstats(root));
-        let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (switches, timeouts) = (Mutex::default(), Mutex::default());
+        let (reader, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
         let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
         Self {
@@ -84,9 +89,11 @@ impl Sources {
             counters,
             taskstats,
             switches,
+            timeouts,
             foreign,
             caches,
             resctrl,
+            reader,
             sockets: None,
             costs,
             last,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use prometheus::proto::{self, MetricType};
 
 use super::families::{Family, Kind};
+use super::number::Value;
 
 /// How a page is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -183,39 +184,17 @@ impl Lines {
     }
 }
 
-/// A series' value.
-pub(super) trait Value {
-    fn write(self, into: &mut String);
-}
-
-impl Value for f64 {
-    fn write(self, into: &mut String) {
-        match self {
-            value if value.is_nan() => into.push_str("NaN"),
-            Self::INFINITY => into.push_str("+Inf"),
-            Self::NEG_INFINITY => into.push_str("-Inf"),
-            // Writing to a string does not fail.
-            value => drop(write!(into, "{value}")),
+/// Writes a histogram's lines with bounds that are seen to be floats: `1` is `1.0` in OpenMetrics.
+fn push_with_points(text: &mut String, series: &str) {
+    for line in series.split_inclusive('\n') {
+        // The last of the labels.
+        let bound = line.rsplit_once("le=\"").and_then(|(start, rest)| Some((start, rest.split_once('"')?)));
+        match bound {
+            Some((start, (bound, rest))) if bound.bytes().all(|byte| byte.is_ascii_digit()) => {
+                let _ = write!(text, "{start}le=\"{bound}.0\"{rest}");
+            }
+            _ => text.push_str(line),
         }
-    }
-}
-
-impl Value for u64 {
-    fn write(self, into: &mut String) {
-        let _ = write!(into, "{self}");
-    }
-}
-
-impl Value for usize {
-    fn write(self, into: &mut String) {
-        let _ = write!(into, "{self}");
-    }
-}
-
-/// Of a condition, 1 or 0.
-impl Value for bool {
-    fn write(self, into: &mut String) {
-        into.push(if self { '1' } else { '0' });
     }
 }
 
@@ -270,7 +249,10 @@ impl Page {
             let _ = write!(text, "# HELP {name} ");
             escape(&mut text, help, format == Format::OpenMetrics);
             let _ = writeln!(text, "\n# TYPE {name} {kind}");
-            text.push_str(series);
+            match (format, kind) {
+                (Format::OpenMetrics, "histogram") => push_with_points(&mut text, series),
+                _ => text.push_str(series),
+            }
         }
         if format == Format::OpenMetrics {
             text.push_str("# EOF\n");
@@ -326,25 +308,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_as_the_formats_want_them() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-1.5, "-1.5"),
-            (1e15, "1000000000000000"),
-            (f64::NAN, "NaN"),
-            (f64::INFINITY, "+Inf"),
-            (f64::NEG_INFINITY, "-Inf"),
-        ] {
-            let mut written = String::new();
-            value.write(&mut written);
-            assert_eq!(written, text);
-        }
-    }
-
-    #[test]
     fn a_registry_is_written_with_its_histograms() {
         let registry = prometheus::Registry::new();
-        let opts = prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0]);
+        let opts = prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0, 10.0]);
         let histogram = prometheus::Histogram::with_opts(opts).unwrap();
         registry.register(Box::new(histogram.clone())).unwrap();
         histogram.observe(0.75);
@@ -355,6 +321,15 @@ mod tests {
         prometheus::Encoder::encode(&prometheus::TextEncoder::new(), &registry.gather(), &mut theirs)
             .unwrap();
         assert_eq!(ours, String::from_utf8(theirs).unwrap());
+        let open = page.text(Format::OpenMetrics);
+        let bounds: Vec<&str> = open.lines().filter(|line| line.contains("_bucket")).collect();
+        let expected = [
+            "wait_seconds_bucket{le=\"0.5\"} 0",
+            "wait_seconds_bucket{le=\"1.0\"} 1",
+            "wait_seconds_bucket{le=\"10.0\"} 1",
+            "wait_seconds_bucket{le=\"+Inf\"} 1",
+        ];
+        assert_eq!(bounds, expected);
     }
 
     #[test]

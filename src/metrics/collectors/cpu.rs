@@ -23,16 +23,17 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         };
-        match counters.cpu_stat(subject.cgroup) {
+        let mut of = counters.of(subject.cgroup);
+        match of.cpu_stat() {
             Ok(stat) => {
-                usage.put_known(&subject.labels, stat.usage_seconds);
+                usage.put_known(&subject.labels, stat.usage);
                 periods.put_known(&subject.labels, stat.periods);
                 throttled.put_known(&subject.labels, stat.throttled_periods);
-                held_back.put_known(&subject.labels, stat.throttled_seconds);
+                held_back.put_known(&subject.labels, stat.throttled);
             }
             Err(error) => complete &= error.is_gone(),
         }
-        match counters.processes(subject.cgroup) {
+        match of.processes() {
             Ok(processes) => subject.processes = Some(processes),
             Err(error) if error.is_gone() => subject.processes = Some(Vec::new()),
             Err(_) => complete = false,

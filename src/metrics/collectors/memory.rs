@@ -14,7 +14,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        match counters.pages(subject.cgroup) {
+        match counters.of(subject.cgroup).pages() {
             Ok(pages) => {
                 counted |= pages.is_some();
                 for pages in pages.unwrap_or_default() {

@@ -6,7 +6,6 @@ mod namespaces;
 mod network;
 mod pressure;
 mod state;
-mod tcp;
 mod threads;
 
 pub(super) mod caches;
@@ -16,6 +15,7 @@ pub(super) mod resctrl;
 pub(super) mod sockets;
 pub(super) mod switches;
 mod tally;
+pub(super) mod tcp;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -117,7 +117,7 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
-    run.collector("tcp", &mut scrape, tcp::collect);
+    run.collector("tcp", &mut scrape, |page, scrape| lock(&sources.timeouts).collect(page, scrape));
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }

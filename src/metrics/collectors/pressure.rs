@@ -18,14 +18,14 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        match counters.pressure(subject.cgroup) {
+        match counters.of(subject.cgroup).pressure() {
             Ok(pressures) => {
                 for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
                     let some = pressure.map(|pressure| pressure.some);
                     let kinds = [("some", some), ("full", pressure.and_then(|pressure| pressure.full))];
                     for (kind, time) in kinds.into_iter().filter_map(|(kind, time)| Some((kind, time?))) {
                         let more = [("resource", resource), ("kind", kind)];
-                        seconds.put_with(&subject.labels, &more, time.as_secs_f64());
+                        seconds.put_with(&subject.labels, &more, time);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! [`Switchboard`]: what the scheduler counts for containers whose threads come and go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::host::proc::Scheduled;
 
@@ -14,7 +14,8 @@ pub(in crate::metrics) struct Switchboard {
 
 #[derive(Debug, Default)]
 struct Container {
-    tasks: HashMap<i32, Task>,
+    /// In the order in which they were seen last, which is mostly that in which they are seen next.
+    tasks: Vec<(i32, Task)>,
     total: Scheduled,
 }
 
@@ -37,35 +38,56 @@ impl Switchboard {
         tasks: &[(i32, Scheduled)],
         began: impl Fn(i32) -> Option<u64>,
     ) -> Scheduled {
-        let container = self.containers.entry(cgroup.to_owned()).or_default();
-        let mut seen = HashMap::with_capacity(tasks.len());
-        for (id, now) in tasks {
-            let known = container.tasks.get(id).copied();
-            let mut task = known.unwrap_or_else(|| Task { began: began(*id), ..Task::default() });
-            if !is_more(&task.counted, now) {
-                // While a thread of it ends, a process may count it twice for a moment, and less again then. Without a beginning
-                // to compare, less than before means another one with the same id, which counts from zero.
-                let same = task.began.is_some() && began(*id) == task.began;
-                task = if same { task } else { Task { began: began(*id), ..Task::default() } };
-            }
-            let total = &mut container.total;
-            for (total, before, now) in [
-                (&mut total.voluntary, &mut task.counted.voluntary, now.voluntary),
-                (&mut total.involuntary, &mut task.counted.involuntary, now.involuntary),
-                (&mut total.run_delay, &mut task.counted.run_delay, now.run_delay),
-            ] {
-                *total += now.saturating_sub(*before);
-                *before = now.max(*before);
-            }
-            seen.insert(*id, task);
+        if !self.containers.contains_key(cgroup) {
+            self.containers.insert(cgroup.to_owned(), Container::default());
         }
-        container.tasks = seen;
-        container.total
+        let Some(Container { tasks: known, total }) = self.containers.get_mut(cgroup) else {
+            return Scheduled::default();
+        };
+        if known.iter().map(|(id, _)| id).eq(tasks.iter().map(|(id, _)| id)) {
+            for ((id, task), (_, now)) in known.iter_mut().zip(tasks) {
+                task.note(now, || began(*id), total);
+            }
+            return *total;
+        }
+        let mut before: HashMap<i32, Task> = known.drain(..).collect();
+        let mut listed = HashSet::new();
+        // One that is on its way from one cgroup to another below may be listed twice.
+        for (id, now) in tasks.iter().filter(|(id, _)| listed.insert(*id)) {
+            let mut task = before.remove(id).unwrap_or_else(|| Task { began: began(*id), ..Task::default() });
+            task.note(now, || began(*id), total);
+            known.push((*id, task));
+        }
+        *total
     }
 
     /// Forgets the cgroups that are not there any more.
     pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
         self.containers.retain(|cgroup, _| is_there(cgroup));
+    }
+}
+
+// === impl Task ===
+
+impl Task {
+    /// Adds what it has gained since it was last seen.
+    fn note(&mut self, now: &Scheduled, began: impl Fn() -> Option<u64>, total: &mut Scheduled) {
+        if !is_more(&self.counted, now) {
+            // While a thread of it ends, a process may count it twice for a moment, and less again then. Without a beginning
+            // to compare, less than before means another one with the same id, which counts from zero.
+            let same = self.began.is_some() && began() == self.began;
+            if !same {
+                *self = Self { began: began(), ..Self::default() };
+            }
+        }
+        for (total, before, now) in [
+            (&mut total.voluntary, &mut self.counted.voluntary, now.voluntary),
+            (&mut total.involuntary, &mut self.counted.involuntary, now.involuntary),
+            (&mut total.run_delay, &mut self.counted.run_delay, now.run_delay),
+        ] {
+            *total += now.saturating_sub(*before);
+            *before = now.max(*before);
+        }
     }
 }
 
@@ -115,6 +137,15 @@ mod tests {
             Scheduled { voluntary: 35, involuntary: 3, run_delay: 300 }
         );
         assert_eq!(add(&mut board, &[(1, 15, 1), (2, 3, 0)]).voluntary, 38);
+    }
+
+    #[test]
+    fn the_order_is_of_no_matter_and_who_is_listed_twice_counts_once() {
+        let mut board = Switchboard::default();
+        assert_eq!(add(&mut board, &[(1, 10, 0), (2, 20, 0), (1, 10, 0)]).voluntary, 30);
+        assert_eq!(add(&mut board, &[(2, 21, 0), (1, 10, 0)]).voluntary, 31);
+        assert_eq!(add(&mut board, &[(2, 21, 0), (1, 11, 0), (2, 21, 0), (2, 25, 0)]).voluntary, 32);
+        assert_eq!(add(&mut board, &[(3, 5, 0), (1, 12, 0), (2, 22, 0)]).voluntary, 39);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Threads, their context switches, and how long they waited for a CPU.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use super::super::families::{
     CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS,
@@ -37,7 +38,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             continue;
         };
         // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
-        let known = counters.threads(subject.cgroup).ok().flatten().filter(|known| *known >= processes.len());
+        let known = counters.of(subject.cgroup).threads().ok().flatten().filter(|known| *known >= processes.len());
         let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
         let began = |id: i32| if by_process { proc.began(id) } else { None };
         let total = board.add(subject.cgroup, &seen, began);
@@ -45,7 +46,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);
         if unsupported.is_none() {
-            delay.put(&subject.labels, total.run_delay as f64 / 1e9);
+            delay.put(&subject.labels, Duration::from_nanos(total.run_delay));
         }
     }
     let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
