@@ -36,17 +36,18 @@ fuzz_target!(|data: &[u8]| {
         for pod in &pods {
             assert!(!pod.uid.is_empty() && TREES.iter().any(|name| pod.path.starts_with(name)), "{pod:?}");
             assert!(cgroups.exists(&pod.path));
-            for container in &pod.containers {
+            for (number, container) in pod.containers.iter().enumerate() {
                 assert!(!container.id.is_empty() && container.path.starts_with(&pod.path), "{container:?}");
                 // Twice: opened, and from what is kept open then.
                 for _ in 0..2 {
-                    let mut of = counters.of(&container.path);
+                    let mut of = counters.of(number, &container.path);
                     well(of.cpu_stat());
                     well(of.processes());
                     well(of.threads());
                     well(of.pages());
                     well(of.pressure());
                 }
+                counters.forget(number);
                 well(cgroups.usage(&container.path));
                 cgroups.in_the_way(&container.path, &container.cpuset.cpus);
             }

@@ -1,6 +1,5 @@
 //! [`Counters`]: what the kernel counts for cgroups, from files that are kept open.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -43,8 +42,8 @@ type Files = [Option<File>; FILES];
 pub struct Counters {
     cgroups: Cgroups,
     reader: Reader,
-    /// The files that are open, by cgroup.
-    open: HashMap<String, Files>,
+    /// The files that are open, by the number of their cgroup.
+    open: Vec<Files>,
     /// How many these are, and how many they may be.
     count: usize,
     most: usize,
@@ -73,13 +72,13 @@ struct OpenFiles<'a> {
 impl Counters {
     /// Counters of cgroups of these hierarchies, with so many files open at most.
     pub fn new(cgroups: Cgroups, files: usize) -> Self {
-        Self { cgroups, reader: Reader::default(), open: HashMap::new(), count: 0, most: files }
+        Self { cgroups, reader: Reader::default(), open: Vec::new(), count: 0, most: files }
     }
 
-    /// Closes the files of cgroups that nobody asks for any more.
-    pub fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.open.retain(|path, _| is_there(path));
-        self.count = self.open.values().flatten().flatten().count();
+    /// Closes the files of the cgroup that has had a number.
+    pub fn forget(&mut self, number: usize) {
+        let files = self.open.get_mut(number).map(std::mem::take).unwrap_or_default();
+        self.count -= files.iter().flatten().count();
     }
 
     /// How many files are open.
@@ -87,13 +86,17 @@ impl Counters {
         self.count
     }
 
-    /// The counters of a cgroup, below the top of the hierarchies.
-    pub fn of<'a>(&'a mut self, path: &'a str) -> OfCgroup<'a> {
+    /// The counters of a cgroup, below the top of the hierarchies. Its number, a small one, is its own until it is forgotten.
+    pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> OfCgroup<'a> {
         let Self { cgroups, reader, open, count, most } = self;
-        if !open.contains_key(path) && *count < *most {
-            open.insert(path.to_owned(), Files::default());
+        if open.len() <= number {
+            open.resize_with(number + 1, Files::default);
         }
-        OfCgroup { cgroups, path, files: OpenFiles { reader, open: open.get_mut(path), count, most: *most } }
+        OfCgroup {
+            cgroups,
+            path,
+            files: OpenFiles { reader, open: open.get_mut(number), count, most: *most },
+        }
     }
 }
 
@@ -247,28 +250,31 @@ mod tests {
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
         // Room for two: of a third file nothing is kept.
         let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 2);
-        for (cgroup, us, kept) in [("a", 1_500_000, 2), ("b", 2_000_000, 2), ("a", 3_000_000, 2)] {
+        for (number, cgroup, us) in [(0, "a", 1_500_000), (1, "b", 2_000_000), (0, "a", 3_000_000)] {
             fs::create_dir_all(root.join(cgroup)).unwrap();
             fs::write(root.join(cgroup).join("cpu.stat"), format!("usage_usec {us}\nnr_periods 3\n"))
                 .unwrap();
             fs::write(root.join(cgroup).join("cgroup.procs"), "7\n8\n").unwrap();
-            let mut of = counters.of(cgroup);
+            let mut of = counters.of(number, cgroup);
             let stat = of.cpu_stat().unwrap();
             assert_eq!((stat.usage, stat.periods), (Some(Duration::from_micros(us)), Some(3)));
             assert_eq!(of.processes().unwrap(), [7, 8]);
             assert_eq!(of.pressure().unwrap(), [None; RESOURCES.len()]);
             assert_eq!(of.pages().unwrap(), None);
             assert_eq!(of.threads().unwrap(), None);
-            assert_eq!(counters.kept(), kept, "no more than may be open");
+            assert_eq!(counters.kept(), 2, "no more than may be open");
         }
-        let mut none = counters.of("none");
+        let mut none = counters.of(2, "none");
         assert_eq!(none.cpu_stat().unwrap(), CpuStat::default());
         assert_eq!(none.processes().unwrap(), Vec::<i32>::new());
-        counters.keep(|path| path != "a");
-        assert_eq!((counters.kept(), counters.open.contains_key("a")), (0, false));
+        counters.forget(1);
+        assert_eq!(counters.kept(), 2, "they are another's");
+        counters.forget(0);
+        assert_eq!(counters.kept(), 0);
         // What was taken up is to be had again.
-        counters.of("b").cpu_stat().unwrap();
+        assert_eq!(counters.of(0, "b").cpu_stat().unwrap().usage, Some(Duration::from_micros(2_000_000)));
         assert_eq!(counters.kept(), 1);
+        counters.forget(9);
     }
 
     #[test]

@@ -74,8 +74,7 @@ fn interface(line: &str) -> Option<(String, Traffic)> {
     let [bytes, packets, errors, dropped, _, _, _, _, sent, sent_packets, sent_errors, sent_dropped, ..] =
         values;
     let receive = Counts { bytes, packets, errors, dropped };
-    let transmit =
-        Counts { bytes: sent, packets: sent_packets, errors: sent_errors, dropped: sent_dropped };
+    let transmit = Counts { bytes: sent, packets: sent_packets, errors: sent_errors, dropped: sent_dropped };
     Some((name.trim().to_owned(), Traffic { receive, transmit }))
 }
 

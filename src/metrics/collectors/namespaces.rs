@@ -62,8 +62,8 @@ impl Scope {
 // === impl Networks ===
 
 impl Networks {
-    /// Looks at a process of each pod.
-    pub(super) fn of(subjects: &[Subject<'_>], proc: &Proc) -> Self {
+    /// Looks at a process of each pod, for as long as there is time.
+    pub(super) fn of(subjects: &[Subject<'_>], proc: &Proc, is_late: impl Fn() -> bool) -> Self {
         let own = i32::try_from(std::process::id()).ok().and_then(|pid| proc.network_namespace(pid));
         let mut pods: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
         for subject in subjects {
@@ -82,7 +82,10 @@ impl Networks {
         }
         let mut users: HashMap<u64, usize> = HashMap::new();
         for pod in pods.values_mut() {
-            pod.namespace = pod.process.and_then(|pid| proc.network_namespace(pid));
+            let process = pod.process.filter(|_| !is_late());
+            // One that was not looked at is as unknown as one that can't be read.
+            pod.known &= process == pod.process;
+            pod.namespace = process.and_then(|pid| proc.network_namespace(pid));
             if let Some(namespace) = pod.namespace {
                 *users.entry(namespace).or_default() += 1;
             }

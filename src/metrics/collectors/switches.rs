@@ -9,7 +9,8 @@ use crate::host::proc::Scheduled;
 /// processes, where the kernel tells what all threads of each have counted.
 #[derive(Debug, Default)]
 pub(in crate::metrics) struct Switchboard {
-    containers: HashMap<String, Container>,
+    /// By the number of each.
+    containers: Vec<Container>,
 }
 
 #[derive(Debug, Default)]
@@ -34,14 +35,14 @@ impl Switchboard {
     /// `began` says when they began; of threads, nothing.
     pub(super) fn add(
         &mut self,
-        cgroup: &str,
+        number: usize,
         tasks: &[(i32, Scheduled)],
         began: impl Fn(i32) -> Option<u64>,
     ) -> Scheduled {
-        if !self.containers.contains_key(cgroup) {
-            self.containers.insert(cgroup.to_owned(), Container::default());
+        if self.containers.len() <= number {
+            self.containers.resize_with(number + 1, Container::default);
         }
-        let Some(Container { tasks: known, total }) = self.containers.get_mut(cgroup) else {
+        let Some(Container { tasks: known, total }) = self.containers.get_mut(number) else {
             return Scheduled::default();
         };
         if known.iter().map(|(id, _)| id).eq(tasks.iter().map(|(id, _)| id)) {
@@ -61,9 +62,17 @@ impl Switchboard {
         *total
     }
 
-    /// Forgets the cgroups that are not there any more.
-    pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.containers.retain(|cgroup, _| is_there(cgroup));
+    /// Of how many containers anything is known.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.containers.iter().filter(|container| !container.tasks.is_empty()).count()
+    }
+
+    /// Forgets the container that has had a number.
+    pub(super) fn forget(&mut self, number: usize) {
+        if let Some(container) = self.containers.get_mut(number) {
+            *container = Container::default();
+        }
     }
 }
 
@@ -110,14 +119,14 @@ mod tests {
     }
 
     fn add(board: &mut Switchboard, list: &[(i32, u64, u64)]) -> Scheduled {
-        board.add("a", &threads(list), |_| None)
+        board.add(0, &threads(list), |_| None)
     }
 
     #[test]
     fn a_process_that_counts_less_for_a_moment_is_the_same() {
         let mut board = Switchboard::default();
         let mut process =
-            |voluntary, began| board.add("a", &threads(&[(1, voluntary, 0)]), |_| began).voluntary;
+            |voluntary, began| board.add(0, &threads(&[(1, voluntary, 0)]), |_| began).voluntary;
         assert_eq!(process(1000, Some(5)), 1000);
         assert_eq!(process(1200, Some(5)), 1200);
         assert_eq!(process(1100, Some(5)), 1200);
@@ -152,9 +161,10 @@ mod tests {
     fn a_cgroup_that_is_gone_is_forgotten() {
         let mut board = Switchboard::default();
         add(&mut board, &[(1, 10, 1)]);
-        board.keep(|cgroup| cgroup == "a");
-        assert_eq!(board.containers.len(), 1);
-        board.keep(|_| false);
-        assert!(board.containers.is_empty());
+        board.forget(1);
+        assert_eq!(add(&mut board, &[(1, 10, 1)]).voluntary, 10);
+        board.forget(0);
+        assert!(board.containers[0].tasks.is_empty());
+        assert_eq!(add(&mut board, &[(1, 7, 1)]).voluntary, 7, "another one");
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::super::families::{POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS};
 use super::super::lock;
-use super::super::page::{Labels, Lines, Page};
+use super::super::page::{Labels, Page};
 use super::namespaces::{Network, Scope};
 use super::{Outcome, Scrape};
 use crate::host::proc::Segments;
@@ -36,12 +36,18 @@ struct Read {
 // === impl Timeouts ===
 
 impl Timeouts {
+    /// Of how many namespaces anything is known.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.read.len()
+    }
+
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
         let (proc, networks) = (&scrape.sources.proc, scrape.networks());
         let mut reader = lock(&scrape.sources.reader);
-        let mut sent = Lines::of(&POD_TCP_SENT_SEGMENTS);
-        let mut retransmitted = Lines::of(&POD_TCP_RETRANSMITTED_SEGMENTS);
-        let mut lines = Lines::of(&POD_TCP_TIMEOUTS);
+        let mut sent = page.lines(&POD_TCP_SENT_SEGMENTS);
+        let mut retransmitted = page.lines(&POD_TCP_RETRANSMITTED_SEGMENTS);
+        let mut lines = page.lines(&POD_TCP_TIMEOUTS);
         let mut complete = networks.complete;
         let mut before = std::mem::take(&mut self.read);
         for pod in networks.pods.iter().filter(|pod| pod.scope == Scope::Pod) {
