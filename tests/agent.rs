@@ -26,6 +26,8 @@ mod api;
 mod asked;
 #[path = "agent/churn.rs"]
 mod churn;
+#[path = "agent/cost.rs"]
+mod cost;
 #[path = "agent/counters.rs"]
 mod counters;
 #[path = "agent/drift.rs"]

@@ -32,7 +32,7 @@ use crate::metrics::{AgentMetrics, Format, Sources};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
-/// How long the kubelet is left alone before it is asked again, if nothing happens meanwhile.
+/// How long the kubelet is left alone at least, unless a cgroup has come or gone.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How long it is left alone whatever happens.
@@ -98,7 +98,7 @@ impl Agent {
         }
         // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
         let kubelet = PodResources::new(&node.config.root);
-        tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), events.clone()));
+        tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), snapshot.clone(), events.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.sockets {
             sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
@@ -188,15 +188,18 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
     }
 }
 
-/// Asks the kubelet again and again which devices pods were given, and tells the owner of what is new.
+/// Asks the kubelet which devices pods were given, when cgroups come and go and else with the reconciles, and tells the owner of
+/// what is new. It has no timer of its own: a node at rest is not woken for it.
 async fn ask_for_devices(
     kubelet: PodResources,
     cgroups: Arc<Notify>,
+    mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
     events: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let mut told = BTreeMap::new();
     let mut complaint = String::new();
     loop {
+        let asked = tokio::time::Instant::now();
         match kubelet.list().await {
             Ok(containers) => {
                 let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
@@ -224,11 +227,17 @@ async fn ask_for_devices(
                 }
             }
         }
-        tokio::time::sleep(ASK_AT_MOST).await;
-        tokio::select! {
-            () = tokio::time::sleep(ASK_AGAIN) => {}
-            () = cgroups.notified() => {}
+        loop {
+            tokio::select! {
+                () = cgroups.notified() => break,
+                reconciled = reconciled.changed() => match reconciled {
+                    Ok(()) if asked.elapsed() < ASK_AGAIN => {}
+                    Ok(()) => break,
+                    Err(_) => return Ok(()),
+                }
+            }
         }
+        tokio::time::sleep_until(asked + ASK_AT_MOST).await;
     }
 }
 

@@ -10,6 +10,7 @@ mod agent;
 mod api;
 mod collectors;
 mod families;
+mod number;
 mod page;
 mod runtime;
 
@@ -19,16 +20,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, resctrl, sockets, switches};
+use collectors::{caches, foreign, places, resctrl, sockets, switches, tcp};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
-pub use page::{Format, Page};
+pub use page::{Chunk, Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::proc::Proc;
+use crate::host::proc::{Proc, Reader};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf};
@@ -44,14 +45,18 @@ pub struct Sources {
     pub cgroups: Cgroups,
     /// The processes, for threads, context switches and network counters.
     pub proc: Proc,
+    places: Mutex<places::Places>,
     counters: Mutex<Counters>,
     /// Where the kernel lets us ask for processes rather than threads.
     taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
+    timeouts: Mutex<tcp::Timeouts>,
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
     resctrl: Mutex<resctrl::Monitors>,
+    /// Reads what is not kept open.
+    reader: Mutex<Reader>,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -75,18 +80,22 @@ impl Sources {
         let foreign = Mutex::new(foreign::Foreign::new(root));
         let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
         let taskstats = Mutex::new(taskstats(root));
-        let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (reader, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
         let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
         Self {
             cgroups,
             proc,
+            places,
             counters,
             taskstats,
             switches,
+            timeouts,
             foreign,
             caches,
             resctrl,
+            reader,
             sockets: None,
             costs,
             last,
@@ -110,7 +119,7 @@ impl Sources {
 
     /// Collects everything that belongs to the node's pods.
     pub fn collect(&self, snapshot: &Snapshot) -> Page {
-        collectors::collect(snapshot, self)
+        collectors::collect(snapshot, self, Page::default())
     }
 
     /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes
@@ -121,7 +130,8 @@ impl Sources {
         if let Some(last) = last.as_ref().filter(fresh) {
             return last.page.clone();
         }
-        let page = self.collect(snapshot);
+        let room = last.take().map(|last| last.page.emptied()).unwrap_or_default();
+        let page = collectors::collect(snapshot, self, room);
         let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
         *last = Some(Collected { at, snapshot, page: page.clone() });
         page

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
 use pinfold::host::knobs::{Kind, Knobs};
-use pinfold::host::proc::Proc;
+use pinfold::host::proc::{Proc, Reader};
 use pinfold::host::{online, pci, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
 
@@ -71,7 +71,8 @@ fn knobs(knobs: &Knobs) {
 }
 
 fn processes(proc: &Proc) {
-    let _ = (proc.threads(1), proc.traffic(1), proc.network_namespace(1));
+    let mut reader = Reader::default();
+    let _ = (proc.threads(1), proc.traffic(1, &mut reader), proc.network_namespace(1), proc.tcp(1));
     for seconds in [proc.age_seconds(1), proc.cpu_seconds(1)].into_iter().flatten() {
         assert!(seconds >= 0.0, "{seconds} seconds");
     }

@@ -26,7 +26,7 @@ use serde::Serialize;
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-pub use counters::{Counters, CpuStat};
+pub use counters::{Counters, CpuStat, OfCgroup};
 pub use memory::{Memory, Pages};
 pub use namespace::join_host;
 pub use note::About;

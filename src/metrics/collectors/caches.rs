@@ -164,8 +164,8 @@ impl Caches {
             {
                 lines.put(&subject.labels, count);
             }
-            enabled.put(&subject.labels, Duration::from_nanos(totals.enabled).as_secs_f64());
-            running.put(&subject.labels, Duration::from_nanos(totals.running).as_secs_f64());
+            enabled.put(&subject.labels, Duration::from_nanos(totals.enabled));
+            running.put(&subject.labels, Duration::from_nanos(totals.running));
         }
         counts.into_iter().chain([enabled, running]).for_each(|lines| page.add(lines));
     }

@@ -6,16 +6,17 @@ mod namespaces;
 mod network;
 mod pressure;
 mod state;
-mod tcp;
 mod threads;
 
 pub(super) mod caches;
 pub(super) mod foreign;
 mod monitors;
+pub(super) mod places;
 pub(super) mod resctrl;
 pub(super) mod sockets;
 pub(super) mod switches;
 mod tally;
+pub(super) mod tcp;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -39,6 +40,8 @@ const DEADLINE: Duration = Duration::from_secs(1);
 struct Subject<'a> {
     state: &'a ContainerState,
     cgroup: &'a str,
+    /// Its number, for as long as it is there.
+    number: usize,
     labels: Labels,
     /// Its processes, where they could be read.
     processes: Option<Vec<i32>>,
@@ -94,20 +97,21 @@ impl Scrape<'_> {
 
     /// Whose network each pod uses.
     fn networks(&self) -> &Networks {
-        self.networks.get_or_init(|| Networks::of(&self.subjects, &self.sources.proc))
+        let of = || Networks::of(&self.subjects, &self.sources.proc, || self.is_late());
+        self.networks.get_or_init(of)
     }
 }
 
-/// Runs every collector.
-pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
+/// Runs every collector, on a page that has nothing on it.
+pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page) -> Page {
     let mut scrape = Scrape {
         snapshot,
         sources,
-        subjects: subjects(snapshot),
+        subjects: numbered(subjects(snapshot), sources),
         networks: OnceCell::new(),
         until: Instant::now(),
     };
-    let mut run = Run::new(sources);
+    let mut run = Run::new(sources, page);
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
     run.collector("threads", &mut scrape, threads::collect);
@@ -117,7 +121,7 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
-    run.collector("tcp", &mut scrape, tcp::collect);
+    run.collector("tcp", &mut scrape, |page, scrape| lock(&sources.timeouts).collect(page, scrape));
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }
@@ -131,7 +135,7 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     let mut places = HashMap::new();
     for state in &snapshot.containers {
         let Some(cgroup) = state.cgroup.as_deref() else { continue };
-        let new = Subject { state, cgroup, labels: of_container(state), processes: None };
+        let new = Subject { state, cgroup, number: 0, labels: of_container(state), processes: None };
         let name = (&state.namespace, &state.pod, &state.container);
         match places.get(&name).and_then(|at: &usize| subjects.get_mut(*at)) {
             Some(there) if there.state.running => {}
@@ -142,6 +146,18 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
             }
         }
     }
+    subjects
+}
+
+/// Gives each its number, and has forgotten what was kept of those that are not there any more.
+fn numbered<'a>(mut subjects: Vec<Subject<'a>>, sources: &Sources) -> Vec<Subject<'a>> {
+    let (mut counters, mut switches) = (lock(&sources.counters), lock(&sources.switches));
+    let gone = |number| {
+        counters.forget(number);
+        switches.forget(number);
+    };
+    let numbers = lock(&sources.places).assign(subjects.iter().map(|subject| subject.cgroup), gone);
+    subjects.iter_mut().zip(numbers).for_each(|(subject, number)| subject.number = number);
     subjects
 }
 
@@ -158,10 +174,10 @@ struct Run<'a> {
 // === impl Run ===
 
 impl<'a> Run<'a> {
-    fn new(sources: &'a Sources) -> Self {
+    fn new(sources: &'a Sources, page: Page) -> Self {
         Self {
             sources,
-            page: Page::default(),
+            page,
             duration: Lines::of(&COLLECTOR_DURATION_SECONDS),
             cpu: Lines::of(&COLLECTOR_CPU_SECONDS),
             success: Lines::of(&COLLECTOR_SUCCESS),
@@ -191,7 +207,7 @@ impl<'a> Run<'a> {
     fn page(self) -> Page {
         let Self { mut page, duration, cpu, success, unsupported, .. } = self;
         [duration, cpu, success, unsupported].into_iter().for_each(|lines| page.add(lines));
-        page
+        page.without_room()
     }
 }
 
@@ -203,3 +219,6 @@ fn of_pod(state: &ContainerState) -> Labels {
 fn of_container(state: &ContainerState) -> Labels {
     Labels::new(&[("namespace", &state.namespace), ("pod", &state.pod), ("container", &state.container)])
 }
+
+#[cfg(test)]
+mod tests;
