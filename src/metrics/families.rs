@@ -74,6 +74,8 @@ families! {
         "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.");
     CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
         "Cycles of the container's own CPUs in which they were not halted.");
+    CONTAINER_CPU_MIGRATIONS = counter("pinfold_container_cpu_migrations_total", CONTAINER,
+        "How often threads of the container were moved to another CPU, of those seen when it was their turn to be looked at.");
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
         "CFS periods in which the container ran under a quota.");
     CONTAINER_CPU_RUN_DELAY_SECONDS = counter("pinfold_container_cpu_run_delay_seconds_total", CONTAINER,
@@ -86,6 +88,8 @@ families! {
         "CPU time used by the container.");
     CONTAINER_CPUS_ALLOWED = gauge("pinfold_container_cpus_allowed", CONTAINER,
         "CPUs that the container may run on, by the kernel's word.");
+    CONTAINER_CPUS_ALLOWED_BY_TASKS = gauge("pinfold_container_cpus_allowed_by_tasks", CONTAINER,
+        "CPUs that at least one thread of the container may run on by its own mask, when they were last looked at.");
     CONTAINER_CPUS_ASSIGNED = gauge("pinfold_container_cpus_assigned", CONTAINER,
         "CPUs that the container owns; 0 in the shared pool.");
     CONTAINER_CPUSET_INFO = info("pinfold_container_cpuset_info", &["namespace", "pod", "container", "cpus", "policy"],
@@ -114,8 +118,14 @@ families! {
         "Time in which some of the container's tasks, or all of them at once (full), waited for cpu, io or memory.");
     CONTAINER_THREADS = gauge("pinfold_container_threads", CONTAINER,
         "Threads of the container now.");
+    CONTAINER_THREADS_BOUND = gauge("pinfold_container_threads_bound", CONTAINER,
+        "Threads whose own mask leaves out some of the container's CPUs, when they were last looked at.");
     CONTAINER_THREADS_EXPECTED = gauge("pinfold_container_threads_expected", CONTAINER,
         "Threads that the pools sized by the container's thread environment add up to.");
+    CONTAINER_THREADS_RUNNABLE = gauge("pinfold_container_threads_runnable", CONTAINER,
+        "Threads of the container that ran or waited for a CPU, on average since the scrape before.");
+    CONTAINER_THREADS_VERDICT = gauge("pinfold_container_threads_verdict", &["namespace", "pod", "container", "verdict", "cause"],
+        "What is to be said of the container's threads beside those that its environment explains, always 1.");
     ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
         "How assignments are enforced on this node, and why.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],

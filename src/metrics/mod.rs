@@ -19,10 +19,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, resctrl, sockets, switches};
+use collectors::{caches, foreign, resctrl, sockets, switches, tasks};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
+pub use collectors::tasks::ThreadTruth;
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
 pub use page::{Format, Page};
 pub use runtime::RuntimeNumbers;
@@ -33,6 +34,7 @@ use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf};
 use crate::pin::Snapshot;
+use crate::pin::snapshot::ContainerState;
 
 /// For how long scrapes share what was collected.
 const SHARED: Duration = Duration::from_secs(1);
@@ -49,6 +51,7 @@ pub struct Sources {
     taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
+    tasks: Mutex<tasks::Tasks>,
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
     resctrl: Mutex<resctrl::Monitors>,
@@ -84,6 +87,7 @@ impl Sources {
             counters,
             taskstats,
             switches,
+            tasks: Mutex::default(),
             foreign,
             caches,
             resctrl,
@@ -125,6 +129,11 @@ impl Sources {
         let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
         *last = Some(Collected { at, snapshot, page: page.clone() });
         page
+    }
+
+    /// What is known of the threads of a container, since the last scrape.
+    pub fn truth(&self, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadTruth> {
+        lock(&self.tasks).truth(state, snapshot)
     }
 
     /// Adds to what a collector has cost, and returns it.

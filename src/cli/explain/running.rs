@@ -107,6 +107,21 @@ struct Told {
     injected: Option<Vec<String>>,
     note: Option<String>,
     window_seconds: Option<f64>,
+    seen: Option<Seen>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Seen {
+    allowed_by_tasks: Option<String>,
+    bound: Option<usize>,
+    threads: usize,
+    verdict: Option<Sentence>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sentence {
+    sentence: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -150,6 +165,7 @@ pub(super) fn in_words(containers: &[Value]) -> anyhow::Result<String> {
         }
         lines.push(format!("  threads  {}", one.threads.reason));
         lines.extend(one.environment().into_iter().map(|line| format!("           {line}")));
+        lines.extend(one.seen().into_iter().map(|line| format!("           {line}")));
     }
     Ok(lines.join("\n"))
 }
@@ -171,6 +187,19 @@ impl Told {
             None if self.effective.is_none() => in_force.to_owned(),
             None => format!("{in_force}, shared{numa}"),
         }
+    }
+
+    /// What is seen of its threads.
+    fn seen(&self) -> Vec<String> {
+        let Some(seen) = &self.seen else { return Vec::new() };
+        let mut lines = vec![match &seen.verdict {
+            Some(Sentence { sentence }) => sentence.clone(),
+            None => format!("{} now, and no number is expected", seen.threads),
+        }];
+        if let (Some(bound @ 1..), Some(allowed)) = (seen.bound, &seen.allowed_by_tasks) {
+            lines.push(format!("{bound} of them bound to less than its CPUs; all together may run on {allowed}"));
+        }
+        lines
     }
 
     /// What became of each variable.

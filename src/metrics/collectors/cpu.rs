@@ -25,6 +25,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         };
         match counters.cpu_stat(subject.cgroup) {
             Ok(stat) => {
+                lock(&scrape.sources.tasks).note_usage(subject.cgroup, stat.usage_seconds);
                 usage.put_known(&subject.labels, stat.usage_seconds);
                 periods.put_known(&subject.labels, stat.periods);
                 throttled.put_known(&subject.labels, stat.throttled_periods);

@@ -11,11 +11,13 @@ mod threads;
 
 pub(super) mod caches;
 pub(super) mod foreign;
+mod looks;
 mod monitors;
 pub(super) mod resctrl;
 pub(super) mod sockets;
 pub(super) mod switches;
 mod tally;
+pub(super) mod tasks;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -111,6 +113,7 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
     run.collector("threads", &mut scrape, threads::collect);
+    run.collector("tasks", &mut scrape, |page, scrape| lock(&sources.tasks).collect(page, scrape));
     run.collector("pressure", &mut scrape, pressure::collect);
     run.collector("memory", &mut scrape, memory::collect);
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
