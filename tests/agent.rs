@@ -46,3 +46,5 @@ mod restart;
 mod scenes;
 #[path = "agent/serving.rs"]
 mod serving;
+#[path = "agent/tasks.rs"]
+mod tasks;

@@ -47,7 +47,10 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
     if tensorflow {
         let before_variables = version(&image).map(|version| version < READS_VARIABLES);
         let member = matches!(recognise(pod).role, Role::Ps | Role::Worker | Role::Chief | Role::Evaluator);
-        return Software::Tensorflow { before_variables, server: hosts || has_variable("TF_CONFIG") || member };
+        return Software::Tensorflow {
+            before_variables,
+            server: hosts || has_variable("TF_CONFIG") || member,
+        };
     }
     let torch = operator == Some("pytorchjob-controller")
         || container.name == "pytorch"

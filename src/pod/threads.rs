@@ -44,8 +44,8 @@ use serde::{Deserialize, Serialize};
 
 use super::processes::{Processes, processes};
 use super::{
-    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, Software, THREADS_ANNOTATION,
-    recognise, software, training,
+    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, Software,
+    THREADS_ANNOTATION, recognise, software, training,
 };
 use crate::cpu::{CpuSet, Topology};
 

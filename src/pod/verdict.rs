@@ -92,17 +92,29 @@ const ENOUGH: &str = "the environment explains them";
 const NOT_STARTED: &str = "its pools have not started yet, or the program has none of this kind";
 const NOT_SET: &str = "the computed variables are not in the program's environment";
 const OLD_TENSORFLOW: &str = "TensorFlow before 1.14 ignores the variables";
-const TENSORFLOW: &str = "a ConfigProto overrides the variables, or it is a TensorFlow before 1.14, which ignores them";
+const TENSORFLOW: &str =
+    "a ConfigProto overrides the variables, or it is a TensorFlow before 1.14, which ignores them";
 const OVERRIDDEN: &str = "a ConfigProto overrides the variables";
 const INTER_OP: &str = "PyTorch's inter-op pool can't be set by the environment";
-const PYTORCH: &str = "torch.set_num_threads() overrides the variables, or data loaders run in this container";
+const PYTORCH: &str =
+    "torch.set_num_threads() overrides the variables, or data loaders run in this container";
 const PROGRAM: &str = "the program sets its own number of threads, or ignores the variables";
 const USER: &str = "the pod's own variables ask for more threads than it has CPUs";
 const BUSY: &str = "more of its threads want to run than it has CPUs";
 
 /// The causes that a verdict can name.
 pub const CAUSES: [&str; 11] = [
-    ENOUGH, NOT_STARTED, NOT_SET, OLD_TENSORFLOW, TENSORFLOW, OVERRIDDEN, INTER_OP, PYTORCH, PROGRAM, USER, BUSY,
+    ENOUGH,
+    NOT_STARTED,
+    NOT_SET,
+    OLD_TENSORFLOW,
+    TENSORFLOW,
+    OVERRIDDEN,
+    INTER_OP,
+    PYTORCH,
+    PROGRAM,
+    USER,
+    BUSY,
 ];
 
 /// What is to be said of a container's threads; nothing where no number is expected and none is too high.
@@ -122,9 +134,10 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts) -> Option<V
             (Finding::Oversubscribed, if user { USER } else { BUSY })
         }
     };
+    let plural = if facts.threads == 1 { "" } else { "s" };
     let seen = match facts.most > facts.threads {
-        true => format!("{} threads (at most {} so far)", facts.threads, facts.most),
-        false => format!("{} threads", facts.threads),
+        true => format!("{} thread{plural} (at most {} so far)", facts.threads, facts.most),
+        false => format!("{} thread{plural}", facts.threads),
     };
     let expected = match environment.expected_threads {
         Some(expected) => format!("{seen}, {expected} in the pools that its environment sizes"),
@@ -142,11 +155,7 @@ fn asks_for_more(name: &str, facts: &ThreadFacts, cpus: usize) -> bool {
     first.and_then(|number| number.trim().parse::<usize>().ok()).is_some_and(|number| number > cpus)
 }
 
-fn compare(
-    environment: &ThreadEnvironment,
-    facts: &ThreadFacts,
-    expected: usize,
-) -> (Finding, &'static str) {
+fn compare(environment: &ThreadEnvironment, facts: &ThreadFacts, expected: usize) -> (Finding, &'static str) {
     let processes = facts.processes.max(1);
     let helpers = match environment.software {
         Software::Tensorflow { server: true, .. } => {
@@ -198,8 +207,7 @@ mod tests {
             ..Container::default()
         };
         let label = ("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned());
-        let pod =
-            Pod { labels: [label].into(), containers: vec![container.clone()], ..Pod::default() };
+        let pod = Pod { labels: [label].into(), containers: vec![container.clone()], ..Pod::default() };
         let basis = ThreadBasis::exclusive(cpus, cpus, 1);
         thread_environment(&pod, &container, &Policy::default(), &ThreadPolicy::default(), Some(basis))
     }
@@ -269,7 +277,11 @@ mod tests {
         let plain = environment("web", 2, &[]);
         let busy = |runnable| ThreadFacts { runnable: Some(runnable), ..facts(&plain, 6) };
         assert_eq!(found(&plain, &busy(2.4)), (Finding::AsExpected, ENOUGH), "a little more is noise");
-        assert_eq!(found(&plain, &busy(3.0)), (Finding::Oversubscribed, BUSY), "two by its limit, four by its cpuset");
+        assert_eq!(
+            found(&plain, &busy(3.0)),
+            (Finding::Oversubscribed, BUSY),
+            "two by its limit, four by its cpuset"
+        );
         let sentence = verdict(&plain, &busy(3.0)).unwrap().sentence;
         assert!(sentence.contains("3.0 of them want to run, on 2 CPUs"), "{sentence}");
         let many = ThreadFacts { threads: 40, ..busy(9.0) };
@@ -287,7 +299,11 @@ mod tests {
     fn who_is_owed_nothing_is_told_only_of_too_many() {
         let container = Container::default();
         let none = thread_environment(
-            &Pod::default(), &container, &Policy::default(), &ThreadPolicy::default(), None,
+            &Pod::default(),
+            &container,
+            &Policy::default(),
+            &ThreadPolicy::default(),
+            None,
         );
         assert_eq!(verdict(&none, &facts(&none, 500)), None);
         let busy = ThreadFacts { runnable: Some(6.0), ..facts(&none, 500) };

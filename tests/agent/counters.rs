@@ -64,7 +64,7 @@ fn of_machine() -> Seen {
     Seen { switches: number("/proc/stat", "ctxt "), faults: number("/proc/vmstat", "pgfault ") }
 }
 
-fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
+pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
     let (policy, threads) = (Policy::default(), ThreadPolicy::default());
     ContainerState {
         namespace: "train".to_owned(),
@@ -96,7 +96,7 @@ fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
     }
 }
 
-fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapshot {
+pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapshot {
     let none = CpuSet::new;
     Snapshot {
         enforcement: Enforcement::Cpuset,

@@ -82,9 +82,12 @@ fn explains_the_pods_of_its_node() {
     let own = format!("  CPUs     {}, its own", kernel.last());
     assert!(out.starts_with("Pod train/worker-0 is Guaranteed. Role worker") && out.contains(&own), "{out}");
     assert!(out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"), "{out}");
+    let seen = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
+    assert!(out.contains(seen), "{out}");
     let (code, out, _) = explain(&["worker-0", "-o", "json"]);
     let told: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, told[0]["assigned"].as_str()), (Some(0), Some(kernel.last().to_string().as_str())));
+    assert_eq!(told[0]["seen"]["verdict"]["finding"], "fewer than expected", "{out}");
     let (code, _, error) = explain(&["ps-0"]);
     assert_eq!(code, Some(2));
     assert!(error.contains("there are: ") && error.contains("train/web"), "{error}");

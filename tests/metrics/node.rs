@@ -46,10 +46,17 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
         write(
             root,
             &format!("{task}/status"),
-            "voluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n",
+            &format!(
+                "Cpus_allowed_list:\t{}\nvoluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n",
+                // The second thread of an owner has bound itself to its first CPU.
+                own.map_or("0-1", |own| if thread > 1000 { &own[..1] } else { own })
+            ),
         );
+        write(root, &format!("{task}/sched"), &format!("se.nr_migrations   :   {number}\n"));
         write(root, &format!("{task}/schedstat"), "9000000000 1500000000 77\n");
     }
+    let size = own.map_or(0, |own| set(own).len());
+    write(root, &format!("proc/{pid}/environ"), &format!("PASSWORD=secret\0OMP_NUM_THREADS={size}\0"));
     let head = "Inter-|   Receive                                                |  Transmit\n \
                 face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
     let device = format!("  eth0: {number}000 {number} 1 2 0 0 0 0 {number}500 {number} 3 4 0 0 0 0\n");
@@ -105,6 +112,7 @@ pub(crate) fn page() -> Page {
     write(root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n");
     write(root, "sys/fs/cgroup/cpu.pressure", "some avg10=0.00 total=1\nfull avg10=0.00 total=1\n");
     write(root, "proc/self/schedstat", "1 1 1\n");
+    write(root, "proc/self/sched", "se.nr_migrations : 1\n");
     let mut containers = vec![
         container(root, "ps-0", Role::Ps, Some("2-3")),
         container(root, "web", Role::Other, None),

@@ -197,7 +197,9 @@ impl Told {
             None => format!("{} now, and no number is expected", seen.threads),
         }];
         if let (Some(bound @ 1..), Some(allowed)) = (seen.bound, &seen.allowed_by_tasks) {
-            lines.push(format!("{bound} of them bound to less than its CPUs; all together may run on {allowed}"));
+            lines.push(format!(
+                "{bound} of them bound to less than its CPUs; all together may run on {allowed}"
+            ));
         }
         lines
     }

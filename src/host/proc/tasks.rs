@@ -76,7 +76,11 @@ mod tests {
         let root = root.path();
         let sched = "x (7, #threads: 2)\n---\nse.exec_start    :   1.5\nse.nr_migrations      :       12\nnr_switches : 9\n";
         write(root, "self/sched", sched);
-        write(root, "7/task/7/status", "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3,8\nMems_allowed:\t1\n");
+        write(
+            root,
+            "7/task/7/status",
+            "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3,8\nMems_allowed:\t1\n",
+        );
         write(root, "7/task/7/sched", sched);
         write(root, "7/task/8/status", "Cpus_allowed_list:\t2\n");
         // One that is just ending has nothing to tell.
@@ -93,7 +97,11 @@ mod tests {
     #[test]
     fn only_what_is_asked_for_leaves_an_environment() {
         let root = tempfile::tempdir().unwrap();
-        write(root.path(), "7/environ", "PATH=/bin\0OMP_NUM_THREADS=4\0PASSWORD=x\0OMP_NUM=1\0A\0\0MKL=a=b\0");
+        write(
+            root.path(),
+            "7/environ",
+            "PATH=/bin\0OMP_NUM_THREADS=4\0PASSWORD=x\0OMP_NUM=1\0A\0\0MKL=a=b\0",
+        );
         let proc = Proc::new(root.path());
         let found = proc.variables(7, &["OMP_NUM_THREADS", "MKL", "NONE"]).unwrap();
         let expected = [("MKL", "a=b"), ("OMP_NUM_THREADS", "4")];

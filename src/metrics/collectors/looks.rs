@@ -71,7 +71,8 @@ impl Known {
         let Some((threads, delay)) = self.counted else { return };
         self.threads = threads;
         self.most = self.most.max(threads);
-        let total = self.usage.zip(delay).map(|(usage, delay)| usage + Duration::from_nanos(delay).as_secs_f64());
+        let total =
+            self.usage.zip(delay).map(|(usage, delay)| usage + Duration::from_nanos(delay).as_secs_f64());
         // What can't be told now leaves no average that begins before.
         let Some(total) = total else {
             (self.point, self.runnable) = (None, None);
@@ -168,7 +169,9 @@ mod tests {
     }
 
     fn tasks(list: &[(i32, &str, u64)]) -> Vec<Task> {
-        list.iter().map(|&(tid, cpus, moved)| Task { tid, allowed: set(cpus), migrations: Some(moved) }).collect()
+        list.iter()
+            .map(|&(tid, cpus, moved)| Task { tid, allowed: set(cpus), migrations: Some(moved) })
+            .collect()
     }
 
     #[test]
@@ -225,7 +228,11 @@ mod tests {
             book.of(name).see(Look { cpus: cpus.clone(), ..Look::default() }, &[], turn);
         }
         assert_eq!(book.order(&containers), [1, 0, 2]);
-        assert_eq!(book.order(&[("a", &cpus), ("b", &cpus), ("c", &others)]), [2, 1, 0], "c runs on others now");
+        assert_eq!(
+            book.order(&[("a", &cpus), ("b", &cpus), ("c", &others)]),
+            [2, 1, 0],
+            "c runs on others now"
+        );
         assert_eq!(book.order(&[("a", &cpus), ("b", &cpus), ("d", &cpus)]), [2, 1, 0]);
         book.keep(|name| name == "a");
         assert_eq!(book.known.len(), 1);

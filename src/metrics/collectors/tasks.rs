@@ -13,7 +13,6 @@ use super::super::families::{
     CONTAINER_CPU_MIGRATIONS, CONTAINER_CPUS_ALLOWED_BY_TASKS, CONTAINER_THREADS_BOUND,
     CONTAINER_THREADS_RUNNABLE, CONTAINER_THREADS_VERDICT,
 };
-use super::super::lock;
 use super::super::page::{Lines, Page};
 use super::looks::{Book, Known, Look};
 use super::{Outcome, Scrape, Subject};
@@ -136,7 +135,11 @@ impl Tasks {
     }
 
     /// What is known of a container's threads; nothing of one that has none, or that no scrape has come to.
-    pub(in crate::metrics) fn truth(&self, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadTruth> {
+    pub(in crate::metrics) fn truth(
+        &self,
+        state: &ContainerState,
+        snapshot: &Snapshot,
+    ) -> Option<ThreadTruth> {
         let known = self.book.known.get(state.cgroup.as_deref()?)?;
         let look = look_of(known, state);
         (known.threads > 0).then(|| ThreadTruth {
@@ -165,7 +168,10 @@ fn tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<i32>) {
 
 /// The latest look, where it was at the CPUs that the container has now.
 fn look_of<'a>(known: &'a Known, state: &ContainerState) -> Option<&'a Look> {
-    known.look.as_ref().filter(|look| state.effective.as_ref() == Some(&look.cpus) && !look.allowed.is_empty())
+    known
+        .look
+        .as_ref()
+        .filter(|look| state.effective.as_ref() == Some(&look.cpus) && !look.allowed.is_empty())
 }
 
 fn judge(known: &Known, state: &ContainerState, snapshot: &Snapshot) -> Option<Verdict> {
