@@ -31,6 +31,8 @@ pub struct Family {
 
 const POD: &[&str] = &["namespace", "pod"];
 const CONTAINER: &[&str] = &["namespace", "pod", "container"];
+const PORT: &[&str] = &["device", "port"];
+const POD_PORT: &[&str] = &["namespace", "pod", "device", "port"];
 const INTERFACE: &[&str] = &["namespace", "pod", "interface"];
 
 const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
@@ -62,6 +64,8 @@ macro_rules! families {
 families! {
     /// The families that depend on the node's pods, by name.
     FAMILIES:
+    COLLECTOR_CONTAINERS_LEFT_OUT = gauge("pinfold_collector_containers_left_out", &["collector", "reason"],
+        "Containers of which a collector has no series although this machine offers them, and why.");
     COLLECTOR_CPU_SECONDS = counter("pinfold_collector_cpu_seconds_total", &["collector"],
         "CPU time that a collector has used in all scrapes.");
     COLLECTOR_DURATION_SECONDS = gauge("pinfold_collector_duration_seconds", &["collector"],
@@ -73,7 +77,7 @@ families! {
     CONTAINER_CONTEXT_SWITCHES = counter("pinfold_container_context_switches_total", &["namespace", "pod", "container", "kind"],
         "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.");
     CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
-        "Cycles of the container's own CPUs in which they were not halted.");
+        "Cycles of the container's own CPUs, or of its threads on shared ones (metrics.sharedCounters), in which they were not halted.");
     CONTAINER_CPU_MIGRATIONS = counter("pinfold_container_cpu_migrations_total", CONTAINER,
         "How often threads of the container were moved to another CPU, of those seen when it was their turn to be looked at.");
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
@@ -99,7 +103,11 @@ families! {
     CONTAINER_FOREIGN_CPU_SECONDS = counter("pinfold_container_foreign_cpu_seconds_total", CONTAINER,
         "Time in which the container's own CPUs were busy with something else than the container.");
     CONTAINER_INSTRUCTIONS = counter("pinfold_container_instructions_total", CONTAINER,
-        "Instructions that the container's own CPUs have completed.");
+        "Instructions that the container's own CPUs have completed, or its threads on shared ones (metrics.sharedCounters).");
+    CONTAINER_L2_MISSES = counter("pinfold_container_l2_misses_total", CONTAINER,
+        "What the container's own CPUs did not find in their second-level cache, where Linux names such an event.");
+    CONTAINER_L2_REFERENCES = counter("pinfold_container_l2_references_total", CONTAINER,
+        "What the container's own CPUs asked of their second-level cache, where Linux names such an event.");
     CONTAINER_LLC_MISSES = counter("pinfold_container_llc_misses_total", CONTAINER,
         "What the container's own CPUs did not find in their last-level cache; reads alone on other CPUs than Intel's.");
     CONTAINER_LLC_OCCUPANCY_BYTES = gauge("pinfold_container_llc_occupancy_bytes", &["namespace", "pod", "container", "l3_domain"],
@@ -130,6 +138,20 @@ families! {
         "How assignments are enforced on this node, and why.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.");
+    NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],
+        "Errors, discards, waits and other events of an RDMA port of the node, by the kernel's names.");
+    NODE_RDMA_HW = counter("pinfold_node_rdma_port_hardware_events_total", &["device", "port", "counter"],
+        "What the driver of an RDMA port of the node counts by itself, by its own names.");
+    NODE_RDMA_PORT_RECEIVE_BYTES = counter("pinfold_node_rdma_port_receive_bytes_total", PORT,
+        "Bytes received by an RDMA port of the node, whoever used it.");
+    NODE_RDMA_PORT_RECEIVE_PACKETS = counter("pinfold_node_rdma_port_receive_packets_total", PORT,
+        "Packets received by an RDMA port of the node, whoever used it.");
+    NODE_RDMA_PORT_STATE = gauge("pinfold_node_rdma_port_state", &["device", "port", "state"],
+        "The state of an RDMA port of the node, always 1.");
+    NODE_RDMA_PORT_TRANSMIT_BYTES = counter("pinfold_node_rdma_port_transmit_bytes_total", PORT,
+        "Bytes sent by an RDMA port of the node, whoever used it.");
+    NODE_RDMA_PORT_TRANSMIT_PACKETS = counter("pinfold_node_rdma_port_transmit_packets_total", PORT,
+        "Packets sent by an RDMA port of the node, whoever used it.");
     POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
         "What a pod is; to be joined with the other families.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
@@ -160,6 +182,14 @@ families! {
         "Packets sent by the pod's interface.");
     POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
         "CPUs that the pod's containers own.");
+    POD_RDMA_RECEIVE_BYTES = counter("pinfold_pod_rdma_port_receive_bytes_total", POD_PORT,
+        "Bytes received by an RDMA port that is in the pod's own network namespace alone.");
+    POD_RDMA_RECEIVE_PACKETS = counter("pinfold_pod_rdma_port_receive_packets_total", POD_PORT,
+        "Packets received by an RDMA port that is in the pod's own network namespace alone.");
+    POD_RDMA_TRANSMIT_BYTES = counter("pinfold_pod_rdma_port_transmit_bytes_total", POD_PORT,
+        "Bytes sent by an RDMA port that is in the pod's own network namespace alone.");
+    POD_RDMA_TRANSMIT_PACKETS = counter("pinfold_pod_rdma_port_transmit_packets_total", POD_PORT,
+        "Packets sent by an RDMA port that is in the pod's own network namespace alone.");
     POD_TCP_RETRANSMITTED_SEGMENTS = counter("pinfold_pod_tcp_retransmitted_segments_total", POD,
         "TCP segments that were sent again in the pod's own network namespace.");
     POD_TCP_SENT_SEGMENTS = counter("pinfold_pod_tcp_sent_segments_total", POD,

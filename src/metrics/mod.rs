@@ -15,7 +15,7 @@ mod runtime;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ use crate::host::cgroup::{Cgroups, Counters};
 use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
-use crate::host::{limits, perf};
+use crate::host::{limits, perf, rdma};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
@@ -54,7 +54,13 @@ pub struct Sources {
     tasks: Mutex<tasks::Tasks>,
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
+    /// Or why the second-level cache is not counted.
+    second_level: Mutex<Result<caches::Caches, String>>,
     resctrl: Mutex<resctrl::Monitors>,
+    /// Where the node's RDMA devices are.
+    rdma: PathBuf,
+    /// Whether it is this machine's own, and no tree of files.
+    is_machine: bool,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -79,7 +85,8 @@ impl Sources {
         let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
         let taskstats = Mutex::new(taskstats(root));
         let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
+        let caches = Mutex::new(caches::Caches::new(perf::hardware(root), 0));
+        let second_level = Mutex::new(caches::Caches::second_level(perf::second_level(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
         Self {
             cgroups,
@@ -90,7 +97,10 @@ impl Sources {
             tasks: Mutex::default(),
             foreign,
             caches,
+            second_level,
             resctrl,
+            rdma: rdma::folder(root),
+            is_machine: root == Path::new("/"),
             sockets: None,
             costs,
             last,
@@ -101,7 +111,15 @@ impl Sources {
     /// such counters shows of how they are read.
     #[must_use]
     pub fn counting(mut self, events: perf::Events) -> Self {
-        self.caches = Mutex::new(caches::Caches::new(events));
+        self.caches = Mutex::new(caches::Caches::new(events, 0));
+        self
+    }
+
+    /// Counts these events in containers that share their CPUs, too, with so many descriptors at most; each of them is one
+    /// event of one container on one CPU. It costs each switch between two containers something.
+    #[must_use]
+    pub fn counting_shared(mut self, events: perf::Events, descriptors: usize) -> Self {
+        self.caches = Mutex::new(caches::Caches::new(events, descriptors));
         self
     }
 

@@ -29,7 +29,7 @@ const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 
 /// What is seen of a container's threads.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct ThreadFacts {
+pub struct ThreadFacts<'a> {
     /// Threads now.
     pub threads: usize,
     /// The most that were seen at once.
@@ -43,7 +43,7 @@ pub struct ThreadFacts {
     /// CPUs of the machine.
     pub online: usize,
     /// The thread variables in its program's environment, where that could be read.
-    pub environment: Option<BTreeMap<String, String>>,
+    pub environment: Option<&'a BTreeMap<String, String>>,
 }
 
 /// What is to be said of a container's threads, in one word or two.
@@ -118,7 +118,7 @@ pub const CAUSES: [&str; 11] = [
 ];
 
 /// What is to be said of a container's threads; nothing where no number is expected and none is too high.
-pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts) -> Option<Verdict> {
+pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Option<Verdict> {
     // No quota is larger than the CPUs that a container may run on, and no affinity gives more than the quota.
     let cpus = facts.cpus.min(environment.cpus.unwrap_or(usize::MAX));
     let running = facts.runnable.filter(|runnable| {
@@ -149,13 +149,17 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts) -> Option<V
 }
 
 /// Whether a variable that the pod's owner has set is larger than the CPUs.
-fn asks_for_more(name: &str, facts: &ThreadFacts, cpus: usize) -> bool {
-    let value = facts.environment.as_ref().and_then(|environment| environment.get(name));
+fn asks_for_more(name: &str, facts: &ThreadFacts<'_>, cpus: usize) -> bool {
+    let value = facts.environment.and_then(|environment| environment.get(name));
     let first = value.and_then(|value| value.split(',').next());
     first.and_then(|number| number.trim().parse::<usize>().ok()).is_some_and(|number| number > cpus)
 }
 
-fn compare(environment: &ThreadEnvironment, facts: &ThreadFacts, expected: usize) -> (Finding, &'static str) {
+fn compare(
+    environment: &ThreadEnvironment,
+    facts: &ThreadFacts<'_>,
+    expected: usize,
+) -> (Finding, &'static str) {
     let processes = facts.processes.max(1);
     let helpers = match environment.software {
         Software::Tensorflow { server: true, .. } => {
@@ -175,7 +179,7 @@ fn compare(environment: &ThreadEnvironment, facts: &ThreadFacts, expected: usize
         return if few { (Finding::Fewer, NOT_STARTED) } else { (Finding::AsExpected, ENOUGH) };
     }
     let inter_op = most.saturating_add(facts.online.saturating_mul(processes));
-    let in_place = facts.environment.as_ref().map(|there| is_in_place(environment, there));
+    let in_place = facts.environment.map(|there| is_in_place(environment, there));
     let cause = match environment.software {
         _ if in_place == Some(false) => NOT_SET,
         Software::Tensorflow { before_variables: Some(true), .. } => OLD_TENSORFLOW,
@@ -213,7 +217,7 @@ mod tests {
     }
 
     /// So many threads of a process that was started with all that was computed.
-    fn facts(environment: &ThreadEnvironment, threads: usize) -> ThreadFacts {
+    fn facts(environment: &ThreadEnvironment, threads: usize) -> ThreadFacts<'_> {
         ThreadFacts {
             threads,
             most: threads,
@@ -221,11 +225,11 @@ mod tests {
             runnable: Some(1.0),
             cpus: 4,
             online: 64,
-            environment: Some(environment.variables.clone()),
+            environment: Some(&environment.variables),
         }
     }
 
-    fn found(environment: &ThreadEnvironment, facts: &ThreadFacts) -> (Finding, &'static str) {
+    fn found(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> (Finding, &'static str) {
         let verdict = verdict(environment, facts).unwrap();
         assert!(CAUSES.contains(&verdict.cause));
         assert!(verdict.sentence.starts_with(verdict.finding.name()), "{}", verdict.sentence);
@@ -265,7 +269,8 @@ mod tests {
             let environment = environment(image, 4, &[]);
             let seen = facts(&environment, threads);
             assert_eq!(found(&environment, &seen), (Finding::More, cause), "{image}");
-            let bare = ThreadFacts { environment: Some(BTreeMap::new()), ..seen.clone() };
+            let none = BTreeMap::new();
+            let bare = ThreadFacts { environment: Some(&none), ..seen.clone() };
             assert_eq!(found(&environment, &bare), (Finding::More, NOT_SET), "{image}");
             let unread = ThreadFacts { environment: None, ..seen };
             assert_eq!(found(&environment, &unread), (Finding::More, cause), "{image}");
@@ -288,10 +293,8 @@ mod tests {
         assert_eq!(found(&plain, &many), (Finding::Oversubscribed, PROGRAM), "and why there are so many");
         // The owner's own number.
         let own = environment("web", 2, &[("OMP_NUM_THREADS", "8")]);
-        let there = ThreadFacts {
-            environment: Some([("OMP_NUM_THREADS".to_owned(), "8,2".to_owned())].into()),
-            ..busy(7.5)
-        };
+        let set = [("OMP_NUM_THREADS".to_owned(), "8,2".to_owned())].into();
+        let there = ThreadFacts { environment: Some(&set), ..busy(7.5) };
         assert_eq!(found(&own, &there), (Finding::Oversubscribed, USER));
     }
 

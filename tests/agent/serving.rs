@@ -346,6 +346,16 @@ fn families_are_as_the_table_says() {
                 }
                 "pinfold_container_llc_occupancy_bytes"
                 | "pinfold_container_memory_bandwidth_bytes_total" => reason("resctrl"),
+                "pinfold_container_l2_misses_total" | "pinfold_container_l2_references_total" => {
+                    reason("caches") || reason("l2")
+                }
+                "pinfold_container_cpu_migrations_total" => reason("tasks"),
+                // An average takes two scrapes, and who is left out others.
+                "pinfold_container_threads_runnable" | "pinfold_collector_containers_left_out" => {
+                    series.is_empty()
+                }
+                name if name.starts_with("pinfold_node_rdma_") => reason("rdma") || series.is_empty(),
+                name if name.starts_with("pinfold_pod_rdma_") => series.is_empty(),
                 "pinfold_collector_unsupported" => !text.contains("\npinfold_collector_unsupported{"),
                 _ => network,
             };

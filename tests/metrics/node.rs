@@ -104,6 +104,24 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
     }
 }
 
+/// A port of an RDMA device below a root, as sysfs shows it.
+fn rdma_port(root: &Path, device: &str, bytes: u64) {
+    let port = format!("sys/class/infiniband/{device}/ports/1");
+    for (file, text) in [
+        ("state", "4: ACTIVE".to_owned()),
+        ("counters/port_xmit_data", (bytes / 4).to_string()),
+        ("counters/port_rcv_data", (bytes / 2).to_string()),
+        ("counters/port_xmit_packets", "30".to_owned()),
+        ("counters/port_rcv_packets", "60".to_owned()),
+        ("counters/port_xmit_wait", "5".to_owned()),
+        ("counters/link_downed", "1".to_owned()),
+        ("counters/VL15_dropped", "N/A (no PMA)".to_owned()),
+        ("hw_counters/out_of_sequence", "2".to_owned()),
+    ] {
+        write(root, &format!("{port}/{file}"), &format!("{text}\n"));
+    }
+}
+
 /// What is served on a node with a server, a worker on the node's network, and a pod that asks for nothing; with a
 /// Kubernetes API and a container runtime.
 pub(crate) fn page() -> Page {
@@ -119,6 +137,12 @@ pub(crate) fn page() -> Page {
         container(root, "worker-0", Role::Worker, Some("4-7")),
     ];
     containers[2].host_network = true;
+    // The node's device is seen in the pods' namespaces, too; another is in that of the server alone.
+    rdma_port(root, "mlx5_0", 40_000);
+    for device in ["mlx5_0", "mlx5_7"] {
+        rdma_port(&root.join("proc/114/root"), device, 8000);
+    }
+    rdma_port(&root.join("proc/118/root"), "mlx5_9", 8000);
     let snapshot = Snapshot {
         enforcement: Enforcement::Cpuset,
         enforcement_reason: "a \"quoted\" reason \\ with a bar".to_owned(),

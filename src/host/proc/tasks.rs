@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 
 use super::Proc;
 use crate::cpu::CpuSet;
@@ -35,6 +36,11 @@ impl Proc {
         let allowed = allowed.trim().parse().ok()?;
         let sched = if self.counts_migrations { file::read_value(&dir.join("sched")).ok() } else { None };
         Some(Task { tid, allowed, migrations: sched.as_deref().and_then(migrations) })
+    }
+
+    /// The root folder of a process, as the process sees it.
+    pub fn root_of(&self, pid: i32) -> PathBuf {
+        self.dir.join(pid.to_string()).join("root")
     }
 
     /// Why the kernel does not tell how often threads were moved; `None` where it does.

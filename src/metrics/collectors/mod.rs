@@ -5,6 +5,8 @@ mod memory;
 mod namespaces;
 mod network;
 mod pressure;
+mod rdma;
+mod shared;
 mod state;
 mod tcp;
 mod threads;
@@ -20,11 +22,12 @@ mod tally;
 pub(super) mod tasks;
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::families::{
-    COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
+    COLLECTOR_CONTAINERS_LEFT_OUT, COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS,
+    COLLECTOR_UNSUPPORTED,
 };
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
@@ -65,6 +68,11 @@ enum Outcome {
     Partial,
     /// The machine does not offer it, for this reason.
     Unsupported(String),
+    /// Some containers are left out, and it is known why: how many for each reason. The others are complete, or not.
+    LeftOut {
+        complete: bool,
+        reasons: BTreeMap<String, usize>,
+    },
 }
 
 // === impl Outcome ===
@@ -118,9 +126,14 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("memory", &mut scrape, memory::collect);
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
     run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
+    run.collector("l2", &mut scrape, |page, scrape| match &mut *lock(&sources.second_level) {
+        Ok(second_level) => second_level.collect(page, scrape),
+        Err(reason) => Outcome::Unsupported(reason.clone()),
+    });
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
     run.collector("tcp", &mut scrape, tcp::collect);
+    run.collector("rdma", &mut scrape, rdma::collect);
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }
@@ -156,6 +169,7 @@ struct Run<'a> {
     cpu: Lines,
     success: Lines,
     unsupported: Lines,
+    left_out: Lines,
 }
 
 // === impl Run ===
@@ -169,6 +183,7 @@ impl<'a> Run<'a> {
             cpu: Lines::of(&COLLECTOR_CPU_SECONDS),
             success: Lines::of(&COLLECTOR_SUCCESS),
             unsupported: Lines::of(&COLLECTOR_UNSUPPORTED),
+            left_out: Lines::of(&COLLECTOR_CONTAINERS_LEFT_OUT),
         }
     }
 
@@ -185,15 +200,22 @@ impl<'a> Run<'a> {
         let labels = Labels::new(&[("collector", name)]);
         self.duration.put(&labels, start.elapsed().as_secs_f64());
         self.cpu.put(&labels, self.sources.cost(name, used).as_secs_f64());
-        self.success.put(&labels, outcome != Outcome::Partial);
-        if let Outcome::Unsupported(reason) = outcome {
-            self.unsupported.put_with(&labels, &[("reason", &reason)], true);
+        let failed = matches!(outcome, Outcome::Partial | Outcome::LeftOut { complete: false, .. });
+        self.success.put(&labels, !failed);
+        match outcome {
+            Outcome::Unsupported(reason) => self.unsupported.put_with(&labels, &[("reason", &reason)], true),
+            Outcome::LeftOut { reasons, .. } => {
+                for (reason, containers) in reasons {
+                    self.left_out.put_with(&labels, &[("reason", &reason)], containers);
+                }
+            }
+            Outcome::Complete | Outcome::Partial => {}
         }
     }
 
     fn page(self) -> Page {
-        let Self { mut page, duration, cpu, success, unsupported, .. } = self;
-        [duration, cpu, success, unsupported].into_iter().for_each(|lines| page.add(lines));
+        let Self { mut page, duration, cpu, success, unsupported, left_out, .. } = self;
+        [duration, cpu, success, unsupported, left_out].into_iter().for_each(|lines| page.add(lines));
         page
     }
 }

@@ -185,7 +185,7 @@ fn judge(known: &Known, state: &ContainerState, snapshot: &Snapshot) -> Option<V
         runnable: known.runnable,
         cpus: state.effective.as_ref().map_or(0, CpuSet::len),
         online: snapshot.online.len(),
-        environment: known.look.as_ref().and_then(|look| look.variables.clone()),
+        environment: known.look.as_ref().and_then(|look| look.variables.as_ref()),
     };
     verdict(&state.threads, &facts)
 }
