@@ -124,8 +124,12 @@ impl Book {
         self.known.retain(|cgroup, _| is_there(cgroup));
     }
 
-    pub(super) fn of(&mut self, cgroup: &str) -> &mut Known {
-        self.known.entry(cgroup.to_owned()).or_default()
+    /// Changes what is known of a container, which may be new.
+    pub(super) fn change(&mut self, cgroup: &str, change: impl FnOnce(&mut Known)) {
+        match self.known.get_mut(cgroup) {
+            Some(known) => change(known),
+            None => change(self.known.entry(cgroup.to_owned()).or_default()),
+        }
     }
 
     /// The number of the next turn.
@@ -203,18 +207,18 @@ mod tests {
     fn threads_that_ran_or_waited_are_averaged() {
         let start = Instant::now();
         let mut known = Known::default();
-        let mut count = |seconds: f64, threads: usize, usage: f64, delay: Option<f64>| {
-            known.counted = Some((threads, delay.map(|delay| (delay * 1e9) as u64)));
+        let mut count = |seconds: f64, threads: usize, usage: f64, delay: Option<u64>| {
+            known.counted = Some((threads, delay.map(|delay| 1_000_000_000 * delay)));
             known.usage = Some(usage);
             known.count(start + Duration::from_secs_f64(seconds));
             (known.most, known.runnable.map(|runnable| (runnable * 100.0).round() / 100.0))
         };
-        assert_eq!(count(0.0, 4, 100.0, Some(50.0)), (4, None));
-        assert_eq!(count(10.0, 6, 115.0, Some(60.0)), (6, Some(2.5)));
-        assert_eq!(count(10.5, 1, 118.0, Some(60.0)), (6, Some(2.5)), "too soon to tell anew");
-        assert_eq!(count(20.0, 1, 116.0, Some(60.0)), (6, Some(0.1)));
+        assert_eq!(count(0.0, 4, 100.0, Some(50)), (4, None));
+        assert_eq!(count(10.0, 6, 115.0, Some(60)), (6, Some(2.5)));
+        assert_eq!(count(10.5, 1, 118.0, Some(60)), (6, Some(2.5)), "too soon to tell anew");
+        assert_eq!(count(20.0, 1, 116.0, Some(60)), (6, Some(0.1)));
         assert_eq!(count(30.0, 1, 116.0, None), (6, None));
-        assert_eq!(count(40.0, 1, 116.0, Some(99.0)), (6, None), "nothing to compare with");
+        assert_eq!(count(40.0, 1, 116.0, Some(99)), (6, None), "nothing to compare with");
     }
 
     #[test]
@@ -225,7 +229,8 @@ mod tests {
         assert_eq!(book.order(&containers), [0, 1, 2]);
         for name in ["b", "a", "c"] {
             let turn = book.next_turn();
-            book.of(name).see(Look { cpus: cpus.clone(), ..Look::default() }, &[], turn);
+            let look = Look { cpus: cpus.clone(), ..Look::default() };
+            book.change(name, |known| known.see(look, &[], turn));
         }
         assert_eq!(book.order(&containers), [1, 0, 2]);
         assert_eq!(

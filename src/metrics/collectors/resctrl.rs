@@ -94,7 +94,7 @@ impl Monitors {
                     leave(EXHAUSTED, 1);
                 }
                 (Err(ResctrlError::Refused { says, .. }), Step::Bind(name, cpus)) => {
-                    complete &= self.refuse(name, cpus, says);
+                    complete &= self.refuse(name, cpus, &says);
                 }
                 (Err(error), _) => complete &= partial(&error) == Outcome::Complete,
             }
@@ -110,7 +110,7 @@ impl Monitors {
     }
 
     /// Takes note of a group that can't have these CPUs, and gives its monitor back; says whether that went well.
-    fn refuse(&mut self, name: &str, cpus: &CpuSet, says: String) -> bool {
+    fn refuse(&mut self, name: &str, cpus: &CpuSet, says: &str) -> bool {
         let theirs = says.contains("belong to parent");
         let reason =
             if theirs { CONTROLLED.to_owned() } else { format!("the kernel does not bind its CPUs: {says}") };

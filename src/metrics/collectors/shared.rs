@@ -95,6 +95,7 @@ impl Shared {
             match groups {
                 Ok(groups) => {
                     self.number += 1;
+                    tally.begin(cgroup);
                     self.open.insert(cgroup.to_owned(), Counted { number: self.number, groups });
                 }
                 Err(error) => {

@@ -96,6 +96,11 @@ impl Tally {
         self.last.remove(&slot);
     }
 
+    /// From now on there is counted for a container, which may do nothing for a while.
+    pub(super) fn begin(&mut self, cgroup: &str) {
+        self.totals.entry(cgroup.to_owned()).or_default();
+    }
+
     /// Adds what a CPU has counted for a container since it was last read, or since its counters were opened. Says whether it
     /// still counts: the time goes on as long as the CPU is online, whether or not it was the counters' turn.
     pub(super) fn note(&mut self, cgroup: &str, slot: u64, reading: &Reading) -> bool {

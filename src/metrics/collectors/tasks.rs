@@ -55,12 +55,12 @@ pub struct ThreadTruth {
 impl Tasks {
     /// Takes note of how many threads a container has, and of what they have waited, in nanoseconds.
     pub(super) fn note_threads(&mut self, cgroup: &str, threads: usize, run_delay: Option<u64>) {
-        self.book.of(cgroup).counted = Some((threads, run_delay));
+        self.book.change(cgroup, |known| known.counted = Some((threads, run_delay)));
     }
 
     /// Takes note of the CPU time that a container has used.
     pub(super) fn note_usage(&mut self, cgroup: &str, seconds: Option<f64>) {
-        self.book.of(cgroup).usage = seconds;
+        self.book.change(cgroup, |known| known.usage = seconds);
     }
 
     /// Writes the families of all containers, of those whose turn has not come yet without what a look shows.
@@ -75,7 +75,7 @@ impl Tasks {
         let mut migrations = Lines::of(&CONTAINER_CPU_MIGRATIONS);
         let mut verdicts = Lines::of(&CONTAINER_THREADS_VERDICT);
         for subject in &scrape.subjects {
-            let known = self.book.of(subject.cgroup);
+            let Some(known) = self.book.known.get_mut(subject.cgroup) else { continue };
             known.count(now);
             // What can't be counted is not told as it was before.
             let counted = known.counted.take().is_some();
@@ -127,9 +127,10 @@ impl Tasks {
             let variables = largest.and_then(|pid| proc.variables(pid, &THREAD_VARIABLES));
             let look = Look::new(cpus, &tasks, variables);
             let turn = self.book.next_turn();
-            let known = self.book.of(subject.cgroup);
-            known.see(look, &tasks, turn);
-            known.processes = processes.len();
+            self.book.change(subject.cgroup, |known| {
+                known.see(look, &tasks, turn);
+                known.processes = processes.len();
+            });
         }
         self.book.spent(room, thread_cpu_time().saturating_sub(start));
     }
