@@ -8,7 +8,7 @@ use crate::cpu::CpuSet;
 use crate::host::proc::Task;
 
 /// CPU time that the looks of one scrape may take: what does not fit waits for later scrapes, whatever runs on the node.
-pub(super) const ALLOWANCE: Duration = Duration::from_millis(2);
+pub(super) const ALLOWANCE: Duration = Duration::from_millis(1);
 
 /// The least time over which an average is told.
 const SPAN: Duration = Duration::from_secs(1);
