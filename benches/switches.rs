@@ -98,7 +98,9 @@ fn measure(kernel: &Kernel) {
         kernel.write_cpus(path, &kernel.online);
         kernel.write(path, "cpuset.mems", "0");
     }
-    others.iter().for_each(|other| drop(tree.start(other)));
+    for other in &others {
+        tree.start(other);
+    }
     let mut mask = Mask::new();
     mask.set(kernel.last().first().unwrap() as usize).unwrap();
     sched_setaffinity(Pid::from_raw(0), &mask).unwrap();
