@@ -143,7 +143,9 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
         Some(expected) => format!("{seen}, {expected} in the pools that its environment sizes"),
         None => seen,
     };
-    let runnable = running.map(|runnable| format!("; {runnable:.1} of them want to run, on {cpus} CPUs"));
+    let many = if cpus == 1 { "" } else { "s" };
+    let runnable =
+        running.map(|runnable| format!("; {runnable:.1} of them want to run, on {cpus} CPU{many}"));
     let sentence = format!("{}: {expected}{}; {cause}", finding.name(), runnable.unwrap_or_default());
     Some(Verdict { finding, cause, sentence })
 }

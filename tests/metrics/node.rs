@@ -138,7 +138,9 @@ pub(crate) fn page() -> Page {
     ];
     containers[2].host_network = true;
     // The node's device is seen in the pods' namespaces, too; another is in that of the server alone.
-    rdma_port(root, "mlx5_0", 40_000);
+    rdma_port(&root.join("proc/1/root"), "mlx5_0", 40_000);
+    // What the agent's own pod sees is not the node.
+    rdma_port(root, "mlx5_3", 4);
     for device in ["mlx5_0", "mlx5_7"] {
         rdma_port(&root.join("proc/114/root"), device, 8000);
     }

@@ -116,6 +116,8 @@ struct Seen {
     allowed_by_tasks: Option<String>,
     bound: Option<usize>,
     threads: usize,
+    /// The thread variables that it was started with.
+    variables: Option<BTreeMap<String, String>>,
     verdict: Option<Sentence>,
 }
 
@@ -215,8 +217,18 @@ impl Told {
             lines.push(format!("put into its environment: {}", injected.join(" ")));
         }
         let injected = |name: &str| self.injected.iter().flatten().any(|other| other == name);
-        let missing: Vec<String> =
-            self.threads.variables.keys().filter(|name| !injected(name)).map(told).collect();
+        // Who put them there does not matter, once they are.
+        let there = self.seen.as_ref().and_then(|seen| seen.variables.as_ref());
+        let in_place =
+            |name: &str| there.is_some_and(|there| there.get(name) == self.threads.variables.get(name));
+        let others: Vec<&String> = self.threads.variables.keys().filter(|name| !injected(name)).collect();
+        let (found, missing): (Vec<&String>, Vec<&String>) =
+            others.into_iter().partition(|name| in_place(name));
+        if !found.is_empty() {
+            let found: Vec<String> = found.into_iter().map(told).collect();
+            lines.push(format!("in its environment, as computed: {}", found.join(" ")));
+        }
+        let missing: Vec<String> = missing.into_iter().map(told).collect();
         if !missing.is_empty() {
             let why = match self.injected {
                 Some(_) => "not put there when it was created",

@@ -21,8 +21,13 @@ const FAMILIES: [(&str, &Family, &Family); 4] = [
     ("port_rcv_packets", &NODE_RDMA_PORT_RECEIVE_PACKETS, &POD_RDMA_RECEIVE_PACKETS),
 ];
 
+/// The machine's first process, where we see the machine's own process ids (`hostPID`).
+const FIRST_PROCESS: i32 = 1;
+
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let folder = &scrape.sources.rdma;
+    // In a pod, our own /sys shows the devices of the pod's namespace; the machine's first process sees the node's.
+    let of_node = rdma::folder(&scrape.sources.proc.root_of(FIRST_PROCESS));
+    let folder = if of_node.is_dir() { &of_node } else { &scrape.sources.rdma };
     if !folder.is_dir() {
         // The class is there as soon as the kernel's module is loaded, in every namespace.
         return Outcome::Unsupported(format!(
@@ -31,13 +36,13 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         ));
     }
     let ports = rdma::ports(folder);
-    let mut of_node = FAMILIES.map(|(_, family, _)| Lines::of(family));
-    let mut of_pods = FAMILIES.map(|(_, _, family)| Lines::of(family));
+    let mut node = FAMILIES.map(|(_, family, _)| Lines::of(family));
+    let mut pods = FAMILIES.map(|(_, _, family)| Lines::of(family));
     let (mut state, mut events) = (Lines::of(&NODE_RDMA_PORT_STATE), Lines::of(&NODE_RDMA_PORT_EVENTS));
     let mut hardware = Lines::of(&NODE_RDMA_HW);
     for port in &ports {
         let labels = labels(port);
-        put(&mut of_node, &labels, &[], port);
+        put(&mut node, &labels, &[], port);
         for (name, count) in COUNTERS.iter().zip(port.counts) {
             let event = FAMILIES.iter().all(|(other, ..)| other != name);
             if let Some(count) = count.filter(|_| event) {
@@ -64,10 +69,10 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             continue;
         }
         for port in rdma::ports(&theirs).iter().filter(|port| !shared.contains(port.device.as_str())) {
-            put(&mut of_pods, &pod.labels, &[("device", &port.device), ("port", &port.port)], port);
+            put(&mut pods, &pod.labels, &[("device", &port.device), ("port", &port.port)], port);
         }
     }
-    of_node.into_iter().chain(of_pods).chain([state, events, hardware]).for_each(|lines| page.add(lines));
+    node.into_iter().chain(pods).chain([state, events, hardware]).for_each(|lines| page.add(lines));
     Outcome::of(complete)
 }
 
