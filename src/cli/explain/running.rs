@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     /// What is said of a container whose program was started with these variables.
-    fn said(there: Value) -> String {
+    fn said(there: &Value) -> String {
         let container = serde_json::json!({
             "namespace": "train", "pod": "w", "container": "main", "role": "worker", "evidence": "a label",
             "qos": "Guaranteed", "entitlement": {"reason": "CPU limit 2"}, "assigned": "2-3", "effective": "2-3",
@@ -263,14 +263,14 @@ mod tests {
 
     #[test]
     fn what_is_in_the_environment_is_told_whoever_put_it_there() {
-        let some = said(serde_json::json!({"A_THREADS": "2", "B_THREADS": "64"}));
+        let some = said(&serde_json::json!({"A_THREADS": "2", "B_THREADS": "64"}));
         assert!(some.contains("in its environment, as computed: A_THREADS=2\n"), "{some}");
         assert!(some.contains("no runtime asks (see pinfold doctor): B_THREADS=2\n"), "{some}");
         assert!(some.contains("as expected: 5 threads\n"), "{some}");
         assert!(some.ends_with("3 of them bound to less than its CPUs; all together may run on 2"), "{some}");
-        let unread = said(Value::Null);
+        let unread = said(&Value::Null);
         assert!(unread.contains("(see pinfold doctor): A_THREADS=2 B_THREADS=2\n"), "{unread}");
-        let all = said(serde_json::json!({"A_THREADS": "2", "B_THREADS": "2"}));
+        let all = said(&serde_json::json!({"A_THREADS": "2", "B_THREADS": "2"}));
         assert!(!all.contains("pinfold doctor"), "{all}");
     }
 }
