@@ -48,3 +48,5 @@ mod restart;
 mod scenes;
 #[path = "agent/serving.rs"]
 mod serving;
+#[path = "agent/tasks.rs"]
+mod tasks;

@@ -92,6 +92,9 @@ impl Default for Cluster {
 pub struct Metrics {
     /// What the pods' sockets send and receive, counted by BPF programs that see each of their packets (cgroup v2).
     pub sockets: bool,
+    /// How many descriptors may be open to count cycles, instructions and cache misses of containers that share their CPUs: four
+    /// for each container and CPU. The kernel switches these counters with the containers.
+    pub shared_counters: usize,
 }
 
 /// The enforcement asked for.
@@ -160,6 +163,9 @@ pub struct Overrides {
     /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
     #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub sockets: Option<bool>,
+    /// Descriptors for counting cycles and the like of containers that share their CPUs, four for each on each CPU [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_SHARED_COUNTERS")]
+    pub shared_counters: Option<usize>,
 }
 
 impl Default for Config {
@@ -215,6 +221,7 @@ impl Config {
             reconcile_seconds,
             listen,
             sockets,
+            shared_counters,
         } = overrides;
         set(&mut config.root, root);
         set(&mut config.cgroup_root, cgroup_root);
@@ -223,6 +230,7 @@ impl Config {
         set(&mut config.reconcile_seconds, reconcile_seconds);
         set(&mut config.listen, listen);
         set(&mut config.metrics.sockets, sockets);
+        set(&mut config.metrics.shared_counters, shared_counters);
         config.pods = pods.or(config.pods);
         set(&mut config.cluster.api, api);
         set(&mut config.cluster.namespace, namespace.filter(given));
@@ -313,6 +321,7 @@ mod tests {
             ("enforcement: maybe", "maybe"),
             ("listen: everywhere", "listen"),
             ("metrics: {socket: true}", "socket"),
+            ("metrics: {sharedCounters: -1}", "sharedCounters"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

@@ -25,8 +25,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Link, LinkState};
 use super::runtime;
-use crate::metrics::{self, AgentMetrics, Chunk, Format, Page, Sources};
+use crate::metrics::{self, AgentMetrics, Chunk, Format, Page, Sources, ThreadTruth};
 use crate::pin::Snapshot;
+use crate::pin::snapshot::ContainerState;
 
 /// Connections served at once; more wait.
 const CONNECTIONS: usize = 32;
@@ -98,6 +99,15 @@ impl Body for Pieces {
     }
 }
 
+/// A container as `/status` shows it: what is decided, and what is seen of its threads.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    state: &'a ContainerState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seen: Option<ThreadTruth>,
+}
+
 // === impl State ===
 
 impl State {
@@ -125,10 +135,18 @@ impl State {
         response
     }
 
-    fn status(&self, snapshot: &Snapshot) -> serde_json::Result<String> {
+    fn status(&self, snapshot: &Arc<Snapshot>) -> serde_json::Result<String> {
         let cluster = self.link.as_ref().map(Link::state);
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
-        serde_json::to_string_pretty(&Status { cluster, runtime, snapshot })
+        // Whoever asks wants to know how it is now, where nobody scrapes, too.
+        self.sources.collect_shared(snapshot);
+        let told = |state| Told { state, seen: self.sources.truth(state, snapshot) };
+        let containers: Vec<Told<'_>> = snapshot.containers.iter().map(told).collect();
+        let mut status = serde_json::to_value(Status { cluster, runtime, snapshot })?;
+        if let Some(place) = status.get_mut("containers") {
+            *place = serde_json::to_value(containers)?;
+        }
+        serde_json::to_string_pretty(&status)
     }
 
     /// Why the agent is not ready, although it works.
@@ -209,7 +227,7 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Pieces> {
         ("/metrics", Some(snapshot)) => {
             tokio::task::block_in_place(|| state.scrape(&snapshot, request.headers()))
         }
-        ("/status", Some(snapshot)) => match state.status(&snapshot) {
+        ("/status", Some(snapshot)) => match tokio::task::block_in_place(|| state.status(&snapshot)) {
             Ok(json) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         },

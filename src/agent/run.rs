@@ -27,6 +27,7 @@ use super::tasks::Tasks;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
+use crate::host::perf;
 use crate::host::watch::Watch;
 use crate::metrics::{AgentMetrics, Format, Sources};
 use crate::pin::Snapshot;
@@ -100,6 +101,10 @@ impl Agent {
         let kubelet = PodResources::new(&node.config.root);
         tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), snapshot.clone(), events.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
+        if node.config.metrics.shared_counters > 0 {
+            let events = perf::hardware(&node.config.root);
+            sources = sources.counting_shared(events, node.config.metrics.shared_counters);
+        }
         if node.config.metrics.sockets {
             sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
         }

@@ -16,6 +16,7 @@ pub mod online;
 pub mod pci;
 pub mod perf;
 pub mod proc;
+pub mod rdma;
 pub mod resctrl;
 pub mod sockets;
 pub mod spawn;

@@ -1,6 +1,7 @@
 //! Processes: threads, context switches, start times, and what their networks count.
 
 mod net;
+mod tasks;
 mod tcp;
 
 use std::fs;
@@ -16,6 +17,7 @@ use procfs_core::{FromBufRead, FromRead, Uptime};
 use super::file;
 pub use super::kept::Reader;
 pub use net::{Counts, Traffic};
+pub use tasks::Task;
 pub use tcp::{Segments, Tcp};
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
@@ -28,6 +30,8 @@ pub struct Proc {
     ticks_per_second: u64,
     /// Whether the kernel counts how long threads wait for a CPU.
     counts_delay: bool,
+    /// Whether it counts how often they are moved.
+    counts_migrations: bool,
 }
 
 /// What the scheduler has counted for one thread since it began.
@@ -53,7 +57,8 @@ impl Proc {
     pub fn new(root: &Path) -> Self {
         let dir = root.join("proc");
         let counts_delay = dir.join("self/schedstat").exists();
-        Self { dir, ticks_per_second: procfs::ticks_per_second(), counts_delay }
+        let counts_migrations = dir.join("self/sched").exists();
+        Self { dir, ticks_per_second: procfs::ticks_per_second(), counts_delay, counts_migrations }
     }
 
     /// Whether this process may administer the machine (`CAP_SYS_ADMIN`); where that can't be read, the kernel will tell.

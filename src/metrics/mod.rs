@@ -16,14 +16,15 @@ mod runtime;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, places, resctrl, sockets, switches, tcp};
+use collectors::{caches, foreign, places, resctrl, sockets, switches, tasks, tcp};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
+pub use collectors::tasks::ThreadTruth;
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
 pub use page::{Chunk, Format, Page};
 pub use runtime::RuntimeNumbers;
@@ -32,8 +33,9 @@ use crate::host::cgroup::{Cgroups, Counters};
 use crate::host::proc::{Proc, Reader};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
-use crate::host::{limits, perf};
+use crate::host::{limits, perf, rdma};
 use crate::pin::Snapshot;
+use crate::pin::snapshot::ContainerState;
 
 /// For how long scrapes share what was collected.
 const SHARED: Duration = Duration::from_secs(1);
@@ -52,11 +54,18 @@ pub struct Sources {
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
     timeouts: Mutex<tcp::Timeouts>,
+    tasks: Mutex<tasks::Tasks>,
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
+    /// Or why the second-level cache is not counted.
+    second_level: Mutex<Result<caches::Caches, String>>,
     resctrl: Mutex<resctrl::Monitors>,
     /// Reads what is not kept open.
     reader: Mutex<Reader>,
+    /// Where the node's RDMA devices are.
+    rdma: PathBuf,
+    /// Whether it is this machine's own, and no tree of files.
+    is_machine: bool,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -82,7 +91,8 @@ impl Sources {
         let taskstats = Mutex::new(taskstats(root));
         let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (reader, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
+        let caches = Mutex::new(caches::Caches::new(perf::hardware(root), 0));
+        let second_level = Mutex::new(caches::Caches::second_level(perf::second_level(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
         Self {
             cgroups,
@@ -92,10 +102,14 @@ impl Sources {
             taskstats,
             switches,
             timeouts,
+            tasks: Mutex::default(),
             foreign,
             caches,
+            second_level,
             resctrl,
             reader,
+            rdma: rdma::folder(root),
+            is_machine: root == Path::new("/"),
             sockets: None,
             costs,
             last,
@@ -106,7 +120,15 @@ impl Sources {
     /// such counters shows of how they are read.
     #[must_use]
     pub fn counting(mut self, events: perf::Events) -> Self {
-        self.caches = Mutex::new(caches::Caches::new(events));
+        self.caches = Mutex::new(caches::Caches::new(events, 0));
+        self
+    }
+
+    /// Counts these events in containers that share their CPUs, too, with so many descriptors at most; each of them is one
+    /// event of one container on one CPU. It costs each switch between two containers something.
+    #[must_use]
+    pub fn counting_shared(mut self, events: perf::Events, descriptors: usize) -> Self {
+        self.caches = Mutex::new(caches::Caches::new(events, descriptors));
         self
     }
 
@@ -135,6 +157,11 @@ impl Sources {
         let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
         *last = Some(Collected { at, snapshot, page: page.clone() });
         page
+    }
+
+    /// What is known of the threads of a container, since the last scrape.
+    pub fn truth(&self, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadTruth> {
+        lock(&self.tasks).truth(state, snapshot)
     }
 
     /// Adds to what a collector has cost, and returns it.

@@ -4,6 +4,7 @@
 //! On cgroup v1 the same path is looked up in each controller's hierarchy.
 
 mod counters;
+mod events;
 mod layout;
 mod memory;
 mod namespace;

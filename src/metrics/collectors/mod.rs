@@ -5,25 +5,30 @@ mod memory;
 mod namespaces;
 mod network;
 mod pressure;
+mod rdma;
+mod shared;
 mod state;
 mod threads;
 
 pub(super) mod caches;
 pub(super) mod foreign;
+mod looks;
 mod monitors;
 pub(super) mod places;
 pub(super) mod resctrl;
 pub(super) mod sockets;
 pub(super) mod switches;
 mod tally;
+pub(super) mod tasks;
 pub(super) mod tcp;
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::families::{
-    COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
+    COLLECTOR_CONTAINERS_LEFT_OUT, COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS,
+    COLLECTOR_UNSUPPORTED,
 };
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
@@ -66,6 +71,11 @@ enum Outcome {
     Partial,
     /// The machine does not offer it, for this reason.
     Unsupported(String),
+    /// Some containers are left out, and it is known why: how many for each reason. The others are complete, or not.
+    LeftOut {
+        complete: bool,
+        reasons: BTreeMap<String, usize>,
+    },
 }
 
 // === impl Outcome ===
@@ -115,13 +125,19 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page) -> Pag
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
     run.collector("threads", &mut scrape, threads::collect);
+    run.collector("tasks", &mut scrape, |page, scrape| lock(&sources.tasks).collect(page, scrape));
     run.collector("pressure", &mut scrape, pressure::collect);
     run.collector("memory", &mut scrape, memory::collect);
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
     run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
+    run.collector("l2", &mut scrape, |page, scrape| match &mut *lock(&sources.second_level) {
+        Ok(second_level) => second_level.collect(page, scrape),
+        Err(reason) => Outcome::Unsupported(reason.clone()),
+    });
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
     run.collector("tcp", &mut scrape, |page, scrape| lock(&sources.timeouts).collect(page, scrape));
+    run.collector("rdma", &mut scrape, rdma::collect);
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }
@@ -169,6 +185,7 @@ struct Run<'a> {
     cpu: Lines,
     success: Lines,
     unsupported: Lines,
+    left_out: Lines,
 }
 
 // === impl Run ===
@@ -182,6 +199,7 @@ impl<'a> Run<'a> {
             cpu: Lines::of(&COLLECTOR_CPU_SECONDS),
             success: Lines::of(&COLLECTOR_SUCCESS),
             unsupported: Lines::of(&COLLECTOR_UNSUPPORTED),
+            left_out: Lines::of(&COLLECTOR_CONTAINERS_LEFT_OUT),
         }
     }
 
@@ -198,15 +216,22 @@ impl<'a> Run<'a> {
         let labels = Labels::new(&[("collector", name)]);
         self.duration.put(&labels, start.elapsed().as_secs_f64());
         self.cpu.put(&labels, self.sources.cost(name, used).as_secs_f64());
-        self.success.put(&labels, outcome != Outcome::Partial);
-        if let Outcome::Unsupported(reason) = outcome {
-            self.unsupported.put_with(&labels, &[("reason", &reason)], true);
+        let failed = matches!(outcome, Outcome::Partial | Outcome::LeftOut { complete: false, .. });
+        self.success.put(&labels, !failed);
+        match outcome {
+            Outcome::Unsupported(reason) => self.unsupported.put_with(&labels, &[("reason", &reason)], true),
+            Outcome::LeftOut { reasons, .. } => {
+                for (reason, containers) in reasons {
+                    self.left_out.put_with(&labels, &[("reason", &reason)], containers);
+                }
+            }
+            Outcome::Complete | Outcome::Partial => {}
         }
     }
 
     fn page(self) -> Page {
-        let Self { mut page, duration, cpu, success, unsupported, .. } = self;
-        [duration, cpu, success, unsupported].into_iter().for_each(|lines| page.add(lines));
+        let Self { mut page, duration, cpu, success, unsupported, left_out, .. } = self;
+        [duration, cpu, success, unsupported, left_out].into_iter().for_each(|lines| page.add(lines));
         page.without_room()
     }
 }

@@ -47,6 +47,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
         let began = |id: i32| if by_process { proc.began(id) } else { None };
         let total = board.add(subject.number, &seen, began);
+        let waited = unsupported.is_none().then_some(total.run_delay);
+        lock(&scrape.sources.tasks).note_threads(subject.cgroup, known, waited);
         threads.put(&subject.labels, known);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);
