@@ -86,12 +86,14 @@ impl Default for Cluster {
     }
 }
 
-/// What is measured only where it is asked for, because it costs the pods something.
+/// What is measured only where it is asked for, because it costs the pods or the node something.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
     /// What the pods' sockets send and receive, counted by BPF programs that see each of their packets (cgroup v2).
     pub sockets: bool,
+    /// Seconds between two looks at the pods' TCP connections; 0 for none at all.
+    pub connections: u64,
 }
 
 /// The enforcement asked for.
@@ -160,6 +162,9 @@ pub struct Overrides {
     /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
     #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub sockets: Option<bool>,
+    /// Seconds between two looks at the pods' TCP connections; 0 for none [default: 0]
+    #[arg(long, value_name = "SECONDS", env = "PINFOLD_CONNECTIONS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub connections: Option<u64>,
 }
 
 impl Default for Config {
@@ -215,6 +220,7 @@ impl Config {
             reconcile_seconds,
             listen,
             sockets,
+            connections,
         } = overrides;
         set(&mut config.root, root);
         set(&mut config.cgroup_root, cgroup_root);
@@ -223,6 +229,7 @@ impl Config {
         set(&mut config.reconcile_seconds, reconcile_seconds);
         set(&mut config.listen, listen);
         set(&mut config.metrics.sockets, sockets);
+        set(&mut config.metrics.connections, connections);
         config.pods = pods.or(config.pods);
         set(&mut config.cluster.api, api);
         set(&mut config.cluster.namespace, namespace.filter(given));
@@ -257,6 +264,11 @@ impl Config {
             (1..=3600).contains(&self.reconcile_seconds),
             "reconcileSeconds is {}: use 1 to 3600",
             self.reconcile_seconds
+        );
+        anyhow::ensure!(
+            self.metrics.connections <= 3600,
+            "metrics.connections is {}: use 0 to 3600",
+            self.metrics.connections
         );
         anyhow::ensure!(
             !self.trees.is_empty(),
@@ -313,6 +325,7 @@ mod tests {
             ("enforcement: maybe", "maybe"),
             ("listen: everywhere", "listen"),
             ("metrics: {socket: true}", "socket"),
+            ("metrics: {connections: 3601}", "metrics.connections"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

@@ -11,6 +11,7 @@ use anyhow::Context;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, Link, Running};
@@ -103,6 +104,10 @@ impl Agent {
         if node.config.metrics.sockets {
             sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
         }
+        let between = Duration::from_secs(node.config.metrics.connections);
+        if !between.is_zero() {
+            sources = sources.with_connections(&node.config.cgroup_root);
+        }
         let cluster = cluster
             .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
@@ -114,6 +119,9 @@ impl Agent {
         let runtime = runtime.transpose()?;
         let state =
             Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link, runtime });
+        if !between.is_zero() {
+            tasks.spawn(look_at_connections(Arc::clone(&state), between));
+        }
         let ended = stop.clone();
         let served = Arc::clone(&state);
         tasks.spawn_to_its_end(async move {
@@ -185,6 +193,24 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
         for listener in &listeners {
             listener.notify_one();
         }
+    }
+}
+
+/// Looks at the pods' TCP connections again and again, beside everything else.
+async fn look_at_connections(state: Arc<State>, between: Duration) -> anyhow::Result<()> {
+    let mut snapshots = state.snapshot.clone();
+    let mut timer = tokio::time::interval(between);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        timer.tick().await;
+        let latest = snapshots.wait_for(Option::is_some).await;
+        let Some(snapshot) = latest.ok().and_then(|snapshot| snapshot.clone()) else {
+            // The owner has ended, and so does everything else.
+            return std::future::pending().await;
+        };
+        let state = Arc::clone(&state);
+        let look = move || state.sources.look_at_connections(&snapshot);
+        tokio::task::spawn_blocking(look).await.context("a look at TCP connections broke")?;
     }
 }
 

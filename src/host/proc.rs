@@ -15,6 +15,7 @@ use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
+use super::netns::Stop;
 pub use tcp::Tcp;
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
@@ -162,6 +163,14 @@ impl Proc {
     /// What identifies a process's network namespace; two processes with the same share one.
     pub fn network_namespace(&self, pid: i32) -> Option<PathBuf> {
         fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()
+    }
+
+    /// The way into a process's network namespace; `None` where that can't be read, or the process is gone.
+    pub fn stop(&self, pid: i32) -> Option<Stop> {
+        let file = self.dir.join(format!("{pid}/ns/net"));
+        let name = fs::read_link(&file).ok()?;
+        let number = name.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()?;
+        Some(Stop { file, number })
     }
 
     /// CPU seconds, user and system, that a process has used; its threads included.

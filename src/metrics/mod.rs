@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, resctrl, sockets, switches};
+use collectors::{caches, connections, foreign, resctrl, sockets, switches};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
@@ -52,6 +52,8 @@ pub struct Sources {
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
     resctrl: Mutex<resctrl::Monitors>,
+    /// Where they are asked for.
+    connections: Option<connections::Connections>,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -87,6 +89,7 @@ impl Sources {
             foreign,
             caches,
             resctrl,
+            connections: None,
             sockets: None,
             costs,
             last,
@@ -106,6 +109,21 @@ impl Sources {
     #[must_use]
     pub fn with_sockets(self, cgroup_root: &Path, trees: &[String]) -> Self {
         Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
+    }
+
+    /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen. Where cgroup v2 is mounted is looked
+    /// for at `cgroup_root`.
+    #[must_use]
+    pub fn with_connections(self, cgroup_root: &Path) -> Self {
+        Self { connections: Some(connections::Connections::new(cgroup_root)), ..self }
+    }
+
+    /// Looks at the TCP connections of all pods, where that was asked for. It takes the longer the more namespaces there are,
+    /// so a scrape does not do it.
+    pub fn look_at_connections(&self, snapshot: &Snapshot) {
+        if let Some(connections) = &self.connections {
+            connections.look(self, snapshot);
+        }
     }
 
     /// Collects everything that belongs to the node's pods.

@@ -10,6 +10,7 @@ mod tcp;
 mod threads;
 
 pub(super) mod caches;
+pub(super) mod connections;
 pub(super) mod foreign;
 mod monitors;
 pub(super) mod resctrl;
@@ -118,6 +119,9 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
     run.collector("tcp", &mut scrape, tcp::collect);
+    if let Some(connections) = &sources.connections {
+        run.collector("connections", &mut scrape, |page, scrape| connections.collect(page, scrape));
+    }
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }
