@@ -17,6 +17,8 @@ mod kernel;
 
 #[path = "network/connections.rs"]
 mod connections;
+#[path = "network/peers.rs"]
+mod peers;
 #[path = "network/sockets.rs"]
 mod sockets;
 #[path = "network/tcp.rs"]

@@ -94,6 +94,8 @@ pub struct Metrics {
     pub sockets: bool,
     /// Seconds between two looks at the pods' TCP connections; 0 for none at all.
     pub connections: u64,
+    /// With how many others of its training job, at most, it is told how much a training pod exchanges; 0 for none.
+    pub peers: u64,
 }
 
 /// The enforcement asked for.
@@ -165,6 +167,9 @@ pub struct Overrides {
     /// Seconds between two looks at the pods' TCP connections; 0 for none [default: 0]
     #[arg(long, value_name = "SECONDS", env = "PINFOLD_CONNECTIONS", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub connections: Option<u64>,
+    /// With how many others of its job, at most, it is told how much a training pod exchanges; wants --connections [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_PEERS", value_parser = clap::value_parser!(u64).range(0..=1000))]
+    pub peers: Option<u64>,
 }
 
 impl Default for Config {
@@ -221,6 +226,7 @@ impl Config {
             listen,
             sockets,
             connections,
+            peers,
         } = overrides;
         set(&mut config.root, root);
         set(&mut config.cgroup_root, cgroup_root);
@@ -230,6 +236,7 @@ impl Config {
         set(&mut config.listen, listen);
         set(&mut config.metrics.sockets, sockets);
         set(&mut config.metrics.connections, connections);
+        set(&mut config.metrics.peers, peers);
         config.pods = pods.or(config.pods);
         set(&mut config.cluster.api, api);
         set(&mut config.cluster.namespace, namespace.filter(given));
@@ -269,6 +276,13 @@ impl Config {
             self.metrics.connections <= 3600,
             "metrics.connections is {}: use 0 to 3600",
             self.metrics.connections
+        );
+        anyhow::ensure!(self.metrics.peers <= 1000, "metrics.peers is {}: use 0 to 1000", self.metrics.peers);
+        anyhow::ensure!(
+            self.metrics.peers == 0 || self.metrics.connections > 0,
+            "metrics.peers is {}, and nobody looks at connections: say with metrics.connections (--connections) how often, \
+             for example every 30 seconds",
+            self.metrics.peers
         );
         anyhow::ensure!(
             !self.trees.is_empty(),
@@ -326,6 +340,8 @@ mod tests {
             ("listen: everywhere", "listen"),
             ("metrics: {socket: true}", "socket"),
             ("metrics: {connections: 3601}", "metrics.connections"),
+            ("metrics: {connections: 30, peers: 1001}", "metrics.peers"),
+            ("metrics: {peers: 64}", "--connections"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

@@ -129,7 +129,7 @@ pub async fn run(
         trees: vec![TREE.to_owned()],
         listen: options.listen,
         // It costs next to nothing for so few pods, and there is more to be seen.
-        metrics: Metrics { connections: 2, ..Metrics::default() },
+        metrics: Metrics { connections: 2, peers: 16, ..Metrics::default() },
         ..Config::default()
     };
     // A kubelet that pins by itself has no say in the demo's own tree.

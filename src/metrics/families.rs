@@ -31,6 +31,7 @@ pub struct Family {
 
 const POD: &[&str] = &["namespace", "pod"];
 const CONTAINER: &[&str] = &["namespace", "pod", "container"];
+const PEER: &[&str] = &["namespace", "pod", "peer_namespace", "peer_pod", "peer_role"];
 const INTERFACE: &[&str] = &["namespace", "pod", "interface"];
 
 const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
@@ -120,6 +121,10 @@ families! {
         "How assignments are enforced on this node, and why.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.");
+    PEER_RECEIVE_BYTES = counter("pinfold_peer_receive_bytes_total", PEER,
+        "Payload that a training pod's TCP connections have received from another pod of its job; without names: from everybody else.");
+    PEER_TRANSMIT_BYTES = counter("pinfold_peer_transmit_bytes_total", PEER,
+        "Payload that a training pod's TCP connections have sent to another pod of its job, and that was acknowledged; without names: to everybody else. What a connection sent between the last look and its end is missing.");
     POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
         "What a pod is; to be joined with the other families.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,

@@ -13,8 +13,9 @@ mod families;
 mod page;
 mod runtime;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,6 +34,19 @@ use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf};
 use crate::pin::Snapshot;
+use crate::pod::Role;
+
+/// Training jobs, by namespace and name, with addresses at the other ends of their pods' connections that are no known pod's.
+pub type Unknown = BTreeMap<(String, String), BTreeSet<IpAddr>>;
+
+/// A pod at the other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Its name; its namespace is that of the training job.
+    pub pod: String,
+    /// Its role in the job.
+    pub role: Role,
+}
 
 /// For how long scrapes share what was collected.
 const SHARED: Duration = Duration::from_secs(1);
@@ -111,11 +125,23 @@ impl Sources {
         Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
     }
 
-    /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen. Where cgroup v2 is mounted is looked
-    /// for at `cgroup_root`.
+    /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen, and of those of training pods how much
+    /// went to and fro between each and this many others. Where cgroup v2 is mounted is looked for at `cgroup_root`.
     #[must_use]
-    pub fn with_connections(self, cgroup_root: &Path) -> Self {
-        Self { connections: Some(connections::Connections::new(cgroup_root)), ..self }
+    pub fn with_connections(self, cgroup_root: &Path, peers: usize) -> Self {
+        Self { connections: Some(connections::Connections::new(cgroup_root, peers)), ..self }
+    }
+
+    /// The addresses at the other ends of training pods' connections whose pods the last look did not know.
+    pub fn unknown_peers(&self) -> Unknown {
+        self.connections.as_ref().map(connections::Connections::unknown).unwrap_or_default()
+    }
+
+    /// Takes what somebody knows of the pods of a training job on all nodes.
+    pub fn know_peers(&self, job: (String, String), peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
+        if let Some(connections) = &self.connections {
+            connections.know(job, peers);
+        }
     }
 
     /// Looks at the TCP connections of all pods, where that was asked for. It takes the longer the more namespaces there are,

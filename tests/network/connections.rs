@@ -177,9 +177,7 @@ fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
     let launcher = Launcher::new().unwrap();
     let mut processes = Vec::new();
     let mut ends = Vec::new();
-    for (name, class, count) in
-        [("one", "besteffort", 1), ("two", "besteffort", 2), ("none", "besteffort", 0)]
-    {
+    for (name, count) in [("one", 1), ("two", 2), ("none", 0)] {
         let text = best_effort(name, name).replace("spec:\n", "spec:\n  hostNetwork: true\n");
         manifests.put(&format!("{name}.yaml"), &text);
         let pod = tree.pod("besteffort", name);

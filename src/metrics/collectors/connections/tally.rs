@@ -1,8 +1,10 @@
 //! What the looks have counted: the decisions behind the `connections` collector.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use super::super::super::Peer;
+use super::peers::{Book, Job};
 use crate::host::diag::{Connection, Measured, State};
 
 /// Up to how many seconds a round trip takes, by bucket: from two pods on one node to two ends of the world.
@@ -13,6 +15,8 @@ pub(super) const BOUNDS: [f64; 12] =
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pods: HashMap<String, Pod>,
+    /// How many peers of a pod are told apart.
+    most: usize,
     /// How many looks have come to their end.
     looks: u64,
 }
@@ -29,8 +33,16 @@ pub(super) struct Pod {
     pub(super) busy: u64,
     pub(super) receiver: u64,
     pub(super) buffer: u64,
+    /// What went to and fro between it and others of its job; `None` for everybody else. Nothing for a pod of no job.
+    pub(super) peers: BTreeMap<Option<Peer>, Bytes>,
     /// Its connections at that look, by their numbers.
     last: HashMap<u64, Measured>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bytes {
+    pub(super) received: u64,
+    pub(super) sent: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
@@ -53,14 +65,41 @@ impl Histogram {
     }
 }
 
+// === impl Pod ===
+
+impl Pod {
+    fn count(&mut self, peer: Option<&Peer>, bytes: Bytes, most: usize) {
+        let named = self.peers.keys().flatten().count();
+        let place = peer.cloned().filter(|peer| named < most || self.peers.contains_key(&Some(peer.clone())));
+        let counted = self.peers.entry(place).or_default();
+        counted.received = counted.received.saturating_add(bytes.received);
+        counted.sent = counted.sent.saturating_add(bytes.sent);
+    }
+}
+
 // === impl Tally ===
 
 impl Tally {
+    /// One that tells so many peers of a pod apart; with none, nothing is counted of any.
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, ..Self::default() }
+    }
+
     /// Adds what a look has seen of a pod: all of its connections.
     ///
     /// Of a connection that was there at the look before, what it gained since counts; of another, all: it has begun since, or
     /// nobody has looked before. One that has ended keeps what it had when it was last looked at.
-    pub(super) fn note<'a>(&mut self, pod: &str, connections: impl Iterator<Item = &'a Connection>) {
+    ///
+    /// Of a pod that belongs to a job, it also counts between whom the bytes went. A peer that has a place keeps it while the
+    /// pod lives; once there are no places left, further ones are everybody else.
+    pub(super) fn note<'a>(
+        &mut self,
+        pod: &str,
+        connections: impl Iterator<Item = &'a Connection>,
+        job: Option<&(Job, Peer)>,
+        book: &mut Book,
+    ) {
+        let most = self.most;
         if !self.pods.contains_key(pod) {
             self.pods.insert(pod.to_owned(), Pod::default());
         }
@@ -84,6 +123,12 @@ impl Tally {
             pod.busy = pod.busy.saturating_add(gained(|it| it.busy));
             pod.receiver = pod.receiver.saturating_add(gained(|it| it.receiver_limited));
             pod.buffer = pod.buffer.saturating_add(gained(|it| it.buffer_limited));
+            let bytes = Bytes { received: gained(|it| it.received), sent: gained(|it| it.acknowledged) };
+            if let Some((job, _)) = job
+                && !connection.remote.is_loopback()
+            {
+                pod.count(book.find(job, connection.remote), bytes, most);
+            }
             // Without a new acknowledgement the time is an old one, seen before.
             if let Some(rtt) = measured.rtt.filter(|_| gained(|it| it.acknowledged) > 0) {
                 pod.rtt.observe(rtt);
@@ -110,6 +155,8 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use crate::pod::Role;
+
     use super::*;
 
     const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -125,7 +172,7 @@ mod tests {
     }
 
     fn look(tally: &mut Tally, connections: &[Connection]) {
-        tally.note("a", connections.iter());
+        tally.note("a", connections.iter(), None, &mut Book::default());
         tally.end(|_| true);
     }
 
@@ -182,7 +229,7 @@ mod tests {
         let mut tally = Tally::default();
         let all = [connection(1, State::Established, measured(3, 100, 5))];
         look(&mut tally, &all);
-        tally.note("b", all.iter());
+        tally.note("b", all.iter(), None, &mut Book::default());
         assert!(tally.of("a").is_some(), "the look has not ended");
         tally.end(|_| true);
         assert!(tally.of("a").is_none() && tally.of("b").is_some());
@@ -192,6 +239,40 @@ mod tests {
         tally.end(|pod| pod != "a");
         look(&mut tally, &[]);
         assert_eq!(limited(&tally), [0, 0, 0]);
+    }
+
+    #[test]
+    fn bytes_are_counted_by_peer_and_those_without_a_place_together() {
+        let job = ("train".to_owned(), "job".to_owned());
+        let peer = |pod: &str| Peer { pod: pod.to_owned(), role: Role::Worker };
+        let own = (job.clone(), peer("w-9"));
+        let mut book = Book::default();
+        let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+        book.tell(job, [1, 2, 3].map(|last| (address(last), peer(&format!("w-{last}")))));
+        let to = |last: u8, received, acknowledged| {
+            let measured = Measured { received, acknowledged, ..Measured::default() };
+            let remote = if last == 0 { HOST } else { address(last) };
+            Connection { remote, ..connection(last.into(), State::Established, Some(measured)) }
+        };
+        let mut tally = Tally::new(2);
+        let looks = [
+            vec![to(0, 999, 999), to(1, 10, 1), to(9, 100, 5)],
+            vec![to(1, 30, 2), to(2, 7, 3), to(3, 40, 4), to(9, 101, 5)],
+        ];
+        for connections in looks {
+            tally.note("a", connections.iter(), Some(&own), &mut book);
+            tally.end(|_| true);
+        }
+        let bytes = |received, sent| Bytes { received, sent };
+        let expected = BTreeMap::from([
+            (None, bytes(141, 9)),
+            (Some(peer("w-1")), bytes(30, 2)),
+            (Some(peer("w-2")), bytes(7, 3)),
+        ]);
+        assert_eq!(tally.of("a").unwrap().peers, expected);
+        let mut none = Tally::default();
+        none.note("a", [to(1, 10, 1)].iter(), None, &mut book);
+        assert!(none.of("a").unwrap().peers.is_empty());
     }
 
     proptest! {
