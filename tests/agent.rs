@@ -38,6 +38,8 @@ mod endurance;
 mod life;
 #[path = "agent/partition/mod.rs"]
 mod partition;
+#[path = "agent/peers.rs"]
+mod peers;
 #[path = "agent/pinning.rs"]
 mod pinning;
 #[path = "agent/release.rs"]

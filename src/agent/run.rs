@@ -11,9 +11,10 @@ use anyhow::Context;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Cluster, Link, Running};
+use super::cluster::{Cluster, Link, Running, peers};
 use super::config::Config;
 use super::devices::{CallError, DevicesError, PodResources};
 use super::event::{Admission, Event};
@@ -24,12 +25,13 @@ use super::owner::Owner;
 use super::runtime;
 use super::service;
 use super::tasks::Tasks;
+use crate::cluster::peers::Member;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
 use crate::host::perf;
 use crate::host::watch::Watch;
-use crate::metrics::{AgentMetrics, Format, Sources};
+use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -108,6 +110,12 @@ impl Agent {
         if node.config.metrics.sockets {
             sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
         }
+        let most = usize::try_from(node.config.metrics.peers)?;
+        let between = Duration::from_secs(node.config.metrics.connections);
+        if !between.is_zero() {
+            sources = sources.with_connections(&node.config.cgroup_root, most);
+        }
+        let api = cluster.filter(|_| most > 0).map(|cluster| cluster.api.clone());
         let cluster = cluster
             .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
@@ -119,6 +127,15 @@ impl Agent {
         let runtime = runtime.transpose()?;
         let state =
             Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link, runtime });
+        if !between.is_zero() {
+            let (unknown, asked) = mpsc::channel(1);
+            tasks.spawn(look_at_connections(Arc::clone(&state), between, unknown));
+            if let (Some(api), Some(cluster)) = (api, &cluster) {
+                let told = Arc::clone(&state);
+                let tell = move |job, members| know(&told.sources, job, members);
+                tasks.spawn(peers::resolve(api, cluster.pods.clone(), asked, tell));
+            }
+        }
         let ended = stop.clone();
         let served = Arc::clone(&state);
         tasks.spawn_to_its_end(async move {
@@ -191,6 +208,38 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
             listener.notify_one();
         }
     }
+}
+
+/// Looks at the pods' TCP connections again and again, beside everything else.
+async fn look_at_connections(
+    state: Arc<State>,
+    between: Duration,
+    unknown: mpsc::Sender<Unknown>,
+) -> anyhow::Result<()> {
+    let mut snapshots = state.snapshot.clone();
+    let mut timer = tokio::time::interval(between);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        timer.tick().await;
+        let latest = snapshots.wait_for(Option::is_some).await;
+        let Some(snapshot) = latest.ok().and_then(|snapshot| snapshot.clone()) else {
+            // The owner has ended, and so does everything else.
+            return std::future::pending().await;
+        };
+        let looking = Arc::clone(&state);
+        let look = move || looking.sources.look_at_connections(&snapshot);
+        tokio::task::spawn_blocking(look).await.context("a look at TCP connections broke")?;
+        // While somebody is still asking, or where nobody does, this look's are not asked for.
+        let _ = unknown.try_send(state.sources.unknown_peers());
+    }
+}
+
+/// Passes on what the API server says of a training job's pods.
+fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
+    let peers = members.into_iter().flat_map(|Member { pod, role, addresses }| {
+        addresses.into_iter().map(move |address| (address, Peer { pod: pod.clone(), role }))
+    });
+    sources.know_peers(job, peers);
 }
 
 /// Asks the kubelet which devices pods were given, when cgroups come and go and else with the reconciles, and tells the owner of

@@ -5,6 +5,7 @@
 pub mod bpf;
 pub mod busy;
 pub mod cgroup;
+pub mod diag;
 pub mod file;
 mod kept;
 pub mod knobs;

@@ -15,6 +15,7 @@ use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
+use super::netns::Stop;
 pub use super::kept::Reader;
 pub use net::{Counts, Traffic};
 pub use tasks::Task;
@@ -118,6 +119,14 @@ impl Proc {
         let uptime = Uptime::from_read(fs::File::open(self.dir.join("uptime")).ok()?).ok()?;
         let started = stat.starttime as f64 / self.ticks_per_second as f64;
         Some((uptime.uptime - started).max(0.0))
+    }
+
+    /// The way into a process's network namespace; `None` where that can't be read, or the process is gone.
+    pub fn stop(&self, pid: i32) -> Option<Stop> {
+        let file = self.dir.join(format!("{pid}/ns/net"));
+        let name = fs::read_link(&file).ok()?;
+        let number = name.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()?;
+        Some(Stop { file, number })
     }
 
     /// CPU seconds, user and system, that a process has used; its threads included.

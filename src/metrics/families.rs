@@ -33,6 +33,7 @@ const POD: &[&str] = &["namespace", "pod"];
 const CONTAINER: &[&str] = &["namespace", "pod", "container"];
 const PORT: &[&str] = &["device", "port"];
 const POD_PORT: &[&str] = &["namespace", "pod", "device", "port"];
+const PEER: &[&str] = &["namespace", "pod", "peer_namespace", "peer_pod", "peer_role"];
 const INTERFACE: &[&str] = &["namespace", "pod", "interface"];
 
 const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
@@ -152,6 +153,10 @@ families! {
         "Bytes sent by an RDMA port of the node, whoever used it.");
     NODE_RDMA_PORT_TRANSMIT_PACKETS = counter("pinfold_node_rdma_port_transmit_packets_total", PORT,
         "Packets sent by an RDMA port of the node, whoever used it.");
+    PEER_RECEIVE_BYTES = counter("pinfold_peer_receive_bytes_total", PEER,
+        "Payload that a training pod's TCP connections have received from another pod of its job; without names: from everybody else.");
+    PEER_TRANSMIT_BYTES = counter("pinfold_peer_transmit_bytes_total", PEER,
+        "Payload that a training pod's TCP connections have sent to another pod of its job, and that was acknowledged; without names: to everybody else. What a connection sent between the last look and its end is missing.");
     POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
         "What a pod is; to be joined with the other families.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
@@ -190,10 +195,20 @@ families! {
         "Bytes sent by an RDMA port that is in the pod's own network namespace alone.");
     POD_RDMA_TRANSMIT_PACKETS = counter("pinfold_pod_rdma_port_transmit_packets_total", POD_PORT,
         "Packets sent by an RDMA port that is in the pod's own network namespace alone.");
+    POD_TCP_BUSY_SECONDS = counter("pinfold_pod_tcp_busy_seconds_total", POD,
+        "Time in which the pod's TCP connections had something to send or to be acknowledged, all added up; what passed between the last look at a connection and its end is missing.");
+    POD_TCP_CONNECTIONS = gauge("pinfold_pod_tcp_connections", &["namespace", "pod", "state"],
+        "TCP connections of the pod at the last look, by state. On the node's network those of no process (time_wait, syn_received) are nobody's.");
     POD_TCP_RETRANSMITTED_SEGMENTS = counter("pinfold_pod_tcp_retransmitted_segments_total", POD,
         "TCP segments that were sent again in the pod's own network namespace.");
+    POD_TCP_RTT_SECONDS = histogram("pinfold_pod_tcp_rtt_seconds", POD,
+        "Smoothed round-trip times of the pod's TCP connections: at each look, of each that was acknowledged something since the look before.");
+    POD_TCP_RWND_LIMITED_SECONDS = counter("pinfold_pod_tcp_rwnd_limited_seconds_total", POD,
+        "The part of the busy time in which the receiver had no room for more.");
     POD_TCP_SENT_SEGMENTS = counter("pinfold_pod_tcp_sent_segments_total", POD,
         "TCP segments sent in the pod's own network namespace, without those sent again.");
+    POD_TCP_SNDBUF_LIMITED_SECONDS = counter("pinfold_pod_tcp_sndbuf_limited_seconds_total", POD,
+        "The part of the busy time in which the sending sockets' own buffers were too small.");
     POD_TCP_TIMEOUTS = counter("pinfold_pod_tcp_timeouts_total", POD,
         "How often a TCP timer ran out in the pod's own network namespace because nothing was heard.");
 }

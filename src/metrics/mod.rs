@@ -14,13 +14,14 @@ mod number;
 mod page;
 mod runtime;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, places, resctrl, sockets, switches, tasks, tcp};
+use collectors::{caches, connections, foreign, places, resctrl, sockets, switches, tasks, tcp};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
@@ -36,6 +37,19 @@ use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf, rdma};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
+use crate::pod::Role;
+
+/// Training jobs, by namespace and name, with addresses at the other ends of their pods' connections that are no known pod's.
+pub type Unknown = BTreeMap<(String, String), BTreeSet<IpAddr>>;
+
+/// A pod at the other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Its name; its namespace is that of the training job.
+    pub pod: String,
+    /// Its role in the job.
+    pub role: Role,
+}
 
 /// For how long scrapes share what was collected.
 const SHARED: Duration = Duration::from_secs(1);
@@ -66,6 +80,8 @@ pub struct Sources {
     rdma: PathBuf,
     /// Whether it is this machine's own, and no tree of files.
     is_machine: bool,
+    /// Where they are asked for.
+    connections: Option<connections::Connections>,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -110,6 +126,7 @@ impl Sources {
             reader,
             rdma: rdma::folder(root),
             is_machine: root == Path::new("/"),
+            connections: None,
             sockets: None,
             costs,
             last,
@@ -137,6 +154,33 @@ impl Sources {
     #[must_use]
     pub fn with_sockets(self, cgroup_root: &Path, trees: &[String]) -> Self {
         Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
+    }
+
+    /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen, and of those of training pods how much
+    /// went to and fro between each and this many others. Where cgroup v2 is mounted is looked for at `cgroup_root`.
+    #[must_use]
+    pub fn with_connections(self, cgroup_root: &Path, peers: usize) -> Self {
+        Self { connections: Some(connections::Connections::new(cgroup_root, peers)), ..self }
+    }
+
+    /// The addresses at the other ends of training pods' connections whose pods the last look did not know.
+    pub fn unknown_peers(&self) -> Unknown {
+        self.connections.as_ref().map(connections::Connections::unknown).unwrap_or_default()
+    }
+
+    /// Takes what somebody knows of the pods of a training job on all nodes.
+    pub fn know_peers(&self, job: (String, String), peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
+        if let Some(connections) = &self.connections {
+            connections.know(job, peers);
+        }
+    }
+
+    /// Looks at the TCP connections of all pods, where that was asked for. It takes the longer the more namespaces there are,
+    /// so a scrape does not do it.
+    pub fn look_at_connections(&self, snapshot: &Snapshot) {
+        if let Some(connections) = &self.connections {
+            connections.look(self, snapshot);
+        }
     }
 
     /// Collects everything that belongs to the node's pods.

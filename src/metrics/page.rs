@@ -140,6 +140,21 @@ impl Lines {
         self.line("", labels, more, value);
     }
 
+    /// Adds a histogram: how many values were seen up to each bound and above the one before, and last those above all; and
+    /// the sum of all.
+    pub(super) fn put_histogram(&mut self, labels: &Labels, bounds: &[f64], counts: &[u64], sum: f64) {
+        let mut all = 0;
+        let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+        for (bound, count) in bounds.zip(counts) {
+            all += count;
+            let mut text = String::new();
+            bound.write(&mut text);
+            self.line("_bucket", labels, &[("le", &text)], all);
+        }
+        self.line("_sum", labels, &[], sum);
+        self.line("_count", labels, &[], all);
+    }
+
     fn line(&mut self, suffix: &str, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
         // Growing by a little moves all of it each time; what is not written to costs nothing.
         if self.text.capacity() - self.text.len() < LINE {
@@ -412,6 +427,13 @@ mod tests {
         let mut page = Page::default();
         page.add_registry(&registry.gather());
         let ours = page.text(Format::Text);
+        static WAIT: Family =
+            Family { name: "wait_seconds", kind: Kind::Histogram, help: "Waits.", labels: &[] };
+        let mut again = Lines::of(&WAIT);
+        again.put_histogram(&Labels::default(), &[0.5, 1.0], &[0, 1, 0], 0.75);
+        let mut page = Page::default();
+        page.add(again);
+        assert_eq!(page.text(Format::Text), ours);
         let mut theirs = Vec::new();
         prometheus::Encoder::encode(&prometheus::TextEncoder::new(), &registry.gather(), &mut theirs)
             .unwrap();

@@ -44,7 +44,7 @@ pub use model::{Container, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use object::Object;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};
-pub use role::{Recognition, Role, recognise};
+pub use role::{Recognition, Role, job_label, recognise};
 pub use selector::{Selector, SelectorError};
 pub use software::{Software, software};
 pub use threads::{

@@ -14,6 +14,7 @@ mod pressure;
 mod quota;
 mod systemd;
 mod tree;
+mod unified;
 mod usage;
 
 use std::fs;
@@ -36,6 +37,7 @@ pub use pressure::{Pressure, RESOURCES};
 pub use quota::{Quota, QuotaError, lifted};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
+pub use unified::Unified;
 pub use usage::Usage;
 
 /// The extended attribute that holds a mark: the kernel keeps it with the cgroup and drops it with the cgroup.

@@ -11,6 +11,7 @@ mod state;
 mod threads;
 
 pub(super) mod caches;
+pub(super) mod connections;
 pub(super) mod foreign;
 mod looks;
 mod monitors;
@@ -138,6 +139,9 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page) -> Pag
     run.collector("network", &mut scrape, network::collect);
     run.collector("tcp", &mut scrape, |page, scrape| lock(&sources.timeouts).collect(page, scrape));
     run.collector("rdma", &mut scrape, rdma::collect);
+    if let Some(connections) = &sources.connections {
+        run.collector("connections", &mut scrape, |page, scrape| connections.collect(page, scrape));
+    }
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }
