@@ -1,6 +1,8 @@
 //! What a scrape costs, beside the floor: a program that only reads seven files of each container, kept open, and writes as
 //! many lines. Real cgroups, processes and network namespaces; in turns, in one run.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench scrape` (`-- 10 250 1000` for other numbers of pods), as root
+//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench scrape` (`-- 100 250` for other numbers of pods), as root
+//!
+//! With `-- lives 10000`, what the agent holds while so many pods come and go, each scraped when it is there and when it is gone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../tests/support/agent.rs"]
@@ -16,6 +18,7 @@ mod http;
 #[allow(dead_code, reason = "shared with tests")]
 mod kernel;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -23,12 +26,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::proc::thread_cpu_time;
 
 use crate::agent::{Agent, Manifests, Settings};
 use crate::http::exchange;
-use crate::kernel::{Kernel, kernel_tests};
+use crate::kernel::{Kernel, Tree, kernel_tests};
 
 /// Containers of each pod.
 const CONTAINERS: usize = 4;
@@ -67,50 +71,97 @@ fn main() {
         println!("nothing was measured: set PINFOLD_KERNEL_TESTS=1");
         return;
     };
-    let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
-    for pods in if sizes.is_empty() { vec![10, 250] } else { sizes } {
-        measure(&kernel, pods);
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let numbers: Vec<usize> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
+    if arguments.iter().any(|argument| argument == "lives") {
+        return lives(&kernel, numbers.first().copied().unwrap_or(10_000));
+    }
+    println!(
+        "{:>5} {:>7} {:>9} {:>7} | {:>8} {:>8} {:>8} | {:>8} {:>8} | {:>8} {:>8} {:>6} | {:>7} {:>6}",
+        "pods",
+        "series",
+        "bytes",
+        "gzip",
+        "CPU ms",
+        "p99",
+        "gzip",
+        "time ms",
+        "p99",
+        "floor",
+        "reading",
+        "ratio",
+        "KiB",
+        "files"
+    );
+    for pods in if numbers.is_empty() { vec![10, 50, 250, 1000] } else { numbers } {
+        println!("      CPU by collector, mean, ms: {}", measure(&kernel, pods));
     }
 }
 
-fn measure(kernel: &Kernel, pods: usize) {
-    let mut tree = kernel.tree();
-    let manifests = Manifests::new();
-    let mut switches: Vec<Switch> = Vec::new();
-    let mut cgroups = Vec::new();
-    for number in 0..pods {
-        if number % PORTS == 0 {
-            switches.push(Switch::new().unwrap());
+/// A node with so many pods.
+struct Node<'a> {
+    kernel: &'a Kernel,
+    tree: Tree<'a>,
+    manifests: Manifests,
+    switches: Vec<Switch>,
+    cgroups: Vec<String>,
+    agent: Agent,
+}
+
+// === impl Node ===
+
+impl<'a> Node<'a> {
+    fn new(kernel: &'a Kernel, pods: usize) -> Self {
+        let mut tree = kernel.tree();
+        let manifests = Manifests::new();
+        let mut switches: Vec<Switch> = Vec::new();
+        let mut cgroups = Vec::new();
+        for number in 0..pods {
+            if number % PORTS == 0 {
+                switches.push(Switch::new().unwrap());
+            }
+            let [net, host] = [number / PORTS, number % PORTS + 1].map(|part| u8::try_from(part).unwrap());
+            let address = Ipv4Addr::new(10, 77, net, host);
+            let network: Netns = switches.last_mut().unwrap().join(address).unwrap();
+            let uid = format!("uid-{number}");
+            let pod = tree.pod("besteffort", &uid);
+            for container in 0..CONTAINERS {
+                let cgroup = tree.container(&pod, &format!("{uid}-{container}"));
+                tree.start_in(&cgroup, Some(&network));
+                cgroups.push(cgroup);
+            }
+            manifests.put(&format!("{uid}.yaml"), &manifest(number, &uid, CONTAINERS));
         }
-        let [net, host] = [number / PORTS, number % PORTS + 1].map(|part| u8::try_from(part).unwrap());
-        let address = Ipv4Addr::new(10, 77, net, host);
-        let network: Netns = switches.last_mut().unwrap().join(address).unwrap();
-        let uid = format!("uid-{number}");
-        let pod = tree.pod("besteffort", &uid);
-        for container in 0..CONTAINERS {
-            let cgroup = tree.container(&pod, &format!("{uid}-{container}"));
-            tree.start_in(&cgroup, Some(&network));
-            cgroups.push(cgroup);
-        }
-        manifests.put(&format!("{uid}.yaml"), &manifest(number, &uid));
+        let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
+        agent.within(Duration::from_secs(120), "all are known", |status| {
+            let all = status["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
+            all.len() == pods * CONTAINERS && all.iter().all(|one| one["running"] == true)
+        });
+        Self { kernel, tree, manifests, switches, cgroups, agent }
     }
-    let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
-    agent.within(Duration::from_secs(60), "all are known", |status| {
-        let all = status["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
-        all.len() == pods * CONTAINERS && all.iter().all(|one| one["running"] == true)
-    });
-    let mut floor = Floor::new(kernel, &cgroups);
-    let (text, size) = scrape(&agent, "");
-    let (_, packed) = scrape(&agent, "Accept-Encoding: gzip\r\n");
+}
+
+/// Prints a line of the table; what each collector costs.
+fn measure(kernel: &Kernel, pods: usize) -> String {
+    let node = Node::new(kernel, pods);
+    let agent = &node.agent;
+    let mut floor = Floor::new(node.kernel, &node.cgroups);
+    let (text, size) = scrape(agent, "");
+    let (_, packed) = scrape(agent, "Accept-Encoding: gzip\r\n");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
-    println!("{pods} pods × {CONTAINERS} containers: {series} series, {size} bytes, {packed} compressed");
-    let mut times: [Vec<f64>; 4] = Default::default();
+    let mut times: [Vec<f64>; 5] = Default::default();
+    let mut collected = 0;
+    std::thread::sleep(PAUSE);
+    let before = collectors(&scrape(agent, "").0);
     for _ in 0..SCRAPES {
         std::thread::sleep(PAUSE);
         for (at, headers) in ["", "Accept-Encoding: gzip\r\n"].into_iter().enumerate() {
-            let (start, used) = (Instant::now(), cpu_seconds(&agent));
-            scrape(&agent, headers);
-            times[at].push(1000.0 * (cpu_seconds(&agent) - used));
+            let (start, used) = (Instant::now(), cpu_seconds(agent));
+            scrape(agent, headers);
+            collected += 1;
+            times[at].push(1000.0 * (cpu_seconds(agent) - used));
             if at == 0 {
                 times[3].push(1000.0 * start.elapsed().as_secs_f64());
             }
@@ -118,41 +169,111 @@ fn measure(kernel: &Kernel, pods: usize) {
             std::thread::sleep(PAUSE);
         }
         let used = thread_cpu_time();
-        floor.round(series);
+        let read = floor.round(series);
         times[2].push(1000.0 * (thread_cpu_time() - used).as_secs_f64());
+        times[4].push(1000.0 * (read - used).as_secs_f64());
     }
-    let [plain, gzip, floor, wall] = times.map(|mut times| {
+    std::thread::sleep(PAUSE);
+    let after = collectors(&scrape(agent, "").0);
+    collected += 1;
+    let [plain, gzip, floor, wall, reading] = times.map(|mut times| {
         times.sort_by(f64::total_cmp);
         [50, 99].map(|percent| times[(times.len() - 1) * percent / 100])
     });
     println!(
-        "  CPU of a scrape: median {:.1} ms, p99 {:.1} ms; compressed {:.1} ms",
-        plain[0], plain[1], gzip[0]
+        "{pods:>5} {series:>7} {size:>9} {packed:>7} | {:>8.2} {:>8.2} {:>8.2} | {:>8.2} {:>8.2} | {:>8.2} {:>8.2} {:>6.2} | {:>7} {:>6}",
+        plain[0],
+        plain[1],
+        gzip[0],
+        wall[0],
+        wall[1],
+        floor[0],
+        reading[0],
+        plain[0] / floor[0],
+        resident(agent),
+        descriptors(agent),
     );
-    println!("  time of a scrape: median {:.1} ms, p99 {:.1} ms", wall[0], wall[1]);
-    println!("  the floor: median {:.1} ms; ratio of the medians {:.2}", floor[0], plain[0] / floor[0]);
-    let text = scrape(&agent, "").0;
-    let of = |line: &str| {
-        let (name, seconds) =
-            line.strip_prefix("pinfold_collector_duration_seconds{collector=\"")?.split_once("\"} ")?;
-        Some(format!("{name} {:.1} ms", 1000.0 * seconds.parse::<f64>().ok()?))
+    let mean = |(name, used): (&String, &f64)| {
+        let ms = 1000.0 * (used - before.get(name).copied().unwrap_or_default()) / f64::from(collected);
+        format!("{name} {ms:.2}")
     };
-    println!("  the collectors, once: {}", text.lines().filter_map(of).collect::<Vec<_>>().join(", "));
-    println!("  resident memory of the agent: {} KiB", resident(&agent));
-    agent.stop();
+    let costs: Vec<String> = after.iter().map(mean).collect();
+    node.agent.stop();
+    drop(node.switches);
+    costs.join(", ")
 }
 
-fn manifest(number: usize, uid: &str) -> String {
-    let (mut containers, mut statuses) = (String::new(), String::new());
-    for container in 0..CONTAINERS {
-        let _ = writeln!(containers, "  - {{name: c{container}, image: web}}");
+/// Pods come and go, and there is a scrape of each when it is there and when it is gone: what the agent then holds.
+fn lives(kernel: &Kernel, lives: usize) {
+    let mut node = Node::new(kernel, 10);
+    let mut scrapes = 0;
+    let mut there = |agent: &Agent, pod: &str, wanted: bool| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            scrapes += 1;
+            let text = scrape(agent, "").0;
+            let series = format!("pinfold_container_threads{{namespace=\"train\",pod=\"{pod}\"");
+            if text.contains(&series) == wanted {
+                return scrapes;
+            }
+            assert!(Instant::now() < deadline, "{pod}: {wanted} was never seen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    println!("{:>6} {:>8} {:>8} {:>6}", "pods", "scrapes", "KiB", "files");
+    let mut seen = 0;
+    for life in 0..lives {
+        let number = 1000 + life;
+        let uid = format!("life-{life}");
+        let network = (life % 10 == 0).then(|| Netns::new().unwrap());
+        let pod = node.tree.pod("besteffort", &uid);
+        let cgroup = node.tree.container(&pod, &format!("{uid}-0"));
+        node.tree.start_in(&cgroup, network.as_ref());
+        let file = format!("{uid}.yaml");
+        node.manifests.put(&file, &manifest(number, &uid, 1));
+        let name = format!("web-{number}");
+        there(&node.agent, &name, true);
+        node.manifests.remove(&file);
+        node.tree.remove(&pod);
+        seen = there(&node.agent, &name, false);
+        if life == 0 || (life + 1) % (lives / 10).max(1) == 0 {
+            println!(
+                "{:>6} {seen:>8} {:>8} {:>6}",
+                life + 1,
+                resident(&node.agent),
+                descriptors(&node.agent)
+            );
+        }
+    }
+    println!("{lives} pods came and went, with {seen} scrapes");
+    node.agent.stop();
+}
+
+/// CPU seconds of each collector so far.
+fn collectors(text: &str) -> BTreeMap<String, f64> {
+    let of = |line: &str| {
+        let (name, seconds) =
+            line.strip_prefix("pinfold_collector_cpu_seconds_total{collector=\"")?.split_once("\"} ")?;
+        Some((name.to_owned(), seconds.parse().ok()?))
+    };
+    text.lines().filter_map(of).collect()
+}
+
+fn descriptors(agent: &Agent) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", agent.id())).unwrap().count()
+}
+
+fn manifest(number: usize, uid: &str, containers: usize) -> String {
+    let (mut specs, mut statuses) = (String::new(), String::new());
+    for container in 0..containers {
+        let _ = writeln!(specs, "  - {{name: c{container}, image: web}}");
         let _ = writeln!(
             statuses,
             "  - {{name: c{container}, image: web, imageID: '', ready: true, restartCount: 0, containerID: 'containerd://{uid}-{container}'}}"
         );
     }
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web-{number}, namespace: train, uid: {uid}}}\nspec:\n  containers:\n{containers}status:\n  containerStatuses:\n{statuses}"
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web-{number}, namespace: train, uid: {uid}}}\nspec:\n  containers:\n{specs}status:\n  containerStatuses:\n{statuses}"
     )
 }
 
@@ -181,6 +302,8 @@ fn resident(agent: &Agent) -> String {
 /// The least that a program could do for the same series.
 struct Floor {
     files: Vec<File>,
+    /// What there was no room for among the open files: it is opened in each round.
+    others: Vec<PathBuf>,
     page: String,
 }
 
@@ -193,21 +316,32 @@ impl Floor {
         let below = |hierarchy: &str| -> PathBuf {
             if unified { root.to_owned() } else { root.parent().unwrap_or(Path::new("/")).join(hierarchy) }
         };
-        let mut files = Vec::new();
+        let open = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let room = getrlimit(Resource::RLIMIT_NOFILE).unwrap().0.saturating_sub(open + 500);
+        let (mut files, mut others) = (Vec::new(), Vec::new());
         for cgroup in cgroups {
             for ((hierarchy, older), newer) in FILES.into_iter().zip(UNIFIED) {
                 let path = below(hierarchy).join(cgroup).join(if unified { newer } else { older });
+                if files.len() as u64 >= room {
+                    others.push(path);
+                    continue;
+                }
                 files.push(File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())));
             }
         }
-        Self { files, page: String::new() }
+        Self { files, others, page: String::new() }
     }
 
-    fn round(&mut self, series: usize) {
+    /// What this thread had used when all was read.
+    fn round(&mut self, series: usize) -> Duration {
         let (mut buffer, mut sum) = ([0; 4096], 0);
         for file in &self.files {
             sum += file.read_at(&mut buffer, 0).unwrap();
         }
+        for path in &self.others {
+            sum += File::open(path).unwrap().read_at(&mut buffer, 0).unwrap();
+        }
+        let read = thread_cpu_time();
         self.page.clear();
         for number in 0..series {
             let _ = writeln!(
@@ -217,5 +351,6 @@ impl Floor {
             );
         }
         std::hint::black_box(&self.page);
+        read
     }
 }

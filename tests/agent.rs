@@ -26,6 +26,8 @@ mod api;
 mod asked;
 #[path = "agent/churn.rs"]
 mod churn;
+#[path = "agent/cost.rs"]
+mod cost;
 #[path = "agent/counters.rs"]
 mod counters;
 #[path = "agent/drift.rs"]
@@ -36,6 +38,8 @@ mod endurance;
 mod life;
 #[path = "agent/partition/mod.rs"]
 mod partition;
+#[path = "agent/peers.rs"]
+mod peers;
 #[path = "agent/pinning.rs"]
 mod pinning;
 #[path = "agent/release.rs"]
@@ -46,3 +50,5 @@ mod restart;
 mod scenes;
 #[path = "agent/serving.rs"]
 mod serving;
+#[path = "agent/tasks.rs"]
+mod tasks;

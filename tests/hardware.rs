@@ -13,7 +13,9 @@ use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::online::online_cpus;
-use pinfold::host::perf::{Events, Group, PerfError, SOFTWARE, hardware};
+use pinfold::host::perf::{Event, Group, PerfError, SOFTWARE, hardware, second_level};
+use pinfold::host::proc::Proc;
+use pinfold::host::rdma;
 use pinfold::host::resctrl::{Count, PREFIX, Resctrl, ResctrlError};
 
 /// How long each CPU works.
@@ -31,8 +33,15 @@ fn main() {
     let online = online_cpus(Path::new("/sys")).unwrap();
     let hard =
         ["cycles", "instructions", "references of the last-level cache", "misses of the last-level cache"];
-    counters(&online, &hardware(Path::new("/")), hard);
-    counters(&online, &SOFTWARE, ["context switches", "page faults", "minor page faults", "migrations"]);
+    counters(&online, &hardware(Path::new("/")), &hard);
+    let second = ["references of the second-level cache", "misses of the second-level cache"];
+    match second_level(Path::new("/")) {
+        Ok(events) => counters(&online, &events, &second),
+        Err(reason) => second.iter().for_each(|name| println!("{name}: not here: {reason}")),
+    }
+    counters(&online, &SOFTWARE, &["context switches", "page faults", "minor page faults", "migrations"]);
+    threads();
+    ports();
     let meant = std::env::var_os("PINFOLD_KERNEL_TESTS").is_some_and(|value| value == "1");
     if meant {
         monitors(&online);
@@ -42,7 +51,7 @@ fn main() {
 }
 
 /// Counts on each CPU while it works.
-fn counters(online: &CpuSet, events: &Events, names: [&str; 4]) {
+fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
     let mut sums = [None; 4];
     let mut refused = None;
     for cpu in online.iter() {
@@ -70,6 +79,38 @@ fn counters(online: &CpuSet, events: &Events, names: [&str; 4]) {
             (None, Some(reason)) => println!("{name}: not here: {reason}"),
             (None, None) => println!("{name}: not here: these CPUs don't have this event"),
         }
+    }
+}
+
+/// Counts how often a thread of this process is moved that binds itself to one CPU and then to another.
+fn threads() {
+    let (proc, own) = (Proc::new(Path::new("/")), i32::try_from(std::process::id()).unwrap());
+    if let Some(reason) = proc.no_migrations() {
+        return println!("moves of threads: not here: {reason}");
+    }
+    let online: Vec<u32> = online_cpus(Path::new("/sys")).unwrap().iter().collect();
+    let moves = || proc.tasks(own).iter().find(|task| task.tid == own).unwrap().migrations.unwrap();
+    let before = moves();
+    if let [first, .., last] = online[..] {
+        for cpu in [first, last, first, last] {
+            assert!(work_on(cpu), "CPU {cpu} is not for this process");
+        }
+        assert!(moves() >= before + 3, "{before} moves before, {} after", moves());
+    }
+    println!("moves of threads: supported, {}", moves() - before);
+}
+
+/// Says what RDMA ports there are.
+fn ports() {
+    let folder = rdma::folder(Path::new("/"));
+    let ports = rdma::ports(&folder);
+    if ports.is_empty() {
+        return println!("ports of RDMA devices: not here: there is none below {}", folder.display());
+    }
+    for port in ports {
+        let counted = port.counts.iter().flatten().count();
+        assert!(counted > 0 || !port.hardware.is_empty(), "{} counts nothing", port.device);
+        println!("RDMA port {}/{}: supported, {counted} counters", port.device, port.port);
     }
 }
 

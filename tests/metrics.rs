@@ -21,6 +21,8 @@ mod names;
 mod node;
 #[path = "metrics/prometheus.rs"]
 mod prometheus;
+#[path = "metrics/rdma.rs"]
+mod rdma;
 #[path = "metrics/renewed.rs"]
 mod renewed;
 #[path = "metrics/rules.rs"]

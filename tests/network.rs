@@ -15,6 +15,10 @@ mod http;
 #[allow(dead_code, reason = "shared with tests of the whole agent")]
 mod kernel;
 
+#[path = "network/connections.rs"]
+mod connections;
+#[path = "network/peers.rs"]
+mod peers;
 #[path = "network/sockets.rs"]
 mod sockets;
 #[path = "network/tcp.rs"]

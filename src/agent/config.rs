@@ -86,12 +86,19 @@ impl Default for Cluster {
     }
 }
 
-/// What is measured only where it is asked for, because it costs the pods something.
+/// What is measured only where it is asked for, because it costs the pods or the node something.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
     /// What the pods' sockets send and receive, counted by BPF programs that see each of their packets (cgroup v2).
     pub sockets: bool,
+    /// How many descriptors may be open to count cycles, instructions and cache misses of containers that share their CPUs: four
+    /// for each container and CPU. The kernel switches these counters with the containers.
+    pub shared_counters: usize,
+    /// Seconds between two looks at the pods' TCP connections; 0 for none at all.
+    pub connections: u64,
+    /// With how many others of its training job, at most, it is told how much a training pod exchanges; 0 for none.
+    pub peers: u64,
 }
 
 /// The enforcement asked for.
@@ -160,6 +167,15 @@ pub struct Overrides {
     /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
     #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub sockets: Option<bool>,
+    /// Descriptors for counting cycles and the like of containers that share their CPUs, four for each on each CPU [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_SHARED_COUNTERS")]
+    pub shared_counters: Option<usize>,
+    /// Seconds between two looks at the pods' TCP connections; 0 for none [default: 0]
+    #[arg(long, value_name = "SECONDS", env = "PINFOLD_CONNECTIONS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub connections: Option<u64>,
+    /// With how many others of its job, at most, it is told how much a training pod exchanges; wants --connections [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_PEERS", value_parser = clap::value_parser!(u64).range(0..=1000))]
+    pub peers: Option<u64>,
 }
 
 impl Default for Config {
@@ -215,6 +231,9 @@ impl Config {
             reconcile_seconds,
             listen,
             sockets,
+            shared_counters,
+            connections,
+            peers,
         } = overrides;
         set(&mut config.root, root);
         set(&mut config.cgroup_root, cgroup_root);
@@ -223,6 +242,9 @@ impl Config {
         set(&mut config.reconcile_seconds, reconcile_seconds);
         set(&mut config.listen, listen);
         set(&mut config.metrics.sockets, sockets);
+        set(&mut config.metrics.shared_counters, shared_counters);
+        set(&mut config.metrics.connections, connections);
+        set(&mut config.metrics.peers, peers);
         config.pods = pods.or(config.pods);
         set(&mut config.cluster.api, api);
         set(&mut config.cluster.namespace, namespace.filter(given));
@@ -257,6 +279,18 @@ impl Config {
             (1..=3600).contains(&self.reconcile_seconds),
             "reconcileSeconds is {}: use 1 to 3600",
             self.reconcile_seconds
+        );
+        anyhow::ensure!(
+            self.metrics.connections <= 3600,
+            "metrics.connections is {}: use 0 to 3600",
+            self.metrics.connections
+        );
+        anyhow::ensure!(self.metrics.peers <= 1000, "metrics.peers is {}: use 0 to 1000", self.metrics.peers);
+        anyhow::ensure!(
+            self.metrics.peers == 0 || self.metrics.connections > 0,
+            "metrics.peers is {}, and nobody looks at connections: say with metrics.connections (--connections) how often, \
+             for example every 30 seconds",
+            self.metrics.peers
         );
         anyhow::ensure!(
             !self.trees.is_empty(),
@@ -313,6 +347,10 @@ mod tests {
             ("enforcement: maybe", "maybe"),
             ("listen: everywhere", "listen"),
             ("metrics: {socket: true}", "socket"),
+            ("metrics: {sharedCounters: -1}", "sharedCounters"),
+            ("metrics: {connections: 3601}", "metrics.connections"),
+            ("metrics: {connections: 30, peers: 1001}", "metrics.peers"),
+            ("metrics: {peers: 64}", "--connections"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

@@ -1,14 +1,16 @@
 //! Metrics, health and status over HTTP.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::Write;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, VARY,
 };
@@ -23,8 +25,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Link, LinkState};
 use super::runtime;
-use crate::metrics::{self, AgentMetrics, Format, Page, Sources};
+use crate::metrics::{self, AgentMetrics, Chunk, Format, Page, Sources, ThreadTruth};
 use crate::pin::Snapshot;
+use crate::pin::snapshot::ContainerState;
 
 /// Connections served at once; more wait.
 const CONNECTIONS: usize = 32;
@@ -58,6 +61,53 @@ struct Status<'a> {
     snapshot: &'a Snapshot,
 }
 
+/// An answer's body, in pieces.
+struct Pieces(VecDeque<Bytes>);
+
+// === impl Pieces ===
+
+impl Pieces {
+    fn one(body: impl Into<Bytes>) -> Self {
+        Self(VecDeque::from([body.into()]))
+    }
+}
+
+impl FromIterator<Bytes> for Pieces {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
+        Self(pieces.into_iter().filter(|piece| !piece.is_empty()).collect())
+    }
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Told before the first piece goes out, so that the client knows the whole length.
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
+
+/// A container as `/status` shows it: what is decided, and what is seen of its threads.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    state: &'a ContainerState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seen: Option<ThreadTruth>,
+}
+
 // === impl State ===
 
 impl State {
@@ -68,26 +118,35 @@ impl State {
         metrics::complete(collected, &self.metrics, api.as_ref(), runtime.as_ref())
     }
 
-    fn scrape(&self, snapshot: &Arc<Snapshot>, request: &HeaderMap) -> Response<Full<Bytes>> {
+    fn scrape(&self, snapshot: &Arc<Snapshot>, request: &HeaderMap) -> Response<Pieces> {
         let header =
             |name| request.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
         let format = Format::accepted(header(ACCEPT));
-        let text = self.page(self.sources.collect_shared(snapshot)).text(format);
+        let chunks = self.page(self.sources.collect_shared(snapshot)).chunks(format);
         let mut response = if accepts_gzip(header(ACCEPT_ENCODING)) {
-            let mut response = typed(StatusCode::OK, format.content_type(), gzip(text.as_bytes()));
+            let mut response = typed(StatusCode::OK, format.content_type(), gzip(&chunks));
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             response
         } else {
-            typed(StatusCode::OK, format.content_type(), text)
+            // Nothing is copied: what was collected goes to the client as it is.
+            typed(StatusCode::OK, format.content_type(), chunks.into_iter().map(Bytes::from_owner).collect())
         };
         response.headers_mut().insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
         response
     }
 
-    fn status(&self, snapshot: &Snapshot) -> serde_json::Result<String> {
+    fn status(&self, snapshot: &Arc<Snapshot>) -> serde_json::Result<String> {
         let cluster = self.link.as_ref().map(Link::state);
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
-        serde_json::to_string_pretty(&Status { cluster, runtime, snapshot })
+        // Whoever asks wants to know how it is now, where nobody scrapes, too.
+        self.sources.collect_shared(snapshot);
+        let told = |state| Told { state, seen: self.sources.truth(state, snapshot) };
+        let containers: Vec<Told<'_>> = snapshot.containers.iter().map(told).collect();
+        let mut status = serde_json::to_value(Status { cluster, runtime, snapshot })?;
+        if let Some(place) = status.get_mut("containers") {
+            *place = serde_json::to_value(containers)?;
+        }
+        serde_json::to_string_pretty(&status)
     }
 
     /// Why the agent is not ready, although it works.
@@ -142,7 +201,7 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
     }
 }
 
-fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, state: &State) -> Response<Pieces> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
@@ -168,8 +227,8 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
         ("/metrics", Some(snapshot)) => {
             tokio::task::block_in_place(|| state.scrape(&snapshot, request.headers()))
         }
-        ("/status", Some(snapshot)) => match state.status(&snapshot) {
-            Ok(json) => typed(StatusCode::OK, "application/json", json + "\n"),
+        ("/status", Some(snapshot)) => match tokio::task::block_in_place(|| state.status(&snapshot)) {
+            Ok(json) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         },
         ("/", _) => text(StatusCode::OK, "pinfold: /metrics /status /healthz /readyz\n".to_owned()),
@@ -179,29 +238,38 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Full<Bytes>> {
     }
 }
 
-fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
-    typed(status, "text/plain; charset=utf-8", text)
+fn text(status: StatusCode, text: String) -> Response<Pieces> {
+    typed(status, "text/plain; charset=utf-8", Pieces::one(text))
 }
 
 /// Whether a client takes compressed answers, by its `Accept-Encoding` header.
 fn accepts_gzip(header: &str) -> bool {
-    header.split(',').any(|coding| {
-        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
-        let refused = weight.trim().strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0));
-        matches!(name.trim(), "gzip" | "*") && !refused
-    })
+    let mut others = false;
+    for coding in header.split(',') {
+        let mut parts = coding.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let accepted = weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)) > 0.0;
+        if name.eq_ignore_ascii_case("gzip") || name.eq_ignore_ascii_case("x-gzip") {
+            return accepted;
+        }
+        // Whatever is not named.
+        others |= name == "*" && accepted;
+    }
+    others
 }
 
 /// Compressed as fast as can be: series are much alike, and more effort makes them little smaller.
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::with_capacity(bytes.len() / 8), Compression::fast());
+fn gzip(chunks: &[Chunk]) -> Pieces {
+    let length: usize = chunks.iter().map(|chunk| chunk.as_ref().len()).sum();
+    let mut encoder = GzEncoder::new(Vec::with_capacity(length / 8), Compression::fast());
     // Writing to memory does not fail.
-    let _ = encoder.write_all(bytes);
-    encoder.finish().unwrap_or_default()
+    chunks.iter().for_each(|chunk| drop(encoder.write_all(chunk.as_ref())));
+    Pieces::one(encoder.finish().unwrap_or_default())
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
@@ -221,6 +289,12 @@ mod tests {
             ("identity", false),
             ("gzip;q=0", false),
             ("gzip; q=0.0, br", false),
+            ("gzip;q=0, *", false),
+            ("*, gzip;q=0", false),
+            ("*;q=0, gzip;q=0.1", true),
+            ("br, *;q=0", false),
+            ("GZIP", true),
+            ("gzip;q=nonsense", false),
         ] {
             assert_eq!(accepts_gzip(header), accepted, "{header}");
         }

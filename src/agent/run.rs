@@ -11,9 +11,10 @@ use anyhow::Context;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Cluster, Link, Running};
+use super::cluster::{Cluster, Link, Running, peers};
 use super::config::Config;
 use super::devices::{CallError, DevicesError, PodResources};
 use super::event::{Admission, Event};
@@ -24,15 +25,17 @@ use super::owner::Owner;
 use super::runtime;
 use super::service;
 use super::tasks::Tasks;
+use crate::cluster::peers::Member;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
+use crate::host::perf;
 use crate::host::watch::Watch;
-use crate::metrics::{AgentMetrics, Format, Sources};
+use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
-/// How long the kubelet is left alone before it is asked again, if nothing happens meanwhile.
+/// How long the kubelet is left alone at least, unless a cgroup has come or gone.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How long it is left alone whatever happens.
@@ -98,11 +101,21 @@ impl Agent {
         }
         // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
         let kubelet = PodResources::new(&node.config.root);
-        tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), events.clone()));
+        tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), snapshot.clone(), events.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
+        if node.config.metrics.shared_counters > 0 {
+            let events = perf::hardware(&node.config.root);
+            sources = sources.counting_shared(events, node.config.metrics.shared_counters);
+        }
         if node.config.metrics.sockets {
             sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
         }
+        let most = usize::try_from(node.config.metrics.peers)?;
+        let between = Duration::from_secs(node.config.metrics.connections);
+        if !between.is_zero() {
+            sources = sources.with_connections(&node.config.cgroup_root, most);
+        }
+        let api = cluster.filter(|_| most > 0).map(|cluster| cluster.api.clone());
         let cluster = cluster
             .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
@@ -114,6 +127,15 @@ impl Agent {
         let runtime = runtime.transpose()?;
         let state =
             Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link, runtime });
+        if !between.is_zero() {
+            let (unknown, asked) = mpsc::channel(1);
+            tasks.spawn(look_at_connections(Arc::clone(&state), between, unknown));
+            if let (Some(api), Some(cluster)) = (api, &cluster) {
+                let told = Arc::clone(&state);
+                let tell = move |job, members| know(&told.sources, job, members);
+                tasks.spawn(peers::resolve(api, cluster.pods.clone(), asked, tell));
+            }
+        }
         let ended = stop.clone();
         let served = Arc::clone(&state);
         tasks.spawn_to_its_end(async move {
@@ -188,15 +210,50 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
     }
 }
 
-/// Asks the kubelet again and again which devices pods were given, and tells the owner of what is new.
+/// Looks at the pods' TCP connections again and again, beside everything else.
+async fn look_at_connections(
+    state: Arc<State>,
+    between: Duration,
+    unknown: mpsc::Sender<Unknown>,
+) -> anyhow::Result<()> {
+    let mut snapshots = state.snapshot.clone();
+    let mut timer = tokio::time::interval(between);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        timer.tick().await;
+        let latest = snapshots.wait_for(Option::is_some).await;
+        let Some(snapshot) = latest.ok().and_then(|snapshot| snapshot.clone()) else {
+            // The owner has ended, and so does everything else.
+            return std::future::pending().await;
+        };
+        let looking = Arc::clone(&state);
+        let look = move || looking.sources.look_at_connections(&snapshot);
+        tokio::task::spawn_blocking(look).await.context("a look at TCP connections broke")?;
+        // While somebody is still asking, or where nobody does, this look's are not asked for.
+        let _ = unknown.try_send(state.sources.unknown_peers());
+    }
+}
+
+/// Passes on what the API server says of a training job's pods.
+fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
+    let peers = members.into_iter().flat_map(|Member { pod, role, addresses }| {
+        addresses.into_iter().map(move |address| (address, Peer { pod: pod.clone(), role }))
+    });
+    sources.know_peers(job, peers);
+}
+
+/// Asks the kubelet which devices pods were given, when cgroups come and go and else with the reconciles, and tells the owner of
+/// what is new. It has no timer of its own: a node at rest is not woken for it.
 async fn ask_for_devices(
     kubelet: PodResources,
     cgroups: Arc<Notify>,
+    mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
     events: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let mut told = BTreeMap::new();
     let mut complaint = String::new();
     loop {
+        let asked = tokio::time::Instant::now();
         match kubelet.list().await {
             Ok(containers) => {
                 let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
@@ -224,11 +281,17 @@ async fn ask_for_devices(
                 }
             }
         }
-        tokio::time::sleep(ASK_AT_MOST).await;
-        tokio::select! {
-            () = tokio::time::sleep(ASK_AGAIN) => {}
-            () = cgroups.notified() => {}
+        loop {
+            tokio::select! {
+                () = cgroups.notified() => break,
+                reconciled = reconciled.changed() => match reconciled {
+                    Ok(()) if asked.elapsed() < ASK_AGAIN => {}
+                    Ok(()) => break,
+                    Err(_) => return Ok(()),
+                }
+            }
         }
+        tokio::time::sleep_until(asked + ASK_AT_MOST).await;
     }
 }
 

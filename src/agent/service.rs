@@ -12,9 +12,6 @@ use tokio::time::Instant;
 use crate::host::notify::Notifier;
 use crate::pin::Snapshot;
 
-/// How often the status is looked at where nobody waits for signs of life.
-const LOOK: Duration = Duration::from_secs(10);
-
 /// Tells the service manager until the agent stops.
 pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, reconcile: Duration) {
     let notifier = Notifier;
@@ -24,8 +21,11 @@ pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, r
         }
     };
     let patience = notifier.watchdog();
-    let mut timer = tokio::time::interval(patience.map_or(LOOK, |patience| patience / 3));
-    timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut timer = patience.map(|patience| {
+        let mut timer = tokio::time::interval(patience / 3);
+        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        timer
+    });
     let (mut seen, mut said) = (Instant::now(), None);
     loop {
         tokio::select! {
@@ -33,8 +33,8 @@ pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, r
                 Ok(()) => seen = Instant::now(),
                 Err(_) => return,
             },
-            _ = timer.tick() => {
-                if patience.is_some() && is_alive(seen.elapsed(), reconcile) {
+            () = tick(timer.as_mut()) => {
+                if is_alive(seen.elapsed(), reconcile) {
                     told(notifier.alive());
                 }
             }
@@ -44,6 +44,14 @@ pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, r
             told(if said.is_none() { notifier.ready(&status) } else { notifier.status(&status) });
             said = Some(status);
         }
+    }
+}
+
+/// Waits for the next sign of life that is due; for ever where nobody waits for one.
+async fn tick(timer: Option<&mut tokio::time::Interval>) {
+    match timer {
+        Some(timer) => drop(timer.tick().await),
+        None => std::future::pending().await,
     }
 }
 

@@ -32,6 +32,8 @@ names! {
         ListPods = "list_pods",
         /// A watch of this node's pods.
         WatchPods = "watch_pods",
+        /// A page of a training job's pods.
+        ListJob = "list_job",
         /// This node's Node.
         GetNode = "get_node",
         /// Labels of this node's Node.

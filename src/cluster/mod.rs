@@ -23,6 +23,7 @@ pub mod connect;
 mod counters;
 pub mod events;
 pub mod node;
+pub mod peers;
 pub mod pods;
 pub mod scenes;
 

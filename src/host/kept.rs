@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::file::FileError;
 
@@ -14,7 +14,7 @@ const PAGE: usize = 4096;
 ///
 /// A file of a cgroup that is kept open keeps nobody from removing the cgroup: it just can't be read any more.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub struct Reader {
     buffer: Vec<u8>,
 }
 
@@ -39,6 +39,15 @@ impl Reader {
     fn text(&self, length: usize) -> &str {
         // The kernel's numbers and words are ASCII; anything else is nothing that could be understood.
         std::str::from_utf8(self.buffer.get(..length).unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// The text of a file that is opened for this once, white space at its end included.
+    ///
+    /// # Errors
+    /// It can't be opened or read.
+    pub(super) fn once(&mut self, path: &Path) -> io::Result<&str> {
+        let length = fill(&mut self.buffer, &File::open(path)?)?;
+        Ok(self.text(length))
     }
 
     /// Opens a file and reads its text; `None` where there is none.

@@ -5,6 +5,7 @@
 pub mod bpf;
 pub mod busy;
 pub mod cgroup;
+pub mod diag;
 pub mod file;
 mod kept;
 pub mod knobs;
@@ -16,6 +17,7 @@ pub mod online;
 pub mod pci;
 pub mod perf;
 pub mod proc;
+pub mod rdma;
 pub mod resctrl;
 pub mod sockets;
 pub mod spawn;

@@ -6,9 +6,12 @@
 //! and every link in it, also if this program is killed.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::future::Future;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -24,6 +27,15 @@ const PREFIX: u8 = 24;
 #[derive(Debug, Clone)]
 pub struct Netns {
     file: Arc<OwnedFd>,
+}
+
+/// A stop on a [`tour`]: the namespace of a process, if that is still the one that was meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stop {
+    /// The process's file for it, like `/proc/7/ns/net`.
+    pub file: PathBuf,
+    /// The number of the namespace: another process may have the id by now.
+    pub number: u64,
 }
 
 /// A bridge in a private namespace; each container that joins gets a namespace of its own with an `eth0`.
@@ -49,7 +61,7 @@ impl Netns {
             unshare(CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| NetError::new("create", "a network namespace", errno))?;
             let path = "/proc/thread-self/ns/net";
-            let file = std::fs::File::open(path).map_err(|source| NetError::new("open", path, source))?;
+            let file = File::open(path).map_err(|source| NetError::new("open", path, source))?;
             Ok(Self { file: Arc::new(file.into()) })
         })
     }
@@ -88,6 +100,34 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Goes through namespaces one after the other, on one thread that ends with the last, and does `work` in each, which is told
+/// the place of the stop in the list. Namespaces that are gone, or can't be entered, are left out.
+///
+/// None of them is held by a descriptor while another is visited, or afterwards, unless `work` keeps one: a namespace that
+/// everybody else has left meanwhile ends as soon as it is left here, too.
+///
+/// # Errors
+/// None of them could be entered, for want of `CAP_SYS_ADMIN`.
+pub fn tour(stops: &[Stop], mut work: impl FnMut(usize) + Send) -> Result<(), NetError> {
+    in_thread("pinfold-tour", || {
+        let (mut entered, mut refused) = (false, None);
+        for (place, stop) in stops.iter().enumerate() {
+            let Ok(file) = File::open(&stop.file) else { continue };
+            if file.metadata().map_or(0, |file| file.ino()) != stop.number {
+                continue;
+            }
+            if let Err(errno) = setns(&file, CloneFlags::CLONE_NEWNET) {
+                refused = Some(NetError::new("enter", stop.file.display().to_string(), errno));
+                continue;
+            }
+            drop(file);
+            entered = true;
+            work(place);
+        }
+        refused.filter(|_| !entered).map_or(Ok(()), Err)
+    })
 }
 
 // === impl Switch ===

@@ -1,13 +1,14 @@
 //! Counters of a CPU, whatever runs on it: cycles, instructions, and what its last-level cache was asked for.
 //!
 //! They belong to a CPU and not to a cgroup or a process: nothing is done when tasks take turns, and where a CPU has one owner
-//! what it counts is the owner's. The counters of a CPU are one group, counted at the same times and read with one call. A
+//! what it counts is the owner's. Those that are opened for a cgroup count on a CPU while its tasks run there; the kernel
+//! switches them with the tasks, which costs every switch between cgroups something. The counters of a CPU are one group, counted at the same times and read with one call. A
 //! read interrupts the CPU for a moment.
 
 // There are no safe bindings that open each event of a group by itself. The call and the descriptor that it returns are here.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
@@ -83,6 +84,49 @@ pub fn hardware(root: &Path) -> Events {
     [cycles, instructions, references, misses]
 }
 
+/// References and misses of the second-level cache, on the machine whose `proc` and `sys` lie below `root`; or why there are
+/// none. Only events that Linux itself names are taken: raw numbers differ from one model to the next.
+///
+/// # Errors
+/// The kernel has no names for them here.
+pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
+    let info = file::read_optional(&root.join("proc/cpuinfo")).ok().flatten().unwrap_or_default();
+    let of =
+        |name: &str| info.lines().find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim()));
+    let family = of("cpu family").and_then(|family| family.parse::<u32>().ok());
+    // What Linux calls "cache references" is the second level on AMD's CPUs since Zen (arch/x86/events/amd/core.c).
+    if of("vendor_id") == Some("AuthenticAMD") && family.is_some_and(|family| family >= ZEN) {
+        return Ok([bindings::PERF_COUNT_HW_CACHE_REFERENCES, bindings::PERF_COUNT_HW_CACHE_MISSES]
+            .map(hardware_event));
+    }
+    // Arm's architecture has numbers for them, and the driver names those that the CPU has.
+    let devices = root.join("sys/bus/event_source/devices");
+    let mut found = fs::read_dir(devices).into_iter().flatten().flatten().filter_map(|device| {
+        let named = |event: &str| named(&device.path(), event);
+        Some([named("l2d_cache")?, named("l2d_cache_refill")?])
+    });
+    let reason = "the kernel has no names for events of this CPU's second-level cache";
+    let events = found.next().ok_or_else(|| reason.to_owned())?;
+    match found.next() {
+        Some(_) => {
+            Err("this machine has CPUs of several kinds, whose second-level caches count differently"
+                .to_owned())
+        }
+        None => Ok(events),
+    }
+}
+
+/// The first family of Zen.
+const ZEN: u32 = 0x17;
+
+/// An event that a driver names: `event=0x0016` in its folder, and the number of its kind.
+fn named(device: &Path, event: &str) -> Option<Event> {
+    let number = |text: &str| u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
+    let text = file::read_value_optional(&device.join("events").join(event)).ok().flatten()?;
+    let kind = file::read_value_optional(&device.join("type")).ok().flatten()?;
+    Some(Event { kind: kind.parse().ok()?, config: number(text.strip_prefix("event=")?)? })
+}
+
 /// How many descriptors counters may take: half of what the process may have open.
 pub fn descriptors() -> usize {
     let soft = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
@@ -155,10 +199,22 @@ impl Group {
     ///
     /// # Errors
     /// Not one of the events is to be had, or none may be, or the CPU is not online.
-    pub fn open(cpu: u32, events: &Events) -> Result<Self, PerfError> {
+    pub fn open(cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
+        Self::of(cpu, events, None)
+    }
+
+    /// The same, of the tasks of a cgroup alone, whose folder this is.
+    ///
+    /// # Errors
+    /// As of a whole CPU; or the hierarchy is not one by which events are counted.
+    pub fn open_in(cgroup: &File, cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
+        Self::of(cpu, events, Some(cgroup))
+    }
+
+    fn of(cpu: u32, events: &[Event], cgroup: Option<&File>) -> Result<Self, PerfError> {
         let mut group = Self { cpu, files: Vec::with_capacity(EVENTS), has: [false; EVENTS] };
         for (event, has) in events.iter().zip(&mut group.has) {
-            match open(cpu, *event, group.files.first()) {
+            match open(cpu, *event, group.files.first(), cgroup) {
                 Ok(file) => {
                     group.files.push(file);
                     *has = true;
@@ -201,8 +257,8 @@ fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     }
 }
 
-/// Opens one event on a CPU, whoever runs there, as the first of a group or as one more in it.
-fn open(cpu: u32, event: Event, leader: Option<&File>) -> Result<File, Errno> {
+/// Opens one event on a CPU, whoever runs there or of a cgroup alone, as the first of a group or as one more in it.
+fn open(cpu: u32, event: Event, leader: Option<&File>, cgroup: Option<&File>) -> Result<File, Errno> {
     let mut attr = bindings::perf_event_attr::default();
     attr.type_ = event.kind;
     attr.size = u32::try_from(size_of::<bindings::perf_event_attr>()).unwrap_or_default();
@@ -211,10 +267,14 @@ fn open(cpu: u32, event: Event, leader: Option<&File>) -> Result<File, Errno> {
     attr.read_format = u64::from(bindings::PERF_FORMAT_GROUP | times);
     let cpu = i32::try_from(cpu).map_err(|_| Errno::ENODEV)?;
     let leader = leader.map_or(-1, AsRawFd::as_raw_fd);
+    let (of, mode) = match cgroup {
+        Some(folder) => (folder.as_raw_fd(), bindings::PERF_FLAG_PID_CGROUP),
+        None => (-1, 0),
+    };
+    let flags = bindings::PERF_FLAG_FD_CLOEXEC | mode;
     // SAFETY: `attr` is a whole structure that outlives the call, which reads it, and may write to it the size that it wanted.
     // It asks for counting alone: no samples, so that the kernel writes to no other memory of ours.
-    let fd =
-        unsafe { perf_event_open(&raw mut attr, -1, cpu, leader, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
+    let fd = unsafe { perf_event_open(&raw mut attr, of, cpu, leader, flags.into()) };
     let fd = Errno::result(fd)?;
     // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
     Ok(unsafe { File::from_raw_fd(fd) })
@@ -277,11 +337,41 @@ mod tests {
     }
 
     #[test]
+    fn the_second_level_is_counted_where_linux_names_it() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| {
+            let file = root.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let found = || second_level(root.path()).map(|events| events.map(|event| (event.kind, event.config)));
+        let intel = "vendor_id\t: GenuineIntel\ncpu family\t: 6\n";
+        put("proc/cpuinfo", intel);
+        assert!(found().unwrap_err().contains("no names"));
+        put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 21\n");
+        found().unwrap_err();
+        put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n");
+        assert_eq!(found(), Ok([(0, 2), (0, 3)]));
+        put("proc/cpuinfo", "CPU implementer\t: 0x41\n");
+        let device = "sys/bus/event_source/devices/armv8_pmuv3_0";
+        put(&format!("{device}/type"), "10\n");
+        put(&format!("{device}/events/l2d_cache"), "event=0x0016\n");
+        found().unwrap_err();
+        put(&format!("{device}/events/l2d_cache_refill"), "event=0x0017\n");
+        assert_eq!(found(), Ok([(10, 0x16), (10, 0x17)]));
+        for file in ["type", "events/l2d_cache", "events/l2d_cache_refill"] {
+            put(&format!("sys/bus/event_source/devices/armv8_pmuv3_1/{file}"), "event=0x0016\n");
+        }
+        put("sys/bus/event_source/devices/armv8_pmuv3_1/type", "11\n");
+        assert!(found().unwrap_err().contains("several kinds"));
+    }
+
+    #[test]
     fn the_last_level_is_asked_for_by_name_where_the_general_events_are_another() {
         let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(root.path().join("proc")).unwrap();
+        fs::create_dir_all(root.path().join("proc")).unwrap();
         let of = |info: &str| {
-            std::fs::write(root.path().join("proc/cpuinfo"), info).unwrap();
+            fs::write(root.path().join("proc/cpuinfo"), info).unwrap();
             hardware(root.path()).map(|event| (event.kind, event.config))
         };
         let intel = of("processor\t: 0\nvendor_id\t: GenuineIntel\n");

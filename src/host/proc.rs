@@ -1,8 +1,9 @@
-//! Processes: threads, context switches, network counters, start times.
+//! Processes: threads, context switches, start times, and what their networks count.
 
+mod net;
+mod tasks;
 mod tcp;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Cursor;
 use std::os::unix::fs::MetadataExt;
@@ -10,12 +11,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
-use procfs_core::net::InterfaceDeviceStatus;
 use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
-pub use tcp::Tcp;
+use super::netns::Stop;
+pub use super::kept::Reader;
+pub use net::{Counts, Traffic};
+pub use tasks::Task;
+pub use tcp::{Segments, Tcp};
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -27,6 +31,8 @@ pub struct Proc {
     ticks_per_second: u64,
     /// Whether the kernel counts how long threads wait for a CPU.
     counts_delay: bool,
+    /// Whether it counts how often they are moved.
+    counts_migrations: bool,
 }
 
 /// What the scheduler has counted for one thread since it began.
@@ -38,28 +44,6 @@ pub struct Scheduled {
     pub involuntary: u64,
     /// Nanoseconds in which it could have run and had no CPU.
     pub run_delay: u64,
-}
-
-/// Counters of one network interface since it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Traffic {
-    /// What it received.
-    pub receive: Counts,
-    /// What it sent.
-    pub transmit: Counts,
-}
-
-/// Counters of one direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Bytes.
-    pub bytes: u64,
-    /// Packets.
-    pub packets: u64,
-    /// Packets that came to nothing.
-    pub errors: u64,
-    /// Packets that were dropped.
-    pub dropped: u64,
 }
 
 /// CPU time that this thread has used so far.
@@ -74,7 +58,8 @@ impl Proc {
     pub fn new(root: &Path) -> Self {
         let dir = root.join("proc");
         let counts_delay = dir.join("self/schedstat").exists();
-        Self { dir, ticks_per_second: procfs::ticks_per_second(), counts_delay }
+        let counts_migrations = dir.join("self/sched").exists();
+        Self { dir, ticks_per_second: procfs::ticks_per_second(), counts_delay, counts_migrations }
     }
 
     /// Whether this process may administer the machine (`CAP_SYS_ADMIN`); where that can't be read, the kernel will tell.
@@ -136,32 +121,12 @@ impl Proc {
         Some((uptime.uptime - started).max(0.0))
     }
 
-    /// The counters of each interface that a process sees, the loopback left out.
-    pub fn traffic(&self, pid: i32) -> Option<BTreeMap<String, Traffic>> {
-        let text = file::read_value(&self.dir.join(format!("{pid}/net/dev"))).ok()?;
-        let devices = InterfaceDeviceStatus::from_buf_read(Cursor::new(text)).ok()?;
-        let seen = devices.0.into_values().filter(|device| device.name != "lo").map(|device| {
-            let receive = Counts {
-                bytes: device.recv_bytes,
-                packets: device.recv_packets,
-                errors: device.recv_errs,
-                dropped: device.recv_drop,
-            };
-            let transmit = Counts {
-                bytes: device.sent_bytes,
-                packets: device.sent_packets,
-                errors: device.sent_errs,
-                dropped: device.sent_drop,
-            };
-            let traffic = Traffic { receive, transmit };
-            (device.name, traffic)
-        });
-        Some(seen.collect())
-    }
-
-    /// What identifies a process's network namespace; two processes with the same share one.
-    pub fn network_namespace(&self, pid: i32) -> Option<PathBuf> {
-        fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()
+    /// The way into a process's network namespace; `None` where that can't be read, or the process is gone.
+    pub fn stop(&self, pid: i32) -> Option<Stop> {
+        let file = self.dir.join(format!("{pid}/ns/net"));
+        let name = fs::read_link(&file).ok()?;
+        let number = name.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()?;
+        Some(Stop { file, number })
     }
 
     /// CPU seconds, user and system, that a process has used; its threads included.
@@ -213,13 +178,6 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_is_left_out() {
-        let proc = Proc::new(Path::new("/"));
-        assert!(!proc.traffic(own_pid()).unwrap().contains_key("lo"));
-        assert!(proc.network_namespace(own_pid()).unwrap().to_string_lossy().starts_with("net:["));
-    }
-
-    #[test]
     fn a_line_cut_short_is_nothing() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("proc/1");
@@ -244,6 +202,5 @@ mod tests {
         assert!(proc.threads(-1).is_empty());
         assert_eq!(proc.thread_count(-1), 0);
         assert_eq!(proc.age_seconds(-1), None);
-        assert_eq!(proc.traffic(-1), None);
     }
 }

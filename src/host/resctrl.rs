@@ -47,7 +47,15 @@ pub enum ResctrlError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// A file can't be read or written. The kernel explains refused writes in `info/last_cmd_status`.
+    /// A group can't be bound to these CPUs.
+    #[error("the kernel does not bind a monitoring group to CPUs {cpus}: {says}")]
+    Refused {
+        /// The CPUs.
+        cpus: CpuSet,
+        /// What the kernel says in `info/last_cmd_status`.
+        says: String,
+    },
+    /// A file can't be read or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// A file holds what it should not.
@@ -84,11 +92,12 @@ pub struct Domain {
     pub local: Option<Count>,
 }
 
-/// How folders come and go; a test has its own, since the kernel fills them and refuses them.
+/// How folders come and go, and get CPUs; a test has its own, since the kernel fills them and refuses them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Folders {
     pub(crate) make: fn(&Path) -> io::Result<()>,
     pub(crate) remove: fn(&Path) -> io::Result<()>,
+    pub(crate) bind: fn(&Path, &str) -> Result<(), FileError>,
 }
 
 /// The file system below a root.
@@ -103,7 +112,11 @@ pub struct Resctrl {
 impl Resctrl {
     /// The one of the machine whose `sys` lies below `root`.
     pub fn new(root: &Path) -> Self {
-        let folders = Folders { make: |path| fs::create_dir(path), remove: |path| fs::remove_dir(path) };
+        let folders = Folders {
+            make: |path| fs::create_dir(path),
+            remove: |path| fs::remove_dir(path),
+            bind: file::write,
+        };
         Self { top: root.join("sys/fs/resctrl"), folders }
     }
 
@@ -186,7 +199,17 @@ impl Resctrl {
     /// # Errors
     /// One of them is offline, or belongs to a control group that somebody else has made.
     pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
-        Ok(file::write(&self.group(name).join("cpus_list"), &cpus.to_string())?)
+        let written = (self.folders.bind)(&self.group(name).join("cpus_list"), &cpus.to_string());
+        let Err(FileError::Write { path, data, source }) = written else { return Ok(written?) };
+        if source.kind() != io::ErrorKind::InvalidInput {
+            return Err(FileError::Write { path, data, source }.into());
+        }
+        let says = file::read_value_optional(&self.top.join("info/last_cmd_status")).ok().flatten();
+        let says = says.filter(|says| !says.is_empty() && says != "ok");
+        Err(ResctrlError::Refused {
+            cpus: cpus.clone(),
+            says: says.unwrap_or_else(|| "it does not say why".to_owned()),
+        })
     }
 
     /// Removes a group of ours; one that is gone is removed.
@@ -273,7 +296,18 @@ pub(crate) mod tests {
         fs::create_dir_all(top.join("mon_groups")).unwrap();
         fs::create_dir_all(top.join("info/L3_MON")).unwrap();
         fs::write(top.join("info/L3_MON/num_rmids"), format!("{rmids}\n")).unwrap();
-        Resctrl::with_folders(root, Folders { make, remove: |path| fs::remove_dir_all(path) })
+        Resctrl::with_folders(root, Folders { make, remove: |path| fs::remove_dir_all(path), bind })
+    }
+
+    /// CPUs of somebody else's control group, in a file named `refused`, are refused as the kernel does it.
+    fn bind(path: &Path, cpus: &str) -> Result<(), FileError> {
+        let top = path.ancestors().nth(3).unwrap();
+        let refused = fs::read_to_string(top.join("refused")).unwrap_or_default();
+        if !refused.is_empty() && !set(refused.trim()).is_disjoint(&set(cpus)) {
+            let source = io::Error::from_raw_os_error(22);
+            return Err(FileError::Write { path: path.to_owned(), data: cpus.to_owned(), source });
+        }
+        file::write(path, cpus)
     }
 
     fn make(path: &Path) -> io::Result<()> {

@@ -16,11 +16,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::bpf::{Assembly, BpfError, Direction, Link, PerCpuHash, Program, Register};
-use super::cgroup::{CgroupError, Cgroups};
+use super::cgroup::{CgroupError, Cgroups, Unified};
 use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
 
 /// What one direction has counted.
@@ -49,6 +49,10 @@ pub struct Counter {
     trees: Vec<String>,
     map: Map,
     attached: BTreeMap<String, Attached>,
+    /// What ended containers had, whose entries are not kept, by their pods' numbers.
+    folded: HashMap<u64, Sockets>,
+    /// What entries of ended containers held at the last look.
+    fading: HashMap<Key, [u64; 4]>,
     /// Packets that had found no room by the last look.
     lost: u64,
 }
@@ -111,6 +115,9 @@ type Map = PerCpuHash<2, 4>;
 /// How many cgroups are told apart on a usual node: containers of Guaranteed pods, and pods of the classes.
 pub const ROOM: u32 = 8192;
 
+/// With so many entries of a pod, or fewer, it is not asked which of its containers are still there.
+const FEW: usize = 8;
+
 /// The number of no cgroup; what finds no room is counted here.
 const OVERFLOW: Key = [0, 0];
 
@@ -125,6 +132,18 @@ const ANCESTOR_CGROUP_ID: i32 = 83;
 // Where a packet has them, in `struct __sk_buff`.
 const LENGTH: i16 = 0;
 const SEGMENTS: i16 = 164;
+
+// === impl Sockets ===
+
+impl Sockets {
+    /// Adds what an entry holds.
+    fn add(&mut self, [received, received_packets, sent, sent_packets]: [u64; 4]) {
+        self.receive.bytes += received;
+        self.receive.packets += received_packets;
+        self.transmit.bytes += sent;
+        self.transmit.packets += sent_packets;
+    }
+}
 
 // === impl SocketsError ===
 
@@ -148,9 +167,9 @@ impl Counter {
     /// # Errors
     /// See [`SocketsError`].
     pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
-        let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
-        let found = places.into_iter().find(|place| place.join("cgroup.controllers").exists());
-        let hierarchy = found.ok_or_else(|| SocketsError::NoHierarchy { root: cgroup_root.to_owned() })?;
+        let found = Unified::find(cgroup_root);
+        let found = found.ok_or_else(|| SocketsError::NoHierarchy { root: cgroup_root.to_owned() })?;
+        let hierarchy = found.root().to_owned();
         // The kernel counts a cgroup's depth from there.
         if id(&hierarchy)? != Some(OUTERMOST) {
             return Err(SocketsError::Part { hierarchy });
@@ -160,7 +179,8 @@ impl Counter {
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
-        let mut counter = Self { hierarchy, trees, map, attached: BTreeMap::new(), lost: 0 };
+        let (attached, folded, fading) = (BTreeMap::new(), HashMap::new(), HashMap::new());
+        let mut counter = Self { hierarchy, trees, map, attached, folded, fading, lost: 0 };
         counter.attach()?;
         Ok(counter)
     }
@@ -212,9 +232,10 @@ impl Counter {
             }
         }
         let mut others = Vec::new();
-        for (key, [received, received_packets, sent, sent_packets]) in entries {
+        let mut containers: HashMap<u64, Vec<(Key, [u64; 4])>> = HashMap::new();
+        for (key, counts) in entries {
             if key == OVERFLOW {
-                let lost = received_packets + sent_packets;
+                let lost = counts[1] + counts[3];
                 look.overflowed = lost > self.lost;
                 self.lost = lost;
                 continue;
@@ -224,19 +245,60 @@ impl Counter {
                 others.push(key);
                 continue;
             };
-            pod.receive.bytes += received;
-            pod.receive.packets += received_packets;
-            pod.transmit.bytes += sent;
-            pod.transmit.packets += sent_packets;
+            pod.add(counts);
+            if ids.contains_key(&key[0]) {
+                containers.entry(key[0]).or_default().push((key, counts));
+            }
         }
+        for (id, folded) in &self.folded {
+            let pod = ids.get(id).and_then(|pod| look.pods.get_mut(*pod));
+            pod.into_iter().for_each(|pod| {
+                let Sockets { receive, transmit } = *folded;
+                pod.add([receive.bytes, receive.packets, transmit.bytes, transmit.packets]);
+            });
+        }
+        self.fold(&ids, containers)?;
         self.forget(cgroups, others)?;
         Ok(look)
     }
 
+    /// Takes together what a pod's ended containers have counted, where there are many: a pod may outlive any number of them.
+    ///
+    /// An entry that has not changed since its container was first seen to be gone changes no more: the last of its sockets has
+    /// been closed by then.
+    fn fold(
+        &mut self,
+        ids: &HashMap<u64, &str>,
+        containers: HashMap<u64, Vec<(Key, [u64; 4])>>,
+    ) -> Result<(), SocketsError> {
+        let mut fading = HashMap::new();
+        for (pod, entries) in containers.into_iter().filter(|(_, entries)| entries.len() > FEW) {
+            let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else { continue };
+            let there: HashSet<u64> = match fs::read_dir(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(source) => return Err(SocketsError::Cgroup { path, source }),
+                Ok(below) => below.flatten().map(|entry| entry.ino()).collect(),
+            };
+            // Without the number of a container it is the pod's own.
+            for (key, counts) in
+                entries.into_iter().filter(|(key, _)| key[1] != 0 && !there.contains(&key[1]))
+            {
+                if self.fading.get(&key) == Some(&counts) {
+                    self.map.delete(&key)?;
+                    self.folded.entry(pod).or_default().add(counts);
+                } else {
+                    fading.insert(key, counts);
+                }
+            }
+        }
+        self.fading = fading;
+        Ok(())
+    }
+
     /// Deletes what belongs to none of the pods that are there. They are listed after the map was read, so that none of them
     /// is newer than the list; a pod that nobody asks for yet may be asked for later.
-    fn forget(&self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
-        if others.is_empty() {
+    fn forget(&mut self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
+        if others.is_empty() && self.folded.is_empty() {
             return Ok(());
         }
         let mut there = HashSet::new();
@@ -248,6 +310,7 @@ impl Counter {
         for key in others.into_iter().filter(|key| !key.iter().any(|id| there.contains(id))) {
             self.map.delete(&key)?;
         }
+        self.folded.retain(|pod, _| there.contains(pod));
         Ok(())
     }
 

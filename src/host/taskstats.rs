@@ -173,15 +173,15 @@ fn scheduled(stats: &[u8]) -> Option<Scheduled> {
     })
 }
 
-fn number64(bytes: &[u8], at: usize) -> Option<u64> {
+pub(super) fn number64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn number16(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn number16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn number32(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn number32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 

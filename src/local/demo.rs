@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::job::{self, DemoPod, Mode, Size};
 use super::node::{LocalNode, Start, TREE};
 use super::sample::{Counters, Sample};
-use crate::agent::config::Config;
+use crate::agent::config::{Config, Metrics};
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
 
@@ -128,6 +128,8 @@ pub async fn run(
         cgroup_root: options.cgroup_root.clone(),
         trees: vec![TREE.to_owned()],
         listen: options.listen,
+        // It costs next to nothing for so few pods, and there is more to be seen.
+        metrics: Metrics { connections: 2, peers: 16, ..Metrics::default() },
         ..Config::default()
     };
     // A kubelet that pins by itself has no say in the demo's own tree.

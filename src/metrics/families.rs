@@ -31,6 +31,9 @@ pub struct Family {
 
 const POD: &[&str] = &["namespace", "pod"];
 const CONTAINER: &[&str] = &["namespace", "pod", "container"];
+const PORT: &[&str] = &["device", "port"];
+const POD_PORT: &[&str] = &["namespace", "pod", "device", "port"];
+const PEER: &[&str] = &["namespace", "pod", "peer_namespace", "peer_pod", "peer_role"];
 const INTERFACE: &[&str] = &["namespace", "pod", "interface"];
 
 const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
@@ -62,6 +65,8 @@ macro_rules! families {
 families! {
     /// The families that depend on the node's pods, by name.
     FAMILIES:
+    COLLECTOR_CONTAINERS_LEFT_OUT = gauge("pinfold_collector_containers_left_out", &["collector", "reason"],
+        "Containers of which a collector has no series although this machine offers them, and why.");
     COLLECTOR_CPU_SECONDS = counter("pinfold_collector_cpu_seconds_total", &["collector"],
         "CPU time that a collector has used in all scrapes.");
     COLLECTOR_DURATION_SECONDS = gauge("pinfold_collector_duration_seconds", &["collector"],
@@ -73,7 +78,9 @@ families! {
     CONTAINER_CONTEXT_SWITCHES = counter("pinfold_container_context_switches_total", &["namespace", "pod", "container", "kind"],
         "Context switches of all threads of the container seen so far: voluntary (it waited) or involuntary.");
     CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
-        "Cycles of the container's own CPUs in which they were not halted.");
+        "Cycles of the container's own CPUs, or of its threads on shared ones (metrics.sharedCounters), in which they were not halted.");
+    CONTAINER_CPU_MIGRATIONS = counter("pinfold_container_cpu_migrations_total", CONTAINER,
+        "How often threads of the container were moved to another CPU, of those seen when it was their turn to be looked at.");
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
         "CFS periods in which the container ran under a quota.");
     CONTAINER_CPU_RUN_DELAY_SECONDS = counter("pinfold_container_cpu_run_delay_seconds_total", CONTAINER,
@@ -86,6 +93,8 @@ families! {
         "CPU time used by the container.");
     CONTAINER_CPUS_ALLOWED = gauge("pinfold_container_cpus_allowed", CONTAINER,
         "CPUs that the container may run on, by the kernel's word.");
+    CONTAINER_CPUS_ALLOWED_BY_TASKS = gauge("pinfold_container_cpus_allowed_by_tasks", CONTAINER,
+        "CPUs that at least one thread of the container may run on by its own mask, when they were last looked at.");
     CONTAINER_CPUS_ASSIGNED = gauge("pinfold_container_cpus_assigned", CONTAINER,
         "CPUs that the container owns; 0 in the shared pool.");
     CONTAINER_CPUSET_INFO = info("pinfold_container_cpuset_info", &["namespace", "pod", "container", "cpus", "policy"],
@@ -95,7 +104,11 @@ families! {
     CONTAINER_FOREIGN_CPU_SECONDS = counter("pinfold_container_foreign_cpu_seconds_total", CONTAINER,
         "Time in which the container's own CPUs were busy with something else than the container.");
     CONTAINER_INSTRUCTIONS = counter("pinfold_container_instructions_total", CONTAINER,
-        "Instructions that the container's own CPUs have completed.");
+        "Instructions that the container's own CPUs have completed, or its threads on shared ones (metrics.sharedCounters).");
+    CONTAINER_L2_MISSES = counter("pinfold_container_l2_misses_total", CONTAINER,
+        "What the container's own CPUs did not find in their second-level cache, where Linux names such an event.");
+    CONTAINER_L2_REFERENCES = counter("pinfold_container_l2_references_total", CONTAINER,
+        "What the container's own CPUs asked of their second-level cache, where Linux names such an event.");
     CONTAINER_LLC_MISSES = counter("pinfold_container_llc_misses_total", CONTAINER,
         "What the container's own CPUs did not find in their last-level cache; reads alone on other CPUs than Intel's.");
     CONTAINER_LLC_OCCUPANCY_BYTES = gauge("pinfold_container_llc_occupancy_bytes", &["namespace", "pod", "container", "l3_domain"],
@@ -114,12 +127,36 @@ families! {
         "Time in which some of the container's tasks, or all of them at once (full), waited for cpu, io or memory.");
     CONTAINER_THREADS = gauge("pinfold_container_threads", CONTAINER,
         "Threads of the container now.");
+    CONTAINER_THREADS_BOUND = gauge("pinfold_container_threads_bound", CONTAINER,
+        "Threads whose own mask leaves out some of the container's CPUs, when they were last looked at.");
     CONTAINER_THREADS_EXPECTED = gauge("pinfold_container_threads_expected", CONTAINER,
         "Threads that the pools sized by the container's thread environment add up to.");
+    CONTAINER_THREADS_RUNNABLE = gauge("pinfold_container_threads_runnable", CONTAINER,
+        "Threads of the container that ran or waited for a CPU, on average since the scrape before.");
+    CONTAINER_THREADS_VERDICT = gauge("pinfold_container_threads_verdict", &["namespace", "pod", "container", "verdict", "cause"],
+        "What is to be said of the container's threads beside those that its environment explains, always 1.");
     ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
         "How assignments are enforced on this node, and why.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node that are online, reserved, shared and exclusive, and online ones that the kernel has lost.");
+    NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],
+        "Errors, discards, waits and other events of an RDMA port of the node, by the kernel's names.");
+    NODE_RDMA_HW = counter("pinfold_node_rdma_port_hardware_events_total", &["device", "port", "counter"],
+        "What the driver of an RDMA port of the node counts by itself, by its own names.");
+    NODE_RDMA_PORT_RECEIVE_BYTES = counter("pinfold_node_rdma_port_receive_bytes_total", PORT,
+        "Bytes received by an RDMA port of the node, whoever used it.");
+    NODE_RDMA_PORT_RECEIVE_PACKETS = counter("pinfold_node_rdma_port_receive_packets_total", PORT,
+        "Packets received by an RDMA port of the node, whoever used it.");
+    NODE_RDMA_PORT_STATE = gauge("pinfold_node_rdma_port_state", &["device", "port", "state"],
+        "The state of an RDMA port of the node, always 1.");
+    NODE_RDMA_PORT_TRANSMIT_BYTES = counter("pinfold_node_rdma_port_transmit_bytes_total", PORT,
+        "Bytes sent by an RDMA port of the node, whoever used it.");
+    NODE_RDMA_PORT_TRANSMIT_PACKETS = counter("pinfold_node_rdma_port_transmit_packets_total", PORT,
+        "Packets sent by an RDMA port of the node, whoever used it.");
+    PEER_RECEIVE_BYTES = counter("pinfold_peer_receive_bytes_total", PEER,
+        "Payload that a training pod's TCP connections have received from another pod of its job; without names: from everybody else.");
+    PEER_TRANSMIT_BYTES = counter("pinfold_peer_transmit_bytes_total", PEER,
+        "Payload that a training pod's TCP connections have sent to another pod of its job, and that was acknowledged; without names: to everybody else. What a connection sent between the last look and its end is missing.");
     POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
         "What a pod is; to be joined with the other families.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
@@ -150,10 +187,28 @@ families! {
         "Packets sent by the pod's interface.");
     POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
         "CPUs that the pod's containers own.");
+    POD_RDMA_RECEIVE_BYTES = counter("pinfold_pod_rdma_port_receive_bytes_total", POD_PORT,
+        "Bytes received by an RDMA port that is in the pod's own network namespace alone.");
+    POD_RDMA_RECEIVE_PACKETS = counter("pinfold_pod_rdma_port_receive_packets_total", POD_PORT,
+        "Packets received by an RDMA port that is in the pod's own network namespace alone.");
+    POD_RDMA_TRANSMIT_BYTES = counter("pinfold_pod_rdma_port_transmit_bytes_total", POD_PORT,
+        "Bytes sent by an RDMA port that is in the pod's own network namespace alone.");
+    POD_RDMA_TRANSMIT_PACKETS = counter("pinfold_pod_rdma_port_transmit_packets_total", POD_PORT,
+        "Packets sent by an RDMA port that is in the pod's own network namespace alone.");
+    POD_TCP_BUSY_SECONDS = counter("pinfold_pod_tcp_busy_seconds_total", POD,
+        "Time in which the pod's TCP connections had something to send or to be acknowledged, all added up; what passed between the last look at a connection and its end is missing.");
+    POD_TCP_CONNECTIONS = gauge("pinfold_pod_tcp_connections", &["namespace", "pod", "state"],
+        "TCP connections of the pod at the last look, by state. On the node's network those of no process (time_wait, syn_received) are nobody's.");
     POD_TCP_RETRANSMITTED_SEGMENTS = counter("pinfold_pod_tcp_retransmitted_segments_total", POD,
         "TCP segments that were sent again in the pod's own network namespace.");
+    POD_TCP_RTT_SECONDS = histogram("pinfold_pod_tcp_rtt_seconds", POD,
+        "Smoothed round-trip times of the pod's TCP connections: at each look, of each that was acknowledged something since the look before.");
+    POD_TCP_RWND_LIMITED_SECONDS = counter("pinfold_pod_tcp_rwnd_limited_seconds_total", POD,
+        "The part of the busy time in which the receiver had no room for more.");
     POD_TCP_SENT_SEGMENTS = counter("pinfold_pod_tcp_sent_segments_total", POD,
         "TCP segments sent in the pod's own network namespace, without those sent again.");
+    POD_TCP_SNDBUF_LIMITED_SECONDS = counter("pinfold_pod_tcp_sndbuf_limited_seconds_total", POD,
+        "The part of the busy time in which the sending sockets' own buffers were too small.");
     POD_TCP_TIMEOUTS = counter("pinfold_pod_tcp_timeouts_total", POD,
         "How often a TCP timer ran out in the pod's own network namespace because nothing was heard.");
 }

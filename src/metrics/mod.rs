@@ -10,29 +10,46 @@ mod agent;
 mod api;
 mod collectors;
 mod families;
+mod number;
 mod page;
 mod runtime;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectors::{caches, foreign, resctrl, sockets, switches};
+use collectors::{caches, connections, foreign, places, resctrl, sockets, switches, tasks, tcp};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, PlaceNumbers};
+pub use collectors::tasks::ThreadTruth;
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
-pub use page::{Format, Page};
+pub use page::{Chunk, Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::proc::Proc;
+use crate::host::proc::{Proc, Reader};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
-use crate::host::{limits, perf};
+use crate::host::{limits, perf, rdma};
 use crate::pin::Snapshot;
+use crate::pin::snapshot::ContainerState;
+use crate::pod::Role;
+
+/// Training jobs, by namespace and name, with addresses at the other ends of their pods' connections that are no known pod's.
+pub type Unknown = BTreeMap<(String, String), BTreeSet<IpAddr>>;
+
+/// A pod at the other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Its name; its namespace is that of the training job.
+    pub pod: String,
+    /// Its role in the job.
+    pub role: Role,
+}
 
 /// For how long scrapes share what was collected.
 const SHARED: Duration = Duration::from_secs(1);
@@ -44,14 +61,27 @@ pub struct Sources {
     pub cgroups: Cgroups,
     /// The processes, for threads, context switches and network counters.
     pub proc: Proc,
+    places: Mutex<places::Places>,
     counters: Mutex<Counters>,
     /// Where the kernel lets us ask for processes rather than threads.
     taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
     switches: Mutex<switches::Switchboard>,
+    timeouts: Mutex<tcp::Timeouts>,
+    tasks: Mutex<tasks::Tasks>,
     foreign: Mutex<foreign::Foreign>,
     caches: Mutex<caches::Caches>,
+    /// Or why the second-level cache is not counted.
+    second_level: Mutex<Result<caches::Caches, String>>,
     resctrl: Mutex<resctrl::Monitors>,
+    /// Reads what is not kept open.
+    reader: Mutex<Reader>,
+    /// Where the node's RDMA devices are.
+    rdma: PathBuf,
+    /// Whether it is this machine's own, and no tree of files.
+    is_machine: bool,
+    /// Where they are asked for.
+    connections: Option<connections::Connections>,
     /// Where they are asked for.
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
@@ -75,18 +105,28 @@ impl Sources {
         let foreign = Mutex::new(foreign::Foreign::new(root));
         let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
         let taskstats = Mutex::new(taskstats(root));
-        let (switches, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let caches = Mutex::new(caches::Caches::new(perf::hardware(root)));
+        let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (reader, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let caches = Mutex::new(caches::Caches::new(perf::hardware(root), 0));
+        let second_level = Mutex::new(caches::Caches::second_level(perf::second_level(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
         Self {
             cgroups,
             proc,
+            places,
             counters,
             taskstats,
             switches,
+            timeouts,
+            tasks: Mutex::default(),
             foreign,
             caches,
+            second_level,
             resctrl,
+            reader,
+            rdma: rdma::folder(root),
+            is_machine: root == Path::new("/"),
+            connections: None,
             sockets: None,
             costs,
             last,
@@ -97,7 +137,15 @@ impl Sources {
     /// such counters shows of how they are read.
     #[must_use]
     pub fn counting(mut self, events: perf::Events) -> Self {
-        self.caches = Mutex::new(caches::Caches::new(events));
+        self.caches = Mutex::new(caches::Caches::new(events, 0));
+        self
+    }
+
+    /// Counts these events in containers that share their CPUs, too, with so many descriptors at most; each of them is one
+    /// event of one container on one CPU. It costs each switch between two containers something.
+    #[must_use]
+    pub fn counting_shared(mut self, events: perf::Events, descriptors: usize) -> Self {
+        self.caches = Mutex::new(caches::Caches::new(events, descriptors));
         self
     }
 
@@ -108,9 +156,36 @@ impl Sources {
         Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
     }
 
+    /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen, and of those of training pods how much
+    /// went to and fro between each and this many others. Where cgroup v2 is mounted is looked for at `cgroup_root`.
+    #[must_use]
+    pub fn with_connections(self, cgroup_root: &Path, peers: usize) -> Self {
+        Self { connections: Some(connections::Connections::new(cgroup_root, peers)), ..self }
+    }
+
+    /// The addresses at the other ends of training pods' connections whose pods the last look did not know.
+    pub fn unknown_peers(&self) -> Unknown {
+        self.connections.as_ref().map(connections::Connections::unknown).unwrap_or_default()
+    }
+
+    /// Takes what somebody knows of the pods of a training job on all nodes.
+    pub fn know_peers(&self, job: (String, String), peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
+        if let Some(connections) = &self.connections {
+            connections.know(job, peers);
+        }
+    }
+
+    /// Looks at the TCP connections of all pods, where that was asked for. It takes the longer the more namespaces there are,
+    /// so a scrape does not do it.
+    pub fn look_at_connections(&self, snapshot: &Snapshot) {
+        if let Some(connections) = &self.connections {
+            connections.look(self, snapshot);
+        }
+    }
+
     /// Collects everything that belongs to the node's pods.
     pub fn collect(&self, snapshot: &Snapshot) -> Page {
-        collectors::collect(snapshot, self)
+        collectors::collect(snapshot, self, Page::default())
     }
 
     /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes
@@ -121,10 +196,16 @@ impl Sources {
         if let Some(last) = last.as_ref().filter(fresh) {
             return last.page.clone();
         }
-        let page = self.collect(snapshot);
+        let room = last.take().map(|last| last.page.emptied()).unwrap_or_default();
+        let page = collectors::collect(snapshot, self, room);
         let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
         *last = Some(Collected { at, snapshot, page: page.clone() });
         page
+    }
+
+    /// What is known of the threads of a container, since the last scrape.
+    pub fn truth(&self, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadTruth> {
+        lock(&self.tasks).truth(state, snapshot)
     }
 
     /// Adds to what a collector has cost, and returns it.

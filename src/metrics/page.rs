@@ -4,12 +4,14 @@
 //! family, so that a node with tens of thousands of series needs a few dozen buffers and not an allocation for each.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
 use prometheus::proto::{self, MetricType};
 
 use super::families::{Family, Kind};
+use super::number::Value;
 
 /// How a page is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -96,6 +98,9 @@ fn escape(text: &mut String, value: &str, quotes: bool) {
     }
 }
 
+/// Room for a line as most are.
+const LINE: usize = 256;
+
 /// The lines of one family.
 #[derive(Debug, Clone)]
 pub(super) struct Lines {
@@ -135,7 +140,26 @@ impl Lines {
         self.line("", labels, more, value);
     }
 
+    /// Adds a histogram: how many values were seen up to each bound and above the one before, and last those above all; and
+    /// the sum of all.
+    pub(super) fn put_histogram(&mut self, labels: &Labels, bounds: &[f64], counts: &[u64], sum: f64) {
+        let mut all = 0;
+        let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+        for (bound, count) in bounds.zip(counts) {
+            all += count;
+            let mut text = String::new();
+            bound.write(&mut text);
+            self.line("_bucket", labels, &[("le", &text)], all);
+        }
+        self.line("_sum", labels, &[], sum);
+        self.line("_count", labels, &[], all);
+    }
+
     fn line(&mut self, suffix: &str, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
+        // Growing by a little moves all of it each time; what is not written to costs nothing.
+        if self.text.capacity() - self.text.len() < LINE {
+            self.text.reserve(3 * self.text.len() + LINE);
+        }
         self.text.push_str(&self.name);
         self.text.push_str(suffix);
         if !labels.0.is_empty() || !more.is_empty() {
@@ -183,39 +207,40 @@ impl Lines {
     }
 }
 
-/// A series' value.
-pub(super) trait Value {
-    fn write(self, into: &mut String);
-}
-
-impl Value for f64 {
-    fn write(self, into: &mut String) {
-        match self {
-            value if value.is_nan() => into.push_str("NaN"),
-            Self::INFINITY => into.push_str("+Inf"),
-            Self::NEG_INFINITY => into.push_str("-Inf"),
-            // Writing to a string does not fail.
-            value => drop(write!(into, "{value}")),
+/// Writes a histogram's lines with bounds that are seen to be floats: `1` is `1.0` in OpenMetrics.
+fn push_with_points(text: &mut String, series: &str) {
+    for line in series.split_inclusive('\n') {
+        // The last of the labels.
+        let bound = line.rsplit_once("le=\"").and_then(|(start, rest)| Some((start, rest.split_once('"')?)));
+        match bound {
+            Some((start, (bound, rest))) if bound.bytes().all(|byte| byte.is_ascii_digit()) => {
+                let _ = write!(text, "{start}le=\"{bound}.0\"{rest}");
+            }
+            _ => text.push_str(line),
         }
     }
 }
 
-impl Value for u64 {
-    fn write(self, into: &mut String) {
-        let _ = write!(into, "{self}");
-    }
+/// A family with less text than this is copied rather than shared.
+const LITTLE: usize = 4096;
+
+/// A piece of a page as text.
+#[derive(Debug, Clone)]
+pub struct Chunk(Piece);
+
+#[derive(Debug, Clone)]
+enum Piece {
+    Own(String),
+    /// All series of a family.
+    Series(Arc<Lines>),
 }
 
-impl Value for usize {
-    fn write(self, into: &mut String) {
-        let _ = write!(into, "{self}");
-    }
-}
-
-/// Of a condition, 1 or 0.
-impl Value for bool {
-    fn write(self, into: &mut String) {
-        into.push(if self { '1' } else { '0' });
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        match &self.0 {
+            Piece::Own(text) => text.as_bytes(),
+            Piece::Series(lines) => lines.text.as_bytes(),
+        }
     }
 }
 
@@ -223,14 +248,40 @@ impl Value for bool {
 #[derive(Debug, Clone, Default)]
 pub struct Page {
     families: Vec<Arc<Lines>>,
+    /// Room that an earlier page's families had: memory that need not be asked of the kernel again.
+    room: HashMap<Cow<'static, str>, String>,
 }
 
 // === impl Page ===
 
 impl Page {
+    /// A page with nothing on it, in the room of one that nobody needs any more.
+    pub(super) fn emptied(self) -> Self {
+        let room = |lines: Arc<Lines>| {
+            let Lines { name, mut text, .. } = Arc::try_unwrap(lines).ok()?;
+            text.clear();
+            Some((name, text))
+        };
+        Self { families: Vec::new(), room: self.families.into_iter().filter_map(room).collect() }
+    }
+
+    /// Gives back the room that was not needed.
+    pub(super) fn without_room(self) -> Self {
+        Self { families: self.families, room: HashMap::new() }
+    }
+
+    /// A family to be written and then added.
+    pub(super) fn lines(&mut self, family: &'static Family) -> Lines {
+        Lines { text: self.room.remove(family.name).unwrap_or_default(), ..Lines::of(family) }
+    }
+
     /// Adds a family; one without series is none.
-    pub(super) fn add(&mut self, lines: Lines) {
+    pub(super) fn add(&mut self, mut lines: Lines) {
         if !lines.text.is_empty() {
+            // Most of its series may have gone with their pods.
+            if lines.text.capacity() / 4 > lines.text.len() {
+                lines.text.shrink_to_fit();
+            }
             self.families.push(Arc::new(lines));
         }
     }
@@ -253,13 +304,19 @@ impl Page {
         families.iter().for_each(|family| self.add(Lines::of_registry(family)));
     }
 
-    /// The page as text, its families by name.
+    /// The page as text.
     pub fn text(&self, format: Format) -> String {
-        let mut families: Vec<&Lines> = self.families.iter().map(Arc::as_ref).collect();
+        let chunks = self.chunks(format);
+        chunks.iter().map(|chunk| String::from_utf8_lossy(chunk.as_ref())).collect()
+    }
+
+    /// The page as text in pieces, its families by name.
+    pub fn chunks(&self, format: Format) -> Vec<Chunk> {
+        let mut families: Vec<&Arc<Lines>> = self.families.iter().collect();
         families.sort_by(|one, other| one.name.cmp(&other.name));
-        let length: usize = families.iter().map(|lines| lines.text.len() + lines.help.len() + 128).sum();
-        let mut text = String::with_capacity(length);
-        for Lines { name, kind, help, text: series } in families {
+        let (mut chunks, mut text) = (Vec::new(), String::new());
+        for lines in families {
+            let Lines { name, kind, help, text: series } = lines.as_ref();
             // There the family is named without what its kind adds to its series; the other knows no kind `info`.
             let (name, kind) = match (format, *kind) {
                 (Format::OpenMetrics, "counter") => (name.strip_suffix("_total").unwrap_or(name), *kind),
@@ -270,12 +327,20 @@ impl Page {
             let _ = write!(text, "# HELP {name} ");
             escape(&mut text, help, format == Format::OpenMetrics);
             let _ = writeln!(text, "\n# TYPE {name} {kind}");
-            text.push_str(series);
+            match (format, kind) {
+                (Format::OpenMetrics, "histogram") => push_with_points(&mut text, series),
+                _ if series.len() < LITTLE => text.push_str(series),
+                _ => {
+                    chunks.push(Chunk(Piece::Own(std::mem::take(&mut text))));
+                    chunks.push(Chunk(Piece::Series(Arc::clone(lines))));
+                }
+            }
         }
         if format == Format::OpenMetrics {
             text.push_str("# EOF\n");
         }
-        text
+        chunks.push(Chunk(Piece::Own(text)));
+        chunks
     }
 }
 
@@ -289,6 +354,8 @@ mod tests {
         help: "Bytes \"so far\".",
         labels: &["pod"],
     };
+    static MORE: Family =
+        Family { name: "more_bytes_total", kind: Kind::Counter, help: "More.", labels: &["pod"] };
     static BUILD: Family = Family { name: "build_info", kind: Kind::Info, help: "What it is.", labels: &[] };
 
     fn page() -> Page {
@@ -326,35 +393,60 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_as_the_formats_want_them() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-1.5, "-1.5"),
-            (1e15, "1000000000000000"),
-            (f64::NAN, "NaN"),
-            (f64::INFINITY, "+Inf"),
-            (f64::NEG_INFINITY, "-Inf"),
-        ] {
-            let mut written = String::new();
-            value.write(&mut written);
-            assert_eq!(written, text);
-        }
+    fn long_families_are_shared_and_the_next_page_has_their_room() {
+        let mut page = page();
+        let mut traffic = page.lines(&MORE);
+        let pod = Labels::new(&[("pod", "a")]);
+        (0..1000_u64).for_each(|number| traffic.put(&pod, number));
+        page.add(traffic);
+        let text = page.text(Format::Text);
+        assert!(text.contains("\nmore_bytes_total{pod=\"a\"} 999\n# HELP traffic_bytes_total"), "{text}");
+        let chunks = page.chunks(Format::Text);
+        let series = |chunk: &&Chunk| matches!(chunk.0, Piece::Series(_));
+        assert_eq!((chunks.len(), chunks.iter().filter(series).count()), (3, 1));
+        // While an answer is on its way, its text is not touched.
+        let copy = page.clone();
+        assert!(page.emptied().lines(&MORE).text.capacity() == 0);
+        drop(chunks);
+        let mut next = copy.emptied();
+        let mut room = next.lines(&MORE);
+        assert!(room.text.is_empty() && room.text.capacity() > 10_000, "{}", room.text.capacity());
+        room.put(&pod, 1_u64);
+        next.add(room);
+        assert!(next.families[0].text.capacity() < 1000, "what is not needed any more is given back");
+        assert_eq!(next.without_room().lines(&MORE).text.capacity(), 0);
     }
 
     #[test]
     fn a_registry_is_written_with_its_histograms() {
         let registry = prometheus::Registry::new();
-        let opts = prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0]);
+        let opts = prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0, 10.0]);
         let histogram = prometheus::Histogram::with_opts(opts).unwrap();
         registry.register(Box::new(histogram.clone())).unwrap();
         histogram.observe(0.75);
         let mut page = Page::default();
         page.add_registry(&registry.gather());
         let ours = page.text(Format::Text);
+        static WAIT: Family =
+            Family { name: "wait_seconds", kind: Kind::Histogram, help: "Waits.", labels: &[] };
+        let mut again = Lines::of(&WAIT);
+        again.put_histogram(&Labels::default(), &[0.5, 1.0], &[0, 1, 0], 0.75);
+        let mut page = Page::default();
+        page.add(again);
+        assert_eq!(page.text(Format::Text), ours);
         let mut theirs = Vec::new();
         prometheus::Encoder::encode(&prometheus::TextEncoder::new(), &registry.gather(), &mut theirs)
             .unwrap();
         assert_eq!(ours, String::from_utf8(theirs).unwrap());
+        let open = page.text(Format::OpenMetrics);
+        let bounds: Vec<&str> = open.lines().filter(|line| line.contains("_bucket")).collect();
+        let expected = [
+            "wait_seconds_bucket{le=\"0.5\"} 0",
+            "wait_seconds_bucket{le=\"1.0\"} 1",
+            "wait_seconds_bucket{le=\"10.0\"} 1",
+            "wait_seconds_bucket{le=\"+Inf\"} 1",
+        ];
+        assert_eq!(bounds, expected);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! 4. [`entitlement`] says whether a container gets CPUs of its own, and how many.
 //! 5. [`wishes`] says how the pod's owner wants those CPUs.
 //! 6. [`thread_environment`] sizes the container's thread pools from the CPUs it will have.
+//! 7. [`verdict`] says, once it runs, whether its threads are those that the environment explains.
 //!
 //! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`]; [`PROCESSES_ANNOTATION`]
 //! tells what cannot be seen from outside; those of [`Wishes`] say how. They are read from the pod, for all its containers.
@@ -31,7 +32,9 @@ mod qos;
 pub mod quantity;
 mod role;
 mod selector;
+mod software;
 mod threads;
+mod verdict;
 mod wishes;
 
 pub use entitlement::{Entitlement, Policy, Training, entitlement, is_denied, is_required, training};
@@ -41,12 +44,14 @@ pub use model::{Container, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use object::Object;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};
-pub use role::{Recognition, Role, recognise};
+pub use role::{Recognition, Role, job_label, recognise};
 pub use selector::{Selector, SelectorError};
+pub use software::{Software, software};
 pub use threads::{
-    BasisOrigin, NoLimit, Profile, Rounding, ThreadBasis, ThreadEnvironment, ThreadPolicy, UnknownProfile,
-    thread_environment,
+    BasisOrigin, NoLimit, Profile, Rounding, THREAD_VARIABLES, ThreadBasis, ThreadEnvironment, ThreadPolicy,
+    UnknownProfile, thread_environment,
 };
+pub use verdict::{CAUSES, Finding, ThreadFacts, Verdict, verdict};
 pub use wishes::{Balancing, Memory, Wishes, wishes};
 
 /// Whether the pod's containers get CPUs of their own: `exclusive`, `required` or `shared`.

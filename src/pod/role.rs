@@ -220,6 +220,23 @@ fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     })
 }
 
+/// The label by which the pods of a pod's job are found, where the job is told by one.
+pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
+    let job = recognise(pod).job?;
+    let keys = [
+        KUBEFLOW_JOB,
+        "tf-job-name",
+        "job-name",
+        "volcano.sh/job-name",
+        JOBSET_NAME,
+        "leaderworkerset.sigs.k8s.io/name",
+        "ray.io/cluster",
+        "spark-app-name",
+        "name",
+    ];
+    keys.into_iter().find_map(|key| label(pod, key).filter(|value| *value == job).map(|value| (key, value)))
+}
+
 /// A recognition in the making, by a label of the pod.
 struct Marked<'a> {
     pod: &'a Pod,

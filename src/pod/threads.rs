@@ -44,8 +44,8 @@ use serde::{Deserialize, Serialize};
 
 use super::processes::{Processes, processes};
 use super::{
-    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, THREADS_ANNOTATION,
-    recognise, training,
+    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, Software,
+    THREADS_ANNOTATION, recognise, software, training,
 };
 use crate::cpu::{CpuSet, Topology};
 
@@ -233,6 +233,10 @@ pub struct ThreadEnvironment {
     pub reason: String,
     /// How many threads the pools add up to, in all processes; `None` where it can't be known.
     pub expected_threads: Option<usize>,
+    /// The CPUs that the counts follow from; `None` if nothing was computed.
+    pub cpus: Option<usize>,
+    /// What the container computes with.
+    pub software: Software,
 }
 
 impl ThreadEnvironment {
@@ -244,6 +248,8 @@ impl ThreadEnvironment {
             kept: Vec::new(),
             reason: reason.into(),
             expected_threads: None,
+            cpus: None,
+            software: Software::Unknown,
         }
     }
 }
@@ -259,9 +265,10 @@ pub fn thread_environment(
     threads: &ThreadPolicy,
     basis: Option<ThreadBasis>,
 ) -> ThreadEnvironment {
+    let software = software(pod, container);
     match decide(pod, container, policy, threads, basis) {
-        Ok(environment) => environment,
-        Err(reason) => ThreadEnvironment::none(reason),
+        Ok(environment) => ThreadEnvironment { software, ..environment },
+        Err(reason) => ThreadEnvironment { software, ..ThreadEnvironment::none(reason) },
     }
 }
 
@@ -311,6 +318,8 @@ fn decide(
         profile,
         threads: Some(sizes.intra),
         expected_threads: expected(profile, &sizes, container, processes),
+        cpus: Some(basis.cpus),
+        software: Software::Unknown,
         variables,
         kept,
         reason: format!("profile {profile}, by {by}: {from}{divided}"),
@@ -374,6 +383,23 @@ const INTER: &str = "TF_NUM_INTEROP_THREADS";
 const OMP: &str = "OMP_NUM_THREADS";
 const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
+
+/// Every variable that sizes a pool of some library, those that are never set here included.
+pub const THREAD_VARIABLES: [&str; 13] = [
+    INTRA,
+    INTER,
+    OMP,
+    GRPC_QUEUES,
+    GRPC_THREADS,
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "NUMBA_NUM_THREADS",
+    "KMP_BLOCKTIME",
+    "OMP_THREAD_LIMIT",
+];
 
 /// The variables to add, and those that the container has.
 fn variables(

@@ -64,7 +64,7 @@ fn of_machine() -> Seen {
     Seen { switches: number("/proc/stat", "ctxt "), faults: number("/proc/vmstat", "pgfault ") }
 }
 
-fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
+pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
     let (policy, threads) = (Policy::default(), ThreadPolicy::default());
     ContainerState {
         namespace: "train".to_owned(),
@@ -96,7 +96,7 @@ fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
     }
 }
 
-fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapshot {
+pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapshot {
     let none = CpuSet::new;
     Snapshot {
         enforcement: Enforcement::Cpuset,
@@ -196,4 +196,82 @@ fn a_cpu_that_is_not_there_has_no_counters() {
     let beyond = kernel.online.iter().last().unwrap() + 1;
     Group::open(beyond, &SOFTWARE).unwrap_err();
     assert!(Group::open(kernel.last().first().unwrap(), &SOFTWARE).unwrap().has().iter().all(|has| *has));
+}
+
+/// Of a container in the shared pool, the kernel counts what its own threads do, on whichever CPU; of one that is left out,
+/// nothing is told but that.
+#[test]
+fn containers_that_share_their_cpus_are_counted_within_a_budget() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pod = tree.pod("", "shared-uid");
+    let [a, b] = ["a1", "b1"].map(|name| tree.container(&pod, name));
+    for path in [&tree.path, &pod, &a, &b] {
+        kernel.write_cpus(path, &kernel.online);
+        kernel.write(path, "cpuset.mems", "0");
+    }
+    let launcher = Launcher::new().unwrap();
+    let [of_a, _of_b] = [&a, &b].map(|path| busy(&kernel, &launcher, path));
+    let budget = kernel.online.len() * SOFTWARE.len();
+    let new = |budget| {
+        let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
+        sources.counting_shared(SOFTWARE, budget)
+    };
+    let state = |pod: &str, path: &str, role| ContainerState {
+        role,
+        assigned: None,
+        ..state(pod, path, &kernel.online)
+    };
+    let containers = [state("b", &b, Role::Worker), state("a", &a, Role::Ps)];
+    let scrape = |sources: &Sources, containers: &[ContainerState]| {
+        let text = sources.collect(&snapshot(&kernel, containers)).text(Format::Text);
+        assert!(text.contains("pinfold_collector_success{collector=\"caches\"} 1\n"), "{text}");
+        text
+    };
+
+    // Room for one: the server.
+    let sources = new(budget);
+    let machine = of_machine();
+    let first = scrape(&sources, &containers);
+    let (first, ..) = counters(&first, "a").unwrap();
+    let before = of_process(of_a.pid());
+    std::thread::sleep(SPELL);
+    let after = of_process(of_a.pid());
+    let text = scrape(&sources, &containers);
+    let machine_after = of_machine();
+    let (counted, enabled, _) = counters(&text, "a").unwrap();
+    assert_eq!(counters(&text, "b"), None, "nothing of who is left out");
+    let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"metrics.sharedCounters is too small \
+                    for all containers that share their CPUs\"} 1\n";
+    assert!(text.contains(left_out), "{text}");
+    let own = after.switches - before.switches;
+    let more = counted.switches - first.switches;
+    // Its children, too, and nobody else.
+    assert!(own > 20 && own <= more, "{own} {more}");
+    assert!(more <= machine_after.switches - machine.switches, "{more}");
+    assert!(counted.faults > first.faults, "{counted:?}");
+    assert!(enabled > 0.0 && enabled < 2.0 * SPELL.as_secs_f64(), "its threads mostly wait: {enabled}");
+
+    // Room for both; each has its own.
+    let sources = new(2 * budget);
+    scrape(&sources, &containers);
+    std::thread::sleep(SPELL);
+    let text = scrape(&sources, &containers);
+    let [(of_a, ..), (of_b, ..)] = ["a", "b"].map(|pod| counters(&text, pod).unwrap());
+    assert!(of_a.switches > 20 && of_b.switches > 20, "{of_a:?} {of_b:?}");
+    assert!(!text.contains("containers_left_out"), "{text}");
+
+    // It gets CPUs of its own, which are counted then: its counters go on.
+    let owner = ContainerState {
+        assigned: Some(kernel.last()),
+        effective: Some(kernel.last()),
+        ..containers[1].clone()
+    };
+    let text = scrape(&sources, &[containers[0].clone(), owner]);
+    let (again, ..) = counters(&text, "a").unwrap();
+    assert!(again.switches >= of_a.switches, "{again:?} {of_a:?}");
+
+    // Nobody is counted unless it is asked for.
+    let text = scrape(&new(0), &containers);
+    assert!(!text.contains("pinfold_container_cpu_cycles_total"), "{text}");
 }

@@ -77,6 +77,14 @@ fn chart_and_overlays_render_the_same_objects() {
     let monitored = kustomize(&kubectl, folder.path());
     let values = [namespace, "runtime=none", "podMonitor.enabled=true", "prometheusRule.enabled=true"];
     same(template(&helm, &values), monitored, "podmonitor and prometheusrule");
+
+    let folder = tempfile::tempdir_in(here("deploy")).unwrap();
+    let text = "resources: [../overlays/containerd]\ncomponents: [../components/resctrl]\n";
+    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    let controlled = kustomize(&kubectl, folder.path());
+    let daemon = find(&controlled, "DaemonSet", "pinfold").to_string();
+    assert!(daemon.contains("\"mountPath\":\"/sys/fs/resctrl\""), "{daemon}");
+    same(template(&helm, &[namespace, "resctrl=true"]), controlled, "resctrl");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::rules::known;
 use crate::yaml::here;
 
 /// Panels that have nothing to show on every machine, and what they need; the panels say so themselves.
-const NEEDS: [(&str, &str); 9] = [
+const NEEDS: [(&str, &str); 11] = [
     ("Pressure", "cgroup v2 and a kernel that counts pressure"),
     ("Instructions per cycle", "hardware counters"),
     ("Cache misses for a thousand instructions", "hardware counters"),
@@ -19,6 +19,8 @@ const NEEDS: [(&str, &str); 9] = [
     ("Memory by NUMA node", "the memory controller and a kernel with NUMA"),
     ("Cache occupied", "resctrl with cache monitoring"),
     ("Memory bandwidth", "resctrl with memory bandwidth monitoring"),
+    ("RDMA, sent and received", "an RDMA device"),
+    ("Containers that are left out", "more containers than the node can count"),
     ("The container runtime waits", "a container runtime that asks"),
     ("Pods are followed at the API server", "a cluster"),
 ];

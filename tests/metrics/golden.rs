@@ -8,11 +8,12 @@ use crate::node;
 use crate::renewed::same;
 
 /// Families whose values are other each time, or on another machine.
-const VARIES: [&str; 8] = [
+const VARIES: [&str; 9] = [
     "pinfold_collector_",
     "pinfold_container_cpu_cycles",
     "pinfold_container_foreign_",
     "pinfold_container_instructions",
+    "pinfold_container_l2_",
     "pinfold_container_llc_",
     "pinfold_container_memory_bandwidth_",
     "pinfold_container_perf_",

@@ -46,10 +46,17 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
         write(
             root,
             &format!("{task}/status"),
-            "voluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n",
+            &format!(
+                "Cpus_allowed_list:\t{}\nvoluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n",
+                // The second thread of an owner has bound itself to its first CPU.
+                own.map_or("0-1", |own| if thread > 1000 { &own[..1] } else { own })
+            ),
         );
+        write(root, &format!("{task}/sched"), &format!("se.nr_migrations   :   {number}\n"));
         write(root, &format!("{task}/schedstat"), "9000000000 1500000000 77\n");
     }
+    let size = own.map_or(0, |own| set(own).len());
+    write(root, &format!("proc/{pid}/environ"), &format!("PASSWORD=secret\0OMP_NUM_THREADS={size}\0"));
     let head = "Inter-|   Receive                                                |  Transmit\n \
                 face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
     let device = format!("  eth0: {number}000 {number} 1 2 0 0 0 0 {number}500 {number} 3 4 0 0 0 0\n");
@@ -97,6 +104,24 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
     }
 }
 
+/// A port of an RDMA device below a root, as sysfs shows it.
+fn rdma_port(root: &Path, device: &str, bytes: u64) {
+    let port = format!("sys/class/infiniband/{device}/ports/1");
+    for (file, text) in [
+        ("state", "4: ACTIVE".to_owned()),
+        ("counters/port_xmit_data", (bytes / 4).to_string()),
+        ("counters/port_rcv_data", (bytes / 2).to_string()),
+        ("counters/port_xmit_packets", "30".to_owned()),
+        ("counters/port_rcv_packets", "60".to_owned()),
+        ("counters/port_xmit_wait", "5".to_owned()),
+        ("counters/link_downed", "1".to_owned()),
+        ("counters/VL15_dropped", "N/A (no PMA)".to_owned()),
+        ("hw_counters/out_of_sequence", "2".to_owned()),
+    ] {
+        write(root, &format!("{port}/{file}"), &format!("{text}\n"));
+    }
+}
+
 /// What is served on a node with a server, a worker on the node's network, and a pod that asks for nothing; with a
 /// Kubernetes API and a container runtime.
 pub(crate) fn page() -> Page {
@@ -105,12 +130,21 @@ pub(crate) fn page() -> Page {
     write(root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n");
     write(root, "sys/fs/cgroup/cpu.pressure", "some avg10=0.00 total=1\nfull avg10=0.00 total=1\n");
     write(root, "proc/self/schedstat", "1 1 1\n");
+    write(root, "proc/self/sched", "se.nr_migrations : 1\n");
     let mut containers = vec![
         container(root, "ps-0", Role::Ps, Some("2-3")),
         container(root, "web", Role::Other, None),
         container(root, "worker-0", Role::Worker, Some("4-7")),
     ];
     containers[2].host_network = true;
+    // The node's device is seen in the pods' namespaces, too; another is in that of the server alone.
+    rdma_port(&root.join("proc/1/root"), "mlx5_0", 40_000);
+    // What the agent's own pod sees is not the node.
+    rdma_port(root, "mlx5_3", 4);
+    for device in ["mlx5_0", "mlx5_7"] {
+        rdma_port(&root.join("proc/114/root"), device, 8000);
+    }
+    rdma_port(&root.join("proc/118/root"), "mlx5_9", 8000);
     let snapshot = Snapshot {
         enforcement: Enforcement::Cpuset,
         enforcement_reason: "a \"quoted\" reason \\ with a bar".to_owned(),

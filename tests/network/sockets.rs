@@ -8,10 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use pinfold::cpu::CpuSet;
 use pinfold::host::bpf::Direction;
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::proc::{Proc, Tcp};
 use pinfold::host::sockets::{Counter, Look, ROOM, Sockets, Sum};
+use pinfold::metrics::{Format, Sources};
+use pinfold::pin::{Enforcement, Snapshot};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort};
 use crate::kernel::{Kernel, Tree, kernel_tests};
@@ -199,6 +203,91 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
     let main = tree.container(two, "main");
     udp(&kernel, &main, None, V4);
     assert_eq!(look(&kernel, &mut counter, &both).pods[two], once);
+}
+
+#[test]
+fn a_pod_outlives_any_number_of_containers() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut counter = counter(&tree);
+    let pod = tree.pod("", "uid");
+    let rounds = 12;
+    for round in 0..rounds {
+        let container = tree.container(&pod, &format!("main-{round}"));
+        udp(&kernel, &container, None, V4);
+        tree.remove(&container);
+    }
+    let once = datagrams(28);
+    let times = |rounds: u64| {
+        let sum = |sum: Sum| Sum { bytes: rounds * sum.bytes, packets: rounds * sum.packets };
+        Sockets { receive: sum(once.receive), transmit: sum(once.transmit) }
+    };
+    let mut entries = Vec::new();
+    for _ in 0..4 {
+        let seen = look(&kernel, &mut counter, &[&pod]);
+        assert_eq!(seen.pods[&pod], times(rounds), "{entries:?}");
+        entries.push(seen.entries);
+    }
+    assert_eq!(entries, [12, 12, 0, 0], "seen, seen again unchanged, taken together");
+    // One that runs goes on as before, whatever has ended meanwhile.
+    let lasting = tree.container(&pod, "lasting");
+    udp(&kernel, &lasting, None, V4);
+    assert_eq!(look(&kernel, &mut counter, &[&pod]).pods[&pod], times(rounds + 1));
+    // What a pod had goes with it.
+    tree.remove(&pod);
+    look(&kernel, &mut counter, &[&pod]);
+    let again = tree.pod("", "uid");
+    assert_eq!(look(&kernel, &mut counter, &[&again]).pods[&again], Sockets::default());
+}
+
+/// Set for this program where it is started again to be short of descriptors.
+const SHORT: &str = "PINFOLD_TEST_SHORT";
+
+#[test]
+fn what_was_short_at_the_start_is_tried_again() {
+    let Some(kernel) = kernel_tests() else { return };
+    if std::env::var_os(SHORT).is_some() {
+        let tree = kernel.tree();
+        let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+        let sources = sources.with_sockets(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path));
+        let scrape = || sources.collect(&nothing()).text(Format::Text);
+        let success =
+            |text: &str| crate::agent::metric(text, "pinfold_collector_success", &[("collector", "sockets")]);
+        let text = scrape();
+        assert_eq!(success(&text), Some(0.0));
+        assert!(!text.contains("pinfold_collector_unsupported{collector=\"sockets\""), "{text}");
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        assert_eq!(success(&scrape()), Some(1.0));
+        assert_eq!(attached(&tree.path), [1, 1]);
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "sockets::what_was_short_at_the_start_is_tried_again", "--nocapture"])
+        .env(SHORT, "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A node without pods.
+fn nothing() -> Snapshot {
+    Snapshot {
+        enforcement: Enforcement::Observe,
+        enforcement_reason: String::new(),
+        online: CpuSet::new(),
+        reserved: CpuSet::new(),
+        shared: CpuSet::new(),
+        exclusive: CpuSet::new(),
+        lost: CpuSet::new(),
+        quiet: None,
+        containers: Vec::new(),
+        strangers: Vec::new(),
+        drift: Vec::new(),
+        unexplained: Vec::new(),
+        errors: Vec::new(),
+    }
 }
 
 #[test]

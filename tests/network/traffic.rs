@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pinfold::host::netns::Netns;
-use pinfold::host::spawn::{Launcher, Spawn, Stderr};
+use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
 use crate::kernel::Kernel;
 
@@ -23,6 +23,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Runs a script in a cgroup to its end.
 pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script: &str) {
     let launcher = Launcher::new().unwrap();
+    let status = start(&launcher, kernel, cgroup, network, script).wait().unwrap();
+    assert!(status.success(), "{status}: {script}");
+}
+
+/// Starts a script in a cgroup; it ends with what it was started by, and when it is dropped.
+pub(crate) fn start(
+    launcher: &Launcher,
+    kernel: &Kernel,
+    cgroup: &str,
+    network: Option<&Netns>,
+    script: &str,
+) -> Process {
     let spawn = Spawn {
         program: "/bin/bash".into(),
         args: vec!["-c".into(), format!("set -eo pipefail; {script}").into()],
@@ -31,8 +43,7 @@ pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script
         netns: network.cloned(),
         stderr: Stderr::Inherit,
     };
-    let status = launcher.spawn(spawn).unwrap().wait().unwrap();
-    assert!(status.success(), "{status}: {script}");
+    launcher.spawn(spawn).unwrap()
 }
 
 /// A process in the cgroup sends and receives [`DATAGRAMS`].

@@ -36,16 +36,18 @@ fuzz_target!(|data: &[u8]| {
         for pod in &pods {
             assert!(!pod.uid.is_empty() && TREES.iter().any(|name| pod.path.starts_with(name)), "{pod:?}");
             assert!(cgroups.exists(&pod.path));
-            for container in &pod.containers {
+            for (number, container) in pod.containers.iter().enumerate() {
                 assert!(!container.id.is_empty() && container.path.starts_with(&pod.path), "{container:?}");
                 // Twice: opened, and from what is kept open then.
                 for _ in 0..2 {
-                    well(counters.cpu_stat(&container.path));
-                    well(counters.processes(&container.path));
-                    well(counters.threads(&container.path));
-                    well(counters.pages(&container.path));
-                    well(counters.pressure(&container.path));
+                    let mut of = counters.of(number, &container.path);
+                    well(of.cpu_stat());
+                    well(of.processes());
+                    well(of.threads());
+                    well(of.pages());
+                    well(of.pressure());
                 }
+                counters.forget(number);
                 well(cgroups.usage(&container.path));
                 cgroups.in_the_way(&container.path, &container.cpuset.cpus);
             }

@@ -1,4 +1,4 @@
-//! A machine's files, below `sys` and `proc`: its topology, with placements on it; its knobs; processes.
+//! A machine's files, below `sys` and `proc`: its topology, with placements on it; its knobs; processes; RDMA ports.
 //!
 //! An input is a tree of files, as `pinfold_fuzz::Tree` takes it. `proc/1` is the process that is looked at, and
 //! `0000:3b:00.0` the device.
@@ -10,8 +10,8 @@ use std::cell::RefCell;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
 use pinfold::host::knobs::{Kind, Knobs};
-use pinfold::host::proc::Proc;
-use pinfold::host::{online, pci, topology};
+use pinfold::host::proc::{Proc, Reader};
+use pinfold::host::{online, pci, perf, rdma, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
 
 /// Machines with more CPUs than this are left out: reading a file for each of thousands leaves time for little else.
@@ -40,6 +40,7 @@ fuzz_target!(|data: &[u8]| {
         knobs(&Knobs::new(root));
         processes(&Proc::new(root));
         let _ = pci::numa_node(root, "0000:3b:00.0");
+        let _ = (perf::hardware(root), perf::second_level(root), rdma::ports(&rdma::folder(root)));
     });
 });
 
@@ -71,7 +72,12 @@ fn knobs(knobs: &Knobs) {
 }
 
 fn processes(proc: &Proc) {
-    let _ = (proc.threads(1), proc.traffic(1), proc.network_namespace(1));
+    let mut reader = Reader::default();
+    let _ = (proc.threads(1), proc.traffic(1, &mut reader), proc.network_namespace(1), proc.tasks(1));
+    let _ = proc.tcp(1);
+    for name in proc.variables(1, &["OMP_NUM_THREADS"]).unwrap_or_default().into_keys() {
+        assert_eq!(name, "OMP_NUM_THREADS", "nothing else leaves an environment");
+    }
     for seconds in [proc.age_seconds(1), proc.cpu_seconds(1)].into_iter().flatten() {
         assert!(seconds >= 0.0, "{seconds} seconds");
     }

@@ -12,6 +12,7 @@
 
 mod link;
 mod news;
+pub(super) mod peers;
 mod place;
 mod pods;
 mod scenes;
@@ -82,6 +83,8 @@ pub struct Cluster {
 pub(super) struct Running {
     /// What is known of the API.
     pub(super) link: Link,
+    /// This node's pods by the API server.
+    pub(super) pods: watch::Receiver<ApiPods>,
     /// The task that writes Events: it ends by itself once nobody can tell it anything more.
     pub(super) writer: JoinHandle<()>,
 }
@@ -208,9 +211,9 @@ impl Cluster {
             tasks.spawn(scenes::tell(known.clone(), running));
         }
         // This one looks once more when the agent stops, and so sees to its end itself.
-        tasks.spawn_to_its_end(news::tell(snapshots, known, recorder, stop.clone()));
+        tasks.spawn_to_its_end(news::tell(snapshots, known.clone(), recorder, stop.clone()));
 
-        Running { link, writer }
+        Running { link, pods: known, writer }
     }
 }
 

@@ -107,6 +107,23 @@ struct Told {
     injected: Option<Vec<String>>,
     note: Option<String>,
     window_seconds: Option<f64>,
+    seen: Option<Seen>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Seen {
+    allowed_by_tasks: Option<String>,
+    bound: Option<usize>,
+    threads: usize,
+    /// The thread variables that it was started with.
+    variables: Option<BTreeMap<String, String>>,
+    verdict: Option<Sentence>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sentence {
+    sentence: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -150,6 +167,7 @@ pub(super) fn in_words(containers: &[Value]) -> anyhow::Result<String> {
         }
         lines.push(format!("  threads  {}", one.threads.reason));
         lines.extend(one.environment().into_iter().map(|line| format!("           {line}")));
+        lines.extend(one.seen().into_iter().map(|line| format!("           {line}")));
     }
     Ok(lines.join("\n"))
 }
@@ -173,6 +191,21 @@ impl Told {
         }
     }
 
+    /// What is seen of its threads.
+    fn seen(&self) -> Vec<String> {
+        let Some(seen) = &self.seen else { return Vec::new() };
+        let mut lines = vec![match &seen.verdict {
+            Some(Sentence { sentence }) => sentence.clone(),
+            None => format!("{} now, and no number is expected", seen.threads),
+        }];
+        if let (Some(bound @ 1..), Some(allowed)) = (seen.bound, &seen.allowed_by_tasks) {
+            lines.push(format!(
+                "{bound} of them bound to less than its CPUs; all together may run on {allowed}"
+            ));
+        }
+        lines
+    }
+
     /// What became of each variable.
     fn environment(&self) -> Vec<String> {
         let mut lines = Vec::new();
@@ -184,8 +217,18 @@ impl Told {
             lines.push(format!("put into its environment: {}", injected.join(" ")));
         }
         let injected = |name: &str| self.injected.iter().flatten().any(|other| other == name);
-        let missing: Vec<String> =
-            self.threads.variables.keys().filter(|name| !injected(name)).map(told).collect();
+        // Who put them there does not matter, once they are.
+        let there = self.seen.as_ref().and_then(|seen| seen.variables.as_ref());
+        let in_place =
+            |name: &str| there.is_some_and(|there| there.get(name) == self.threads.variables.get(name));
+        let others: Vec<&String> = self.threads.variables.keys().filter(|name| !injected(name)).collect();
+        let (found, missing): (Vec<&String>, Vec<&String>) =
+            others.into_iter().partition(|name| in_place(name));
+        if !found.is_empty() {
+            let found: Vec<String> = found.into_iter().map(told).collect();
+            lines.push(format!("in its environment, as computed: {}", found.join(" ")));
+        }
+        let missing: Vec<String> = missing.into_iter().map(told).collect();
         if !missing.is_empty() {
             let why = match self.injected {
                 Some(_) => "not put there when it was created",
@@ -197,5 +240,37 @@ impl Told {
             lines.push(format!("left as the pod has them: {}", self.threads.kept.join(", ")));
         }
         lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a container whose program was started with these variables.
+    fn said(there: &Value) -> String {
+        let container = serde_json::json!({
+            "namespace": "train", "pod": "w", "container": "main", "role": "worker", "evidence": "a label",
+            "qos": "Guaranteed", "entitlement": {"reason": "CPU limit 2"}, "assigned": "2-3", "effective": "2-3",
+            "partition": null, "numa": null, "running": true, "injected": null, "note": null,
+            "windowSeconds": null,
+            "threads": {"variables": {"A_THREADS": "2", "B_THREADS": "2"}, "kept": [], "reason": "profile limit"},
+            "seen": {"allowedByTasks": "2", "bound": 3, "threads": 5, "variables": there,
+                "verdict": {"finding": "as expected", "cause": "c", "sentence": "as expected: 5 threads"}},
+        });
+        in_words(&[container]).unwrap()
+    }
+
+    #[test]
+    fn what_is_in_the_environment_is_told_whoever_put_it_there() {
+        let some = said(&serde_json::json!({"A_THREADS": "2", "B_THREADS": "64"}));
+        assert!(some.contains("in its environment, as computed: A_THREADS=2\n"), "{some}");
+        assert!(some.contains("no runtime asks (see pinfold doctor): B_THREADS=2\n"), "{some}");
+        assert!(some.contains("as expected: 5 threads\n"), "{some}");
+        assert!(some.ends_with("3 of them bound to less than its CPUs; all together may run on 2"), "{some}");
+        let unread = said(&Value::Null);
+        assert!(unread.contains("(see pinfold doctor): A_THREADS=2 B_THREADS=2\n"), "{unread}");
+        let all = said(&serde_json::json!({"A_THREADS": "2", "B_THREADS": "2"}));
+        assert!(!all.contains("pinfold doctor"), "{all}");
     }
 }

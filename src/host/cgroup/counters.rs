@@ -1,9 +1,9 @@
 //! [`Counters`]: what the kernel counts for cgroups, from files that are kept open.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::memory::{self, Pages};
 use super::pressure::{self, Pressure, RESOURCES};
@@ -14,13 +14,13 @@ use crate::host::kept::Reader;
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CpuStat {
     /// CPU time used.
-    pub usage_seconds: Option<f64>,
+    pub usage: Option<Duration>,
     /// CFS periods in which the cgroup ran.
     pub periods: Option<u64>,
     /// Periods in which its quota ran out.
     pub throttled_periods: Option<u64>,
     /// Time its tasks were held back.
-    pub throttled_seconds: Option<f64>,
+    pub throttled: Option<Duration>,
 }
 
 /// The files of a cgroup that may be open, by what they hold: its directory, CPU time twice, processes, threads, memory, and
@@ -41,14 +41,29 @@ type Files = [Option<File>; FILES];
 #[derive(Debug)]
 pub struct Counters {
     cgroups: Cgroups,
-    files: OpenFiles,
+    reader: Reader,
+    /// The files that are open, by the number of their cgroup.
+    open: Vec<Files>,
+    /// How many these are, and how many they may be.
+    count: usize,
+    most: usize,
 }
 
-/// The files that are open, by cgroup.
+/// The counters of one cgroup.
 #[derive(Debug)]
-struct OpenFiles {
-    reader: Reader,
-    open: HashMap<String, Files>,
+pub struct OfCgroup<'a> {
+    cgroups: &'a Cgroups,
+    path: &'a str,
+    files: OpenFiles<'a>,
+}
+
+/// The files of one cgroup.
+#[derive(Debug)]
+struct OpenFiles<'a> {
+    reader: &'a mut Reader,
+    /// Its place among those that are kept, where it has one.
+    open: Option<&'a mut Files>,
+    count: &'a mut usize,
     most: usize,
 }
 
@@ -57,81 +72,96 @@ struct OpenFiles {
 impl Counters {
     /// Counters of cgroups of these hierarchies, with so many files open at most.
     pub fn new(cgroups: Cgroups, files: usize) -> Self {
-        let files = OpenFiles { reader: Reader::default(), open: HashMap::new(), most: files / FILES };
-        Self { cgroups, files }
+        Self { cgroups, reader: Reader::default(), open: Vec::new(), count: 0, most: files }
     }
 
-    /// Closes the files of cgroups that nobody asks for any more.
-    pub fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.files.open.retain(|path, _| is_there(path));
+    /// Closes the files of the cgroup that has had a number.
+    pub fn forget(&mut self, number: usize) {
+        let files = self.open.get_mut(number).map(std::mem::take).unwrap_or_default();
+        self.count -= files.iter().flatten().count();
     }
 
-    /// How many cgroups have open files.
+    /// How many files are open.
     pub fn kept(&self) -> usize {
-        self.files.open.len()
+        self.count
     }
 
-    /// What was counted for a cgroup's CPU time.
-    pub fn cpu_stat(&mut self, path: &str) -> Result<CpuStat, CgroupError> {
-        let mut stat = CpuStat::default();
-        if let Some(cpu) = &self.cgroups.cpu {
-            let file = || cpu.join(path).join("cpu.stat");
-            self.files.read(path, CPU, file, |text| stat = cpu_stat(text))?;
+    /// The counters of a cgroup, below the top of the hierarchies. Its number, a small one, is its own until it is forgotten.
+    pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> OfCgroup<'a> {
+        let Self { cgroups, reader, open, count, most } = self;
+        if open.len() <= number {
+            open.resize_with(number + 1, Files::default);
         }
-        if let (None, Some(cpuacct)) = (stat.usage_seconds, &self.cgroups.cpuacct) {
+        OfCgroup {
+            cgroups,
+            path,
+            files: OpenFiles { reader, open: open.get_mut(number), count, most: *most },
+        }
+    }
+}
+
+// === impl OfCgroup ===
+
+impl OfCgroup<'_> {
+    /// What was counted for its CPU time.
+    ///
+    /// # Errors
+    /// A file is there and can't be read; so with the others.
+    pub fn cpu_stat(&mut self) -> Result<CpuStat, CgroupError> {
+        let (cgroups, path) = (self.cgroups, self.path);
+        let mut stat = CpuStat::default();
+        if let Some(cpu) = &cgroups.cpu {
+            let file = || cpu.join(path).join("cpu.stat");
+            self.files.read(CPU, file, |text| stat = cpu_stat(text))?;
+        }
+        if let (None, Some(cpuacct)) = (stat.usage, &cgroups.cpuacct) {
             let file = || cpuacct.join(path).join("cpuacct.usage");
             let usage = |text: &str| text.trim_end().parse::<u64>().ok();
-            let usage = self.files.read(path, CPUACCT, file, usage)?;
-            stat.usage_seconds = usage.flatten().map(|ns| ns as f64 / 1e9);
+            stat.usage = self.files.read(CPUACCT, file, usage)?.flatten().map(Duration::from_nanos);
         }
         Ok(stat)
     }
 
-    /// The process ids in a cgroup, those of cgroups below it included; on cgroup v1 as they were up to a second ago.
-    pub fn processes(&mut self, path: &str) -> Result<Vec<i32>, CgroupError> {
-        let dir = || self.cgroups.cpuset.join(path);
+    /// The process ids in it, those of cgroups below it included; on cgroup v1 as they were up to a second ago.
+    pub fn processes(&mut self) -> Result<Vec<i32>, CgroupError> {
+        let (cgroups, path) = (self.cgroups, self.path);
+        let dir = || cgroups.cpuset.join(path);
         let ids = |text: &str| text.lines().filter_map(|line| line.parse().ok()).collect();
         let file = || dir().join("cgroup.procs");
-        let found: Option<Vec<i32>> = self.files.read(path, PROCESSES, file, ids)?;
+        let found: Option<Vec<i32>> = self.files.read(PROCESSES, file, ids)?;
         let mut found = found.unwrap_or_default();
-        if self.files.has_children(path, dir) {
-            for child in ignore_gone(self.cgroups.children(path))?.unwrap_or_default() {
-                let below = ignore_gone(self.cgroups.processes(&format!("{path}/{child}")))?;
+        if self.files.has_children(dir) {
+            for child in ignore_gone(cgroups.children(path))?.unwrap_or_default() {
+                let below = ignore_gone(cgroups.processes(&format!("{path}/{child}")))?;
                 found.extend(below.unwrap_or_default());
             }
         }
         Ok(found)
     }
 
-    /// How many threads there are in a cgroup, those of cgroups below it included; `None` where nobody counts them.
-    pub fn threads(&mut self, path: &str) -> Result<Option<usize>, CgroupError> {
+    /// How many threads there are in it, those of cgroups below it included; `None` where nobody counts them.
+    pub fn threads(&mut self) -> Result<Option<usize>, CgroupError> {
         let Some(pids) = &self.cgroups.pids else { return Ok(None) };
-        let file = || pids.join(path).join("pids.current");
-        Ok(self.files.read(path, THREADS, file, |text| text.trim_end().parse().ok())?.flatten())
+        let file = || pids.join(self.path).join("pids.current");
+        Ok(self.files.read(THREADS, file, |text| text.trim_end().parse().ok())?.flatten())
     }
 
-    /// Where the memory of a cgroup lies, by NUMA node; `None` where that is not counted.
-    ///
-    /// # Errors
-    /// The file is there and can't be read.
-    pub fn pages(&mut self, path: &str) -> Result<Option<Vec<Pages>>, CgroupError> {
+    /// Where its memory lies, by NUMA node; `None` where that is not counted.
+    pub fn pages(&mut self) -> Result<Option<Vec<Pages>>, CgroupError> {
         let Some(memory) = &self.cgroups.memory else { return Ok(None) };
         // The older hierarchy counts pages.
         let unit = if *memory == self.cgroups.cpuset { 1 } else { procfs::page_size() };
-        let file = || memory.join(path).join("memory.numa_stat");
-        self.files.read(path, MEMORY, file, |text| memory::pages(text, unit))
+        let file = || memory.join(self.path).join("memory.numa_stat");
+        self.files.read(MEMORY, file, |text| memory::pages(text, unit))
     }
 
-    /// How long tasks of a cgroup have waited for each of [`RESOURCES`]; `None` where that is not counted.
-    ///
-    /// # Errors
-    /// A file is there and can't be read.
-    pub fn pressure(&mut self, path: &str) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
-        let dir = || self.cgroups.cpuset.join(path);
+    /// How long its tasks have waited for each of [`RESOURCES`]; `None` where that is not counted.
+    pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
+        let dir = || self.cgroups.cpuset.join(self.path);
         let mut found = [None; RESOURCES.len()];
         for (at, (found, resource)) in found.iter_mut().zip(RESOURCES).enumerate() {
             let file = || dir().join(format!("{resource}.pressure"));
-            *found = self.files.read(path, PRESSURE + at, file, pressure::parse)?.flatten();
+            *found = self.files.read(PRESSURE + at, file, pressure::parse)?.flatten();
         }
         Ok(found)
     }
@@ -139,46 +169,54 @@ impl Counters {
 
 // === impl OpenFiles ===
 
-impl OpenFiles {
-    /// Whether there are cgroups below one: a directory is linked to by itself, by the one above, and by each in it.
-    fn has_children(&mut self, path: &str, directory: impl FnOnce() -> PathBuf) -> bool {
+impl OpenFiles<'_> {
+    /// Whether there are cgroups below: a directory is linked to by itself, by the one above, and by each in it.
+    fn has_children(&mut self, directory: impl FnOnce() -> PathBuf) -> bool {
         let links = |file: &File| file.metadata().map_or(0, |directory| directory.nlink());
-        if let Some(Some(kept)) = self.open.get(path).and_then(|files| files.get(DIRECTORY)) {
+        if let Some(kept) = self.kept(DIRECTORY) {
             return links(kept) > 2;
         }
         let Ok(file) = File::open(directory()) else { return false };
         let found = links(&file) > 2;
-        self.keep_open(path, DIRECTORY, file);
+        self.keep_open(DIRECTORY, file);
         found
     }
 
-    /// Reads one of a cgroup's files; `None` where there is none.
+    /// Reads one of the files; `None` where there is none.
     fn read<T>(
         &mut self,
-        path: &str,
         which: usize,
         file: impl FnOnce() -> PathBuf,
         parse: impl FnOnce(&str) -> T,
     ) -> Result<Option<T>, CgroupError> {
-        if let Some(Some(kept)) = self.open.get(path).and_then(|files| files.get(which)) {
+        let kept = self.open.as_deref().and_then(|files| files.get(which)?.as_ref());
+        if let Some(kept) = kept {
             match self.reader.read(kept) {
                 Ok(text) => return Ok(Some(parse(text))),
                 // Gone, or another one in its place: then all of its files are.
-                Err(_) => drop(self.open.remove(path)),
+                Err(_) => self.close(),
             }
         }
         let Some((file, text)) = self.reader.open(file())? else { return Ok(None) };
         let value = parse(text);
-        self.keep_open(path, which, file);
+        self.keep_open(which, file);
         Ok(Some(value))
     }
 
-    fn keep_open(&mut self, path: &str, which: usize, file: File) {
-        if !self.open.contains_key(path) && self.open.len() < self.most {
-            self.open.insert(path.to_owned(), Files::default());
+    fn kept(&self, which: usize) -> Option<&File> {
+        self.open.as_deref()?.get(which)?.as_ref()
+    }
+
+    fn close(&mut self) {
+        for place in self.open.iter_mut().flat_map(|files| files.iter_mut()) {
+            *self.count -= usize::from(place.take().is_some());
         }
-        if let Some(place) = self.open.get_mut(path).and_then(|files| files.get_mut(which)) {
-            *place = Some(file);
+    }
+
+    fn keep_open(&mut self, which: usize, file: File) {
+        let place = self.open.as_deref_mut().and_then(|files| files.get_mut(which));
+        if let Some(place) = place.filter(|_| *self.count < self.most) {
+            *self.count += usize::from(place.replace(file).is_none());
         }
     }
 }
@@ -191,9 +229,9 @@ fn cpu_stat(text: &str) -> CpuStat {
         match key {
             "nr_periods" => stat.periods = value,
             "nr_throttled" => stat.throttled_periods = value,
-            "throttled_time" => stat.throttled_seconds = value.map(|ns| ns as f64 / 1e9),
-            "throttled_usec" => stat.throttled_seconds = value.map(|us| us as f64 / 1e6),
-            "usage_usec" => stat.usage_seconds = value.map(|us| us as f64 / 1e6),
+            "throttled_time" => stat.throttled = value.map(Duration::from_nanos),
+            "throttled_usec" => stat.throttled = value.map(Duration::from_micros),
+            "usage_usec" => stat.usage = value.map(Duration::from_micros),
             _ => {}
         }
     }
@@ -210,23 +248,44 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        let mut counters = Counters::new(Cgroups::detect(root).unwrap(), FILES);
-        for (cgroup, us, kept) in [("a", 1_500_000, 1), ("b", 2_000_000, 1), ("a", 3_000_000, 1)] {
+        // Room for two: of a third file nothing is kept.
+        let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 2);
+        for (number, cgroup, us) in [(0, "a", 1_500_000), (1, "b", 2_000_000), (0, "a", 3_000_000)] {
             fs::create_dir_all(root.join(cgroup)).unwrap();
             fs::write(root.join(cgroup).join("cpu.stat"), format!("usage_usec {us}\nnr_periods 3\n"))
                 .unwrap();
             fs::write(root.join(cgroup).join("cgroup.procs"), "7\n8\n").unwrap();
-            let stat = counters.cpu_stat(cgroup).unwrap();
-            assert_eq!((stat.usage_seconds, stat.periods), (Some(us as f64 / 1e6), Some(3)));
-            assert_eq!(counters.processes(cgroup).unwrap(), [7, 8]);
-            assert_eq!(counters.pressure(cgroup).unwrap(), [None; RESOURCES.len()]);
-            assert_eq!(counters.pages(cgroup).unwrap(), None);
-            assert_eq!(counters.threads(cgroup).unwrap(), None);
-            assert_eq!(counters.kept(), kept, "no more than may be open");
+            let mut of = counters.of(number, cgroup);
+            let stat = of.cpu_stat().unwrap();
+            assert_eq!((stat.usage, stat.periods), (Some(Duration::from_micros(us)), Some(3)));
+            assert_eq!(of.processes().unwrap(), [7, 8]);
+            assert_eq!(of.pressure().unwrap(), [None; RESOURCES.len()]);
+            assert_eq!(of.pages().unwrap(), None);
+            assert_eq!(of.threads().unwrap(), None);
+            assert_eq!(counters.kept(), 2, "no more than may be open");
         }
-        assert_eq!(counters.cpu_stat("none").unwrap(), CpuStat::default());
-        assert_eq!(counters.processes("none").unwrap(), Vec::<i32>::new());
-        counters.keep(|path| path != "a");
+        let mut none = counters.of(2, "none");
+        assert_eq!(none.cpu_stat().unwrap(), CpuStat::default());
+        assert_eq!(none.processes().unwrap(), Vec::<i32>::new());
+        counters.forget(1);
+        assert_eq!(counters.kept(), 2, "they are another's");
+        counters.forget(0);
         assert_eq!(counters.kept(), 0);
+        // What was taken up is to be had again.
+        assert_eq!(counters.of(0, "b").cpu_stat().unwrap().usage, Some(Duration::from_micros(2_000_000)));
+        assert_eq!(counters.kept(), 1);
+        counters.forget(9);
+    }
+
+    #[test]
+    fn times_are_exact() {
+        let v1 = cpu_stat("nr_periods 7\nnr_throttled 2\nthrottled_time 18446744073709551615\n");
+        let most = Some(Duration::from_nanos(u64::MAX));
+        let expected = CpuStat { periods: Some(7), throttled_periods: Some(2), throttled: most, usage: None };
+        assert_eq!(v1, expected);
+        let v2 = cpu_stat("usage_usec 18446744073709551615\nuser_usec 1\nthrottled_usec 3\n");
+        let most = Some(Duration::from_micros(u64::MAX));
+        let (three, none) = (Some(Duration::from_micros(3)), CpuStat::default());
+        assert_eq!(v2, CpuStat { usage: most, throttled: three, ..none });
     }
 }

@@ -4,6 +4,7 @@
 //! On cgroup v1 the same path is looked up in each controller's hierarchy.
 
 mod counters;
+mod events;
 mod layout;
 mod memory;
 mod namespace;
@@ -13,6 +14,7 @@ mod pressure;
 mod quota;
 mod systemd;
 mod tree;
+mod unified;
 mod usage;
 
 use std::fs;
@@ -26,7 +28,7 @@ use serde::Serialize;
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-pub use counters::{Counters, CpuStat};
+pub use counters::{Counters, CpuStat, OfCgroup};
 pub use memory::{Memory, Pages};
 pub use namespace::join_host;
 pub use note::About;
@@ -35,6 +37,7 @@ pub use pressure::{Pressure, RESOURCES};
 pub use quota::{Quota, QuotaError, lifted};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
+pub use unified::Unified;
 pub use usage::Usage;
 
 /// The extended attribute that holds a mark: the kernel keeps it with the cgroup and drops it with the cgroup.

@@ -1,8 +1,6 @@
 //! What TCP counts in a network namespace.
 
-use std::fs;
-
-use super::Proc;
+use super::{Proc, Reader};
 
 /// What TCP has counted in a network namespace since that was made, both versions of IP together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -15,13 +13,25 @@ pub struct Tcp {
     pub timeouts: u64,
 }
 
+/// What TCP has counted of segments, and of connections that did not end as they should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Segments {
+    /// Segments sent, without those that only repeat what was sent before.
+    pub sent: u64,
+    /// Segments sent again.
+    pub retransmitted: u64,
+    /// Connections that never came about, that broke off, and segments that said so.
+    pub failures: [u64; 3],
+}
+
 // === impl Proc ===
 
 impl Proc {
     /// What TCP has counted in the network namespace of a process; `None` where that can't be read, or is not there.
     pub fn tcp(&self, pid: i32) -> Option<Tcp> {
-        let read = |name: &str| fs::read(self.dir.join(format!("{pid}/net/{name}"))).ok();
-        Tcp::parse(&String::from_utf8_lossy(&read("snmp")?), &String::from_utf8_lossy(&read("netstat")?))
+        let mut reader = Reader::default();
+        let Segments { sent, retransmitted, .. } = self.segments(pid, &mut reader)?;
+        Some(Tcp { sent, retransmitted, timeouts: self.timeouts(pid, &mut reader)? })
     }
 }
 
@@ -30,23 +40,38 @@ impl Proc {
 impl Tcp {
     /// Reads the texts of `net/snmp` and `net/netstat`; `None` where one of the counters is not in them.
     pub fn parse(snmp: &str, netstat: &str) -> Option<Self> {
-        Some(Self {
-            sent: counter(snmp, "Tcp", "OutSegs")?,
-            retransmitted: counter(snmp, "Tcp", "RetransSegs")?,
-            timeouts: counter(netstat, "TcpExt", "TCPTimeouts")?,
-        })
+        let Segments { sent, retransmitted, .. } = Segments::parse(snmp)?;
+        Some(Self { sent, retransmitted, timeouts: Self::timeouts(netstat)? })
+    }
+
+    pub(super) fn timeouts(netstat: &str) -> Option<u64> {
+        columns(netstat, "TcpExt")?.find(|(name, _)| *name == "TCPTimeouts")?.1.parse().ok()
     }
 }
 
-/// The number below a name: each protocol has a line of names and then a line of numbers. Kernels add columns, so that the
-/// place of one tells nothing.
-fn counter(text: &str, protocol: &str, name: &str) -> Option<u64> {
-    let mut lines = text
-        .lines()
-        .filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(':'))
-        .map(str::split_whitespace);
-    let column = lines.next()?.position(|column| column == name)?;
-    lines.next()?.nth(column)?.parse().ok()
+// === impl Segments ===
+
+impl Segments {
+    /// Reads the text of `net/snmp`; `None` where one of the counters is not in it.
+    pub fn parse(snmp: &str) -> Option<Self> {
+        let names = ["OutSegs", "RetransSegs", "AttemptFails", "EstabResets", "OutRsts"];
+        let mut found = [None; 5];
+        for (name, value) in columns(snmp, "Tcp")? {
+            if let Some((_, place)) = names.iter().zip(&mut found).find(|(known, _)| **known == name) {
+                *place = value.parse().ok();
+            }
+        }
+        let [sent, retransmitted, attempts, resets, told] = found;
+        Some(Self { sent: sent?, retransmitted: retransmitted?, failures: [attempts?, resets?, told?] })
+    }
+}
+
+/// Each name of a protocol's counters with the number below it: a line of names, and then a line of numbers. Kernels add
+/// columns, so that the place of one tells nothing.
+fn columns<'a>(text: &'a str, protocol: &str) -> Option<impl Iterator<Item = (&'a str, &'a str)>> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(':'));
+    let (names, numbers) = (lines.next()?, lines.next()?);
+    Some(names.split_ascii_whitespace().zip(numbers.split_ascii_whitespace()))
 }
 
 #[cfg(test)]
@@ -77,6 +102,8 @@ IpExt: 0 0
     fn counters_are_found_by_their_names() {
         let tcp = Tcp { sent: 41_190, retransmitted: 17, timeouts: 9 };
         assert_eq!(Tcp::parse(SNMP, NETSTAT), Some(tcp));
+        let expected = Segments { sent: 41_190, retransmitted: 17, failures: [52, 131, 204] };
+        assert_eq!(Segments::parse(SNMP), Some(expected));
         let other = SNMP.replace("OutSegs", "New OutSegs").replace(" 41190 ", " 5 41190 ");
         assert_eq!(Tcp::parse(&other, NETSTAT), Some(tcp));
     }
@@ -89,7 +116,7 @@ IpExt: 0 0
         assert_eq!(Tcp::parse(&SNMP.replace(" 17 ", " -1 "), NETSTAT), None);
         assert_eq!(Tcp::parse(&SNMP.replace(" 17 ", " 18446744073709551616 "), NETSTAT), None);
         assert_eq!(Tcp::parse(SNMP, &NETSTAT.replace("TcpExt:", "TcpExt")), None);
-        let end = SNMP.find(" 41190 17").unwrap();
+        let end = SNMP.find(" 204 0\n").unwrap();
         for cut in 0..=end {
             assert_eq!(Tcp::parse(&SNMP[..cut], NETSTAT), None, "{cut}");
         }

@@ -38,8 +38,13 @@ impl Foreign {
             return Outcome::Complete;
         }
         let first = self.watcher.prepare(cgroups).and_then(|()| self.watcher.look(cgroups));
+        let in_time = owners().take_while(|_| !scrape.is_late());
         let usages: Vec<Option<Usage>> =
-            owners().map(|(subject, _)| cgroups.usage(subject.cgroup).ok().flatten()).collect();
+            in_time.map(|(subject, _)| cgroups.usage(subject.cgroup).ok().flatten()).collect();
+        // Between two looks that lie too far apart nothing can be told; what is not told now is told by the next scrape.
+        if usages.len() < owners().count() {
+            return Outcome::Partial;
+        }
         let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else { return Outcome::Partial };
         let mut complete = true;
         let mut seconds = Lines::of(&CONTAINER_FOREIGN_CPU_SECONDS);

@@ -2,19 +2,19 @@
 
 use super::super::families::CONTAINER_MEMORY_NUMA_BYTES;
 use super::super::lock;
-use super::super::page::{Lines, Page};
+use super::super::page::Page;
 use super::{Outcome, Scrape};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut counters = lock(&scrape.sources.counters);
-    let mut bytes = Lines::of(&CONTAINER_MEMORY_NUMA_BYTES);
+    let mut bytes = page.lines(&CONTAINER_MEMORY_NUMA_BYTES);
     let (mut complete, mut counted) = (true, scrape.subjects.is_empty());
     for subject in &scrape.subjects {
         if scrape.is_late() {
             complete = false;
             break;
         }
-        match counters.pages(subject.cgroup) {
+        match counters.of(subject.number, subject.cgroup).pages() {
             Ok(pages) => {
                 counted |= pages.is_some();
                 for pages in pages.unwrap_or_default() {

@@ -5,24 +5,31 @@ mod memory;
 mod namespaces;
 mod network;
 mod pressure;
+mod rdma;
+mod shared;
 mod state;
-mod tcp;
 mod threads;
 
 pub(super) mod caches;
+pub(super) mod connections;
 pub(super) mod foreign;
+mod looks;
 mod monitors;
+pub(super) mod places;
 pub(super) mod resctrl;
 pub(super) mod sockets;
 pub(super) mod switches;
 mod tally;
+pub(super) mod tasks;
+pub(super) mod tcp;
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::families::{
-    COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
+    COLLECTOR_CONTAINERS_LEFT_OUT, COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS,
+    COLLECTOR_UNSUPPORTED,
 };
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
@@ -39,6 +46,8 @@ const DEADLINE: Duration = Duration::from_secs(1);
 struct Subject<'a> {
     state: &'a ContainerState,
     cgroup: &'a str,
+    /// Its number, for as long as it is there.
+    number: usize,
     labels: Labels,
     /// Its processes, where they could be read.
     processes: Option<Vec<i32>>,
@@ -63,6 +72,11 @@ enum Outcome {
     Partial,
     /// The machine does not offer it, for this reason.
     Unsupported(String),
+    /// Some containers are left out, and it is known why: how many for each reason. The others are complete, or not.
+    LeftOut {
+        complete: bool,
+        reasons: BTreeMap<String, usize>,
+    },
 }
 
 // === impl Outcome ===
@@ -94,30 +108,40 @@ impl Scrape<'_> {
 
     /// Whose network each pod uses.
     fn networks(&self) -> &Networks {
-        self.networks.get_or_init(|| Networks::of(&self.subjects, &self.sources.proc))
+        let of = || Networks::of(&self.subjects, &self.sources.proc, || self.is_late());
+        self.networks.get_or_init(of)
     }
 }
 
-/// Runs every collector.
-pub(super) fn collect(snapshot: &Snapshot, sources: &Sources) -> Page {
+/// Runs every collector, on a page that has nothing on it.
+pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page) -> Page {
     let mut scrape = Scrape {
         snapshot,
         sources,
-        subjects: subjects(snapshot),
+        subjects: numbered(subjects(snapshot), sources),
         networks: OnceCell::new(),
         until: Instant::now(),
     };
-    let mut run = Run::new(sources);
+    let mut run = Run::new(sources, page);
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
     run.collector("threads", &mut scrape, threads::collect);
+    run.collector("tasks", &mut scrape, |page, scrape| lock(&sources.tasks).collect(page, scrape));
     run.collector("pressure", &mut scrape, pressure::collect);
     run.collector("memory", &mut scrape, memory::collect);
     run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
     run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
+    run.collector("l2", &mut scrape, |page, scrape| match &mut *lock(&sources.second_level) {
+        Ok(second_level) => second_level.collect(page, scrape),
+        Err(reason) => Outcome::Unsupported(reason.clone()),
+    });
     run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
     run.collector("network", &mut scrape, network::collect);
-    run.collector("tcp", &mut scrape, tcp::collect);
+    run.collector("tcp", &mut scrape, |page, scrape| lock(&sources.timeouts).collect(page, scrape));
+    run.collector("rdma", &mut scrape, rdma::collect);
+    if let Some(connections) = &sources.connections {
+        run.collector("connections", &mut scrape, |page, scrape| connections.collect(page, scrape));
+    }
     if let Some(sockets) = &sources.sockets {
         run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
     }
@@ -131,7 +155,7 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     let mut places = HashMap::new();
     for state in &snapshot.containers {
         let Some(cgroup) = state.cgroup.as_deref() else { continue };
-        let new = Subject { state, cgroup, labels: of_container(state), processes: None };
+        let new = Subject { state, cgroup, number: 0, labels: of_container(state), processes: None };
         let name = (&state.namespace, &state.pod, &state.container);
         match places.get(&name).and_then(|at: &usize| subjects.get_mut(*at)) {
             Some(there) if there.state.running => {}
@@ -145,6 +169,18 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     subjects
 }
 
+/// Gives each its number, and has forgotten what was kept of those that are not there any more.
+fn numbered<'a>(mut subjects: Vec<Subject<'a>>, sources: &Sources) -> Vec<Subject<'a>> {
+    let (mut counters, mut switches) = (lock(&sources.counters), lock(&sources.switches));
+    let gone = |number| {
+        counters.forget(number);
+        switches.forget(number);
+    };
+    let numbers = lock(&sources.places).assign(subjects.iter().map(|subject| subject.cgroup), gone);
+    subjects.iter_mut().zip(numbers).for_each(|(subject, number)| subject.number = number);
+    subjects
+}
+
 /// The collectors so far, and what they have cost.
 struct Run<'a> {
     sources: &'a Sources,
@@ -153,19 +189,21 @@ struct Run<'a> {
     cpu: Lines,
     success: Lines,
     unsupported: Lines,
+    left_out: Lines,
 }
 
 // === impl Run ===
 
 impl<'a> Run<'a> {
-    fn new(sources: &'a Sources) -> Self {
+    fn new(sources: &'a Sources, page: Page) -> Self {
         Self {
             sources,
-            page: Page::default(),
+            page,
             duration: Lines::of(&COLLECTOR_DURATION_SECONDS),
             cpu: Lines::of(&COLLECTOR_CPU_SECONDS),
             success: Lines::of(&COLLECTOR_SUCCESS),
             unsupported: Lines::of(&COLLECTOR_UNSUPPORTED),
+            left_out: Lines::of(&COLLECTOR_CONTAINERS_LEFT_OUT),
         }
     }
 
@@ -182,16 +220,23 @@ impl<'a> Run<'a> {
         let labels = Labels::new(&[("collector", name)]);
         self.duration.put(&labels, start.elapsed().as_secs_f64());
         self.cpu.put(&labels, self.sources.cost(name, used).as_secs_f64());
-        self.success.put(&labels, outcome != Outcome::Partial);
-        if let Outcome::Unsupported(reason) = outcome {
-            self.unsupported.put_with(&labels, &[("reason", &reason)], true);
+        let failed = matches!(outcome, Outcome::Partial | Outcome::LeftOut { complete: false, .. });
+        self.success.put(&labels, !failed);
+        match outcome {
+            Outcome::Unsupported(reason) => self.unsupported.put_with(&labels, &[("reason", &reason)], true),
+            Outcome::LeftOut { reasons, .. } => {
+                for (reason, containers) in reasons {
+                    self.left_out.put_with(&labels, &[("reason", &reason)], containers);
+                }
+            }
+            Outcome::Complete | Outcome::Partial => {}
         }
     }
 
     fn page(self) -> Page {
-        let Self { mut page, duration, cpu, success, unsupported, .. } = self;
-        [duration, cpu, success, unsupported].into_iter().for_each(|lines| page.add(lines));
-        page
+        let Self { mut page, duration, cpu, success, unsupported, left_out, .. } = self;
+        [duration, cpu, success, unsupported, left_out].into_iter().for_each(|lines| page.add(lines));
+        page.without_room()
     }
 }
 
@@ -203,3 +248,6 @@ fn of_pod(state: &ContainerState) -> Labels {
 fn of_container(state: &ContainerState) -> Labels {
     Labels::new(&[("namespace", &state.namespace), ("pod", &state.pod), ("container", &state.container)])
 }
+
+#[cfg(test)]
+mod tests;

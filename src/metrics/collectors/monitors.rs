@@ -25,11 +25,11 @@ pub(super) enum Step {
     Bind(String, CpuSet),
 }
 
-/// What is to be done, and whether somebody is left out.
+/// What is to be done, and how many are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
-    pub(super) short: bool,
+    pub(super) short: usize,
 }
 
 /// The name of a container's group; `None` for one that the kernel might not take.
@@ -53,7 +53,7 @@ pub(super) fn plan(there: &BTreeMap<String, CpuSet>, wanted: &[Wanted], room: us
         let taken = chosen.contains_key(one.name.as_str())
             || chosen.values().any(|cpus| !cpus.is_disjoint(&one.cpus));
         if taken || chosen.len() >= room {
-            plan.short = true;
+            plan.short += 1;
         } else {
             chosen.insert(&one.name, &one.cpus);
         }
@@ -162,7 +162,7 @@ mod tests {
             Step::Make("b".to_owned()),
             Step::Bind("b".to_owned(), set("2")),
         ];
-        assert_eq!(plan_, Plan { steps: steps.to_vec(), short: false });
+        assert_eq!(plan_, Plan { steps: steps.to_vec(), short: 0 });
         carry_out(&mut groups, &plan_);
         assert_eq!(groups, there(&[("a", "3-4"), ("b", "2")]));
     }
@@ -178,10 +178,10 @@ mod tests {
             (groups.into_keys().collect::<Vec<_>>(), plan.short)
         };
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(names(3), (owned(&["a", "ps", "z"]), false));
-        assert_eq!(names(2), (owned(&["ps", "z"]), true));
-        assert_eq!(names(1), (owned(&["ps"]), true));
-        assert_eq!(names(0), (vec![], true));
+        assert_eq!(names(3), (owned(&["a", "ps", "z"]), 0));
+        assert_eq!(names(2), (owned(&["ps", "z"]), 1));
+        assert_eq!(names(1), (owned(&["ps"]), 2));
+        assert_eq!(names(0), (vec![], 3));
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             prop_assert!(groups.len() <= room);
             let right = |(name, cpus): (&String, &CpuSet)| wanted.iter().any(|it| it.name == *name && it.cpus == *cpus);
             prop_assert!(groups.iter().all(right));
-            prop_assert!(plan_.short || groups.len() == wanted.iter().filter(|it| !it.cpus.is_empty()).count());
+            prop_assert!(plan_.short > 0 || groups.len() == wanted.iter().filter(|it| !it.cpus.is_empty()).count());
             prop_assert_eq!(plan(&groups, &wanted, room).steps, vec![]);
         }
     }

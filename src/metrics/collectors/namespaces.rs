@@ -1,7 +1,6 @@
 //! Whose network each pod uses: what its interfaces and its TCP count is told only where nobody else can have caused it.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashMap};
 
 use super::super::page::Labels;
 use super::{Subject, of_pod};
@@ -25,6 +24,8 @@ pub(super) struct Network {
     pub(super) labels: Labels,
     /// One of its processes.
     pub(super) process: i32,
+    /// The number of its namespace.
+    pub(super) namespace: Option<u64>,
     pub(super) scope: Scope,
 }
 
@@ -43,7 +44,7 @@ struct Seen {
     /// Whether the processes of all its containers could be read.
     known: bool,
     process: Option<i32>,
-    namespace: Option<PathBuf>,
+    namespace: Option<u64>,
 }
 
 // === impl Scope ===
@@ -61,8 +62,8 @@ impl Scope {
 // === impl Networks ===
 
 impl Networks {
-    /// Looks at a process of each pod.
-    pub(super) fn of(subjects: &[Subject<'_>], proc: &Proc) -> Self {
+    /// Looks at a process of each pod, for as long as there is time.
+    pub(super) fn of(subjects: &[Subject<'_>], proc: &Proc, is_late: impl Fn() -> bool) -> Self {
         let own = i32::try_from(std::process::id()).ok().and_then(|pid| proc.network_namespace(pid));
         let mut pods: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
         for subject in subjects {
@@ -79,11 +80,14 @@ impl Networks {
             pod.known &= subject.processes.is_some();
             pod.process = pod.process.or_else(|| subject.processes.as_ref()?.first().copied());
         }
-        let mut users: BTreeMap<PathBuf, usize> = BTreeMap::new();
+        let mut users: HashMap<u64, usize> = HashMap::new();
         for pod in pods.values_mut() {
-            pod.namespace = pod.process.and_then(|pid| proc.network_namespace(pid));
-            if let Some(namespace) = &pod.namespace {
-                *users.entry(namespace.clone()).or_default() += 1;
+            let process = pod.process.filter(|_| !is_late());
+            // One that was not looked at is as unknown as one that can't be read.
+            pod.known &= process == pod.process;
+            pod.namespace = process.and_then(|pid| proc.network_namespace(pid));
+            if let Some(namespace) = pod.namespace {
+                *users.entry(namespace).or_default() += 1;
             }
         }
         // One whose namespace is not known may share any.
@@ -97,7 +101,7 @@ impl Networks {
                 (_, Some(theirs)) if complete && users.get(theirs) == Some(&1) => Scope::Pod,
                 _ => Scope::Unknown,
             };
-            Some(Network { labels: pod.labels, process: pod.process?, scope })
+            Some(Network { labels: pod.labels, process: pod.process?, namespace: pod.namespace, scope })
         };
         let pods = pods.into_values().filter_map(network).collect();
         Self { pods, complete }

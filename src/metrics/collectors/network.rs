@@ -1,10 +1,14 @@
 //! What the pods' own interfaces count.
+//!
+//! They are asked in each pod's own namespace. One netlink dump of the host's ends of all veth pairs would cost a tenth of it,
+//! but those know nothing of what is dropped or wrong at the pods' ends, and not every pod has such a pair.
 
 use super::super::families::{
     Family, POD_NETWORK_RECEIVE_BYTES, POD_NETWORK_RECEIVE_ERRORS, POD_NETWORK_RECEIVE_PACKETS,
     POD_NETWORK_RECEIVE_PACKETS_DROPPED, POD_NETWORK_SCOPE, POD_NETWORK_TRANSMIT_BYTES,
     POD_NETWORK_TRANSMIT_ERRORS, POD_NETWORK_TRANSMIT_PACKETS, POD_NETWORK_TRANSMIT_PACKETS_DROPPED,
 };
+use super::super::lock;
 use super::super::page::{Labels, Lines, Page};
 use super::namespaces::Scope;
 use super::{Outcome, Scrape};
@@ -26,8 +30,9 @@ const FAMILIES: [(&Family, Count); 8] = [
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let networks = scrape.networks();
-    let mut scopes = Lines::of(&POD_NETWORK_SCOPE);
-    let mut lines = FAMILIES.map(|(family, _)| Lines::of(family));
+    let mut reader = lock(&scrape.sources.reader);
+    let mut scopes = page.lines(&POD_NETWORK_SCOPE);
+    let mut lines = FAMILIES.map(|(family, _)| page.lines(family));
     let mut complete = networks.complete;
     for pod in &networks.pods {
         if scrape.is_late() {
@@ -36,7 +41,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         }
         scopes.put_with(&pod.labels, &[("scope", pod.scope.name())], true);
         if pod.scope == Scope::Pod {
-            let traffic = scrape.sources.proc.traffic(pod.process).unwrap_or_default();
+            let traffic = scrape.sources.proc.traffic(pod.process, &mut reader).unwrap_or_default();
             traffic.iter().for_each(|(interface, traffic)| put(&mut lines, &pod.labels, interface, traffic));
         }
     }

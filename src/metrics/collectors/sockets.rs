@@ -1,14 +1,14 @@
 //! What the pods' sockets send and receive, those of pods on the node's own network too.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::super::families::{
     Family, POD_NETWORK_SOCKET_RECEIVE_BYTES, POD_NETWORK_SOCKET_RECEIVE_PACKETS,
     POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
 };
 use super::super::page::{Lines, Page};
-use super::{Outcome, Scrape, of_pod};
+use super::{Outcome, Scrape, Subject, of_pod};
 use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
 use crate::pin::snapshot::ContainerState;
 
@@ -21,27 +21,48 @@ const FAMILIES: [(&Family, Count); 4] = [
     (&POD_NETWORK_SOCKET_TRANSMIT_PACKETS, |counts| counts.transmit.packets),
 ];
 
-/// The counter, or why there is none.
+/// What sockets are counted by.
 #[derive(Debug)]
-pub(in crate::metrics) struct Sockets(Result<Counter, String>);
+pub(in crate::metrics) struct Sockets {
+    cgroup_root: PathBuf,
+    trees: Vec<String>,
+    /// Where there is none yet, the next scrape tries again; why there will be none, else.
+    counter: Result<Option<Counter>, String>,
+}
 
 // === impl Sockets ===
 
 impl Sockets {
     pub(in crate::metrics) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
-        Self(Counter::new(cgroup_root, trees, ROOM).map_err(|error| {
-            let reason = said(&error);
-            tracing::warn!("the pods' sockets are not counted: {reason}");
-            reason
-        }))
+        let (cgroup_root, trees) = (cgroup_root.to_owned(), trees.to_vec());
+        let mut sockets = Self { cgroup_root, trees, counter: Ok(None) };
+        sockets.begin();
+        sockets
+    }
+
+    /// Begins to count, where that was not to be had so far: the kernel may have been short of memory, or we of descriptors.
+    fn begin(&mut self) {
+        if !matches!(self.counter, Ok(None)) {
+            return;
+        }
+        self.counter = match Counter::new(&self.cgroup_root, &self.trees, ROOM) {
+            Ok(counter) => Ok(Some(counter)),
+            Err(error) => {
+                let reason = said(&error);
+                tracing::warn!("the pods' sockets are not counted: {reason}");
+                if error.is_lasting() { Err(reason) } else { Ok(None) }
+            }
+        };
     }
 
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        let counter = match &mut self.0 {
-            Ok(counter) => counter,
+        self.begin();
+        let counter = match &mut self.counter {
+            Ok(Some(counter)) => counter,
+            Ok(None) => return Outcome::Partial,
             Err(reason) => return Outcome::Unsupported(reason.clone()),
         };
-        let pods = pods(scrape);
+        let pods = pods(&scrape.subjects);
         let paths: HashSet<&str> = pods.values().map(|(path, _)| *path).collect();
         let attached = counter.attach();
         let look = match counter.look(&scrape.sources.cgroups, &paths) {
@@ -71,9 +92,11 @@ fn write(page: &mut Page, pods: &BTreeMap<(&str, &str), (&str, &ContainerState)>
 }
 
 /// The pods by name, each with its cgroup. Of two with one name, the one that runs is meant.
-fn pods<'a>(scrape: &Scrape<'a>) -> BTreeMap<(&'a str, &'a str), (&'a str, &'a ContainerState)> {
+pub(super) fn pods<'a>(
+    subjects: &[Subject<'a>],
+) -> BTreeMap<(&'a str, &'a str), (&'a str, &'a ContainerState)> {
     let mut pods: BTreeMap<_, (&str, &ContainerState)> = BTreeMap::new();
-    for subject in &scrape.subjects {
+    for subject in subjects {
         let Some(cgroup) = subject.state.cgroup.as_deref() else { continue };
         let Some((pod, _)) = cgroup.rsplit_once('/') else { continue };
         let name = (subject.state.namespace.as_str(), subject.state.pod.as_str());

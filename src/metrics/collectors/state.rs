@@ -6,12 +6,12 @@ use super::super::families::{
     CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO, CONTAINER_THREADS_EXPECTED,
     ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
 };
-use super::super::page::{Labels, Lines, Page};
+use super::super::page::{Labels, Page};
 use super::{Outcome, Scrape, of_pod};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let snapshot = scrape.snapshot;
-    let mut cpus = Lines::of(&NODE_CPUS);
+    let mut cpus = page.lines(&NODE_CPUS);
     for (state, set) in [
         ("online", &snapshot.online),
         ("reserved", &snapshot.reserved),
@@ -35,7 +35,7 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
         let owned = container.own().map_or(0, |cpus| cpus.len());
         pods.entry((&container.namespace, &container.pod)).or_insert((container, 0)).1 += owned;
     }
-    let (mut info, mut owned) = (Lines::of(&POD_INFO), Lines::of(&POD_OWNED_CPUS));
+    let (mut info, mut owned) = (page.lines(&POD_INFO), page.lines(&POD_OWNED_CPUS));
     for (container, cpus) in pods.into_values() {
         let labels = of_pod(container);
         let (role, qos) = (container.role.to_string(), container.qos.to_string());
@@ -58,9 +58,9 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
 
 fn containers(page: &mut Page, scrape: &Scrape<'_>) {
     let (mut assigned, mut allowed) =
-        (Lines::of(&CONTAINER_CPUS_ASSIGNED), Lines::of(&CONTAINER_CPUS_ALLOWED));
+        (page.lines(&CONTAINER_CPUS_ASSIGNED), page.lines(&CONTAINER_CPUS_ALLOWED));
     let (mut info, mut expected) =
-        (Lines::of(&CONTAINER_CPUSET_INFO), Lines::of(&CONTAINER_THREADS_EXPECTED));
+        (page.lines(&CONTAINER_CPUSET_INFO), page.lines(&CONTAINER_THREADS_EXPECTED));
     for subject in &scrape.subjects {
         let own = subject.state.own();
         assigned.put(&subject.labels, own.map_or(0, |cpus| cpus.len()));

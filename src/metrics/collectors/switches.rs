@@ -1,6 +1,6 @@
 //! [`Switchboard`]: what the scheduler counts for containers whose threads come and go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::host::proc::Scheduled;
 
@@ -9,12 +9,14 @@ use crate::host::proc::Scheduled;
 /// processes, where the kernel tells what all threads of each have counted.
 #[derive(Debug, Default)]
 pub(in crate::metrics) struct Switchboard {
-    containers: HashMap<String, Container>,
+    /// By the number of each.
+    containers: Vec<Container>,
 }
 
 #[derive(Debug, Default)]
 struct Container {
-    tasks: HashMap<i32, Task>,
+    /// In the order in which they were seen last, which is mostly that in which they are seen next.
+    tasks: Vec<(i32, Task)>,
     total: Scheduled,
 }
 
@@ -33,39 +35,68 @@ impl Switchboard {
     /// `began` says when they began; of threads, nothing.
     pub(super) fn add(
         &mut self,
-        cgroup: &str,
+        number: usize,
         tasks: &[(i32, Scheduled)],
         began: impl Fn(i32) -> Option<u64>,
     ) -> Scheduled {
-        let container = self.containers.entry(cgroup.to_owned()).or_default();
-        let mut seen = HashMap::with_capacity(tasks.len());
-        for (id, now) in tasks {
-            let known = container.tasks.get(id).copied();
-            let mut task = known.unwrap_or_else(|| Task { began: began(*id), ..Task::default() });
-            if !is_more(&task.counted, now) {
-                // While a thread of it ends, a process may count it twice for a moment, and less again then. Without a beginning
-                // to compare, less than before means another one with the same id, which counts from zero.
-                let same = task.began.is_some() && began(*id) == task.began;
-                task = if same { task } else { Task { began: began(*id), ..Task::default() } };
-            }
-            let total = &mut container.total;
-            for (total, before, now) in [
-                (&mut total.voluntary, &mut task.counted.voluntary, now.voluntary),
-                (&mut total.involuntary, &mut task.counted.involuntary, now.involuntary),
-                (&mut total.run_delay, &mut task.counted.run_delay, now.run_delay),
-            ] {
-                *total += now.saturating_sub(*before);
-                *before = now.max(*before);
-            }
-            seen.insert(*id, task);
+        if self.containers.len() <= number {
+            self.containers.resize_with(number + 1, Container::default);
         }
-        container.tasks = seen;
-        container.total
+        let Some(Container { tasks: known, total }) = self.containers.get_mut(number) else {
+            return Scheduled::default();
+        };
+        if known.iter().map(|(id, _)| id).eq(tasks.iter().map(|(id, _)| id)) {
+            for ((id, task), (_, now)) in known.iter_mut().zip(tasks) {
+                task.note(now, || began(*id), total);
+            }
+            return *total;
+        }
+        let mut before: HashMap<i32, Task> = known.drain(..).collect();
+        let mut listed = HashSet::new();
+        // One that is on its way from one cgroup to another below may be listed twice.
+        for (id, now) in tasks.iter().filter(|(id, _)| listed.insert(*id)) {
+            let mut task = before.remove(id).unwrap_or_else(|| Task { began: began(*id), ..Task::default() });
+            task.note(now, || began(*id), total);
+            known.push((*id, task));
+        }
+        *total
     }
 
-    /// Forgets the cgroups that are not there any more.
-    pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.containers.retain(|cgroup, _| is_there(cgroup));
+    /// Of how many containers anything is known.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.containers.iter().filter(|container| !container.tasks.is_empty()).count()
+    }
+
+    /// Forgets the container that has had a number.
+    pub(super) fn forget(&mut self, number: usize) {
+        if let Some(container) = self.containers.get_mut(number) {
+            *container = Container::default();
+        }
+    }
+}
+
+// === impl Task ===
+
+impl Task {
+    /// Adds what it has gained since it was last seen.
+    fn note(&mut self, now: &Scheduled, began: impl Fn() -> Option<u64>, total: &mut Scheduled) {
+        if !is_more(&self.counted, now) {
+            // While a thread of it ends, a process may count it twice for a moment, and less again then. Without a beginning
+            // to compare, less than before means another one with the same id, which counts from zero.
+            let same = self.began.is_some() && began() == self.began;
+            if !same {
+                *self = Self { began: began(), ..Self::default() };
+            }
+        }
+        for (total, before, now) in [
+            (&mut total.voluntary, &mut self.counted.voluntary, now.voluntary),
+            (&mut total.involuntary, &mut self.counted.involuntary, now.involuntary),
+            (&mut total.run_delay, &mut self.counted.run_delay, now.run_delay),
+        ] {
+            *total += now.saturating_sub(*before);
+            *before = now.max(*before);
+        }
     }
 }
 
@@ -88,14 +119,14 @@ mod tests {
     }
 
     fn add(board: &mut Switchboard, list: &[(i32, u64, u64)]) -> Scheduled {
-        board.add("a", &threads(list), |_| None)
+        board.add(0, &threads(list), |_| None)
     }
 
     #[test]
     fn a_process_that_counts_less_for_a_moment_is_the_same() {
         let mut board = Switchboard::default();
         let mut process =
-            |voluntary, began| board.add("a", &threads(&[(1, voluntary, 0)]), |_| began).voluntary;
+            |voluntary, began| board.add(0, &threads(&[(1, voluntary, 0)]), |_| began).voluntary;
         assert_eq!(process(1000, Some(5)), 1000);
         assert_eq!(process(1200, Some(5)), 1200);
         assert_eq!(process(1100, Some(5)), 1200);
@@ -118,12 +149,22 @@ mod tests {
     }
 
     #[test]
+    fn the_order_is_of_no_matter_and_who_is_listed_twice_counts_once() {
+        let mut board = Switchboard::default();
+        assert_eq!(add(&mut board, &[(1, 10, 0), (2, 20, 0), (1, 10, 0)]).voluntary, 30);
+        assert_eq!(add(&mut board, &[(2, 21, 0), (1, 10, 0)]).voluntary, 31);
+        assert_eq!(add(&mut board, &[(2, 21, 0), (1, 11, 0), (2, 21, 0), (2, 25, 0)]).voluntary, 32);
+        assert_eq!(add(&mut board, &[(3, 5, 0), (1, 12, 0), (2, 22, 0)]).voluntary, 39);
+    }
+
+    #[test]
     fn a_cgroup_that_is_gone_is_forgotten() {
         let mut board = Switchboard::default();
         add(&mut board, &[(1, 10, 1)]);
-        board.keep(|cgroup| cgroup == "a");
-        assert_eq!(board.containers.len(), 1);
-        board.keep(|_| false);
-        assert!(board.containers.is_empty());
+        board.forget(1);
+        assert_eq!(add(&mut board, &[(1, 10, 1)]).voluntary, 10);
+        board.forget(0);
+        assert!(board.containers[0].tasks.is_empty());
+        assert_eq!(add(&mut board, &[(1, 7, 1)]).voluntary, 7, "another one");
     }
 }

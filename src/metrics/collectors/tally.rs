@@ -20,8 +20,8 @@ pub(super) struct Plan {
     pub(super) close: Vec<u32>,
     /// CPUs whose counters are opened, each with the place of its owner.
     pub(super) open: Vec<(u32, usize)>,
-    /// Whether an owner is left out, because there are not counters enough.
-    pub(super) short: bool,
+    /// How many owners are left out, because there are not counters enough, or another has one of their CPUs.
+    pub(super) short: usize,
 }
 
 /// Says what to open and to close, where `open` tells for whom each CPU is counted, and no more than `most` CPUs may be.
@@ -38,7 +38,7 @@ pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usi
     for (place, owner) in order {
         let taken = owner.cpus.iter().any(|cpu| chosen.contains_key(&cpu));
         if taken || chosen.len() + owner.cpus.len() > most {
-            plan.short = true;
+            plan.short += 1;
             continue;
         }
         chosen.extend(owner.cpus.iter().map(|cpu| (cpu, place)));
@@ -50,11 +50,23 @@ pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usi
     plan
 }
 
+/// Says which containers are counted for themselves, where no more than `most` can be: those of the lowest rank, and among equals
+/// those that are counted already.
+pub(super) fn choose<'a>(
+    is_open: impl Fn(&str) -> bool,
+    wanted: &[(&'a str, u8)],
+    most: usize,
+) -> Vec<&'a str> {
+    let mut order: Vec<&(&str, u8)> = wanted.iter().collect();
+    order.sort_by_key(|(cgroup, rank)| (*rank, !is_open(cgroup)));
+    order.into_iter().take(most).map(|(cgroup, _)| *cgroup).collect()
+}
+
 /// What containers have counted so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     totals: HashMap<String, Totals>,
-    last: BTreeMap<u32, Last>,
+    last: BTreeMap<u64, Last>,
 }
 
 /// What one container has counted on all of its CPUs, the present ones and those that it had before.
@@ -67,7 +79,7 @@ pub(super) struct Totals {
     pub(super) counts: [u64; EVENTS],
 }
 
-/// The latest reading of a CPU.
+/// The latest reading of a slot: a CPU, or a CPU for one cgroup.
 #[derive(Debug, Clone, Copy, Default)]
 struct Last {
     reading: Reading,
@@ -80,14 +92,19 @@ struct Last {
 impl Tally {
     /// The counters of a CPU are closed: what they counted since they were last read is nobody's, since nobody knows when in
     /// that time the CPU changed hands.
-    pub(super) fn forget(&mut self, cpu: u32) {
-        self.last.remove(&cpu);
+    pub(super) fn forget(&mut self, slot: u64) {
+        self.last.remove(&slot);
+    }
+
+    /// From now on there is counted for a container, which may do nothing for a while.
+    pub(super) fn begin(&mut self, cgroup: &str) {
+        self.totals.entry(cgroup.to_owned()).or_default();
     }
 
     /// Adds what a CPU has counted for a container since it was last read, or since its counters were opened. Says whether it
     /// still counts: the time goes on as long as the CPU is online, whether or not it was the counters' turn.
-    pub(super) fn note(&mut self, cgroup: &str, cpu: u32, reading: &Reading) -> bool {
-        let last = self.last.entry(cpu).or_default();
+    pub(super) fn note(&mut self, cgroup: &str, slot: u64, reading: &Reading) -> bool {
+        let last = self.last.entry(slot).or_default();
         let enabled = reading.enabled.saturating_sub(last.reading.enabled);
         let running = reading.running.saturating_sub(last.reading.running);
         if enabled == 0 {
@@ -157,11 +174,11 @@ mod tests {
         let mut open = BTreeMap::new();
         let first = owners(&[("a", "2-3"), ("b", "4")]);
         let plan = carry_out(&mut open, &first, 9);
-        assert_eq!(plan, Plan { close: vec![], open: vec![(2, 0), (3, 0), (4, 1)], short: false });
+        assert_eq!(plan, Plan { close: vec![], open: vec![(2, 0), (3, 0), (4, 1)], short: 0 });
         assert_eq!(carry_out(&mut open, &first, 9), Plan::default(), "a second plan is empty");
         // One CPU goes from a to b, one to nobody.
         let plan = carry_out(&mut open, &owners(&[("a", ""), ("b", "3-4")]), 9);
-        assert_eq!(plan, Plan { close: vec![2, 3], open: vec![(3, 1)], short: false });
+        assert_eq!(plan, Plan { close: vec![2, 3], open: vec![(3, 1)], short: 0 });
         assert_eq!(carry_out(&mut open, &[], 9).close, [3, 4]);
     }
 
@@ -169,17 +186,26 @@ mod tests {
     fn an_owner_is_counted_whole_and_the_counted_come_first() {
         let mut open = BTreeMap::new();
         let plan = carry_out(&mut open, &owners(&[("a", "0-3"), ("b", "4-5"), ("c", "6")]), 3);
-        assert_eq!((plan.open, plan.short), (vec![(4, 1), (5, 1), (6, 2)], true));
+        assert_eq!((plan.open, plan.short), (vec![(4, 1), (5, 1), (6, 2)], 1));
         let plan = carry_out(&mut open, &owners(&[("a", "0"), ("b", "4-5"), ("c", "6")]), 3);
-        assert_eq!((plan.open, plan.short), (vec![], true), "nobody's counters end for a's");
+        assert_eq!((plan.open, plan.short), (vec![], 1), "nobody's counters end for a's");
         let plan = carry_out(&mut open, &owners(&[("a", "0"), ("c", "6")]), 3);
-        assert_eq!((plan.close, plan.open, plan.short), (vec![4, 5], vec![(0, 0)], false));
+        assert_eq!((plan.close, plan.open, plan.short), (vec![4, 5], vec![(0, 0)], 0));
     }
 
     #[test]
     fn a_cpu_that_two_claim_is_counted_for_one() {
         let plan = plan(&BTreeMap::new(), &owners(&[("a", "0-1"), ("b", "1-2")]), 9);
-        assert_eq!((plan.open, plan.short), (vec![(0, 0), (1, 0)], true));
+        assert_eq!((plan.open, plan.short), (vec![(0, 0), (1, 0)], 1));
+    }
+
+    #[test]
+    fn the_budget_is_for_those_who_come_first() {
+        let wanted = [("web", 2), ("w0", 1), ("ps", 0), ("w1", 1)];
+        let open = |cgroup: &str| cgroup == "w1" || cgroup == "web";
+        assert_eq!(choose(open, &wanted, 2), ["ps", "w1"]);
+        assert_eq!(choose(open, &wanted, 9), ["ps", "w1", "w0", "web"]);
+        assert_eq!(choose(open, &wanted, 0), [""; 0]);
     }
 
     #[test]
@@ -248,7 +274,7 @@ mod tests {
                     let counted: CpuSet =
                         open.iter().filter(|(_, of)| *of == owner.cgroup).map(|(cpu, _)| *cpu).collect();
                     prop_assert!(counted.is_empty() || counted == owner.cpus);
-                    prop_assert!(plan.short || counted == owner.cpus);
+                    prop_assert!(plan.short > 0 || counted == owner.cpus);
                 }
                 let again = carry_out(&mut open, &owners, most);
                 prop_assert_eq!((again.close, again.open), (vec![], vec![]));

@@ -1,19 +1,20 @@
 //! Threads, their context switches, and how long they waited for a CPU.
 
-use std::collections::HashSet;
+use std::time::Duration;
 
 use super::super::families::{
     CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS,
 };
 use super::super::lock;
-use super::super::page::{Lines, Page};
+use super::super::page::Page;
 use super::{Outcome, Scrape};
 use crate::host::proc::{Proc, Scheduled};
 use crate::host::taskstats::Taskstats;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let (mut threads, mut switches) = (Lines::of(&CONTAINER_THREADS), Lines::of(&CONTAINER_CONTEXT_SWITCHES));
-    let mut delay = Lines::of(&CONTAINER_CPU_RUN_DELAY_SECONDS);
+    let (mut threads, mut switches) =
+        (page.lines(&CONTAINER_THREADS), page.lines(&CONTAINER_CONTEXT_SWITCHES));
+    let mut delay = page.lines(&CONTAINER_CPU_RUN_DELAY_SECONDS);
     let proc = &scrape.sources.proc;
     let unsupported = proc.no_run_delay();
     let mut counters = lock(&scrape.sources.counters);
@@ -37,19 +38,24 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             continue;
         };
         // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
-        let known = counters.threads(subject.cgroup).ok().flatten().filter(|known| *known >= processes.len());
+        let known = counters
+            .of(subject.number, subject.cgroup)
+            .threads()
+            .ok()
+            .flatten()
+            .filter(|known| *known >= processes.len());
         let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
         let began = |id: i32| if by_process { proc.began(id) } else { None };
-        let total = board.add(subject.cgroup, &seen, began);
+        let total = board.add(subject.number, &seen, began);
+        let waited = unsupported.is_none().then_some(total.run_delay);
+        lock(&scrape.sources.tasks).note_threads(subject.cgroup, known, waited);
         threads.put(&subject.labels, known);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);
         if unsupported.is_none() {
-            delay.put(&subject.labels, total.run_delay as f64 / 1e9);
+            delay.put(&subject.labels, Duration::from_nanos(total.run_delay));
         }
     }
-    let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
-    board.keep(|cgroup| there.contains(cgroup));
     [threads, switches, delay].into_iter().for_each(|lines| page.add(lines));
     match unsupported.filter(|_| complete) {
         Some(reason) => Outcome::Unsupported(reason.to_owned()),

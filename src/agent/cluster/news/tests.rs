@@ -51,6 +51,8 @@ fn waiting() -> ContainerState {
             kept: Vec::new(),
             reason: String::new(),
             expected_threads: None,
+            cpus: None,
+            software: crate::pod::Software::Unknown,
         },
         note: None,
         window_seconds: None,

@@ -124,6 +124,13 @@ fn moved(text: &str, pod: &str) -> Vec<u64> {
     values(text, "memory_bandwidth_bytes_total", pod).into_iter().map(|(_, value)| value).collect()
 }
 
+/// How many containers are left out for a reason that begins so.
+fn left_out(text: &str, reason: &str) -> Option<u64> {
+    let start = format!("pinfold_collector_containers_left_out{{collector=\"resctrl\",reason=\"{reason}");
+    let line = text.lines().find(|line| line.starts_with(&start))?;
+    line.rsplit_once(' ').map(|(_, value)| value.parse().unwrap())
+}
+
 fn success(text: &str) -> bool {
     text.contains("pinfold_collector_success{collector=\"resctrl\"} 1\n")
 }
@@ -175,7 +182,8 @@ fn what_a_cache_can_t_tell_costs_that_cache() {
     machine.put("w", "mon_L3_00/mbm_local_bytes", "Unavailable\n");
     machine.put("w", "mon_L3_01/mbm_total_bytes", "70\n");
     let text = machine.scrape(&worker);
-    assert!(!success(&text));
+    assert!(success(&text), "what the hardware can't tell is no failure of ours");
+    assert_eq!(left_out(&text, "the hardware can't tell"), Some(1));
     assert_eq!(values(&text, "llc_occupancy_bytes", "w"), [("l3_domain=1".to_owned(), 0)]);
     assert_eq!(moved(&text, "w"), [70, 0]);
     // No counter assigned: no series, and no failure.
@@ -183,7 +191,7 @@ fn what_a_cache_can_t_tell_costs_that_cache() {
     machine.put("w", "mon_L3_00/mbm_total_bytes", "Unassigned\n");
     machine.put("w", "mon_L3_00/mbm_local_bytes", "Unassigned\n");
     let text = machine.scrape(&worker);
-    assert!(success(&text), "{text}");
+    assert!(success(&text) && left_out(&text, "").is_none(), "{text}");
     assert_eq!(moved(&text, "w"), [70, 0]);
 }
 
@@ -209,7 +217,8 @@ fn monitors_are_for_parameter_servers_first() {
     assert!(success(&machine.scrape(&workers)));
     let [a, b] = workers;
     let text = machine.scrape(&[a, b, owner("ps", Role::Ps, "3")]);
-    assert!(!success(&text), "somebody is left out");
+    assert!(success(&text), "too few monitors are no failure of ours");
+    assert_eq!(left_out(&text, "all RMIDs are in use"), Some(1));
     assert_eq!(machine.names(), ["pinfold-u-a-main", "pinfold-u-ps-main"]);
     assert_eq!(values(&text, "llc_occupancy_bytes", "ps").len(), 2);
     assert!(values(&text, "llc_occupancy_bytes", "b").is_empty());
@@ -222,10 +231,41 @@ fn monitors_in_limbo_are_asked_for_again() {
     fs::write(&limbo, "2").unwrap();
     let worker = [owner("w", Role::Worker, "2")];
     let text = machine.scrape(&worker);
-    assert!(!success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(), "{text}");
+    assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(), "{text}");
+    assert_eq!(left_out(&text, "all RMIDs are in use, or wait"), Some(1));
     fs::remove_file(&limbo).unwrap();
     let text = machine.scrape(&worker);
     assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").len() == 2, "{text}");
+}
+
+#[test]
+fn cpus_of_somebody_elses_control_group_are_left_to_it() {
+    let machine = Machine::new(5);
+    let both = [owner("theirs", Role::Ps, "2"), owner("ours", Role::Worker, "3")];
+    // CPU 2 is in a control group: the kernel refuses it to groups below the root one, and says so.
+    let top = machine.root.path().join("sys/fs/resctrl");
+    fs::create_dir_all(top.join("gold/mon_groups")).unwrap();
+    fs::write(top.join("refused"), "2\n").unwrap();
+    fs::write(top.join("info/last_cmd_status"), "Can only add CPUs to mongroup that belong to parent\n")
+        .unwrap();
+    for _ in 0..2 {
+        let text = machine.scrape(&both);
+        assert!(success(&text), "{text}");
+        assert_eq!(left_out(&text, "somebody else's control group"), Some(1));
+        assert_eq!(values(&text, "llc_occupancy_bytes", "ours").len(), 2);
+        assert!(values(&text, "llc_occupancy_bytes", "theirs").is_empty());
+        assert_eq!(
+            machine.names(),
+            ["pinfold-u-ours-main"],
+            "its monitor is given back, and not taken each time"
+        );
+    }
+    // With other CPUs it is asked at once.
+    let text = machine.scrape(&[owner("theirs", Role::Ps, "5")]);
+    assert!(
+        left_out(&text, "").is_none() && values(&text, "llc_occupancy_bytes", "theirs").len() == 2,
+        "{text}"
+    );
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! The pods of one training job, on all nodes: their addresses and roles, read once when somebody asks.
+
+use std::net::IpAddr;
+
+use hyper::Request;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::core::params::{ListParams, VersionMatch};
+use kube::core::request;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{Api, Call, Failure};
+use crate::pod::{Object, Pod, Role, recognise};
+use crate::text::part;
+
+/// Pods in a page.
+const PAGE: u32 = 500;
+
+/// Pods that are read of one job, at most.
+const MOST: usize = 10_000;
+
+/// A pod of a job, with addresses of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub pod: String,
+    /// Its role.
+    pub role: Role,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Vec<Box<RawValue>>,
+}
+
+part! {
+    struct Addressed: "a pod" {
+        status: Status = "status",
+    }
+}
+
+part! {
+    struct Status: "a pod's status" {
+        ips: Vec<Address> = "podIPs",
+    }
+}
+
+part! {
+    struct Address: "an address" {
+        ip: String = "ip",
+    }
+}
+
+/// Reads the pods in a namespace that carry a label, from what the API server has at hand. Those without an address of their
+/// own, which use their node's network or have ended, are left out.
+///
+/// # Errors
+/// Any [`Failure`]; it is counted.
+pub async fn members(api: &Api, namespace: &str, label: (&str, &str)) -> Result<Vec<Member>, Failure> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    let (mut members, mut token): (Vec<Member>, Option<String>) = (Vec::new(), None);
+    loop {
+        let first = token.is_none();
+        let params = ListParams {
+            label_selector: Some(format!("{}={}", label.0, label.1)),
+            limit: Some(PAGE),
+            // Any version will do, so that the server need not read its store.
+            version_match: first.then_some(VersionMatch::NotOlderThan),
+            resource_version: first.then(|| "0".to_owned()),
+            continue_token: token.take(),
+            ..ListParams::default()
+        };
+        let request = request::Request::new(&path).list(&params);
+        let request: Request<Vec<u8>> = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
+        let page: Page = api.ask(Call::ListJob, request).await?;
+        members.extend(page.items.iter().filter_map(|object| member(object)));
+        token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if token.is_none() || members.len() >= MOST {
+            return Ok(members);
+        }
+    }
+}
+
+/// `None` for a pod that can't be read, or whose address is not its own.
+fn member(object: &RawValue) -> Option<Member> {
+    let pod: Object = serde_json::from_str(object.get()).ok()?;
+    let pod = Pod::from_k8s(pod).ok()?;
+    let addressed: Addressed = serde_json::from_str(object.get()).ok()?;
+    let addresses = addressed.status?.ips?.into_iter();
+    let addresses: Vec<IpAddr> = addresses.filter_map(|address| address.ip?.parse().ok()).collect();
+    let own = !pod.host_network && !pod.finished && !addresses.is_empty();
+    own.then(|| Member { role: recognise(&pod).role, pod: pod.name, addresses })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(host_network: bool, phase: &str, ips: &Value) -> Box<RawValue> {
+        let labels =
+            json!({"training.kubeflow.org/job-name": "j", "training.kubeflow.org/replica-type": "ps"});
+        let object = json!({
+            "metadata": {"name": "ps-0", "namespace": "train", "uid": "u", "labels": labels},
+            "spec": {"hostNetwork": host_network, "containers": [{"name": "c"}]},
+            "status": {"phase": phase, "podIP": "10.0.0.1", "podIPs": ips},
+        });
+        serde_json::value::to_raw_value(&object).unwrap()
+    }
+
+    #[test]
+    fn members_are_those_with_addresses_of_their_own() {
+        let ips = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "nonsense"}, {}]);
+        let addresses = ["10.0.0.1", "fd00::1"].map(|address| address.parse().unwrap()).to_vec();
+        let member_of = Member { pod: "ps-0".to_owned(), role: Role::Ps, addresses };
+        assert_eq!(member(&pod(false, "Running", &ips)), Some(member_of));
+        assert_eq!(member(&pod(true, "Running", &ips)), None, "it is the node's");
+        assert_eq!(member(&pod(false, "Succeeded", &ips)), None, "it may be another's by now");
+        assert_eq!(member(&pod(false, "Pending", &json!([]))), None);
+        assert_eq!(member(&pod(false, "Pending", &json!(7))), None);
+    }
+}

@@ -1,0 +1,93 @@
+//! [`Unified`]: the hierarchy of version 2, wherever the controllers are: by its cgroups the kernel knows whose a socket is.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::file;
+
+/// The hierarchy of version 2.
+#[derive(Debug, Clone)]
+pub struct Unified {
+    root: PathBuf,
+}
+
+// === impl Unified ===
+
+impl Unified {
+    /// The one that is mounted at `cgroup_root`, or beside the controllers of version 1 in it.
+    pub fn find(cgroup_root: &Path) -> Option<Self> {
+        let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
+        let root = places.into_iter().find(|place| place.join("cgroup.controllers").exists())?;
+        Some(Self { root })
+    }
+
+    /// Where it is mounted.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether there are processes in a cgroup, or below it.
+    pub fn is_populated(&self, path: &str) -> bool {
+        let events = file::read_value(&self.root.join(path).join("cgroup.events"));
+        events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+    }
+
+    /// The numbers by which the kernel knows a cgroup and all those below it; none where there is no cgroup.
+    ///
+    /// # Errors
+    /// A directory can't be read.
+    pub fn ids(&self, path: &str) -> io::Result<Vec<u64>> {
+        let mut found = Vec::new();
+        let mut left = vec![self.root.join(path)];
+        while let Some(dir) = left.pop() {
+            let entries = match fs::read_dir(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                entries => entries?,
+            };
+            match fs::metadata(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                metadata => found.push(metadata?.ino()),
+            }
+            // A cgroup that is removed while it is listed ends the list.
+            let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            left.extend(folders.map(|entry| entry.path()));
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_found_where_either_version_has_it() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(Unified::find(root.path()).is_none());
+        let beside = root.path().join("unified");
+        fs::create_dir(&beside).unwrap();
+        fs::write(beside.join("cgroup.controllers"), "").unwrap();
+        assert_eq!(Unified::find(root.path()).unwrap().root(), beside);
+        fs::write(root.path().join("cgroup.controllers"), "cpuset\n").unwrap();
+        assert_eq!(Unified::find(root.path()).unwrap().root(), root.path());
+    }
+
+    #[test]
+    fn a_cgroup_has_a_number_and_so_have_those_below() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.controllers"), "").unwrap();
+        let unified = Unified::find(root.path()).unwrap();
+        let below = root.path().join("pod/c1/init.scope");
+        fs::create_dir_all(&below).unwrap();
+        fs::write(root.path().join("pod/cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+        fs::write(root.path().join("pod/c1/cgroup.events"), "populated 0\nfrozen 1\n").unwrap();
+        let ids = unified.ids("pod").unwrap();
+        assert_eq!(ids.len(), 3);
+        assert!(ids.contains(&fs::metadata(&below).unwrap().ino()));
+        assert!(unified.ids("other").unwrap().is_empty());
+        let populated = ["pod", "pod/c1", "other"].map(|path| unified.is_populated(path));
+        assert_eq!(populated, [true, false, false]);
+    }
+}

@@ -1,0 +1,462 @@
+//! [`Diag`]: the TCP connections of a network namespace, each with what the kernel has measured of it.
+//!
+//! The kernel walks its table of all connections on the machine for every question, however few of them are in the namespace.
+//! The older form of the question (`TCPDIAG_GETSOCK`) names no version of IP and is answered with both after one walk, in
+//! every kernel so far; the newer one takes a walk for each. Sockets that listen are in another table and are not asked for.
+//!
+//! Shapes: include/uapi/linux/{inet_diag,tcp,netlink}.h.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+
+use super::taskstats::{number16, number32, number64};
+
+/// What a connection is in the middle of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "they are the names of RFC 9293")]
+pub enum State {
+    Established,
+    SynSent,
+    SynReceived,
+    FinWait1,
+    FinWait2,
+    TimeWait,
+    Close,
+    CloseWait,
+    LastAck,
+    Closing,
+}
+
+/// A TCP connection as it was when it was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// What it is in the middle of.
+    pub state: State,
+    /// Its number, which the kernel gives to no other socket until the machine is started again.
+    pub cookie: u64,
+    /// The address at this end.
+    pub local: IpAddr,
+    /// The address at the other end.
+    pub remote: IpAddr,
+    /// The number of the cgroup (of version 2) in which its socket was made. Linux tells it since 5.9; remnants of connections
+    /// (`TIME_WAIT`) and ones that are not made yet (`SYN_RECV`) have none.
+    pub cgroup: Option<u64>,
+    /// What was measured; not of remnants and ones that are not made yet.
+    pub measured: Option<Measured>,
+}
+
+/// What the kernel has measured of a connection since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Measured {
+    /// The smoothed time until what is sent is acknowledged; `None` before the first acknowledgement.
+    pub rtt: Option<Duration>,
+    /// Microseconds in which there was something to send, or to be acknowledged.
+    pub busy: u64,
+    /// Those of them in which the receiver had no room for more.
+    pub receiver_limited: u64,
+    /// Those in which the socket's own buffer for sending was too small.
+    pub buffer_limited: u64,
+    /// Bytes sent and acknowledged; the kernel counts the marks of a beginning and an end as a byte each.
+    pub acknowledged: u64,
+    /// Bytes received.
+    pub received: u64,
+}
+
+/// A connection to the kernel's socket diagnosis: of the network namespace in which it was opened, which it keeps alive.
+#[derive(Debug)]
+pub struct Diag {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+const GET: u16 = 18;
+const REQUEST_DUMP: u16 = 0x301;
+
+/// A message's kind: nothing, an error, the end of an answer.
+const NOTHING: u16 = 1;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+
+const HEADER: usize = 16;
+/// The length of a question after its header, and where in it there are: the attributes wanted, the states wanted.
+const QUESTION: usize = 60;
+const WANTED: usize = 3;
+const STATES: usize = 52;
+
+/// The length of `struct inet_diag_msg`, and what is where in it.
+const MESSAGE: usize = 72;
+const LOCAL: usize = 8;
+const REMOTE: usize = 24;
+const COOKIE: usize = 44;
+
+const INFO: u16 = 2;
+const CGROUP_ID: u16 = 21;
+
+/// Every state but that of sockets that listen; the last one is how the table calls connections that are not made yet.
+const ALL_STATES: u32 = 0x1ffe & !(1 << 10);
+
+// Where they are in `struct tcp_info`: fields have only ever been added at its end.
+const RTT: usize = 68;
+const ACKNOWLEDGED: usize = 120;
+const RECEIVED: usize = 128;
+const BUSY: usize = 168;
+const RECEIVER_LIMITED: usize = 176;
+const BUFFER_LIMITED: usize = 184;
+
+// === impl State ===
+
+impl State {
+    /// All of them, in the kernel's order.
+    pub const ALL: [Self; 10] = [
+        Self::Established,
+        Self::SynSent,
+        Self::SynReceived,
+        Self::FinWait1,
+        Self::FinWait2,
+        Self::TimeWait,
+        Self::Close,
+        Self::CloseWait,
+        Self::LastAck,
+        Self::Closing,
+    ];
+
+    /// Its name, as it stands in labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Established => "established",
+            Self::SynSent => "syn_sent",
+            Self::SynReceived => "syn_received",
+            Self::FinWait1 => "fin_wait_1",
+            Self::FinWait2 => "fin_wait_2",
+            Self::TimeWait => "time_wait",
+            Self::Close => "close",
+            Self::CloseWait => "close_wait",
+            Self::LastAck => "last_ack",
+            Self::Closing => "closing",
+        }
+    }
+
+    fn of(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::Established,
+            2 => Self::SynSent,
+            3 | 12 => Self::SynReceived,
+            4 => Self::FinWait1,
+            5 => Self::FinWait2,
+            6 => Self::TimeWait,
+            7 => Self::Close,
+            8 => Self::CloseWait,
+            9 => Self::LastAck,
+            11 => Self::Closing,
+            _ => return None,
+        })
+    }
+}
+
+// === impl Diag ===
+
+impl Diag {
+    /// Connects, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel has no such thing, or is short of something.
+    pub fn open() -> io::Result<Self> {
+        let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkSockDiag);
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(protocol))?;
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
+        // The kernel fills as much as is offered, up to this.
+        Ok(Self { socket, sequence: 0, buffer: vec![0; 32 * 1024] })
+    }
+
+    /// The connections of the namespace. One that comes or goes meanwhile may be missing.
+    ///
+    /// # Errors
+    /// The kernel was built without the diagnosis of TCP (CONFIG_INET_DIAG), or does not answer.
+    pub fn connections(&mut self) -> io::Result<Vec<Connection>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let question = question(self.sequence);
+        sendto(self.socket.as_raw_fd(), &question, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        let mut found = Vec::new();
+        loop {
+            let (length, from) = recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer)?;
+            // Inside a pod's namespace its own processes may be able to write here, too.
+            if from.is_none_or(|from| from.pid() != 0) {
+                continue;
+            }
+            let messages = self.buffer.get(..length).unwrap_or_default();
+            if read(messages, self.sequence, &mut found)? {
+                return Ok(found);
+            }
+        }
+    }
+}
+
+fn question(sequence: u32) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER + QUESTION);
+    message.extend((u32::try_from(HEADER + QUESTION).unwrap_or_default()).to_ne_bytes());
+    message.extend(GET.to_ne_bytes());
+    message.extend(REQUEST_DUMP.to_ne_bytes());
+    message.extend(sequence.to_ne_bytes());
+    message.extend(0_u32.to_ne_bytes());
+    message.resize(HEADER + WANTED, 0);
+    message.push(1 << (INFO - 1));
+    message.resize(HEADER + STATES, 0);
+    message.extend(ALL_STATES.to_ne_bytes());
+    message.resize(HEADER + QUESTION, 0);
+    message
+}
+
+/// Adds the connections that are in a part of the answer to a question of this number; says whether it was the last part.
+///
+/// # Errors
+/// The kernel says that it can't answer, or the bytes make no sense.
+pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> io::Result<bool> {
+    while !messages.is_empty() {
+        let length = number32(messages, 0).and_then(|length| usize::try_from(length).ok());
+        let length = length.ok_or_else(nonsense)?;
+        let message =
+            messages.get(..length).filter(|message| message.len() >= HEADER).ok_or_else(nonsense)?;
+        messages = messages.get(length.next_multiple_of(4)..).unwrap_or_default();
+        // What answers an earlier question, given up by then, is passed over.
+        if number32(message, 8) != Some(sequence) {
+            continue;
+        }
+        let content = message.get(HEADER..).unwrap_or_default();
+        match number16(message, 4) {
+            Some(kind @ (ERROR | DONE)) => {
+                let code = number32(content, 0).map_or(0, u32::cast_signed);
+                if kind == DONE && code >= 0 {
+                    return Ok(true);
+                }
+                return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+            }
+            Some(NOTHING) => {}
+            _ => found.extend(connection(content)?),
+        }
+    }
+    Ok(false)
+}
+
+/// A connection; `None` for what is in no state of one.
+fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
+    let (head, mut attributes) = message.split_at_checked(MESSAGE).ok_or_else(nonsense)?;
+    let &[family, state, ..] = head else { return Err(nonsense()) };
+    let Some(state) = State::of(state) else { return Ok(None) };
+    let address = |at| address(family.into(), head.get(at..)?);
+    let ends = address(LOCAL).zip(address(REMOTE));
+    let (local, remote) = ends.ok_or_else(nonsense)?;
+    let [low, high] = [0, 4].map(|half| number32(head, COOKIE + half).map(u64::from));
+    let cookie = low.zip(high).map(|(low, high)| low | high << 32).ok_or_else(nonsense)?;
+    let mut connection = Connection { state, cookie, local, remote, cgroup: None, measured: None };
+    while !attributes.is_empty() {
+        let length = number16(attributes, 0).map(usize::from).ok_or_else(nonsense)?;
+        let value = attributes.get(4..length).ok_or_else(nonsense)?;
+        match number16(attributes, 2) {
+            Some(INFO) => connection.measured = measured(value),
+            Some(CGROUP_ID) => connection.cgroup = number64(value, 0),
+            _ => {}
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(Some(connection))
+}
+
+/// An address of either version; one of version 4 is that, also on a socket of version 6.
+fn address(family: i32, bytes: &[u8]) -> Option<IpAddr> {
+    match family {
+        libc::AF_INET => bytes.first_chunk::<4>().map(|bytes| Ipv4Addr::from(*bytes).into()),
+        libc::AF_INET6 => bytes.first_chunk::<16>().map(|bytes| Ipv6Addr::from(*bytes).to_canonical()),
+        _ => None,
+    }
+}
+
+/// What is in a `struct tcp_info`; `None` where the kernel does not tell as much (before Linux 4.10).
+fn measured(info: &[u8]) -> Option<Measured> {
+    let rtt = number32(info, RTT)?;
+    Some(Measured {
+        rtt: (rtt > 0).then(|| Duration::from_micros(rtt.into())),
+        busy: number64(info, BUSY)?,
+        receiver_limited: number64(info, RECEIVER_LIMITED)?,
+        buffer_limited: number64(info, BUFFER_LIMITED)?,
+        acknowledged: number64(info, ACKNOWLEDGED)?,
+        received: number64(info, RECEIVED)?,
+    })
+}
+
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the answer about TCP connections makes no sense")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    use super::*;
+
+    fn message(kind: u16, sequence: u32, content: &[u8]) -> Vec<u8> {
+        let mut message = u32::try_from(HEADER + content.len()).unwrap().to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.extend(2_u16.to_ne_bytes());
+        message.extend(sequence.to_ne_bytes());
+        message.extend(0_u32.to_ne_bytes());
+        message.extend(content);
+        message
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut attribute = u16::try_from(4 + value.len()).unwrap().to_ne_bytes().to_vec();
+        attribute.extend(kind.to_ne_bytes());
+        attribute.extend(value);
+        attribute.resize(attribute.len().next_multiple_of(4), 0);
+        attribute
+    }
+
+    fn content(family: u8, state: u8, addresses: [IpAddr; 2], attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut content = vec![family, state, 0, 0, 1, 2, 3, 4];
+        for address in addresses {
+            let mut bytes = match address {
+                IpAddr::V4(address) => address.octets().to_vec(),
+                IpAddr::V6(address) => address.octets().to_vec(),
+            };
+            bytes.resize(16, 0);
+            content.extend(bytes);
+        }
+        content.extend(7_u32.to_ne_bytes());
+        content.extend([9_u32, 1].iter().flat_map(|half| half.to_ne_bytes()));
+        content.resize(MESSAGE, 0);
+        content.extend(attributes.concat());
+        content
+    }
+
+    fn info(length: usize) -> Vec<u8> {
+        let mut info = vec![0; 280];
+        info[RTT..RTT + 4].copy_from_slice(&1500_u32.to_ne_bytes());
+        let numbers = [BUSY, RECEIVER_LIMITED, BUFFER_LIMITED, ACKNOWLEDGED, RECEIVED];
+        for (at, value) in numbers.into_iter().zip(1_u64..) {
+            info[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+        }
+        info.truncate(length);
+        info
+    }
+
+    const V4: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
+
+    #[test]
+    fn answers_are_read() {
+        let whole = [attribute(INFO, &info(280)), attribute(99, b"new"), attribute(CGROUP_ID, &[5; 8])];
+        let mapped = V4.map(|address| match address {
+            IpAddr::V4(address) => IpAddr::V6(address.to_ipv6_mapped()),
+            IpAddr::V6(_) => address,
+        });
+        let parts = [
+            message(GET, 3, &content(2, 1, V4, &whole)),
+            message(GET, 2, &content(2, 1, V4, &[])),
+            message(GET, 3, &content(2, 10, V4, &[])),
+            message(GET, 3, &content(10, 6, mapped, &[])),
+            message(NOTHING, 3, &[]),
+        ];
+        let mut found = Vec::new();
+        assert!(!read(&parts.concat(), 3, &mut found).unwrap());
+        let measured = Measured {
+            rtt: Some(Duration::from_micros(1500)),
+            busy: 1,
+            receiver_limited: 2,
+            buffer_limited: 3,
+            acknowledged: 4,
+            received: 5,
+        };
+        let remnant = Connection {
+            state: State::TimeWait,
+            cookie: 1 << 32 | 9,
+            local: V4[0],
+            remote: V4[1],
+            cgroup: None,
+            measured: None,
+        };
+        let first = Connection {
+            state: State::Established,
+            cgroup: Some(0x0505_0505_0505_0505),
+            measured: Some(measured),
+            ..remnant
+        };
+        assert_eq!(found, [first, remnant]);
+        assert!(read(&message(DONE, 3, &0_i32.to_ne_bytes()), 3, &mut found).unwrap());
+        assert!(!read(&message(DONE, 2, &0_i32.to_ne_bytes()), 3, &mut found).unwrap());
+        for kind in [DONE, ERROR] {
+            let error = read(&message(kind, 3, &(-2_i32).to_ne_bytes()), 3, &mut found).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(2));
+        }
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn nonsense_is_an_error_and_less_than_all_is_nothing() {
+        let short = message(GET, 1, &content(2, 1, V4, &[attribute(INFO, &info(BUFFER_LIMITED + 7))]));
+        let mut found = Vec::new();
+        assert!(!read(&short, 1, &mut found).unwrap());
+        assert_eq!(found.remove(0).measured, None, "an older kernel");
+        let whole = message(GET, 1, &content(2, 1, V4, &[attribute(INFO, &info(280))]));
+        for end in 1..whole.len() {
+            read(&whole[..end], 1, &mut found).unwrap_err();
+        }
+        for (at, byte) in [(HEADER, 77), (HEADER + MESSAGE, 3), (HEADER + MESSAGE + 1, 255), (0, 3), (0, 20)]
+        {
+            let mut broken = whole.clone();
+            broken[at] = byte;
+            read(&broken, 1, &mut found).unwrap_err();
+        }
+        assert!(found.is_empty());
+    }
+
+    #[test]
+    fn this_process_has_a_connection() {
+        let listener = TcpListener::bind("[::1]:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(&[7; 1000]).unwrap();
+        server.read_exact(&mut [0; 1000]).unwrap();
+        let cookie = |stream: &TcpStream| {
+            let mut cookie = 0_u64;
+            let cookie_at = std::ptr::from_mut(&mut cookie);
+            let mut length = 8;
+            let number = stream.as_raw_fd();
+            // SAFETY: the kernel writes at most 8 bytes, which is the size of the number.
+            #[allow(unsafe_code)]
+            let got = unsafe {
+                libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_COOKIE, cookie_at.cast(), &raw mut length)
+            };
+            assert_eq!(got, 0);
+            cookie
+        };
+        let ends = [cookie(&client), cookie(&server)];
+        let mut diag = Diag::open().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let (client, server) = loop {
+            let found = diag.connections().unwrap();
+            let of = |cookie| *found.iter().find(|connection| connection.cookie == cookie).unwrap();
+            let [client, server] = ends.map(of);
+            // The mark of the beginning counts as one; an acknowledgement may wait a moment.
+            if client.measured.unwrap().acknowledged == 1001 {
+                break (client, server);
+            }
+            assert!(Instant::now() < deadline, "{client:?}");
+        };
+        let host: IpAddr = "::1".parse().unwrap();
+        assert_eq!((client.state, client.local, client.remote), (State::Established, host, host));
+        let (sent, received) = (client.measured.unwrap(), server.measured.unwrap());
+        assert_eq!((sent.received, received.received), (0, 1000));
+        assert!(sent.rtt.unwrap() < Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,125 @@
+//! What a process's network namespace counts, read through the process.
+//!
+//! Nothing of it is kept open: an open file would keep the namespace alive after its pod.
+
+use super::Proc;
+use super::tcp::{Segments, Tcp};
+use crate::host::kept::Reader;
+
+/// Counters of one network interface since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// What it received.
+    pub receive: Counts,
+    /// What it sent.
+    pub transmit: Counts,
+}
+
+/// Counters of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Packets that came to nothing.
+    pub errors: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+}
+
+// === impl Proc ===
+
+impl Proc {
+    /// The number of a process's network namespace, which two processes have in common that share one; `None` where that
+    /// can't be read, or the process is gone.
+    pub fn network_namespace(&self, pid: i32) -> Option<u64> {
+        let name = std::fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()?;
+        name.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+    }
+
+    /// The counters of each interface that a process sees, the loopback left out; `None` where they can't be read.
+    pub fn traffic(&self, pid: i32, reader: &mut Reader) -> Option<Vec<(String, Traffic)>> {
+        interfaces(self.read(pid, "dev", reader)?)
+    }
+
+    /// The segments that TCP has counted in the network namespace of a process; `None` where that can't be read.
+    pub fn segments(&self, pid: i32, reader: &mut Reader) -> Option<Segments> {
+        Segments::parse(self.read(pid, "snmp", reader)?)
+    }
+
+    /// TCP's timeouts there.
+    pub fn timeouts(&self, pid: i32, reader: &mut Reader) -> Option<u64> {
+        Tcp::timeouts(self.read(pid, "netstat", reader)?)
+    }
+
+    fn read<'a>(&self, pid: i32, name: &str, reader: &'a mut Reader) -> Option<&'a str> {
+        reader.once(&self.dir.join(format!("{pid}/net/{name}"))).ok()
+    }
+}
+
+/// The text of `net/dev`: two lines that say what the columns are, then a line for each interface.
+fn interfaces(text: &str) -> Option<Vec<(String, Traffic)>> {
+    let lines = text.lines().skip(2).map(interface);
+    lines.filter(|line| !matches!(line, Some((name, _)) if name == "lo")).collect()
+}
+
+fn interface(line: &str) -> Option<(String, Traffic)> {
+    let (name, counters) = line.split_once(':')?;
+    let mut values = [0; 16];
+    let mut columns = counters.split_ascii_whitespace();
+    for value in &mut values {
+        *value = columns.next()?.parse().ok()?;
+    }
+    let [bytes, packets, errors, dropped, _, _, _, _, sent, sent_packets, sent_errors, sent_dropped, ..] =
+        values;
+    let receive = Counts { bytes, packets, errors, dropped };
+    let transmit = Counts { bytes: sent, packets: sent_packets, errors: sent_errors, dropped: sent_dropped };
+    Some((name.trim().to_owned(), Traffic { receive, transmit }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Linux 6.18 shows it; older ones leave no room before a long number.
+    const DEV: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
+  eth0:18446744073709551615 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+";
+
+    #[test]
+    fn interfaces_are_read_in_their_order() {
+        let receive = Counts { bytes: u64::MAX, packets: 2, errors: 3, dropped: 4 };
+        let transmit = Counts { bytes: 9, packets: 10, errors: 11, dropped: 12 };
+        let eth0 = ("eth0".to_owned(), Traffic { receive, transmit });
+        let other = ("veth-very-long1".to_owned(), Traffic::default());
+        assert_eq!(interfaces(DEV), Some(vec![eth0, other]));
+    }
+
+    #[test]
+    fn what_is_cut_short_or_no_number_is_nothing() {
+        assert_eq!(interfaces(""), Some(Vec::new()), "a namespace without interfaces");
+        let last = DEV.find("eth0:").unwrap();
+        for cut in last + 1..DEV.find(" 16\nveth").unwrap() {
+            assert_eq!(interfaces(&DEV[..cut]), None, "{:?}", &DEV[last..cut]);
+        }
+        assert_eq!(interfaces(&DEV.replace("18446744073709551615", "18446744073709551616")), None);
+        assert_eq!(interfaces(&DEV.replace(" 11 12 ", " -1 12 ")), None);
+    }
+
+    #[test]
+    fn this_process_has_a_network() {
+        let proc = Proc::new(std::path::Path::new("/"));
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut reader = Reader::default();
+        let seen = proc.traffic(own, &mut reader).unwrap();
+        assert!(seen.iter().all(|(name, _)| name != "lo"), "{seen:?}");
+        assert!(proc.network_namespace(own).unwrap() > 0);
+        assert_eq!(proc.traffic(-1, &mut reader), None);
+        assert_eq!(proc.network_namespace(-1), None);
+    }
+}

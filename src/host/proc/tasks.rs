@@ -1,0 +1,118 @@
+//! What each thread may run on, and how often it was moved: more than a scrape can ask of every thread each time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use super::Proc;
+use crate::cpu::CpuSet;
+use crate::host::file;
+
+/// One thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    /// Its id.
+    pub tid: i32,
+    /// The CPUs that it may run on: its own mask, within those of its cgroup.
+    pub allowed: CpuSet,
+    /// How often it was moved from one CPU to another; `None` where the kernel does not tell.
+    pub migrations: Option<u64>,
+}
+
+// === impl Proc ===
+
+impl Proc {
+    /// The threads of a process, each with its mask; nothing for a process that is gone.
+    pub fn tasks(&self, pid: i32) -> Vec<Task> {
+        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
+        let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+        ids.filter_map(|tid| self.task(pid, tid)).collect()
+    }
+
+    fn task(&self, pid: i32, tid: i32) -> Option<Task> {
+        let dir = self.dir.join(format!("{pid}/task/{tid}"));
+        let status = file::read_value(&dir.join("status")).ok()?;
+        let allowed = status.lines().rev().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        let allowed = allowed.trim().parse().ok()?;
+        let sched = if self.counts_migrations { file::read_value(&dir.join("sched")).ok() } else { None };
+        Some(Task { tid, allowed, migrations: sched.as_deref().and_then(migrations) })
+    }
+
+    /// The root folder of a process, as the process sees it.
+    pub fn root_of(&self, pid: i32) -> PathBuf {
+        self.dir.join(pid.to_string()).join("root")
+    }
+
+    /// Why the kernel does not tell how often threads were moved; `None` where it does.
+    pub fn no_migrations(&self) -> Option<&'static str> {
+        (!self.counts_migrations).then_some("the kernel was built without CONFIG_SCHED_DEBUG")
+    }
+
+    /// Those of these variables with which a process was started; `None` for one that is gone or can't be looked into. No
+    /// other variable leaves here: there are secrets among them.
+    pub fn variables(&self, pid: i32, names: &[&str]) -> Option<BTreeMap<String, String>> {
+        let text = fs::read(self.dir.join(format!("{pid}/environ"))).ok()?;
+        let pairs = text.split(|byte| *byte == 0).filter_map(|pair| {
+            let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
+            names.contains(&name).then(|| (name.to_owned(), value.to_owned()))
+        });
+        Some(pairs.collect())
+    }
+}
+
+/// The number in the line `se.nr_migrations : 12`.
+fn migrations(sched: &str) -> Option<u64> {
+    let line = sched.lines().find_map(|line| line.strip_prefix("se.nr_migrations"))?;
+    line.trim_start().strip_prefix(':')?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &std::path::Path, file: &str, text: &str) {
+        let path = root.join("proc").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn threads_are_read_one_by_one() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let sched = "x (7, #threads: 2)\n---\nse.exec_start    :   1.5\nse.nr_migrations      :       12\nnr_switches : 9\n";
+        write(root, "self/sched", sched);
+        write(
+            root,
+            "7/task/7/status",
+            "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3,8\nMems_allowed:\t1\n",
+        );
+        write(root, "7/task/7/sched", sched);
+        write(root, "7/task/8/status", "Cpus_allowed_list:\t2\n");
+        // One that is just ending has nothing to tell.
+        write(root, "7/task/9/status", "Name:\tx\n");
+        let proc = Proc::new(root);
+        let mut tasks = proc.tasks(7);
+        tasks.sort_by_key(|task| task.tid);
+        let all = Task { tid: 7, allowed: "0-3,8".parse().unwrap(), migrations: Some(12) };
+        let one = Task { tid: 8, allowed: "2".parse().unwrap(), migrations: None };
+        assert_eq!(tasks, [all, one]);
+        assert_eq!((proc.tasks(70), proc.no_migrations()), (vec![], None));
+    }
+
+    #[test]
+    fn only_what_is_asked_for_leaves_an_environment() {
+        let root = tempfile::tempdir().unwrap();
+        write(
+            root.path(),
+            "7/environ",
+            "PATH=/bin\0OMP_NUM_THREADS=4\0PASSWORD=x\0OMP_NUM=1\0A\0\0MKL=a=b\0",
+        );
+        let proc = Proc::new(root.path());
+        let found = proc.variables(7, &["OMP_NUM_THREADS", "MKL", "NONE"]).unwrap();
+        let expected = [("MKL", "a=b"), ("OMP_NUM_THREADS", "4")];
+        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        assert_eq!(proc.variables(8, &["OMP_NUM_THREADS"]), None);
+        assert!(proc.no_migrations().is_some());
+    }
+}

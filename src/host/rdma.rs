@@ -1,0 +1,169 @@
+//! RDMA devices (InfiniBand, RoCE, iWARP): what each of their ports has counted, as sysfs tells it.
+//!
+//! Shapes: Documentation/ABI/stable/sysfs-class-infiniband. A device whose driver shares it among network namespaces is seen
+//! in all of them; where `rdma system` says `exclusive`, only in the namespace that has it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statfs::{FsType, statfs};
+
+use super::file;
+
+/// What sysfs is known by.
+const SYSFS: FsType = FsType(0x6265_6572);
+
+/// Words that the kernel counts data in.
+const WORD: u64 = 4;
+
+/// What a port counts by itself, each by the name of its file.
+pub const COUNTERS: [&str; 21] = [
+    "port_xmit_data",
+    "port_rcv_data",
+    "port_xmit_packets",
+    "port_rcv_packets",
+    "unicast_xmit_packets",
+    "unicast_rcv_packets",
+    "multicast_xmit_packets",
+    "multicast_rcv_packets",
+    "port_xmit_discards",
+    "port_xmit_wait",
+    "port_xmit_constraint_errors",
+    "port_rcv_errors",
+    "port_rcv_constraint_errors",
+    "port_rcv_remote_physical_errors",
+    "port_rcv_switch_relay_errors",
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "VL15_dropped",
+];
+
+/// One port of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// The device, like `mlx5_0`.
+    pub device: String,
+    /// The port's number.
+    pub port: String,
+    /// Its state, like `ACTIVE`, where it tells.
+    pub state: Option<String>,
+    /// What it counts, in the order of [`COUNTERS`], data in bytes; `None` for what this port does not count.
+    pub counts: [Option<u64>; COUNTERS.len()],
+    /// What its driver counts besides, by the driver's own names.
+    pub hardware: BTreeMap<String, u64>,
+}
+
+/// The folder of the devices below a root: the machine's, or that of a process that has a `/sys` of its own namespace.
+pub fn folder(root: &Path) -> PathBuf {
+    root.join("sys/class/infiniband")
+}
+
+/// Whether the kernel itself shows a folder (sysfs): a container may have put anything else into its place.
+pub fn is_genuine(folder: &Path) -> bool {
+    statfs(folder).is_ok_and(|found| found.filesystem_type() == SYSFS)
+}
+
+/// All ports of all devices in a folder. A file that can't be read counts as one that is not there.
+pub fn ports(folder: &Path) -> Vec<Port> {
+    let mut ports = Vec::new();
+    for device in names(folder) {
+        let all = folder.join(&device).join("ports");
+        for port in names(&all) {
+            ports.push(read(&all.join(&port), &device, &port));
+        }
+    }
+    ports
+}
+
+fn read(port: &Path, device: &str, number: &str) -> Port {
+    let counters = port.join("counters");
+    let counts = COUNTERS.map(|name| {
+        // Older drivers have counters of 32 bits, which stop at their end, and the same with 64 bits beside them.
+        let wide = count(&port.join("counters_ext").join(format!("{name}_64")));
+        let count = wide.or_else(|| count(&counters.join(name)))?;
+        Some(if matches!(name, "port_xmit_data" | "port_rcv_data") {
+            count.saturating_mul(WORD)
+        } else {
+            count
+        })
+    });
+    let folder = port.join("hw_counters");
+    let hardware = files(&folder).into_iter().filter(|name| name != "lifespan");
+    let hardware = hardware.filter_map(|name| Some((name.clone(), count(&folder.join(name))?))).collect();
+    // `4: ACTIVE`
+    let state = file::read_value_optional(&port.join("state")).ok().flatten();
+    let state = state.and_then(|text| Some(text.split_once(": ")?.1.to_owned()));
+    Port { device: device.to_owned(), port: number.to_owned(), state, counts, hardware }
+}
+
+/// A number; nothing where there is none, as with `N/A (no PMA)`.
+fn count(path: &Path) -> Option<u64> {
+    file::read_value_optional(path).ok().flatten()?.parse().ok()
+}
+
+/// What is in a folder, by name.
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let mut names = names(folder);
+    names.retain(|name| folder.join(name).is_file());
+    names
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Writes a device's port as the kernel shows it.
+    pub(crate) fn port(root: &Path, device: &str, counters: &[(&str, &str)]) {
+        let port = folder(root).join(device).join("ports/1");
+        for (name, text) in counters {
+            let file = port.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, format!("{text}\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn ports_tell_what_they_count() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(ports(&folder(root.path())), []);
+        let counters = [
+            ("state", "4: ACTIVE"),
+            ("counters/port_xmit_data", "1000"),
+            ("counters/port_rcv_data", "2000"),
+            ("counters/port_rcv_packets", "7"),
+            ("counters/link_downed", "1"),
+            ("counters/symbol_error", "N/A (no PMA)"),
+            ("hw_counters/out_of_sequence", "3"),
+            ("hw_counters/lifespan", "10"),
+        ];
+        port(root.path(), "mlx5_0", &counters);
+        // An older driver's: the counter of 32 bits has come to its end.
+        let old =
+            [("counters/port_xmit_data", "4294967295"), ("counters_ext/port_xmit_data_64", "5000000000")];
+        port(root.path(), "mlx4_0", &old);
+        let ports = ports(&folder(root.path()));
+        assert_eq!(ports.iter().map(|port| port.device.as_str()).collect::<Vec<_>>(), ["mlx4_0", "mlx5_0"]);
+        let count = |at: usize, name: &str| {
+            ports[at].counts[COUNTERS.iter().position(|other| *other == name).unwrap()]
+        };
+        assert_eq!(count(0, "port_xmit_data"), Some(20_000_000_000), "words of four bytes");
+        assert_eq!((count(1, "port_xmit_data"), count(1, "port_rcv_data")), (Some(4000), Some(8000)));
+        assert_eq!((count(1, "port_rcv_packets"), count(1, "link_downed")), (Some(7), Some(1)));
+        assert_eq!((count(1, "symbol_error"), count(1, "port_xmit_wait")), (None, None));
+        assert_eq!((ports[1].port.as_str(), ports[1].state.as_deref()), ("1", Some("ACTIVE")));
+        assert_eq!(ports[1].hardware, [("out_of_sequence".to_owned(), 3)].into());
+        assert_eq!(ports[0].state, None);
+    }
+}

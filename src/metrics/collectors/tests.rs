@@ -1,0 +1,156 @@
+//! Collectors on a node that is made up of files.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::super::page::Format;
+use super::*;
+use crate::host::cgroup::Cgroups;
+use crate::host::proc::Proc;
+use crate::pin::Enforcement;
+use crate::pod::{
+    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+};
+
+/// The files of each cgroup that are kept open here: its directory, CPU time, processes, memory, and three of pressure.
+const KEPT: usize = 7;
+
+fn write(file: &Path, text: &str) {
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, text).unwrap();
+}
+
+/// A pod with one container, that has one process of one thread and a network of its own.
+fn container(root: &Path, number: u32) -> ContainerState {
+    let (cgroup, pid) = (format!("kubepods/pod{number}/c1"), 100 + number);
+    let dir = root.join("sys/fs/cgroup").join(&cgroup);
+    write(&dir.join("cgroup.procs"), &format!("{pid}\n"));
+    write(&dir.join("cpu.stat"), "usage_usec 1500000\n");
+    write(&dir.join("memory.numa_stat"), "anon N0=4096\nfile N0=0\n");
+    for resource in ["cpu", "io", "memory"] {
+        write(&dir.join(format!("{resource}.pressure")), "some total=7\nfull total=5\n");
+    }
+    let process = root.join(format!("proc/{pid}"));
+    let status = "voluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n";
+    write(&process.join(format!("task/{pid}/status")), status);
+    write(&process.join(format!("task/{pid}/schedstat")), "9 5 7\n");
+    write(&process.join("net/dev"), "one\ntwo\neth0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n");
+    let names = "AttemptFails EstabResets OutSegs RetransSegs OutRsts";
+    write(&process.join("net/snmp"), &format!("Tcp: {names}\nTcp: 1 2 30 4 5\n"));
+    write(&process.join("net/netstat"), "TcpExt: TCPTimeouts\nTcpExt: 6\n");
+    fs::create_dir_all(process.join("ns")).unwrap();
+    symlink(format!("net:[{}]", 4_026_532_000 + number), process.join("ns/net")).unwrap();
+    let (of, none) = (Pod::default(), Container::default());
+    ContainerState {
+        namespace: "train".to_owned(),
+        pod: format!("pod-{number}"),
+        container: "main".to_owned(),
+        uid: Some(number.to_string()),
+        kind: ContainerKind::App,
+        role: Role::Other,
+        job: None,
+        index: None,
+        evidence: String::new(),
+        qos: Qos::BestEffort,
+        host_network: false,
+        entitlement: Entitlement::Shared { reason: String::new() },
+        assigned: None,
+        effective: Some("0".parse().unwrap()),
+        partition: None,
+        numa: None,
+        cgroup: Some(cgroup),
+        running: true,
+        threads: thread_environment(&of, &none, &Policy::default(), &ThreadPolicy::default(), None),
+        injected: None,
+        required: false,
+        note: None,
+        window_seconds: None,
+        refused: None,
+        at_start: None,
+        repaired: None,
+    }
+}
+
+fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
+    Snapshot {
+        enforcement: Enforcement::Observe,
+        enforcement_reason: String::new(),
+        online: CpuSet::new(),
+        reserved: CpuSet::new(),
+        shared: CpuSet::new(),
+        exclusive: CpuSet::new(),
+        lost: CpuSet::new(),
+        quiet: None,
+        containers,
+        strangers: Vec::new(),
+        drift: Vec::new(),
+        unexplained: Vec::new(),
+        errors: Vec::new(),
+    }
+}
+
+fn sources(root: &Path) -> Sources {
+    write(&root.join("sys/fs/cgroup/cgroup.controllers"), "cpuset cpu io memory\n");
+    write(&root.join("sys/fs/cgroup/cpu.pressure"), "some total=1\nfull total=1\n");
+    write(&root.join("proc/self/schedstat"), "1 1 1\n");
+    Sources::new(Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap(), Proc::new(root), root)
+}
+
+#[test]
+fn nothing_is_kept_of_pods_that_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let kept = || {
+        let (switches, timeouts) = (lock(&sources.switches).kept(), lock(&sources.timeouts).kept());
+        (lock(&sources.places).kept(), lock(&sources.counters).kept(), switches, timeouts)
+    };
+    let stays = container(root, 0);
+    for number in 1..50 {
+        let pods = vec![stays.clone(), container(root, number)];
+        let text = sources.collect(&snapshot(pods)).text(Format::Text);
+        let timeouts =
+            format!("pinfold_pod_tcp_timeouts_total{{namespace=\"train\",pod=\"pod-{number}\"}} 6\n");
+        assert!(text.contains(&timeouts), "{text}");
+        assert_eq!(kept(), (2, 2 * KEPT, 2, 2));
+    }
+    sources.collect(&snapshot(vec![stays]));
+    assert_eq!(kept(), (1, KEPT, 1, 1));
+    sources.collect(&snapshot(Vec::new()));
+    assert_eq!(kept(), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_collector_that_is_late_leaves_out_what_it_has_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let snapshot = snapshot(vec![container(root, 1), container(root, 2)]);
+    let scrape = |until| {
+        let subjects = numbered(subjects(&snapshot), &sources);
+        Scrape { snapshot: &snapshot, sources: &sources, subjects, networks: OnceCell::new(), until }
+    };
+    type Collect = fn(&mut Page, &mut Scrape<'_>) -> Outcome;
+    let all: [(&str, Collect); 6] = [
+        ("cgroup", cpu::collect),
+        ("threads", threads::collect),
+        ("pressure", pressure::collect),
+        ("memory", memory::collect),
+        ("network", network::collect),
+        ("tcp", |page, scrape| lock(&scrape.sources.timeouts).collect(page, scrape)),
+    ];
+    let mut in_time = scrape(Instant::now() + DEADLINE);
+    for (name, collect) in all {
+        let mut page = Page::default();
+        assert_eq!(collect(&mut page, &mut in_time), Outcome::Complete, "{name}");
+        let text = page.text(Format::Text);
+        assert!(text.contains("pod=\"pod-1\"") && text.contains("pod=\"pod-2\""), "{name}: {text}");
+
+        let mut late = scrape(Instant::now());
+        late.subjects.iter_mut().for_each(|subject| subject.processes = Some(vec![101]));
+        let mut page = Page::default();
+        assert_eq!(collect(&mut page, &mut late), Outcome::Partial, "{name}");
+        assert_eq!(page.text(Format::Text), "", "{name}");
+    }
+}

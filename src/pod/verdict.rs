@@ -1,0 +1,318 @@
+//! [`verdict`]: whether a container has the threads that its environment explains, in words.
+//!
+//! The pools that the variables size are not all the threads that a program has: each process has a main thread, a TensorFlow
+//! server has threads of its own (97 on a machine with two CPUs, of which the variables explain 70), an interpreter has
+//! helpers. So there is room above what is expected, by what the program computes with, and what is beyond it has a cause
+//! that can be named, mostly.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{Software, ThreadEnvironment};
+
+/// Threads of a `tf.train.Server` besides the pools that variables size: 97 less these were counted on two CPUs.
+const SERVER_THREADS: usize = 32;
+
+/// Queues of a `tf.train.Server` whose number nobody set, each with a thread.
+const SERVER_QUEUES: usize = 64;
+
+/// Helper threads of a process, by what it computes with.
+const TENSORFLOW_HELPERS: usize = 16;
+const PYTORCH_HELPERS: usize = 8;
+const HELPERS: usize = 4;
+
+/// By how much more threads have to want to run than there are CPUs until that is said.
+const OVERSUBSCRIBED: f64 = 1.25;
+
+const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
+
+/// What is seen of a container's threads.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ThreadFacts<'a> {
+    /// Threads now.
+    pub threads: usize,
+    /// The most that were seen at once.
+    pub most: usize,
+    /// Its processes.
+    pub processes: usize,
+    /// How many threads ran or waited for a CPU, on average since they were last counted.
+    pub runnable: Option<f64>,
+    /// CPUs that it may run on.
+    pub cpus: usize,
+    /// CPUs of the machine.
+    pub online: usize,
+    /// The thread variables in its program's environment, where that could be read.
+    pub environment: Option<&'a BTreeMap<String, String>>,
+}
+
+/// What is to be said of a container's threads, in one word or two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Finding {
+    /// The environment explains them.
+    #[serde(rename = "as expected")]
+    AsExpected,
+    /// There are more.
+    #[serde(rename = "more than expected")]
+    More,
+    /// There are fewer, and never were enough.
+    #[serde(rename = "fewer than expected")]
+    Fewer,
+    /// More of them want to run than there are CPUs.
+    #[serde(rename = "oversubscribed")]
+    Oversubscribed,
+}
+
+// === impl Finding ===
+
+impl Finding {
+    /// As in a label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AsExpected => "as expected",
+            Self::More => "more than expected",
+            Self::Fewer => "fewer than expected",
+            Self::Oversubscribed => "oversubscribed",
+        }
+    }
+}
+
+/// A finding, its cause out of a fixed list, and both in a sentence with numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// What was found.
+    pub finding: Finding,
+    /// Why that may be.
+    pub cause: &'static str,
+    /// What a person is told.
+    pub sentence: String,
+}
+
+const ENOUGH: &str = "the environment explains them";
+const NOT_STARTED: &str = "its pools have not started yet, or the program has none of this kind";
+const NOT_SET: &str = "the computed variables are not in the program's environment";
+const OLD_TENSORFLOW: &str = "TensorFlow before 1.14 ignores the variables";
+const TENSORFLOW: &str =
+    "a ConfigProto overrides the variables, or it is a TensorFlow before 1.14, which ignores them";
+const OVERRIDDEN: &str = "a ConfigProto overrides the variables";
+const INTER_OP: &str = "PyTorch's inter-op pool can't be set by the environment";
+const PYTORCH: &str =
+    "torch.set_num_threads() overrides the variables, or data loaders run in this container";
+const PROGRAM: &str = "the program sets its own number of threads, or ignores the variables";
+const USER: &str = "the pod's own variables ask for more threads than it has CPUs";
+const BUSY: &str = "more of its threads want to run than it has CPUs";
+
+/// The causes that a verdict can name.
+pub const CAUSES: [&str; 11] = [
+    ENOUGH,
+    NOT_STARTED,
+    NOT_SET,
+    OLD_TENSORFLOW,
+    TENSORFLOW,
+    OVERRIDDEN,
+    INTER_OP,
+    PYTORCH,
+    PROGRAM,
+    USER,
+    BUSY,
+];
+
+/// What is to be said of a container's threads; nothing where no number is expected and none is too high.
+pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Option<Verdict> {
+    // No quota is larger than the CPUs that a container may run on, and no affinity gives more than the quota.
+    let cpus = facts.cpus.min(environment.cpus.unwrap_or(usize::MAX));
+    let running = facts.runnable.filter(|runnable| {
+        cpus > 0 && *runnable > OVERSUBSCRIBED * cpus as f64 && *runnable > cpus as f64 + 0.5
+    });
+    let counted = environment.expected_threads.map(|expected| compare(environment, facts, expected));
+    let (finding, cause) = match (running, counted) {
+        (None, None) => return None,
+        (None, Some(found)) => found,
+        (Some(_), Some((Finding::More, cause))) => (Finding::Oversubscribed, cause),
+        (Some(_), _) => {
+            let user = environment.kept.iter().any(|name| asks_for_more(name, facts, cpus));
+            (Finding::Oversubscribed, if user { USER } else { BUSY })
+        }
+    };
+    let plural = if facts.threads == 1 { "" } else { "s" };
+    let seen = match facts.most > facts.threads {
+        true => format!("{} thread{plural} (at most {} so far)", facts.threads, facts.most),
+        false => format!("{} thread{plural}", facts.threads),
+    };
+    let expected = match environment.expected_threads {
+        Some(expected) => format!("{seen}, {expected} in the pools that its environment sizes"),
+        None => seen,
+    };
+    let many = if cpus == 1 { "" } else { "s" };
+    let runnable =
+        running.map(|runnable| format!("; {runnable:.1} of them want to run, on {cpus} CPU{many}"));
+    let sentence = format!("{}: {expected}{}; {cause}", finding.name(), runnable.unwrap_or_default());
+    Some(Verdict { finding, cause, sentence })
+}
+
+/// Whether a variable that the pod's owner has set is larger than the CPUs.
+fn asks_for_more(name: &str, facts: &ThreadFacts<'_>, cpus: usize) -> bool {
+    let value = facts.environment.and_then(|environment| environment.get(name));
+    let first = value.and_then(|value| value.split(',').next());
+    first.and_then(|number| number.trim().parse::<usize>().ok()).is_some_and(|number| number > cpus)
+}
+
+fn compare(
+    environment: &ThreadEnvironment,
+    facts: &ThreadFacts<'_>,
+    expected: usize,
+) -> (Finding, &'static str) {
+    let processes = facts.processes.max(1);
+    let helpers = match environment.software {
+        Software::Tensorflow { server: true, .. } => {
+            let sized = environment.variables.contains_key(GRPC_QUEUES)
+                || environment.kept.iter().any(|name| name == GRPC_QUEUES);
+            // Their pool is as large as the CPUs that it sees.
+            SERVER_THREADS + if sized { 0 } else { SERVER_QUEUES + facts.cpus }
+        }
+        Software::Tensorflow { .. } => TENSORFLOW_HELPERS,
+        Software::Pytorch => PYTORCH_HELPERS,
+        Software::Unknown => HELPERS,
+    };
+    let most = expected.saturating_add((1 + helpers).saturating_mul(processes));
+    if facts.threads <= most {
+        // Threads that have been there once were no miscalculation.
+        let few = facts.most.max(facts.threads) < expected;
+        return if few { (Finding::Fewer, NOT_STARTED) } else { (Finding::AsExpected, ENOUGH) };
+    }
+    let inter_op = most.saturating_add(facts.online.saturating_mul(processes));
+    let in_place = facts.environment.map(|there| is_in_place(environment, there));
+    let cause = match environment.software {
+        _ if in_place == Some(false) => NOT_SET,
+        Software::Tensorflow { before_variables: Some(true), .. } => OLD_TENSORFLOW,
+        Software::Tensorflow { before_variables: Some(false), .. } => OVERRIDDEN,
+        Software::Tensorflow { before_variables: None, .. } => TENSORFLOW,
+        Software::Pytorch if facts.threads <= inter_op => INTER_OP,
+        Software::Pytorch => PYTORCH,
+        Software::Unknown => PROGRAM,
+    };
+    (Finding::More, cause)
+}
+
+/// Whether the program was started with the variables that were computed for it.
+fn is_in_place(environment: &ThreadEnvironment, there: &BTreeMap<String, String>) -> bool {
+    environment.variables.iter().all(|(name, value)| there.get(name) == Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::{Container, EnvSource, Pod, Policy, ThreadBasis, ThreadPolicy, thread_environment};
+
+    /// The environment of a worker with so many CPUs of its own, with these variables of its own.
+    fn environment(image: &str, cpus: usize, own: &[(&str, &str)]) -> ThreadEnvironment {
+        let value = |&(name, text): &(&str, &str)| (name.to_owned(), EnvSource::Value(text.to_owned()));
+        let container = Container {
+            image: image.to_owned(),
+            env: own.iter().map(value).collect(),
+            ..Container::default()
+        };
+        let label = ("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned());
+        let pod = Pod { labels: [label].into(), containers: vec![container.clone()], ..Pod::default() };
+        let basis = ThreadBasis::exclusive(cpus, cpus, 1);
+        thread_environment(&pod, &container, &Policy::default(), &ThreadPolicy::default(), Some(basis))
+    }
+
+    /// So many threads of a process that was started with all that was computed.
+    fn facts(environment: &ThreadEnvironment, threads: usize) -> ThreadFacts<'_> {
+        ThreadFacts {
+            threads,
+            most: threads,
+            processes: 1,
+            runnable: Some(1.0),
+            cpus: 4,
+            online: 64,
+            environment: Some(&environment.variables),
+        }
+    }
+
+    fn found(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> (Finding, &'static str) {
+        let verdict = verdict(environment, facts).unwrap();
+        assert!(CAUSES.contains(&verdict.cause));
+        assert!(verdict.sentence.starts_with(verdict.finding.name()), "{}", verdict.sentence);
+        assert!(verdict.sentence.ends_with(verdict.cause), "{}", verdict.sentence);
+        (verdict.finding, verdict.cause)
+    }
+
+    #[test]
+    fn what_the_environment_explains_is_as_expected() {
+        let plain = environment("web", 4, &[]);
+        assert_eq!(plain.expected_threads, Some(8));
+        for threads in [8, 9, 13] {
+            assert_eq!(found(&plain, &facts(&plain, threads)), (Finding::AsExpected, ENOUGH), "{threads}");
+        }
+        assert_eq!(found(&plain, &facts(&plain, 7)), (Finding::Fewer, NOT_STARTED));
+        let ended = ThreadFacts { most: 9, ..facts(&plain, 2) };
+        assert_eq!(found(&plain, &ended), (Finding::AsExpected, ENOUGH), "they have been there");
+        let sentence = verdict(&plain, &ended).unwrap().sentence;
+        assert!(sentence.contains("2 threads (at most 9 so far), 8 in the pools"), "{sentence}");
+        // A server of TensorFlow has more, and four processes have helpers each.
+        let server = environment("tensorflow:2.21", 4, &[]);
+        assert_eq!(found(&server, &facts(&server, 97)), (Finding::AsExpected, ENOUGH));
+        let four = ThreadFacts { processes: 4, ..facts(&plain, 28) };
+        assert_eq!(found(&plain, &four), (Finding::AsExpected, ENOUGH));
+    }
+
+    #[test]
+    fn what_is_more_has_a_cause() {
+        for (image, threads, cause) in [
+            ("hub/tensorflow1.3.0", 240, OLD_TENSORFLOW),
+            ("tensorflow:2.21", 240, OVERRIDDEN),
+            ("tensorflow:latest", 240, TENSORFLOW),
+            ("pytorch:2.9", 70, INTER_OP),
+            ("pytorch:2.9", 300, PYTORCH),
+            ("web", 14, PROGRAM),
+        ] {
+            let environment = environment(image, 4, &[]);
+            let seen = facts(&environment, threads);
+            assert_eq!(found(&environment, &seen), (Finding::More, cause), "{image}");
+            let none = BTreeMap::new();
+            let bare = ThreadFacts { environment: Some(&none), ..seen.clone() };
+            assert_eq!(found(&environment, &bare), (Finding::More, NOT_SET), "{image}");
+            let unread = ThreadFacts { environment: None, ..seen };
+            assert_eq!(found(&environment, &unread), (Finding::More, cause), "{image}");
+        }
+    }
+
+    #[test]
+    fn threads_that_want_to_run_count_against_cpus() {
+        let plain = environment("web", 2, &[]);
+        let busy = |runnable| ThreadFacts { runnable: Some(runnable), ..facts(&plain, 6) };
+        assert_eq!(found(&plain, &busy(2.4)), (Finding::AsExpected, ENOUGH), "a little more is noise");
+        assert_eq!(
+            found(&plain, &busy(3.0)),
+            (Finding::Oversubscribed, BUSY),
+            "two by its limit, four by its cpuset"
+        );
+        let sentence = verdict(&plain, &busy(3.0)).unwrap().sentence;
+        assert!(sentence.contains("3.0 of them want to run, on 2 CPUs"), "{sentence}");
+        let many = ThreadFacts { threads: 40, ..busy(9.0) };
+        assert_eq!(found(&plain, &many), (Finding::Oversubscribed, PROGRAM), "and why there are so many");
+        // The owner's own number.
+        let own = environment("web", 2, &[("OMP_NUM_THREADS", "8")]);
+        let set = [("OMP_NUM_THREADS".to_owned(), "8,2".to_owned())].into();
+        let there = ThreadFacts { environment: Some(&set), ..busy(7.5) };
+        assert_eq!(found(&own, &there), (Finding::Oversubscribed, USER));
+    }
+
+    #[test]
+    fn who_is_owed_nothing_is_told_only_of_too_many() {
+        let container = Container::default();
+        let none = thread_environment(
+            &Pod::default(),
+            &container,
+            &Policy::default(),
+            &ThreadPolicy::default(),
+            None,
+        );
+        assert_eq!(verdict(&none, &facts(&none, 500)), None);
+        let busy = ThreadFacts { runnable: Some(6.0), ..facts(&none, 500) };
+        assert_eq!(found(&none, &busy), (Finding::Oversubscribed, BUSY));
+        assert_eq!(verdict(&none, &ThreadFacts { cpus: 0, ..busy }), None, "its CPUs are not known");
+    }
+}

@@ -1,0 +1,146 @@
+//! What the agent takes of the machine: nothing while nothing happens, and no more after many scrapes and pods than before.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use pinfold::host::netns::Netns;
+
+use crate::agent::{Agent, Manifests, Settings, best_effort, patience};
+use crate::kernel::kernel_tests;
+
+/// How long an agent at rest is watched.
+const REST: Duration = Duration::from_secs(15);
+
+/// How often the threads of a process were woken and taken off their CPUs, by name.
+fn switches(agent: &Agent) -> Vec<(String, u64)> {
+    let mut seen = Vec::new();
+    for task in fs::read_dir(format!("/proc/{}/task", agent.id())).unwrap().flatten() {
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else { continue };
+        let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        let id = task.file_name().into_string().unwrap();
+        seen.push((format!("{} {id}", of("Name:")), of("voluntary_ctxt_switches:").parse().unwrap()));
+    }
+    seen.sort();
+    seen
+}
+
+#[test]
+fn an_agent_at_rest_sleeps() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let manifests = Manifests::new();
+    for name in ["a", "b"] {
+        manifests.put(&format!("{name}.yaml"), &best_effort(name, name));
+        let pod = tree.pod("besteffort", name);
+        let main = tree.container(&pod, &format!("{name}-main"));
+        tree.start(&main);
+    }
+    let settings =
+        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "3600"]);
+    let agent = settings.start();
+    agent.eventually("both run", |status| {
+        let all = status["containers"].as_array().unwrap();
+        all.len() == 2 && all.iter().all(|one| one["running"] == true)
+    });
+    assert!(agent.get("/metrics").body.contains("pinfold_container_threads{"));
+    // A thread that read files for others waits ten seconds for more to read, and then ends.
+    std::thread::sleep(Duration::from_secs(11));
+    let before = switches(&agent);
+    std::thread::sleep(REST);
+    let after = switches(&agent);
+    assert!(before.len() > 1, "{before:?}");
+    assert_eq!(before, after, "it was woken, and nothing had happened");
+    agent.stop();
+}
+
+#[test]
+fn at_rest_it_is_woken_by_the_reconciles_alone() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let manifests = Manifests::new();
+    let settings = Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "1"]);
+    let agent = settings.start();
+    std::thread::sleep(Duration::from_secs(11));
+    let reconciles = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap();
+    let woken = || switches(&agent).iter().map(|(_, count)| count).sum::<u64>();
+    let first = reconciles();
+    std::thread::sleep(Duration::from_secs(1));
+    let before = woken();
+    std::thread::sleep(Duration::from_secs(10));
+    let after = woken();
+    // The two scrapes fall outside of what is counted, and each of them into a second of its own.
+    let made = reconciles() - first - 1.0;
+    // A wheel of timers turns in steps of 64 ms and then of one, and whoever is told of the new state may be on another thread:
+    // six or seven times were seen. And a thread that has nothing to do any more ends.
+    let most = 8.0 * made + 8.0;
+    assert!(
+        made >= 8.0 && ((after - before) as f64) < most,
+        "{} wake-ups, {made} reconciles",
+        after - before
+    );
+    agent.stop();
+}
+
+fn descriptors(agent: &Agent) -> Vec<String> {
+    let fds = fs::read_dir(format!("/proc/{}/fd", agent.id())).unwrap().flatten();
+    let mut open: Vec<String> = fds
+        .filter_map(|fd| Some(fs::read_link(fd.path()).ok()?.to_string_lossy().into_owned()))
+        // A number that says nothing.
+        .map(|name| name.split(":[").next().unwrap_or_default().to_owned())
+        .collect();
+    open.sort();
+    open
+}
+
+#[test]
+fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let manifests = Manifests::new();
+    manifests.put("stays.yaml", &best_effort("stays", "stays"));
+    let pod = tree.pod("besteffort", "stays");
+    let main = tree.container(&pod, "stays-main");
+    tree.start(&main);
+    let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
+    let there = |pod: &str, wanted: bool| {
+        let deadline = Instant::now() + patience();
+        let series = format!("pinfold_container_threads{{namespace=\"train\",pod=\"{pod}\"");
+        loop {
+            let text = agent.get("/metrics").body;
+            if text.contains(&series) == wanted {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{pod}: {wanted} was never seen\n{text}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    there("stays", true);
+    // Those of connections that are being closed are there for a moment.
+    let at_rest = || {
+        let mut least = descriptors(&agent);
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(20));
+            least = std::cmp::min_by_key(least, descriptors(&agent), Vec::len);
+        }
+        least
+    };
+    let before = at_rest();
+    for life in 0..30 {
+        let uid = format!("life{life}");
+        let file = format!("{uid}.yaml");
+        let network = Netns::new().unwrap();
+        let pod = tree.pod("besteffort", &uid);
+        let cgroup = tree.container(&pod, &format!("{uid}-main"));
+        tree.start_in(&cgroup, Some(&network));
+        manifests.put(&file, &best_effort(&uid, &uid));
+        there(&uid, true);
+        if life == 0 {
+            assert!(at_rest().len() > before.len() + 2, "nothing is kept open while it is there");
+        }
+        tree.remove(&pod);
+        manifests.remove(&file);
+        there(&uid, false);
+    }
+    assert_eq!(at_rest(), before);
+    agent.stop();
+}

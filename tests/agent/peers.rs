@@ -1,0 +1,58 @@
+//! Peers on other nodes: their addresses from the API server, with the rights that the agent has anyway.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use pinfold::host::netns::Switch;
+use serde_json::json;
+
+use crate::agent::patience;
+use crate::api::{Cluster, NODE, pod};
+use crate::kernel::kernel_tests;
+
+const SENT: &str = "pinfold_peer_transmit_bytes_total";
+
+#[test]
+fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    let mut switch = Switch::new().unwrap();
+    let [own, far] = [1, 2].map(|host| Ipv4Addr::new(10, 83, 0, host));
+    let (inside, outside) = (switch.join(own).unwrap(), switch.join(far).unwrap());
+    cluster.put(&pod("worker-0", NODE));
+    let mut there = pod("worker-9", "node-2");
+    there["status"] = json!({"phase": "Running", "podIPs": [{"ip": far.to_string()}]});
+    cluster.put(&there);
+    let of_pod = tree.pod("", "worker-0-uid");
+    let main = tree.container(&of_pod, "worker-0-main");
+    tree.start_in(&main, Some(&inside));
+    let listener = outside.run(|| TcpListener::bind((far, 0)).unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut client = inside.run(|| TcpStream::connect(address).unwrap()).unwrap();
+    let mut server = listener.accept().unwrap().0;
+
+    let settings = cluster.settings(&tree, &kernel).with(&["--connections=1", "--peers=8"]);
+    let agent = settings.start();
+    let until = |wanted: f64| {
+        let deadline = Instant::now() + patience();
+        loop {
+            let labels = [("pod", "worker-0"), ("peer_pod", "worker-9"), ("peer_role", "worker")];
+            let seen = agent.metric(SENT, &labels);
+            if seen == Some(wanted) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{seen:?}, not {wanted}\n{}", agent.log());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    // The mark of the beginning was seen before anybody was asked.
+    until(0.0);
+    client.write_all(&[7; 50_000]).unwrap();
+    server.read_exact(&mut [0; 50_000]).unwrap();
+    until(50_000.0);
+    let asked = agent.metric("pinfold_api_requests_total", &[("request", "list_job")]);
+    assert_eq!(asked, Some(1.0), "once for all");
+    agent.stop();
+}

@@ -1,0 +1,173 @@
+//! Threads looked at one by one, on the real kernel: masks that a program narrows itself, threads that are moved, threads that
+//! want to run on too few CPUs, and what is said of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet as Mask, sched_setaffinity};
+use nix::unistd::Pid;
+use pinfold::cpu::CpuSet;
+use pinfold::host::proc::Proc;
+use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
+use pinfold::metrics::{Format, Sources};
+use pinfold::pin::snapshot::ContainerState;
+use pinfold::pod::{
+    Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
+};
+
+use crate::counters::{snapshot, state};
+use crate::kernel::{Kernel, kernel_tests};
+
+/// How long is waited for what a process does by itself.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn start(kernel: &Kernel, launcher: &Launcher, path: &str, script: &str, env: &[(&str, &str)]) -> Process {
+    let spawn = Spawn {
+        program: "/bin/sh".into(),
+        args: vec!["-c".into(), script.into()],
+        env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect::<BTreeMap<_, _>>(),
+        cgroup_procs: kernel.cgroups.procs_files(path),
+        netns: None,
+        stderr: Stderr::Null,
+    };
+    launcher.spawn(spawn).unwrap()
+}
+
+/// The environment of a worker that would get so many CPUs of its own.
+fn environment(cpus: usize) -> ThreadEnvironment {
+    let container = Container::default();
+    let label = ("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned());
+    let pod = Pod { labels: [label].into(), containers: vec![container.clone()], ..Pod::default() };
+    let basis = Some(ThreadBasis::exclusive(cpus, cpus, 1));
+    thread_environment(&pod, &container, &Policy::default(), &ThreadPolicy::default(), basis)
+}
+
+/// A family's value for the pod, with any further labels.
+fn value(text: &str, family: &str) -> Option<f64> {
+    let start = format!("pinfold_container_{family}{{namespace=\"train\",pod=\"a\",container=\"main\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&start)).map(|value| value.parse().unwrap())
+}
+
+fn moved(pid: u32) -> u64 {
+    let sched = fs::read_to_string(format!("/proc/{pid}/sched")).unwrap();
+    let line = sched.lines().find_map(|line| line.strip_prefix("se.nr_migrations")).unwrap();
+    line.trim_start().trim_start_matches(':').trim().parse().unwrap()
+}
+
+fn bind(pid: u32, cpu: u32) {
+    let mut mask = Mask::new();
+    mask.set(cpu as usize).unwrap();
+    sched_setaffinity(Pid::from_raw(i32::try_from(pid).unwrap()), &mask).unwrap();
+}
+
+struct Node<'a> {
+    kernel: &'a Kernel,
+    sources: Sources,
+    state: ContainerState,
+}
+
+impl Node<'_> {
+    fn scrape(&self) -> String {
+        let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
+        let text = self.sources.collect(&snapshot).text(Format::Text);
+        assert!(text.contains("pinfold_collector_success{collector=\"tasks\"} 1\n"), "{text}");
+        text
+    }
+
+    /// Scrapes until a page is as wanted.
+    fn eventually(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = self.scrape();
+            if wanted(&text) {
+                return text;
+            }
+            assert!(Instant::now() < deadline, "{what}: {text}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn verdict(&self) -> Option<(String, String)> {
+        let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
+        let verdict = self.sources.truth(&self.state, &snapshot)?.verdict?;
+        Some((verdict.finding.name().to_owned(), verdict.sentence))
+    }
+}
+
+#[test]
+fn masks_migrations_and_threads_that_want_to_run() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pod = tree.pod("", "looked-at");
+    let main = tree.container(&pod, "main");
+    let cpus: CpuSet = kernel.online.iter().take(2).collect();
+    for path in [&tree.path, &pod, &main] {
+        kernel.write_cpus(path, if *path == main { &cpus } else { &kernel.online });
+        kernel.write(path, "cpuset.mems", "0");
+    }
+    let (first, second) = (cpus.first().unwrap(), cpus.iter().last().unwrap());
+    let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
+    let mut node = Node { kernel: &kernel, sources, state: state("a", &main, &cpus) };
+    node.state.threads = environment(2);
+    let launcher = Launcher::new().unwrap();
+
+    // One thread that sleeps: nothing is bound, and it is fewer than the four that the pools would be.
+    let sleeper =
+        start(&kernel, &launcher, &main, "exec sleep 600", &[("OMP_NUM_THREADS", "2"), ("TOKEN", "x")]);
+    let text = node.eventually("it was looked at", |text| value(text, "threads_bound").is_some());
+    assert_eq!(
+        (value(&text, "threads_bound"), value(&text, "cpus_allowed_by_tasks")),
+        (Some(0.0), Some(2.0))
+    );
+    let (finding, sentence) = node.verdict().unwrap();
+    assert_eq!(finding, "fewer than expected", "{sentence}");
+    assert!(
+        text.contains("verdict=\"fewer than expected\",cause=\"its pools have not started yet"),
+        "{text}"
+    );
+    let truth =
+        node.sources.truth(&node.state, &snapshot(&kernel, std::slice::from_ref(&node.state))).unwrap();
+    let variables = truth.variables.unwrap();
+    assert_eq!(variables, [("OMP_NUM_THREADS".to_owned(), "2".to_owned())].into(), "and no secret");
+
+    // It narrows its own mask, as taskset or a bound OpenMP runtime does.
+    bind(sleeper.pid(), second);
+    let text = node.eventually("it is bound", |text| value(text, "threads_bound") == Some(1.0));
+    assert_eq!(value(&text, "cpus_allowed_by_tasks"), Some(1.0));
+
+    // Six that never wait, on two CPUs: they are more than the pools, and more than two want to run.
+    let spinning: Vec<Process> =
+        (0..6).map(|_| start(&kernel, &launcher, &main, "while :; do :; done", &[])).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    node.scrape();
+    std::thread::sleep(Duration::from_millis(1500));
+    let text = node.scrape();
+    let runnable = value(&text, "threads_runnable").unwrap();
+    assert!((4.5..=7.0).contains(&runnable), "six want to run: {runnable}");
+    let (finding, sentence) = node.verdict().unwrap();
+    assert_eq!(finding, "oversubscribed", "{sentence}");
+    assert!(sentence.contains("on 2 CPUs") && text.contains("verdict=\"oversubscribed\""), "{sentence}");
+
+    // Those that are moved are counted as the kernel counts them; what has ended takes nothing back.
+    let pid = spinning[0].pid();
+    let before = node.eventually("it counts", |text| value(text, "cpu_migrations_total").is_some());
+    let (before, own) = (value(&before, "cpu_migrations_total").unwrap(), moved(pid));
+    for round in 0..20 {
+        bind(pid, if round % 2 == 0 { first } else { second });
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let more = (moved(pid) - own) as f64;
+    assert!(more >= 10.0, "the kernel moved it {more} times");
+    node.eventually("its moves count", |text| {
+        value(text, "cpu_migrations_total").is_some_and(|now| now - before >= more)
+    });
+    let text = node.scrape();
+    let total = value(&text, "cpu_migrations_total").unwrap();
+    drop(spinning);
+    let text = node.eventually("they are gone", |text| value(text, "threads") == Some(1.0));
+    assert!(value(&text, "cpu_migrations_total").unwrap() >= total, "{text}");
+    let (_, sentence) = node.verdict().unwrap();
+    assert!(sentence.contains("1 thread (at most 7 so far)"), "{sentence}");
+}

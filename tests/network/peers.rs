@@ -1,0 +1,128 @@
+//! Who exchanges how much with whom in a training job, with known traffic between real namespaces.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use pinfold::host::netns::{Netns, Switch};
+
+use crate::agent::{Agent, Manifests, Settings, best_effort, metric, patience};
+use crate::kernel::kernel_tests;
+
+const SENT: &str = "pinfold_peer_transmit_bytes_total";
+const RECEIVED: &str = "pinfold_peer_receive_bytes_total";
+
+fn member(name: &str, job: &str, role: &str) -> String {
+    let labels = format!(
+        "labels: {{training.kubeflow.org/job-name: {job}, training.kubeflow.org/replica-type: {role}}}"
+    );
+    best_effort(name, name).replace("metadata: {", &format!("metadata: {{{labels}, "))
+}
+
+/// A connection over which the client has sent so much and received so much.
+fn exchange(listener: &TcpListener, client: &Netns, send: usize, receive: usize) -> (TcpStream, TcpStream) {
+    let address = listener.local_addr().unwrap();
+    let mut client = client.run(|| TcpStream::connect(address).unwrap()).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    let serves = std::thread::spawn(move || {
+        server.read_exact(&mut vec![0; send]).unwrap();
+        server.write_all(&vec![7; receive]).unwrap();
+        server
+    });
+    client.write_all(&vec![7; send]).unwrap();
+    client.read_exact(&mut vec![0; receive]).unwrap();
+    (client, serves.join().unwrap())
+}
+
+fn of(text: &str, family: &str, pod: &str, peer: &str) -> Option<f64> {
+    metric(text, family, &[("pod", pod), ("peer_pod", peer)])
+}
+
+/// Waits until a pod's peers have sent and received as much as is wanted, but for the marks of a beginning.
+fn until(agent: &Agent, wanted: &[(&str, &str, f64, f64)]) -> String {
+    let deadline = Instant::now() + patience();
+    loop {
+        let text = agent.get("/metrics").body;
+        let near =
+            |seen: Option<f64>, wanted: f64| seen.is_some_and(|seen| (wanted..=wanted + 1.0).contains(&seen));
+        let wrong = wanted.iter().find(|(pod, peer, sent, received)| {
+            !near(of(&text, SENT, pod, peer), *sent) || !near(of(&text, RECEIVED, pod, peer), *received)
+        });
+        let Some((pod, peer, ..)) = wrong else { return text };
+        let seen = [SENT, RECEIVED].map(|family| of(&text, family, pod, peer));
+        assert!(Instant::now() < deadline, "{wrong:?}: {seen:?}\n{}", agent.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn bytes_go_to_the_pods_of_the_same_job() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let manifests = Manifests::new();
+    let mut switch = Switch::new().unwrap();
+    let address = |host| Ipv4Addr::new(10, 82, 0, host);
+    let pods = [
+        ("ps-0", "job", "ps"),
+        ("w-0", "job", "worker"),
+        ("w-1", "job", "worker"),
+        ("o-0", "other", "worker"),
+    ];
+    let networks: Vec<Netns> = (1..=5).map(|host| switch.join(address(host)).unwrap()).collect();
+    for ((name, job, role), network) in pods.iter().zip(&networks) {
+        manifests.put(&format!("{name}.yaml"), &member(name, job, role));
+        let pod = tree.pod("besteffort", name);
+        let main = tree.container(&pod, &format!("{name}-main"));
+        tree.start_in(&main, Some(network));
+    }
+    let [ps, first, second, other, outside] = &networks[..] else { panic!("there are five") };
+    let listen =
+        |network: &Netns, host| network.run(|| TcpListener::bind((address(host), 0)).unwrap()).unwrap();
+    let (server, elsewhere) = (listen(ps, 1), listen(outside, 5));
+    let mut open = vec![
+        exchange(&server, first, 3_000_000, 1_000_000),
+        exchange(&server, second, 500_000, 20_000),
+        exchange(&server, other, 7_000, 70),
+        exchange(&elsewhere, first, 60_000, 100),
+        // Its own loopback is nobody else.
+        exchange(&listen(first, 2), first, 0, 0),
+    ];
+    let own = first.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap();
+    open.push(exchange(&own, first, 9_000_000, 1));
+
+    let settings = Settings::new(&tree.path, &manifests, &kernel.first());
+    let agent = settings.clone().with(&["--connections=1", "--peers=8"]).start();
+    let wanted = [
+        ("w-0", "ps-0", 3_000_000.0, 1_000_000.0),
+        ("w-1", "ps-0", 500_000.0, 20_000.0),
+        ("ps-0", "w-0", 1_000_000.0, 3_000_000.0),
+        ("ps-0", "w-1", 20_000.0, 500_000.0),
+        // A pod of another job, and what is no pod.
+        ("ps-0", "", 70.0, 7_000.0),
+        ("w-0", "", 60_000.0, 100.0),
+        ("o-0", "", 7_000.0, 70.0),
+    ];
+    let text = until(&agent, &wanted);
+    let roles = [("ps-0", "w-0", "worker"), ("w-0", "ps-0", "ps"), ("w-0", "", "other")];
+    for (pod, peer, role) in roles {
+        let labels = [("namespace", "train"), ("pod", pod), ("peer_pod", peer), ("peer_role", role)];
+        assert!(metric(&text, SENT, &labels).is_some(), "{pod} {peer} {role}: {text}");
+    }
+    // What comes later is added.
+    let (client, server_end) = &mut open[0];
+    client.write_all(&[7; 4_000]).unwrap();
+    server_end.read_exact(&mut [0; 4_000]).unwrap();
+    until(&agent, &[("w-0", "ps-0", 3_004_000.0, 1_000_000.0), ("ps-0", "w-0", 1_000_000.0, 3_004_000.0)]);
+    agent.stop();
+
+    // With one place there is one peer, and nothing is lost.
+    let agent = settings.with(&["--connections=1", "--peers=1"]).start();
+    let text = until(&agent, &[("w-1", "ps-0", 500_000.0, 20_000.0)]);
+    let named = ["w-0", "w-1"].map(|peer| of(&text, RECEIVED, "ps-0", peer));
+    assert_eq!(named.iter().flatten().count(), 1, "{named:?}");
+    let of_server = format!("{RECEIVED}{{namespace=\"train\",pod=\"ps-0\",");
+    let lines = text.lines().filter(|line| line.starts_with(&of_server));
+    let all: f64 = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum();
+    assert!((3_511_000.0..=3_511_003.0).contains(&all), "{all}");
+    agent.stop();
+}
