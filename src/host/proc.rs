@@ -15,8 +15,8 @@ use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
-use super::netns::Stop;
 pub use super::kept::Reader;
+use super::netns::Stop;
 pub use net::{Counts, Traffic};
 pub use tasks::Task;
 pub use tcp::{Segments, Tcp};

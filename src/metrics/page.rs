@@ -430,7 +430,7 @@ mod tests {
         static WAIT: Family =
             Family { name: "wait_seconds", kind: Kind::Histogram, help: "Waits.", labels: &[] };
         let mut again = Lines::of(&WAIT);
-        again.put_histogram(&Labels::default(), &[0.5, 1.0], &[0, 1, 0], 0.75);
+        again.put_histogram(&Labels::default(), &[0.5, 1.0, 10.0], &[0, 1, 0, 0], 0.75);
         let mut page = Page::default();
         page.add(again);
         assert_eq!(page.text(Format::Text), ours);

@@ -24,7 +24,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let mut of = counters.of(subject.number, subject.cgroup);
         match of.cpu_stat() {
             Ok(stat) => {
-                lock(&scrape.sources.tasks).note_usage(subject.cgroup, stat.usage);
+                lock(&scrape.sources.tasks)
+                    .note_usage(subject.cgroup, stat.usage.map(|usage| usage.as_secs_f64()));
                 usage.put_known(&subject.labels, stat.usage);
                 periods.put_known(&subject.labels, stat.periods);
                 throttled.put_known(&subject.labels, stat.throttled_periods);
