@@ -83,7 +83,7 @@ fn manifest_then_cgroup() {
     assert!(agent.metric("pinfold_container_threads_expected", &labels).unwrap() >= 1.0);
     assert_eq!(agent.metric("pinfold_container_threads", &labels), Some(1.0));
     assert!(agent.metric("pinfold_container_context_switches_total", &labels).unwrap() > 0.0);
-    assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(10.0));
+    assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(13.0));
     assert_eq!(agent.metric("pinfold_steps_total", &[("outcome", "failed")]).unwrap_or(0.0), 0.0);
     assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(1.0));
     let window = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();

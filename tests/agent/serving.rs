@@ -357,6 +357,9 @@ fn families_are_as_the_table_says() {
                 "pinfold_container_threads_runnable" | "pinfold_collector_containers_left_out" => {
                     series.is_empty()
                 }
+                // Nobody has asked for looks at connections.
+                "pinfold_pod_tcp_connections" | "pinfold_pod_tcp_rtt_seconds" => true,
+                name if name.starts_with("pinfold_peer_") => true,
                 name if name.starts_with("pinfold_node_rdma_") => reason("rdma") || series.is_empty(),
                 name if name.starts_with("pinfold_pod_rdma_") => series.is_empty(),
                 "pinfold_collector_unsupported" => !text.contains("\npinfold_collector_unsupported{"),
