@@ -29,8 +29,8 @@ use crate::cluster::peers::Member;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
-use crate::host::perf;
 use crate::host::watch::Watch;
+use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
@@ -105,7 +105,15 @@ impl Agent {
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.shared_counters > 0 {
             let events = perf::hardware(&node.config.root);
-            sources = sources.counting_shared(events, node.config.metrics.shared_counters);
+            // The limit on open files was raised with the sources, and files are needed for more than this.
+            let (asked, room) = (node.config.metrics.shared_counters, limits::room_for_shared_counters());
+            if asked > room {
+                tracing::warn!(
+                    "metrics.sharedCounters is {asked}, and the limit on open files leaves room for {room}: raise it \
+                     (LimitNOFILE) or ask for less; {room} are used"
+                );
+            }
+            sources = sources.counting_shared(events, asked.min(room));
         }
         if node.config.metrics.sockets {
             sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use hyper::Request;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::core::params::{ListParams, VersionMatch};
+use kube::core::params::ListParams;
 use kube::core::request;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -56,7 +56,7 @@ part! {
     }
 }
 
-/// Reads the pods in a namespace that carry a label, from what the API server has at hand. Those without an address of their
+/// Reads the pods in a namespace that carry a label, page by page. Those without an address of their
 /// own, which use their node's network or have ended, are left out.
 ///
 /// # Errors
@@ -65,13 +65,9 @@ pub async fn members(api: &Api, namespace: &str, label: (&str, &str)) -> Result<
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     let (mut members, mut token): (Vec<Member>, Option<String>) = (Vec::new(), None);
     loop {
-        let first = token.is_none();
         let params = ListParams {
             label_selector: Some(format!("{}={}", label.0, label.1)),
             limit: Some(PAGE),
-            // Any version will do, so that the server need not read its store.
-            version_match: first.then_some(VersionMatch::NotOlderThan),
-            resource_version: first.then(|| "0".to_owned()),
             continue_token: token.take(),
             ..ListParams::default()
         };

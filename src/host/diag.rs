@@ -9,7 +9,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::socket::{
@@ -19,6 +19,9 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use super::taskstats::{number16, number32, number64};
+
+/// A question is answered in milliseconds; beyond this, somebody keeps us from the end of the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a connection is in the middle of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -178,23 +181,32 @@ impl Diag {
         Ok(Self { socket, sequence: 0, buffer: vec![0; 32 * 1024] })
     }
 
-    /// The connections of the namespace. One that comes or goes meanwhile may be missing.
+    /// The connections of the namespace, `most` of them at most. One that comes or goes meanwhile may be missing.
     ///
     /// # Errors
-    /// The kernel was built without the diagnosis of TCP (CONFIG_INET_DIAG), or does not answer.
-    pub fn connections(&mut self) -> io::Result<Vec<Connection>> {
+    /// The kernel was built without the diagnosis of TCP (CONFIG_INET_DIAG), or does not answer; or there are more.
+    pub fn connections(&mut self, most: usize) -> io::Result<Vec<Connection>> {
         self.sequence = self.sequence.wrapping_add(1);
         let question = question(self.sequence);
         sendto(self.socket.as_raw_fd(), &question, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
         let mut found = Vec::new();
+        let until = Instant::now() + PATIENCE;
         loop {
+            // Whoever may write here could keep us for ever.
+            if Instant::now() >= until {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel's answer took too long"));
+            }
             let (length, from) = recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer)?;
             // Inside a pod's namespace its own processes may be able to write here, too.
             if from.is_none_or(|from| from.pid() != 0) {
                 continue;
             }
             let messages = self.buffer.get(..length).unwrap_or_default();
-            if read(messages, self.sequence, &mut found)? {
+            let ends = read(messages, self.sequence, &mut found)?;
+            if found.len() > most {
+                return Err(io::Error::other(format!("there are more than {most} connections")));
+            }
+            if ends {
                 return Ok(found);
             }
         }
@@ -301,7 +313,6 @@ fn nonsense() -> io::Error {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::time::Instant;
 
     use super::*;
 
@@ -444,7 +455,7 @@ mod tests {
         let mut diag = Diag::open().unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         let (client, server) = loop {
-            let found = diag.connections().unwrap();
+            let found = diag.connections(100_000).unwrap();
             let of = |cookie| *found.iter().find(|connection| connection.cookie == cookie).unwrap();
             let [client, server] = ends.map(of);
             // The mark of the beginning counts as one; an acknowledgement may wait a moment.

@@ -18,6 +18,12 @@ pub fn room_for_files() -> usize {
     usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(MOST).min(MOST)
 }
 
+/// How many counters may be open for containers on shared CPUs, of those that the limit leaves for counters of CPUs.
+pub fn room_for_shared_counters() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+    usize::try_from(limit / 4).unwrap_or(usize::MAX)
+}
+
 /// Keeps the memory of this process small: one heap for all threads, of which what is free goes back to the kernel. By
 /// itself each thread gets a heap of its own, and what a scrape needed once stays with the thread that answered it.
 pub fn keep_memory_small() {

@@ -5,9 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use nix::sys::statfs::{FsType, statfs};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::sys::stat::Mode;
+use nix::sys::statfs::{FsType, fstatfs};
 
 use super::file;
 
@@ -62,9 +65,35 @@ pub fn folder(root: &Path) -> PathBuf {
     root.join("sys/class/infiniband")
 }
 
-/// Whether the kernel itself shows a folder (sysfs): a container may have put anything else into its place.
-pub fn is_genuine(folder: &Path) -> bool {
-    statfs(folder).is_ok_and(|found| found.filesystem_type() == SYSFS)
+/// Whether devices belong to one network namespace each (`rdma system set netns exclusive`): else all are seen in all of them.
+pub fn is_exclusive(root: &Path) -> bool {
+    let mode = root.join("sys/module/ib_core/parameters/netns_mode");
+    file::read_value_optional(&mode).ok().flatten().is_some_and(|mode| mode == "N")
+}
+
+/// A folder of devices that stays the one it was, whatever a container puts into its place.
+#[derive(Debug)]
+pub struct Held(OwnedFd);
+
+// === impl Held ===
+
+impl Held {
+    /// Takes hold of the folder below the root of a process, where the kernel itself shows it (sysfs): links lead nowhere but
+    /// within that root.
+    pub fn of(root: &Path) -> Option<Self> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root = open(root, flags, Mode::empty()).ok()?;
+        let within = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let how = OpenHow::new().flags(flags).resolve(within);
+        let folder = openat2(&root, folder(Path::new("")).as_path(), how).ok()?;
+        let genuine = fstatfs(&folder).is_ok_and(|found| found.filesystem_type() == SYSFS);
+        genuine.then_some(Self(folder))
+    }
+
+    /// The way to it.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
 }
 
 /// All ports of all devices in a folder. A file that can't be read counts as one that is not there.
@@ -131,6 +160,36 @@ pub(crate) mod tests {
             let file = port.join(name);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, format!("{text}\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_what_the_kernel_shows_is_taken_hold_of() {
+        let root = tempfile::tempdir().unwrap();
+        port(root.path(), "mlx5_0", &[("state", "4: ACTIVE")]);
+        assert!(Held::of(root.path()).is_none(), "a folder of anybody's");
+        // A link out of a container's root leads nowhere.
+        let other = tempfile::tempdir().unwrap();
+        fs::create_dir_all(other.path().join("sys")).unwrap();
+        std::os::unix::fs::symlink("/sys/class", other.path().join("sys/class")).unwrap();
+        assert!(Held::of(other.path()).is_none());
+        // The machine's own, where it has any.
+        let held = Held::of(Path::new("/"));
+        assert_eq!(held.is_some(), folder(Path::new("/")).is_dir());
+        if let Some(held) = held {
+            assert_eq!(ports(&held.path()).len(), ports(&folder(Path::new("/"))).len());
+        }
+    }
+
+    #[test]
+    fn devices_of_one_namespace_each_are_told_by_the_module() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!is_exclusive(root.path()));
+        let mode = root.path().join("sys/module/ib_core/parameters/netns_mode");
+        fs::create_dir_all(mode.parent().unwrap()).unwrap();
+        for (text, exclusive) in [("Y\n", false), ("N\n", true)] {
+            fs::write(&mode, text).unwrap();
+            assert_eq!(is_exclusive(root.path()), exclusive);
         }
     }
 

@@ -34,7 +34,7 @@ use crate::host::cgroup::{Cgroups, Counters};
 use crate::host::proc::{Proc, Reader};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
-use crate::host::{limits, perf, rdma};
+use crate::host::{limits, perf};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use crate::pod::Role;
@@ -76,10 +76,8 @@ pub struct Sources {
     resctrl: Mutex<resctrl::Monitors>,
     /// Reads what is not kept open.
     reader: Mutex<Reader>,
-    /// Where the node's RDMA devices are.
-    rdma: PathBuf,
-    /// Whether it is this machine's own, and no tree of files.
-    is_machine: bool,
+    /// Below which the node's devices are: this machine's own, or a tree of files.
+    root: PathBuf,
     /// Where they are asked for.
     connections: Option<connections::Connections>,
     /// Where they are asked for.
@@ -124,8 +122,7 @@ impl Sources {
             second_level,
             resctrl,
             reader,
-            rdma: rdma::folder(root),
-            is_machine: root == Path::new("/"),
+            root: root.to_owned(),
             connections: None,
             sockets: None,
             costs,

@@ -104,8 +104,9 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
     }
 }
 
-/// A port of an RDMA device below a root, as sysfs shows it.
+/// A port of an RDMA device below a root, as sysfs shows it where each device is in one network namespace.
 fn rdma_port(root: &Path, device: &str, bytes: u64) {
+    write(root, "sys/module/ib_core/parameters/netns_mode", "N\n");
     let port = format!("sys/class/infiniband/{device}/ports/1");
     for (file, text) in [
         ("state", "4: ACTIVE".to_owned()),

@@ -23,6 +23,9 @@ const SOONEST: Duration = Duration::from_secs(30);
 /// After so long it is asked again for addresses that were no pod's: they may be one's by now.
 const LATEST: Duration = Duration::from_secs(600);
 
+/// So many addresses that are no pod's are remembered of a job.
+const NOBODYS: usize = 1000;
+
 /// When jobs were asked for, and what came of it. Plain values: it neither asks nor waits.
 #[derive(Debug, Default)]
 struct Asked(BTreeMap<Job, (Instant, BTreeSet<IpAddr>)>);
@@ -80,7 +83,15 @@ impl Asked {
 
     fn answered(&mut self, job: Job, addresses: BTreeSet<IpAddr>, found: &[Member], now: Instant) {
         let known: BTreeSet<&IpAddr> = found.iter().flat_map(|member| &member.addresses).collect();
-        let nobodys = addresses.into_iter().filter(|address| !known.contains(address)).collect();
+        let mut nobodys: BTreeSet<IpAddr> =
+            addresses.into_iter().filter(|address| !known.contains(address)).collect();
+        // Those of before still are: whoever comes back is no news.
+        if let Some((at, before)) = self.0.get(&job)
+            && now < *at + LATEST
+            && before.len() < NOBODYS
+        {
+            nobodys.extend(before.iter().filter(|address| !known.contains(address)));
+        }
         self.0.insert(job, (now, nobodys));
     }
 }
@@ -113,9 +124,13 @@ mod tests {
         assert!(asked.due(unknown(&[2, 3]), after(29)).is_empty(), "too soon");
         assert_eq!(asked.due(unknown(&[2, 3]), after(30)), unknown(&[2, 3]));
         assert_eq!(asked.due(unknown(&[2]), after(600)), unknown(&[2]));
+        // An address that comes and goes is no news when it is back.
+        asked.answered(job.clone(), addresses(&[2, 3]), &[], after(610));
+        asked.answered(job.clone(), addresses(&[4]), &[], after(640));
+        assert!(asked.due(unknown(&[3]), after(700)).is_empty());
         // A refusal is asked again, in its time.
-        asked.answered(job, BTreeSet::new(), &[], after(600));
-        assert!(asked.due(unknown(&[2]), after(601)).is_empty());
-        assert_eq!(asked.due(unknown(&[2]), after(640)), unknown(&[2]));
+        asked.answered(job, BTreeSet::new(), &[], after(700));
+        assert!(asked.due(unknown(&[5]), after(701)).is_empty());
+        assert_eq!(asked.due(unknown(&[5]), after(740)), unknown(&[5]));
     }
 }

@@ -18,6 +18,10 @@ impl Cgroups {
             }
         };
         let folder = top.join(path);
+        // What runs may have made cgroups of its own below, and be in these; version 2 tells it at once.
+        if let Ok(events) = fs::read_to_string(folder.join("cgroup.events")) {
+            return events.lines().any(|line| line == "populated 1").then_some(folder);
+        }
         let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
         (!processes.trim().is_empty()).then_some(folder)
     }
@@ -44,7 +48,11 @@ mod tests {
         put("unified", "");
         assert_eq!(cgroups.event_folder("kubepods/a"), None, "nobody is in it");
         let unified = put("unified", "7\n");
-        assert_eq!(cgroups.event_folder("kubepods/a"), Some(unified));
+        assert_eq!(cgroups.event_folder("kubepods/a").as_ref(), Some(&unified));
+        for (populated, expected) in [("populated 1\n", Some(&unified)), ("populated 0\n", None)] {
+            fs::write(unified.join("cgroup.events"), populated).unwrap();
+            assert_eq!(cgroups.event_folder("kubepods/a").as_ref(), expected);
+        }
         let own = put("perf_event", "7\n");
         assert_eq!(cgroups.event_folder("kubepods/a"), Some(own), "then the unified one does not count");
     }

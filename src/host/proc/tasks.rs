@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 
 use super::Proc;
 use crate::cpu::CpuSet;
 use crate::host::file;
+
+/// No environment of any use is longer; programs are started with a few kilobytes.
+const ENVIRONMENT: u64 = 256 * 1024;
 
 /// One thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,10 +52,17 @@ impl Proc {
         (!self.counts_migrations).then_some("the kernel was built without CONFIG_SCHED_DEBUG")
     }
 
-    /// Those of these variables with which a process was started; `None` for one that is gone or can't be looked into. No
+    /// Those of these variables with which a process was started; `None` for one that is gone or can't be looked into, or
+    /// whose environment is longer than any. No
     /// other variable leaves here: there are secrets among them.
     pub fn variables(&self, pid: i32, names: &[&str]) -> Option<BTreeMap<String, String>> {
-        let text = fs::read(self.dir.join(format!("{pid}/environ"))).ok()?;
+        let file = fs::File::open(self.dir.join(format!("{pid}/environ"))).ok()?;
+        // A process can say that its environment is anywhere in its memory, and as long as that.
+        let mut text = Vec::new();
+        file.take(ENVIRONMENT + 1).read_to_end(&mut text).ok()?;
+        if text.len() as u64 > ENVIRONMENT {
+            return None;
+        }
         let pairs = text.split(|byte| *byte == 0).filter_map(|pair| {
             let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
             names.contains(&name).then(|| (name.to_owned(), value.to_owned()))

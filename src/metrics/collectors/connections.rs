@@ -29,6 +29,10 @@ use peers::{Book, Job};
 use places::{Owners, Place, Places};
 use tally::{BOUNDS, Tally};
 
+/// How many connections of a node are looked at; each takes some 500 bytes of us. A namespace that has more than are left is
+/// passed over.
+const MOST: usize = 50_000;
+
 /// What was seen of the connections.
 #[derive(Debug)]
 pub(in crate::metrics) struct Connections {
@@ -72,9 +76,13 @@ impl Connections {
         let stops: Vec<_> = places.iter().map(|place| place.stop.clone()).collect();
         let mut toured = Duration::ZERO;
         let mut found = Vec::with_capacity(places.len());
+        let mut room = MOST;
         let mut visit = |at: usize| {
-            match Diag::open().and_then(|mut diag| diag.connections()) {
-                Ok(connections) => found.push((at, connections)),
+            match Diag::open().and_then(|mut diag| diag.connections(room)) {
+                Ok(connections) => {
+                    room -= connections.len();
+                    found.push((at, connections));
+                }
                 Err(error) if tells_nothing(&error) => unsupported = Some(said(&error)),
                 Err(_) => complete = false,
             }

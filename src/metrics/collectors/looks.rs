@@ -10,6 +10,9 @@ use crate::host::proc::Task;
 /// CPU time that the looks of one scrape may take: what does not fit waits for later scrapes, whatever runs on the node.
 pub(super) const ALLOWANCE: Duration = Duration::from_millis(1);
 
+/// For how many scrapes looks that took too long are made up for, at most.
+const LONGEST: u32 = 20;
+
 /// The least time over which an average is told.
 const SPAN: Duration = Duration::from_secs(1);
 
@@ -147,7 +150,8 @@ impl Book {
 
     /// Takes note of what looks have taken, of this room.
     pub(super) fn spent(&mut self, room: Duration, spent: Duration) {
-        self.debt += spent.saturating_sub(room);
+        // One container with very many threads holds up the others for a while, and not for hours.
+        self.debt = (self.debt + spent.saturating_sub(room)).min(ALLOWANCE * LONGEST);
     }
 
     /// The places of those whose turn it is, in order: first who was never looked at or runs on other CPUs now, then who was

@@ -1,6 +1,7 @@
 //! What the ports of RDMA devices count: the node's, and those that are in a pod's own network namespace.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::super::families::{
     Family, NODE_RDMA_HW, NODE_RDMA_PORT_EVENTS, NODE_RDMA_PORT_RECEIVE_BYTES,
@@ -27,7 +28,8 @@ const FIRST_PROCESS: i32 = 1;
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     // In a pod, our own /sys shows the devices of the pod's namespace; the machine's first process sees the node's.
     let of_node = rdma::folder(&scrape.sources.proc.root_of(FIRST_PROCESS));
-    let folder = if of_node.is_dir() { &of_node } else { &scrape.sources.rdma };
+    let root = &scrape.sources.root;
+    let folder = if of_node.is_dir() { of_node } else { rdma::folder(root) };
     if !folder.is_dir() {
         // The class is there as soon as the kernel's module is loaded, in every namespace.
         return Outcome::Unsupported(format!(
@@ -35,7 +37,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             folder.display()
         ));
     }
-    let ports = rdma::ports(folder);
+    let ports = rdma::ports(&folder);
     let mut node = FAMILIES.map(|(_, family, _)| Lines::of(family));
     let mut pods = FAMILIES.map(|(_, _, family)| Lines::of(family));
     let (mut state, mut events) = (Lines::of(&NODE_RDMA_PORT_STATE), Lines::of(&NODE_RDMA_PORT_EVENTS));
@@ -59,15 +61,21 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     // A device that is seen here, too, is everybody's: whose traffic it counts can't be told.
     let shared: BTreeSet<&str> = ports.iter().map(|port| port.device.as_str()).collect();
     let (networks, mut complete) = (scrape.networks(), true);
-    for pod in networks.pods.iter().filter(|pod| pod.scope == Scope::Pod) {
+    // Where all devices are in all namespaces, no pod has one for itself, and nobody's root need be entered.
+    let exclusive = rdma::is_exclusive(root);
+    for pod in networks.pods.iter().filter(|pod| exclusive && pod.scope == Scope::Pod) {
         if scrape.is_late() {
             complete = false;
             break;
         }
-        let theirs = rdma::folder(&scrape.sources.proc.root_of(pod.process));
-        if scrape.sources.is_machine && !rdma::is_genuine(&theirs) {
-            continue;
-        }
+        let of_process = scrape.sources.proc.root_of(pod.process);
+        // In a tree of files there is nothing that the kernel shows.
+        let held = if root == Path::new("/") { rdma::Held::of(&of_process) } else { None };
+        let theirs = match &held {
+            Some(held) => held.path(),
+            None if root == Path::new("/") => continue,
+            None => rdma::folder(&of_process),
+        };
         for port in rdma::ports(&theirs).iter().filter(|port| !shared.contains(port.device.as_str())) {
             put(&mut pods, &pod.labels, &[("device", &port.device), ("port", &port.port)], port);
         }

@@ -69,6 +69,8 @@ pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&U
                     match there.map(|unified| unified.ids(&pod)) {
                         Some(Ok(ids)) => by_cgroup.push((pod, ids.into_iter().collect())),
                         Some(Err(_)) => found.complete = false,
+                        // The last of its processes has ended meanwhile.
+                        None if !matches!(sources.cgroups.is_populated(&pod), Ok(true)) => {}
                         None => {
                             found.unsupported = Some(
                                 "connections of pods on the node's network, or on one that they share, are told apart by \
