@@ -6,7 +6,7 @@ mod reach;
 mod started;
 mod turn;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -376,7 +376,7 @@ impl Owner {
         }
     }
 
-    fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a BTreeSet<String>) -> Inputs<'a> {
+    fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a HashSet<&'a str>) -> Inputs<'a> {
         let node = &self.node;
         Inputs {
             topology: &node.topology,

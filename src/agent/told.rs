@@ -1,6 +1,6 @@
 //! [`Told`]: the pods of this node, by everyone who tells of them.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::event::{RuntimeNews, RuntimePod, Source};
@@ -146,9 +146,9 @@ impl Told {
     }
 
     /// The uids of pods that have a cgroup, or that a runtime is about to create.
-    pub(super) fn here(&self, observed: &Observed) -> BTreeSet<String> {
+    pub(super) fn here<'a>(&'a self, observed: &'a Observed) -> HashSet<&'a str> {
         let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
-        cgroups.chain(self.promises.uids()).map(str::to_owned).collect()
+        cgroups.chain(self.promises.uids()).collect()
     }
 
     pub(super) fn keep_promises(&mut self, ledger: &mut Ledger, observed: &Observed) {

@@ -4,7 +4,7 @@
 //! CPUs a new claim gets is [`Placer`]'s choice alone. The containers of one pod are placed together first and then
 //! divided, so that the siblings on a core are pod mates rather than strangers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ pub struct Inputs<'a> {
     pub pods: &'a [Pod],
     /// The uids of pods that have a cgroup or are about to get one: only they are given CPUs. `None` in a plan on paper,
     /// where every pod is.
-    pub here: Option<&'a BTreeSet<String>>,
+    pub here: Option<&'a HashSet<&'a str>>,
     /// NUMA nodes of the devices of pods, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room for others.

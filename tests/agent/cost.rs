@@ -71,8 +71,9 @@ fn at_rest_it_is_woken_by_the_reconciles_alone() {
     // The two scrapes fall outside of what is counted, and each of them into a second of its own.
     let made = reconciles() - first - 1.0;
     // A wheel of timers turns in steps of 64 ms and then of one, and whoever is told of the new state may be on another thread:
-    // six or seven times were seen. And a thread that has nothing to do any more ends.
-    let most = 8.0 * made + 8.0;
+    // six or seven times were seen, eleven on a machine that is busy with other things. And a thread that has nothing to do
+    // any more ends.
+    let most = 16.0 * made + 8.0;
     assert!(
         made >= 8.0 && ((after - before) as f64) < most,
         "{} wake-ups, {made} reconciles",

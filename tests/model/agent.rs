@@ -2,7 +2,7 @@
 //! `src/pin/apply.rs`, which writes to a kernel that tests can't have.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -224,7 +224,7 @@ impl Setup {
         let pods: Vec<Pod> = known.map(|(index, state)| self.pod(index, state)).collect();
         let (observed, ledger) = Observed::new(world.kernel.scan(), &pods);
         let machine = self.machine(world.kernel.online);
-        let here: BTreeSet<String> = observed.pods.iter().map(|pod| pod.cgroup.uid.clone()).collect();
+        let here: HashSet<&str> = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str()).collect();
         let inputs = Inputs {
             topology: &machine.0,
             placer: &machine.1,

@@ -84,9 +84,14 @@ impl Owner {
             self.history.begin(&observed, self.node.enforcement);
         }
         self.told.keep_promises(&mut ledger, &observed);
-        let here = self.told.here(&observed);
+        // Nothing was told yet, nor written: whatever there is, the next look finds it again.
+        let gives_way = |reach: &mut Reach<'_>| !first && reach.is_asked();
+        if gives_way(&mut reach) {
+            return Ok(self.interrupted((observed, ledger), &[]));
+        }
         let of_node = matches!(reach, Reach::Node { .. });
         let moves = self.moves_left();
+        let here = self.told.here(&observed);
         let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(&pods, &ledger);
@@ -94,6 +99,9 @@ impl Owner {
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         self.isolate(&mut decisions.desired, None);
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
+        if gives_way(&mut reach) {
+            return Ok(self.interrupted((observed, ledger), &[]));
+        }
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
         if !of_node && !decisions.moves.is_empty() {
             self.seen = Some(Seen::all(observed, ledger));
@@ -197,6 +205,11 @@ impl Owner {
             }
         }
         self.history.forget(&observed);
+        // All is written and read again.
+        if calm && reach.is_asked() {
+            self.given_up = given_up;
+            return Ok(self.interrupted((observed, ledger), &[]));
+        }
         if of_node {
             self.look_for_lost(lost);
         }

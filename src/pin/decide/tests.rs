@@ -50,7 +50,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     let placer = Placer::new(&topology);
     let reserved = default_reserved(&topology);
     let policy = Policy::default();
-    let here: BTreeSet<String> = ["a", "b", "c"].map(str::to_owned).into();
+    let here = ["a", "b", "c"].into();
     decide(
         &Inputs {
             topology: &topology,
