@@ -55,18 +55,15 @@ use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::pods::{ContainerSpec, Pod, PodSpec};
 use crate::runtime::{Changed, FakeRuntime, Socket, StateChange, Synchronize, Told};
 
-/// Containers that come and go while it is measured.
-const LIVES: usize = 300;
-
 /// Containers that are on the node already.
 const OTHERS: [usize; 3] = [0, 100, 250];
 
 /// How containers come: what is between a creation and the start, where runc takes 50 ms at least, and between one container
-/// and the next, in which the agent sees to all others.
-const PAUSES: [(Duration, Duration); 3] = [
-    (Duration::ZERO, Duration::ZERO),
-    (Duration::from_millis(50), Duration::ZERO),
-    (Duration::from_millis(200), Duration::from_millis(300)),
+/// and the next, in which the agent sees to all others; and how many come and go.
+const PACES: [(Duration, Duration, usize); 3] = [
+    (Duration::ZERO, Duration::ZERO, 300),
+    (Duration::from_millis(50), Duration::ZERO, 300),
+    (Duration::from_millis(200), Duration::from_millis(300), 150),
 ];
 
 /// Turns with and without the plugin, and creations in each.
@@ -85,8 +82,8 @@ fn main() {
     let sizes = if sizes.is_empty() { OTHERS.to_vec() } else { sizes };
     if wanted("handlers") {
         let tokio = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        for (others, pause) in sizes.into_iter().flat_map(|others| PAUSES.map(|pause| (others, pause))) {
-            tokio.block_on(handlers(&kernel, others, pause));
+        for (others, pace) in sizes.into_iter().flat_map(|others| PACES.map(|pace| (others, pace))) {
+            tokio.block_on(handlers(&kernel, others, pace));
         }
     }
     if wanted("creation") {
@@ -98,7 +95,7 @@ fn main() {
 
 // --- the handlers' own time ---
 
-async fn handlers(kernel: &Kernel, others: usize, (pause, rest): (Duration, Duration)) {
+async fn handlers(kernel: &Kernel, others: usize, (pause, rest, lives): (Duration, Duration, usize)) {
     let mut tree = kernel.tree();
     let mut pods = Vec::new();
     let mut containers = Vec::new();
@@ -133,7 +130,7 @@ async fn handlers(kernel: &Kernel, others: usize, (pause, rest): (Duration, Dura
 
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut owned = 0;
-    for life in 0..LIVES {
+    for life in 0..lives {
         let one = pod(&tree, "", &format!("worker-{life}"), 1024, Some(100_000));
         change(&mut runtime, 1, &one).await;
         // What a sandbox takes to come up.
@@ -158,7 +155,7 @@ async fn handlers(kernel: &Kernel, others: usize, (pause, rest): (Duration, Dura
         change(&mut runtime, 3, &one).await;
         tokio::time::sleep(rest).await;
     }
-    assert_eq!(owned, LIVES, "each was given CPUs");
+    assert_eq!(owned, lives, "each was given CPUs");
     for (call, times) in &mut times {
         println!(
             "{others:>3} containers, {:>3}, {:>3} ms between, {call:15} {}",
