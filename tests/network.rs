@@ -19,6 +19,8 @@ mod kernel;
 mod connections;
 #[path = "network/peers.rs"]
 mod peers;
+#[path = "network/segments.rs"]
+mod segments;
 #[path = "network/sockets.rs"]
 mod sockets;
 #[path = "network/tcp.rs"]
