@@ -17,6 +17,8 @@ mod kernel;
 
 #[path = "network/connections.rs"]
 mod connections;
+#[path = "network/interfaces.rs"]
+mod interfaces;
 #[path = "network/peers.rs"]
 mod peers;
 #[path = "network/segments.rs"]
