@@ -99,7 +99,7 @@ impl Connection {
     }
 
     /// What `ss` tells of both ends: segments sent with those sent again, and those alone.
-    fn ss(&self, network: Option<&Netns>) -> [[u64; 2]; 2] {
+    fn ss(&self, network: Option<&Netns>) -> [[i64; 2]; 2] {
         let ports = [&self.sender, &self.receiver].map(|end| end.local_addr().unwrap().port());
         ports.map(|port| {
             let filter = format!("sport = :{port}");
@@ -108,7 +108,7 @@ impl Connection {
             let text = String::from_utf8(output.stdout).unwrap();
             let number = |key: &str| {
                 let value = text.split_whitespace().find_map(|word| word.strip_prefix(key))?;
-                Some(value.rsplit('/').next()?.parse::<u64>().unwrap())
+                Some(value.rsplit('/').next()?.parse::<i64>().unwrap())
             };
             // What is zero is left out.
             assert_eq!(text.lines().count(), 1, "{text}");
@@ -128,6 +128,14 @@ fn sum([one, other]: [Tcp; 2]) -> Tcp {
         sent: one.sent + other.sent,
         retransmitted: one.retransmitted + other.retransmitted,
         timeouts: one.timeouts + other.timeouts,
+    }
+}
+
+fn gained(before: Tcp, after: Tcp) -> Tcp {
+    Tcp {
+        sent: after.sent - before.sent,
+        retransmitted: after.retransmitted - before.retransmitted,
+        timeouts: after.timeouts - before.timeouts,
     }
 }
 
@@ -151,7 +159,6 @@ fn two_pods_in_a_lossy_network() {
     let mains = mains.each_ref().map(String::as_str);
     let (v4, v6) = (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
     for (host, long) in [(v4, false), (v6, false), (v6, true)] {
-        let mut counter = counter(&tree);
         let network = Switch::new().unwrap().join(Ipv4Addr::new(10, 81, 0, 1)).unwrap();
         if long {
             // Longer than IP's header can say.
@@ -160,9 +167,16 @@ fn two_pods_in_a_lossy_network() {
             assert!(network.run(status).unwrap().success());
         }
         assert_eq!(network_tcp(&network), Tcp::default());
+        // Older kernels do not show a program how IPv6 answers who wants to connect: there it begins when that is over.
+        let early = host.is_ipv4().then(|| counter(&tree));
         let mut connection = Connection::new(Some(&network), mains, host);
+        let older = if early.is_some() { Tcp::default() } else { network_tcp(&network) };
+        // At this end the answer is older than the socket.
+        let older_ends = if early.is_some() { [[0, 0], [-1, 0]] } else { connection.ss(Some(&network)) };
+        let mut counter = early.unwrap_or_else(|| counter(&tree));
         connection.send(SENT);
-        assert_eq!(sum(counted(&kernel, &mut counter, pods)), network_tcp(&network), "{host}, nothing lost");
+        let wanted = gained(older, network_tcp(&network));
+        assert_eq!(sum(counted(&kernel, &mut counter, pods)), wanted, "{host}, nothing lost");
 
         let lossy = mains.map(|main| loss(main, 8));
         connection.send(SENT);
@@ -183,13 +197,14 @@ fn two_pods_in_a_lossy_network() {
         connection.talk(1);
 
         let seen = counted(&kernel, &mut counter, pods);
-        let wanted = network_tcp(&network);
+        let wanted = gained(older, network_tcp(&network));
         assert_eq!(sum(seen), wanted, "{host}: {seen:?}");
         assert!(wanted.retransmitted > 5 && wanted.timeouts >= 3, "{wanted:?}");
-        let [sender, receiver] = seen.map(|pod| [pod.sent + pod.retransmitted, pod.retransmitted]);
-        // The answer to the wish for a connection is older than the socket at that end.
-        let [of_sender, [all, again]] = connection.ss(Some(&network));
-        assert_eq!([sender, receiver], [of_sender, [all + 1, again]], "{host}: {seen:?}");
+        for ((pod, before), after) in seen.iter().zip(older_ends).zip(connection.ss(Some(&network))) {
+            let all = i64::try_from(pod.sent + pod.retransmitted).unwrap();
+            let again = i64::try_from(pod.retransmitted).unwrap();
+            assert_eq!([all, again], [after[0] - before[0], after[1] - before[1]], "{host}: {seen:?}");
+        }
         assert!(seen[0].retransmitted > 0 && seen[0].timeouts > 0, "{seen:?}");
 
         connection.sender.shutdown(Shutdown::Both).unwrap();
@@ -249,7 +264,7 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
     let text = agent.get("/metrics").body;
     let seen = |pod: &str| FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]));
     for (pod, at) in [("one", 0), ("two", 1)] {
-        let gained: [u64; 2] =
+        let gained: [i64; 2] =
             std::array::from_fn(|which| connection.ss(None)[at][which] - before[at][which]);
         let [sent, again, timeouts] = seen(pod).map(Option::unwrap);
         assert_eq!([sent + again, again], gained.map(|number| number as f64), "{pod}");
