@@ -112,7 +112,7 @@ impl Connection {
             };
             // What is zero is left out.
             assert_eq!(text.lines().count(), 1, "{text}");
-            [number("segs_out:").unwrap(), number("retrans:").unwrap_or(0)]
+            ["segs_out:", "retrans:"].map(|key| number(key).unwrap_or(0))
         })
     }
 }
@@ -175,6 +175,7 @@ fn two_pods_in_a_lossy_network() {
         let older_ends = if early.is_some() { [[0, 0], [-1, 0]] } else { connection.ss(Some(&network)) };
         let mut counter = early.unwrap_or_else(|| counter(&tree));
         connection.send(SENT);
+        std::thread::sleep(Duration::from_millis(500));
         let wanted = gained(older, network_tcp(&network));
         assert_eq!(sum(counted(&kernel, &mut counter, pods)), wanted, "{host}, nothing lost");
 
@@ -193,8 +194,9 @@ fn two_pods_in_a_lossy_network() {
         }
         drop(lossy);
         connection.receiver.read_exact(&mut [0; 1000]).unwrap();
-        // The last acknowledgement may be on its way.
         connection.talk(1);
+        // The last acknowledgement waits a moment for something to go with.
+        std::thread::sleep(Duration::from_millis(500));
 
         let seen = counted(&kernel, &mut counter, pods);
         let wanted = gained(older, network_tcp(&network));
@@ -257,9 +259,8 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
     others.send(SENT);
     drop(lossy);
     connection.talk(1);
+    // The last acknowledgement waits a moment for something to go with; and scrapes within a second share what was collected.
     Connection::new(Some(&own), [alone, alone], host).talk(10);
-
-    // Scrapes within a second share what was collected.
     std::thread::sleep(Duration::from_millis(1100));
     let text = agent.get("/metrics").body;
     let seen = |pod: &str| FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]));
