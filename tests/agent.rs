@@ -50,5 +50,7 @@ mod restart;
 mod scenes;
 #[path = "agent/serving.rs"]
 mod serving;
+#[path = "agent/switches.rs"]
+mod switches;
 #[path = "agent/tasks.rs"]
 mod tasks;

@@ -17,8 +17,12 @@ mod kernel;
 
 #[path = "network/connections.rs"]
 mod connections;
+#[path = "network/interfaces.rs"]
+mod interfaces;
 #[path = "network/peers.rs"]
 mod peers;
+#[path = "network/segments.rs"]
+mod segments;
 #[path = "network/sockets.rs"]
 mod sockets;
 #[path = "network/tcp.rs"]

@@ -94,7 +94,8 @@ impl History {
         let gone = |drift: &&Drift| !left.iter().any(|other| other.path == drift.path);
         for drift in found.iter().filter(gone) {
             let count = self.repaired.get(&drift.path).map_or(1, |before| before.count + 1);
-            let repaired = Repaired { count, cause: drift.cause, effective: drift.effective.clone() };
+            let (effective, others) = (drift.effective.clone(), drift.others.clone());
+            let repaired = Repaired { count, cause: drift.cause, effective, others };
             self.repaired.insert(drift.path.clone(), repaired);
         }
     }

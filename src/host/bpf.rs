@@ -74,6 +74,13 @@ pub struct PerCpuHash<const K: usize, const V: usize> {
     cpus: usize,
 }
 
+/// What a program keeps for itself, `V` numbers for each of `K`; where there is no room, what was not used for long is
+/// forgotten.
+#[derive(Debug)]
+pub struct Memory<const K: usize, const V: usize> {
+    map: OwnedFd,
+}
+
 /// A key, and the sum of what the CPUs have.
 pub type Entry<const K: usize, const V: usize> = ([u64; K], [u64; V]);
 
@@ -98,7 +105,10 @@ const PROGRAM_QUERY: libc::c_int = 16;
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
 const LINK_CREATE: libc::c_int = 28;
 
+const MAKE_MAP: &str = "make a BPF map";
+
 const PER_CPU_HASH: u32 = 5;
+const RECENT_HASH: u32 = 9;
 /// Of a map: memory is taken for entries that are there, not for all that may come.
 const NO_PREALLOCATION: u32 = 1;
 const CGROUP_SKB: u32 = 8;
@@ -126,6 +136,28 @@ fn name(name: &str) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(byte, letter)| *byte = letter);
     bytes
+}
+
+/// A new map, with keys and values of so many numbers.
+fn map(
+    title: &str,
+    kind: u32,
+    [key, value]: [usize; 2],
+    entries: u32,
+    flags: u32,
+) -> Result<OwnedFd, BpfError> {
+    let mut argument = MapCreate {
+        kind,
+        key_size: size(key),
+        value_size: size(value),
+        max_entries: entries,
+        flags,
+        inner_map: 0,
+        numa_node: 0,
+        name: name(title),
+    };
+    // SAFETY: the argument points to nothing, and the command returns a new descriptor.
+    unsafe { make(MAP_CREATE, &mut argument) }.map_err(|error| BpfError::new(MAKE_MAP, error))
 }
 
 fn size(numbers: usize) -> u32 {
@@ -183,29 +215,15 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     /// # Errors
     /// See [`BpfError`].
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
-        const OPERATION: &str = "make a BPF map";
         // How much the kernel writes depends on the machine, so it is asked there and not below the root of a configuration.
         let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible")).ok();
         let cpus = possible.and_then(|list| list.parse::<CpuSet>().ok()).filter(|cpus| !cpus.is_empty());
         let unknown = || BpfError::Other {
-            operation: OPERATION,
+            operation: MAKE_MAP,
             source: io::Error::other("/sys/devices/system/cpu/possible holds no list of CPUs"),
         };
         let cpus = cpus.ok_or_else(unknown)?.len();
-        let mut argument = MapCreate {
-            kind: PER_CPU_HASH,
-            key_size: size(K),
-            value_size: size(V),
-            max_entries,
-            flags: NO_PREALLOCATION,
-            inner_map: 0,
-            numa_node: 0,
-            name: name(title),
-        };
-        // SAFETY: the argument points to nothing, and the command returns a new descriptor.
-        let map =
-            unsafe { make(MAP_CREATE, &mut argument) }.map_err(|error| BpfError::new(OPERATION, error))?;
-        Ok(Self { map, cpus })
+        Ok(Self { map: map(title, PER_CPU_HASH, [K, V], max_entries, NO_PREALLOCATION)?, cpus })
     }
 
     /// The number by which a program names it.
@@ -292,6 +310,24 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             }
             _ => Ok(()),
         }
+    }
+}
+
+// === impl Memory ===
+
+impl<const K: usize, const V: usize> Memory<K, V> {
+    /// A new one for so many keys.
+    ///
+    /// # Errors
+    /// See [`BpfError`].
+    pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
+        // Memory for all of them is taken now: the kernel refuses this kind without.
+        Ok(Self { map: map(title, RECENT_HASH, [K, V], max_entries, 0)? })
+    }
+
+    /// The number by which a program names it.
+    pub fn descriptor(&self) -> i32 {
+        self.map.as_raw_fd()
     }
 }
 

@@ -12,6 +12,8 @@
 //! and as packets as many as it stands for. What the kernel sends without a socket (a reset, an answer to a ping), and what
 //! belongs to a connection whose socket has become a remnant (`TIME_WAIT`), is nobody's.
 
+mod program;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
@@ -19,9 +21,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::bpf::{Assembly, BpfError, Direction, Link, PerCpuHash, Program, Register};
+use super::bpf::{BpfError, Direction, Link, Memory, PerCpuHash, Program};
 use super::cgroup::{CgroupError, Cgroups, Unified};
-use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
+use super::proc::Tcp;
+use program::program;
 
 /// What one direction has counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,6 +42,8 @@ pub struct Sockets {
     pub receive: Sum,
     /// What they sent.
     pub transmit: Sum,
+    /// What TCP did of that.
+    pub tcp: Tcp,
 }
 
 /// Counts for the pods of some trees, until it is dropped.
@@ -48,11 +53,13 @@ pub struct Counter {
     hierarchy: PathBuf,
     trees: Vec<String>,
     map: Map,
+    /// What the programs keep of sockets whose timers ran out.
+    kept: Memory<1, 2>,
     attached: BTreeMap<String, Attached>,
     /// What ended containers had, whose entries are not kept, by their pods' numbers.
-    folded: HashMap<u64, Sockets>,
+    folded: HashMap<u64, Counts>,
     /// What entries of ended containers held at the last look.
-    fading: HashMap<Key, [u64; 4]>,
+    fading: HashMap<Key, Counts>,
     /// Packets that had found no room by the last look.
     lost: u64,
 }
@@ -110,10 +117,14 @@ pub enum SocketsError {
 }
 
 type Key = [u64; 2];
-type Map = PerCpuHash<2, 4>;
+type Counts = [u64; 7];
+type Map = PerCpuHash<2, 7>;
 
 /// How many cgroups are told apart on a usual node: containers of Guaranteed pods, and pods of the classes.
 pub const ROOM: u32 = 8192;
+
+/// Of so many sockets whose timers ran out the programs know it, of the last ones.
+const TIMERS: u32 = 4096;
 
 /// With so many entries of a pod, or fewer, it is not asked which of its containers are still there.
 const FEW: usize = 8;
@@ -124,24 +135,19 @@ const OVERFLOW: Key = [0, 0];
 /// The number of a hierarchy's outermost cgroup.
 const OUTERMOST: u64 = 1;
 
-// Helpers of the kernel, by their numbers in `enum bpf_func_id`.
-const MAP_LOOKUP: i32 = 1;
-const MAP_UPDATE: i32 = 2;
-const ANCESTOR_CGROUP_ID: i32 = 83;
-
-// Where a packet has them, in `struct __sk_buff`.
-const LENGTH: i16 = 0;
-const SEGMENTS: i16 = 164;
-
 // === impl Sockets ===
 
 impl Sockets {
     /// Adds what an entry holds.
-    fn add(&mut self, [received, received_packets, sent, sent_packets]: [u64; 4]) {
+    fn add(&mut self, counts: Counts) {
+        let [received, received_packets, sent, sent_packets, segments, again, timeouts] = counts;
         self.receive.bytes += received;
         self.receive.packets += received_packets;
         self.transmit.bytes += sent;
         self.transmit.packets += sent_packets;
+        self.tcp.sent += segments;
+        self.tcp.retransmitted += again;
+        self.tcp.timeouts += timeouts;
     }
 }
 
@@ -179,8 +185,9 @@ impl Counter {
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
+        let kept = Memory::new("pinfold_timers", TIMERS)?;
         let (attached, folded, fading) = (BTreeMap::new(), HashMap::new(), HashMap::new());
-        let mut counter = Self { hierarchy, trees, map, attached, folded, fading, lost: 0 };
+        let mut counter = Self { hierarchy, trees, map, kept, attached, folded, fading, lost: 0 };
         counter.attach()?;
         Ok(counter)
     }
@@ -204,9 +211,8 @@ impl Counter {
             };
             let depth = tree.split('/').count();
             let attach = |title, direction| {
-                let program =
-                    Program::load(title, &program(self.map.descriptor(), depth, direction), direction)?;
-                program.attach(directory.as_fd())
+                let program = program(self.map.descriptor(), self.kept.descriptor(), depth, direction);
+                Program::load(title, &program, direction)?.attach(directory.as_fd())
             };
             let ingress = attach("pinfold_receive", Direction::Ingress)?;
             let egress = attach("pinfold_send", Direction::Egress)?;
@@ -232,7 +238,7 @@ impl Counter {
             }
         }
         let mut others = Vec::new();
-        let mut containers: HashMap<u64, Vec<(Key, [u64; 4])>> = HashMap::new();
+        let mut containers: HashMap<u64, Vec<(Key, Counts)>> = HashMap::new();
         for (key, counts) in entries {
             if key == OVERFLOW {
                 let lost = counts[1] + counts[3];
@@ -252,10 +258,7 @@ impl Counter {
         }
         for (id, folded) in &self.folded {
             let pod = ids.get(id).and_then(|pod| look.pods.get_mut(*pod));
-            pod.into_iter().for_each(|pod| {
-                let Sockets { receive, transmit } = *folded;
-                pod.add([receive.bytes, receive.packets, transmit.bytes, transmit.packets]);
-            });
+            pod.into_iter().for_each(|pod| pod.add(*folded));
         }
         self.fold(&ids, containers)?;
         self.forget(cgroups, others)?;
@@ -269,7 +272,7 @@ impl Counter {
     fn fold(
         &mut self,
         ids: &HashMap<u64, &str>,
-        containers: HashMap<u64, Vec<(Key, [u64; 4])>>,
+        containers: HashMap<u64, Vec<(Key, Counts)>>,
     ) -> Result<(), SocketsError> {
         let mut fading = HashMap::new();
         for (pod, entries) in containers.into_iter().filter(|(_, entries)| entries.len() > FEW) {
@@ -285,7 +288,8 @@ impl Counter {
             {
                 if self.fading.get(&key) == Some(&counts) {
                     self.map.delete(&key)?;
-                    self.folded.entry(pod).or_default().add(counts);
+                    let folded = self.folded.entry(pod).or_default();
+                    folded.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
                 } else {
                     fading.insert(key, counts);
                 }
@@ -330,79 +334,9 @@ fn id(path: &Path) -> Result<Option<u64>, SocketsError> {
     }
 }
 
-/// Adds a packet to the entry of the two cgroups below a tree of this depth, and lets it pass.
-fn program(map: i32, depth: usize, direction: Direction) -> Assembly {
-    // On the stack: a key, and below it a value.
-    const KEY: i16 = -16;
-    const VALUE: i16 = -48;
-    let (bytes, packets) = match direction {
-        Direction::Ingress => (0, 8),
-        Direction::Egress => (16, 24),
-    };
-    let mut assembly = Assembly::default();
-    let a = &mut assembly;
-    a.copy(R6, R1);
-    for (step, place) in [(1, KEY), (2, KEY + 8)] {
-        a.copy(R1, R6);
-        // The depth of a cgroup's path is never near that.
-        a.set(R2, i32::try_from(depth + step).unwrap_or(i32::MAX));
-        a.call(ANCESTOR_CGROUP_ID);
-        a.store_64(R10, place, R0);
-    }
-    a.load_32(R7, R6, LENGTH);
-    // One that is neither cut nor put together may say 0.
-    a.load_32(R8, R6, SEGMENTS);
-    let several = a.jump_unless_zero(R8);
-    a.set(R8, 1);
-    a.land(several);
-    find(a, map, KEY);
-    let known = a.jump_unless_zero(R0);
-    for place in [VALUE, VALUE + 8, VALUE + 16, VALUE + 24] {
-        a.store_value_64(R10, place, 0);
-    }
-    a.map(R1, map);
-    a.copy(R2, R10);
-    a.add(R2, KEY.into());
-    a.copy(R3, R10);
-    a.add(R3, VALUE.into());
-    // Unless it is there: another CPU may have been faster, and what it counts must stay.
-    a.set(R4, 1);
-    a.call(MAP_UPDATE);
-    find(a, map, KEY);
-    let made = a.jump_unless_zero(R0);
-    a.store_value_64(R10, KEY, 0);
-    a.store_value_64(R10, KEY + 8, 0);
-    find(a, map, KEY);
-    let none = a.jump_if_zero(R0);
-    a.land(known);
-    a.land(made);
-    // Atomic although the CPU's own: an interrupt may send and receive in the middle of this program.
-    a.atomic_add_64(R0, bytes, R7);
-    a.atomic_add_64(R0, packets, R8);
-    a.land(none);
-    a.set(R0, 1);
-    a.exit();
-    assembly
-}
-
-fn find(a: &mut Assembly, map: i32, key: i16) {
-    a.map(R1, map);
-    a.copy(R2, R10);
-    a.add(R2, key.into());
-    a.call(MAP_LOOKUP);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_program_is_short_and_the_same_each_time() {
-        let lengths = [Direction::Ingress, Direction::Egress].map(|way| program(5, 1, way).bytes().len() / 8);
-        assert_eq!(lengths, [49, 49]);
-        assert_eq!(program(5, 1, Direction::Egress), program(5, 1, Direction::Egress));
-        assert_ne!(program(5, 1, Direction::Egress), program(5, 2, Direction::Egress));
-    }
 
     #[test]
     fn without_the_whole_of_cgroup_v2_nothing_is_counted() {

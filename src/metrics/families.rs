@@ -200,17 +200,17 @@ families! {
     POD_TCP_CONNECTIONS = gauge("pinfold_pod_tcp_connections", &["namespace", "pod", "state"],
         "TCP connections of the pod at the last look, by state. On the node's network those of no process (time_wait, syn_received) are nobody's.");
     POD_TCP_RETRANSMITTED_SEGMENTS = counter("pinfold_pod_tcp_retransmitted_segments_total", POD,
-        "TCP segments that were sent again in the pod's own network namespace.");
+        "TCP segments that were sent again in the pod's own network namespace; on the node's network by the pod's sockets (metrics.sockets), without resent answers to who wants to connect.");
     POD_TCP_RTT_SECONDS = histogram("pinfold_pod_tcp_rtt_seconds", POD,
         "Smoothed round-trip times of the pod's TCP connections: at each look, of each that was acknowledged something since the look before.");
     POD_TCP_RWND_LIMITED_SECONDS = counter("pinfold_pod_tcp_rwnd_limited_seconds_total", POD,
         "The part of the busy time in which the receiver had no room for more.");
     POD_TCP_SENT_SEGMENTS = counter("pinfold_pod_tcp_sent_segments_total", POD,
-        "TCP segments sent in the pod's own network namespace, without those sent again.");
+        "TCP segments sent in the pod's own network namespace, or on the node's network by the pod's sockets (metrics.sockets), without those sent again.");
     POD_TCP_SNDBUF_LIMITED_SECONDS = counter("pinfold_pod_tcp_sndbuf_limited_seconds_total", POD,
         "The part of the busy time in which the sending sockets' own buffers were too small.");
     POD_TCP_TIMEOUTS = counter("pinfold_pod_tcp_timeouts_total", POD,
-        "How often a TCP timer ran out in the pod's own network namespace because nothing was heard.");
+        "How often a TCP timer ran out in the pod's own network namespace because nothing was heard; on the node's network of the pod's sockets (metrics.sockets), and only where that had something sent again.");
 }
 
 families! {

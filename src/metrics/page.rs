@@ -61,7 +61,7 @@ impl Format {
 }
 
 /// Labels as they stand in a line, without the braces.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Labels(String);
 
 // === impl Labels ===
@@ -273,6 +273,13 @@ impl Page {
     /// A family to be written and then added.
     pub(super) fn lines(&mut self, family: &'static Family) -> Lines {
         Lines { text: self.room.remove(family.name).unwrap_or_default(), ..Lines::of(family) }
+    }
+
+    /// A family that may have been added already, to be added again with more series.
+    pub(super) fn more_lines(&mut self, family: &'static Family) -> Lines {
+        let there = self.families.iter().position(|lines| lines.name == family.name);
+        let taken = there.map(|at| self.families.swap_remove(at));
+        taken.map_or_else(|| self.lines(family), Arc::unwrap_or_clone)
     }
 
     /// Adds a family; one without series is none.

@@ -1,9 +1,12 @@
 //! [`drift`]: where what is in force differs from what was assigned, and who is to blame.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::Enforcement;
-use super::ledger::{Ledger, Observed};
+use super::ledger::{Ledger, Observed, ObservedContainer};
+use super::mark::Mark;
 use crate::cpu::CpuSet;
 
 /// One difference between the ledger and the kernel.
@@ -17,6 +20,29 @@ pub struct Drift {
     pub assigned: CpuSet,
     /// What is.
     pub effective: CpuSet,
+    /// Who else is concerned, as far as it has processes: where an owner drifted, those that may run on its CPUs; and those
+    /// whose CPUs it may run on. Never more than [`NAMED`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Neighbour>,
+}
+
+/// How many others are named: whatever becomes of a node, its state is not flooded with them.
+pub const NAMED: usize = 8;
+
+/// Another container whose CPUs are not apart from those of one that drifted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Neighbour {
+    /// Its cgroup.
+    pub path: String,
+    /// Namespace and name of its pod, where its mark tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Its name, where known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// The CPUs that both may run on.
+    pub cpus: CpuSet,
 }
 
 /// Why what is in force differs from what was assigned.
@@ -47,6 +73,45 @@ impl Cause {
             Self::Offline => "offline",
             Self::Overlap => "overlap",
             Self::Partition => "partition",
+        }
+    }
+}
+
+// === impl Drift ===
+
+impl Drift {
+    /// Whether it is the same drift, seen again; the others may have come and gone meanwhile.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.path, self.cause, &self.assigned, &self.effective)
+            == (&other.path, other.cause, &other.assigned, &other.effective)
+    }
+}
+
+impl fmt::Display for Drift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, cause, assigned, effective, others } = self;
+        let cause = cause.name();
+        match assigned.is_empty() {
+            true => write!(f, "drift ({cause}): {path} should run on CPUs that nobody owns")?,
+            false => write!(f, "drift ({cause}): {path} should run on {assigned}")?,
+        }
+        write!(f, " and runs on {effective}")?;
+        for (at, other) in others.iter().enumerate() {
+            let before = if at == 0 { "; with it there:" } else { "," };
+            write!(f, "{before} {other}")?;
+        }
+        Ok(())
+    }
+}
+
+// === impl Neighbour ===
+
+impl fmt::Display for Neighbour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.pod, &self.container) {
+            (Some(pod), Some(container)) => write!(f, "{pod}/{container} ({}) on {}", self.path, self.cpus),
+            (Some(pod), None) => write!(f, "{pod} ({}) on {}", self.path, self.cpus),
+            (None, _) => write!(f, "{} on {}", self.path, self.cpus),
         }
     }
 }
@@ -85,10 +150,30 @@ pub fn drift(
                 Some(Cause::Ancestor)
             };
             if let Some(cause) = cause {
+                let others = others(observed, container, &assigned);
                 let path = container.cgroup.path.clone();
-                found.push(Drift { path, cause, assigned, effective: now.effective.clone() });
+                found.push(Drift { path, cause, assigned, effective: now.effective.clone(), others });
             }
         }
     }
     found
+}
+
+/// Who else may run on the CPUs that a container was assigned, and whose CPUs it may run on.
+fn others(observed: &Observed, drifted: &ObservedContainer, assigned: &CpuSet) -> Vec<Neighbour> {
+    let all = observed.pods.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
+    let others = all.filter(|(_, one)| one.cgroup.path != drifted.cgroup.path && one.cgroup.populated);
+    let concerned = others.filter_map(|(pod, one)| {
+        let theirs = one.mark.as_ref().map(Mark::cpus).unwrap_or_default();
+        let on_its = one.cgroup.cpuset.effective.intersection(assigned);
+        let cpus = on_its.union(&theirs.intersection(&drifted.cgroup.cpuset.effective));
+        let mark = pod.mark.as_ref().filter(|mark| !mark.pod.is_empty());
+        (!cpus.is_empty()).then(|| Neighbour {
+            path: one.cgroup.path.clone(),
+            pod: mark.map(|mark| format!("{}/{}", mark.namespace, mark.pod)),
+            container: one.name.clone(),
+            cpus,
+        })
+    });
+    concerned.take(NAMED).collect()
 }

@@ -26,7 +26,7 @@ mod steps;
 use serde::{Deserialize, Serialize};
 
 pub use apply::{Applied, Outcome, apply, apply_while};
-pub use drift::{Cause, Drift, drift};
+pub use drift::{Cause, Drift, NAMED, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
 pub use mark::{Before, Mark, MarkError};
 pub use snapshot::Snapshot;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Enforcement;
 use super::decide::{Decisions, Refused};
-use super::drift::{Cause, Drift};
+use super::drift::{Cause, Drift, Neighbour};
 use super::ledger::{Ledger, Observed, ObservedPod};
 use super::quiet::Report;
 use crate::cpu::{CpuSet, Topology};
@@ -124,6 +124,9 @@ pub struct Repaired {
     pub cause: Cause,
     /// What was in force then.
     pub effective: CpuSet,
+    /// Who else was concerned then; see [`Drift::others`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Neighbour>,
 }
 
 /// A pod that owns CPUs and that nobody told us of: it keeps them.

@@ -1,6 +1,6 @@
 //! Somebody else writes: it is counted once and repaired.
 
-use crate::agent::{Manifests, Settings, best_effort, in_force, worker, worker_with};
+use crate::agent::{Manifests, Settings, best_effort, container, in_force, worker, worker_with};
 use crate::kernel::{allowed, kernel_tests};
 
 #[test]
@@ -38,6 +38,21 @@ fn is_counted_once_and_repaired() {
     kernel.write_cpus(&web, &kernel.online);
     agent.eventually("the other one is back", |_| settled());
     agent.eventually("it is counted", |_| drift("overlap") == Some(overlap + 1.0));
+    // Who was on whose CPUs is told, with the cgroups' names, when it is over, too.
+    let status = agent.eventually("it is told", |status| {
+        container(status, "web", "main").is_some_and(|web| web["repaired"]["cause"] == "overlap")
+    });
+    let others = container(&status, "web", "main").unwrap()["repaired"]["others"].clone();
+    let named = serde_json::json!([
+        {"path": main, "pod": "train/worker-0", "container": "main", "cpus": own.to_string()}
+    ]);
+    assert_eq!(others, named);
+    let log = agent.log();
+    let told = format!(
+        "{web} should run on CPUs that nobody owns and runs on {}; with it there: train/worker-0/main ({main}) on {own}",
+        kernel.online
+    );
+    assert!(log.contains(&told), "{log}");
 
     // Nothing more is counted when nothing more happens.
     let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);

@@ -36,7 +36,7 @@ fn look(kernel: &Kernel, counter: &mut Counter, pods: &[&str]) -> Look {
 fn datagrams(headers: u64) -> Sockets {
     let (count, size, replies, reply) = DATAGRAMS;
     let sum = |packets, payload: u64| Sum { bytes: packets * (payload + headers), packets };
-    Sockets { receive: sum(replies, reply), transmit: sum(count, size) }
+    Sockets { receive: sum(replies, reply), transmit: sum(count, size), tcp: Tcp::default() }
 }
 
 /// How much was counted between two looks.
@@ -45,11 +45,17 @@ fn gained(before: Sockets, after: Sockets) -> Sockets {
         bytes: after.bytes - before.bytes,
         packets: after.packets - before.packets,
     };
-    Sockets { receive: sum(before.receive, after.receive), transmit: sum(before.transmit, after.transmit) }
+    let tcp = Tcp {
+        sent: after.tcp.sent - before.tcp.sent,
+        retransmitted: after.tcp.retransmitted - before.tcp.retransmitted,
+        timeouts: after.tcp.timeouts - before.tcp.timeouts,
+    };
+    let (receive, transmit) = (sum(before.receive, after.receive), sum(before.transmit, after.transmit));
+    Sockets { receive, transmit, tcp }
 }
 
 /// A tree's directory in the hierarchy of version 2.
-fn unified(tree: &str) -> PathBuf {
+pub(crate) fn unified(tree: &str) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let hybrid = root.join("unified");
     if hybrid.exists() { hybrid.join(tree) } else { root.join(tree) }
@@ -96,7 +102,7 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
         tcp(&kernel, &main, Some((&network, &network)), host);
         let again = own_tcp(&network).retransmitted * 65536;
         let after = look(&kernel, &mut counter, &[&pod]).pods[&pod];
-        let Sockets { receive, transmit } = gained(before, after);
+        let Sockets { receive, transmit, .. } = gained(before, after);
         for (sum, payload) in [(transmit, STREAM.0), (receive, STREAM.1)] {
             assert!(sum.packets > payload / 65536, "{sum:?}");
             let headers = sum.bytes - payload;
@@ -173,7 +179,7 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
         for pod in both {
             let seen = look(&kernel, &mut counter, &both).pods[pod];
             let times = |sum: Sum| Sum { bytes: round * sum.bytes, packets: round * sum.packets };
-            let wanted = Sockets { receive: times(once.receive), transmit: times(once.transmit) };
+            let wanted = Sockets { receive: times(once.receive), transmit: times(once.transmit), ..once };
             assert_eq!(seen, wanted, "{pod} in round {round}");
         }
     }
@@ -220,7 +226,7 @@ fn a_pod_outlives_any_number_of_containers() {
     let once = datagrams(28);
     let times = |rounds: u64| {
         let sum = |sum: Sum| Sum { bytes: rounds * sum.bytes, packets: rounds * sum.packets };
-        Sockets { receive: sum(once.receive), transmit: sum(once.transmit) }
+        Sockets { receive: sum(once.receive), transmit: sum(once.transmit), ..once }
     };
     let mut entries = Vec::new();
     for _ in 0..4 {

@@ -122,14 +122,8 @@ impl Owner {
         let question = question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
         let answer = question.as_ref().and_then(|question| self.answer(&pods, question, &decisions));
         let lost = ledger.lost.clone();
-        for new in drift.iter().filter(|new| !self.drift.contains(new)) {
-            tracing::warn!(
-                "drift ({}): {} should run on {} and runs on {}",
-                new.cause.name(),
-                new.path,
-                new.assigned,
-                new.effective
-            );
+        for new in drift.iter().filter(|new| !self.drift.iter().any(|known| known.is_same(new))) {
+            tracing::warn!("{new}");
             self.metrics.drift.with_label_values(&[new.cause.name()]).inc();
         }
         self.drift = drift;

@@ -41,16 +41,28 @@ struct Instruction {
 
 // The codes, as Documentation/bpf/standardization/instruction-set.rst puts them together from classes, sizes and modes.
 const ADD: u8 = 0x07;
+const ADD_REGISTER: u8 = 0x0f;
+const SUBTRACT: u8 = 0x1f;
+const AND: u8 = 0x57;
+const SHIFT_LEFT: u8 = 0x67;
+const SHIFT_RIGHT: u8 = 0x77;
+const SHIFT_RIGHT_SIGNED: u8 = 0xc7;
+const FROM_NETWORK: u8 = 0xdc;
 const SET: u8 = 0xb7;
 const COPY: u8 = 0xbf;
+const LOAD_8: u8 = 0x71;
 const LOAD_32: u8 = 0x61;
+const LOAD_64: u8 = 0x79;
 const LOAD_WIDE: u8 = 0x18;
 const STORE_64: u8 = 0x7b;
 const STORE_VALUE_64: u8 = 0x7a;
 const ATOMIC_64: u8 = 0xdb;
 const JUMP: u8 = 0x05;
-const JUMP_IF_ZERO: u8 = 0x15;
-const JUMP_UNLESS_ZERO: u8 = 0x55;
+const JUMP_IF: u8 = 0x15;
+const JUMP_UNLESS: u8 = 0x55;
+const JUMP_IF_ABOVE_SIGNED: u8 = 0x65;
+const JUMP_IF_LESS_REGISTER: u8 = 0xad;
+const JUMP_UNLESS_REGISTER: u8 = 0x5d;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 
@@ -75,10 +87,56 @@ impl Assembly {
         self.push(ADD, to as u8, 0, 0, value);
     }
 
+    /// `to += from`
+    pub fn add_register(&mut self, to: Register, from: Register) {
+        self.push(ADD_REGISTER, to as u8, from as u8, 0, 0);
+    }
+
+    /// `to -= from`
+    pub fn subtract(&mut self, to: Register, from: Register) {
+        self.push(SUBTRACT, to as u8, from as u8, 0, 0);
+    }
+
+    /// `to &= value`
+    pub fn and(&mut self, to: Register, value: i32) {
+        self.push(AND, to as u8, 0, 0, value);
+    }
+
+    /// `to <<= bits`
+    pub fn shift_left(&mut self, to: Register, bits: i32) {
+        self.push(SHIFT_LEFT, to as u8, 0, 0, bits);
+    }
+
+    /// `to >>= bits`, with zeros from the left.
+    pub fn shift_right(&mut self, to: Register, bits: i32) {
+        self.push(SHIFT_RIGHT, to as u8, 0, 0, bits);
+    }
+
+    /// Makes the lower 32 bits of a register, read as a number with a sign, one of 64 bits.
+    pub fn extend_sign_32(&mut self, to: Register) {
+        self.shift_left(to, 32);
+        self.push(SHIFT_RIGHT_SIGNED, to as u8, 0, 0, 32);
+    }
+
+    /// Makes the lower 32 bits of a register, in the order of the network, a number.
+    pub fn from_network_32(&mut self, to: Register) {
+        self.push(FROM_NETWORK, to as u8, 0, 0, 32);
+    }
+
     /// `to = map`, by the map's descriptor.
     pub fn map(&mut self, to: Register, descriptor: i32) {
         self.push(LOAD_WIDE, to as u8, OF_MAP, 0, descriptor);
         self.push(0, 0, 0, 0, 0);
+    }
+
+    /// `to = *(base + offset)`, 8 bits.
+    pub fn load_8(&mut self, to: Register, base: Register, offset: i16) {
+        self.push(LOAD_8, to as u8, base as u8, offset, 0);
+    }
+
+    /// `to = *(base + offset)`, 64 bits.
+    pub fn load_64(&mut self, to: Register, base: Register, offset: i16) {
+        self.push(LOAD_64, to as u8, base as u8, offset, 0);
     }
 
     /// `to = *(base + offset)`, 32 bits.
@@ -108,20 +166,42 @@ impl Assembly {
 
     /// Goes on elsewhere.
     pub fn jump(&mut self) -> Jump {
-        self.push(JUMP, 0, 0, 0, 0);
-        Jump(self.instructions.len() - 1)
+        self.branch(JUMP, 0, 0, 0)
     }
 
     /// Goes on elsewhere if a register is 0.
     pub fn jump_if_zero(&mut self, register: Register) -> Jump {
-        self.push(JUMP_IF_ZERO, register as u8, 0, 0, 0);
-        Jump(self.instructions.len() - 1)
+        self.jump_if(register, 0)
     }
 
     /// Goes on elsewhere if a register is not 0.
     pub fn jump_unless_zero(&mut self, register: Register) -> Jump {
-        self.push(JUMP_UNLESS_ZERO, register as u8, 0, 0, 0);
-        Jump(self.instructions.len() - 1)
+        self.jump_unless(register, 0)
+    }
+
+    /// Goes on elsewhere if a register holds this.
+    pub fn jump_if(&mut self, register: Register, value: i32) -> Jump {
+        self.branch(JUMP_IF, register as u8, 0, value)
+    }
+
+    /// Goes on elsewhere if a register holds something else than this.
+    pub fn jump_unless(&mut self, register: Register, value: i32) -> Jump {
+        self.branch(JUMP_UNLESS, register as u8, 0, value)
+    }
+
+    /// Goes on elsewhere if a register, read as a number with a sign, is above this.
+    pub fn jump_if_above_signed(&mut self, register: Register, value: i32) -> Jump {
+        self.branch(JUMP_IF_ABOVE_SIGNED, register as u8, 0, value)
+    }
+
+    /// Goes on elsewhere if the one register is less than the other.
+    pub fn jump_if_less(&mut self, one: Register, other: Register) -> Jump {
+        self.branch(JUMP_IF_LESS_REGISTER, one as u8, other as u8, 0)
+    }
+
+    /// Goes on elsewhere if two registers differ.
+    pub fn jump_unless_same(&mut self, one: Register, other: Register) -> Jump {
+        self.branch(JUMP_UNLESS_REGISTER, one as u8, other as u8, 0)
     }
 
     /// What comes next is where a jump goes to.
@@ -142,6 +222,11 @@ impl Assembly {
     /// The program as this machine's kernel reads it: eight bytes for each instruction.
     pub fn bytes(&self) -> Vec<u8> {
         self.instructions.iter().flat_map(|instruction| instruction.bytes()).collect()
+    }
+
+    fn branch(&mut self, code: u8, to: u8, from: u8, value: i32) -> Jump {
+        self.push(code, to, from, 0, value);
+        Jump(self.instructions.len() - 1)
     }
 
     fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, value: i32) {
@@ -185,6 +270,15 @@ mod tests {
         assert_eq!(one(|a| a.store_64(R10, -8, R0)), [0x7b, 0x0a, 0xf8, 0xff, 0, 0, 0, 0]);
         assert_eq!(one(|a| a.store_value_64(R10, -8, 0)), [0x7a, 0x0a, 0xf8, 0xff, 0, 0, 0, 0]);
         assert_eq!(one(|a| a.atomic_add_64(R0, 8, R1)), [0xdb, 0x10, 8, 0, 0, 0, 0, 0]);
+        assert_eq!(one(|a| a.load_8(R1, R10, -80)), [0x71, 0xa1, 0xb0, 0xff, 0, 0, 0, 0]);
+        assert_eq!(one(|a| a.load_64(R1, R6, 168)), [0x79, 0x61, 0xa8, 0, 0, 0, 0, 0]);
+        assert_eq!(one(|a| a.add_register(R1, R2)), [0x0f, 0x21, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(one(|a| a.subtract(R1, R2)), [0x1f, 0x21, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(one(|a| a.and(R1, 15)), [0x57, 1, 0, 0, 15, 0, 0, 0]);
+        assert_eq!(one(|a| a.shift_right(R1, 4)), [0x77, 1, 0, 0, 4, 0, 0, 0]);
+        let both = [0x67, 1, 0, 0, 32, 0, 0, 0, 0xc7, 1, 0, 0, 32, 0, 0, 0];
+        assert_eq!(one(|a| a.extend_sign_32(R1)), both);
+        assert_eq!(one(|a| a.from_network_32(R1)), [0xdc, 1, 0, 0, 32, 0, 0, 0]);
         assert_eq!(one(|a| a.call(83)), [0x85, 0, 0, 0, 83, 0, 0, 0]);
         assert_eq!(one(Assembly::exit), [0x95, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(one(|a| a.map(R1, 7)), [0x18, 0x11, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -200,10 +294,20 @@ mod tests {
             a.land(none);
             let next = a.jump_unless_zero(R1);
             a.land(next);
+            let others = [
+                a.jump_if(R1, 6),
+                a.jump_unless(R1, 6),
+                a.jump_if_above_signed(R1, 6),
+                a.jump_if_less(R1, R2),
+                a.jump_unless_same(R1, R2),
+            ];
             a.land(end);
+            others.into_iter().for_each(|jump| a.land(jump));
             a.exit();
         });
         let offsets: Vec<(u8, u8)> = program.chunks(8).map(|bytes| (bytes[0], bytes[2])).collect();
-        assert_eq!(offsets, [(0x15, 3), (0x18, 0), (0, 0), (0x05, 1), (0x55, 0), (0x95, 0)]);
+        let others = [(0x15, 4), (0x55, 3), (0x65, 2), (0xad, 1), (0x5d, 0)];
+        let first = [(0x15, 3), (0x18, 0), (0, 0), (0x05, 6), (0x55, 0)];
+        assert_eq!(offsets, [first.as_slice(), &others, &[(0x95, 0)]].concat());
     }
 }

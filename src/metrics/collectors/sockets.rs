@@ -1,13 +1,16 @@
-//! What the pods' sockets send and receive, those of pods on the node's own network too.
+//! What the pods' sockets send and receive, those of pods on the node's own network too; and of the latter what TCP does, which
+//! those with a network of their own have from that.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::super::families::{
     Family, POD_NETWORK_SOCKET_RECEIVE_BYTES, POD_NETWORK_SOCKET_RECEIVE_PACKETS,
-    POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
+    POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS, POD_TCP_RETRANSMITTED_SEGMENTS,
+    POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
-use super::super::page::{Lines, Page};
+use super::super::page::{Labels, Lines, Page};
+use super::namespaces::Scope;
 use super::{Outcome, Scrape, Subject, of_pod};
 use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
 use crate::pin::snapshot::ContainerState;
@@ -19,6 +22,12 @@ const FAMILIES: [(&Family, Count); 4] = [
     (&POD_NETWORK_SOCKET_RECEIVE_PACKETS, |counts| counts.receive.packets),
     (&POD_NETWORK_SOCKET_TRANSMIT_BYTES, |counts| counts.transmit.bytes),
     (&POD_NETWORK_SOCKET_TRANSMIT_PACKETS, |counts| counts.transmit.packets),
+];
+
+const TCP_FAMILIES: [(&Family, Count); 3] = [
+    (&POD_TCP_SENT_SEGMENTS, |counts| counts.tcp.sent),
+    (&POD_TCP_RETRANSMITTED_SEGMENTS, |counts| counts.tcp.retransmitted),
+    (&POD_TCP_TIMEOUTS, |counts| counts.tcp.timeouts),
 ];
 
 /// What sockets are counted by.
@@ -76,19 +85,32 @@ impl Sockets {
                 Ok(()) => Outcome::Unsupported("the pods have no cgroups of version 2".to_owned()),
             };
         }
-        write(page, &pods, &look);
+        let on_host = scrape.networks().pods.iter().filter(|pod| pod.scope == Scope::Host);
+        let on_host: HashSet<&Labels> = on_host.map(|pod| &pod.labels).collect();
+        write(page, &pods, &look, &on_host);
         Outcome::of(complete)
     }
 }
 
-fn write(page: &mut Page, pods: &BTreeMap<(&str, &str), (&str, &ContainerState)>, look: &Look) {
+fn write(
+    page: &mut Page,
+    pods: &BTreeMap<(&str, &str), (&str, &ContainerState)>,
+    look: &Look,
+    on_host: &HashSet<&Labels>,
+) {
     let mut lines = FAMILIES.map(|(family, _)| Lines::of(family));
+    let mut of_tcp = TCP_FAMILIES.map(|(family, _)| page.more_lines(family));
     for (path, state) in pods.values() {
         let Some(counts) = look.pods.get(*path) else { continue };
         let labels = of_pod(state);
         lines.iter_mut().zip(FAMILIES).for_each(|(lines, (_, count))| lines.put(&labels, count(counts)));
+        // A pod has either source for as long as it is there: another one would look like a jump, or like a new start.
+        if on_host.contains(&labels) {
+            let of_tcp = of_tcp.iter_mut().zip(TCP_FAMILIES);
+            of_tcp.for_each(|(lines, (_, count))| lines.put(&labels, count(counts)));
+        }
     }
-    lines.into_iter().for_each(|lines| page.add(lines));
+    lines.into_iter().chain(of_tcp).for_each(|lines| page.add(lines));
 }
 
 /// The pods by name, each with its cgroup. Of two with one name, the one that runs is meant.

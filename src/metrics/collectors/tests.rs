@@ -1,5 +1,7 @@
 //! Collectors on a node that is made up of files.
 
+mod pitfalls;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -94,6 +96,11 @@ fn sources(root: &Path) -> Sources {
     write(&root.join("sys/fs/cgroup/cgroup.controllers"), "cpuset cpu io memory\n");
     write(&root.join("sys/fs/cgroup/cpu.pressure"), "some total=1\nfull total=1\n");
     write(&root.join("proc/self/schedstat"), "1 1 1\n");
+    sources_of(root)
+}
+
+/// The same for a node whose own files are there.
+fn sources_of(root: &Path) -> Sources {
     Sources::new(Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap(), Proc::new(root), root)
 }
 

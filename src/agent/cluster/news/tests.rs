@@ -149,7 +149,7 @@ fn a_restart_tells_nothing_of_what_was_so() {
     assert_eq!(told(&[at_start("", owns("2-3"))]), [vec![PINNED]]);
     assert_eq!(told(&[at_start("2-3", owns("1-2"))])[0].len(), 1);
     // One that drifted while nobody looked is put right, which is one Event and not two.
-    let repaired = Repaired { count: 1, cause: Cause::Written, effective: set("0-3") };
+    let repaired = Repaired { count: 1, cause: Cause::Written, effective: set("0-3"), others: Vec::new() };
     let drifted = at_start("2-3", ContainerState { effective: Some(set("0-3")), ..owns("2-3") });
     let again = ContainerState { repaired: Some(repaired), ..at_start("2-3", owns("2-3")) };
     let heard = told(&[drifted, again]);
@@ -219,7 +219,7 @@ fn whoever_has_to_share_again_is_told_why_but_not_at_its_end() {
 #[test]
 fn drift_is_told_when_it_is_put_right() {
     let repaired = |count| {
-        let repaired = Repaired { count, cause: Cause::Written, effective: set("0-1") };
+        let repaired = Repaired { count, cause: Cause::Written, effective: set("0-1"), others: Vec::new() };
         ContainerState { repaired: Some(repaired), ..owns("2-3") }
     };
     let drifted = ContainerState { effective: Some(set("0-1")), ..owns("2-3") };

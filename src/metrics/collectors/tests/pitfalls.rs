@@ -1,0 +1,209 @@
+//! What others have told wrongly: each case on files that are as the kernel's would be.
+
+use super::super::super::page::Format;
+use super::*;
+
+/// A scrape as text.
+fn scrape(sources: &Sources, containers: &[ContainerState]) -> String {
+    sources.collect(&snapshot(containers.to_vec())).text(Format::Text)
+}
+
+/// The values of a family's series, by their labels.
+fn series<'a>(text: &'a str, family: &str) -> Vec<(&'a str, &'a str)> {
+    let of = |line: &'a str| line.strip_prefix(family)?.strip_prefix('{')?.split_once("} ");
+    text.lines().filter_map(of).collect()
+}
+
+/// The value of a pod's series, which must be the only one that has these words in its labels.
+fn only<'a>(text: &'a str, family: &str, words: &[&str]) -> &'a str {
+    let mut all = series(text, family);
+    all.retain(|(labels, _)| words.iter().all(|word| labels.contains(word)));
+    let [(_, value)] = all.as_slice() else { panic!("{family} {words:?}: {all:?}") };
+    value
+}
+
+fn unsupported<'a>(text: &'a str, collector: &str) -> Option<&'a str> {
+    let start = format!("collector=\"{collector}\",reason=\"");
+    let all = series(text, "pinfold_collector_unsupported");
+    all.into_iter().find_map(|(labels, _)| labels.strip_prefix(start.as_str())?.strip_suffix('"'))
+}
+
+fn success<'a>(text: &'a str, collector: &str) -> &'a str {
+    only(text, "pinfold_collector_success", &[&format!("collector=\"{collector}\"")])
+}
+
+const SWITCHES: &str = "pinfold_container_context_switches_total";
+const RECEIVED: &str = "pinfold_pod_network_receive_bytes_total";
+const SCOPE: &str = "pinfold_pod_network_scope";
+const SEGMENTS: &str = "pinfold_pod_tcp_sent_segments_total";
+
+#[test]
+fn a_process_with_the_id_of_another_takes_nothing_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let (sources, pod) = (sources(root), [container(root, 1)]);
+    let voluntary = |text: &str| only(text, SWITCHES, &["\"voluntary\""]).to_owned();
+    assert_eq!(voluntary(&scrape(&sources, &pod)), "70");
+    let status = "voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t1\n";
+    write(&root.join("proc/101/task/101/status"), status);
+    assert_eq!(voluntary(&scrape(&sources, &pod)), "75");
+    // Nor does one that is gone and comes to another pod.
+    let pods = [pod[0].clone(), container(root, 2)];
+    write(&root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"), "");
+    write(&root.join("sys/fs/cgroup/kubepods/pod2/c1/cgroup.procs"), "101\n");
+    let text = scrape(&sources, &pods);
+    for (name, count) in [("pod=\"pod-1\"", "75"), ("pod=\"pod-2\"", "5")] {
+        assert_eq!(only(&text, SWITCHES, &["\"voluntary\"", name]), count, "{name}");
+    }
+}
+
+#[test]
+fn a_network_that_two_share_is_nobodys() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let pods: Vec<ContainerState> = (1..=3).map(|number| container(root, number)).collect();
+    let network = root.join("proc/102/ns/net");
+    fs::remove_file(&network).unwrap();
+    symlink("net:[4026532001]", &network).unwrap();
+    let text = scrape(&sources, &pods);
+    for (pod, scope) in [("pod-1", "unknown"), ("pod-2", "unknown"), ("pod-3", "pod")] {
+        let labels = [&format!("pod=\"{pod}\""), &format!("scope=\"{scope}\"")];
+        assert_eq!(only(&text, SCOPE, &labels.map(String::as_str)), "1");
+    }
+    for family in [RECEIVED, SEGMENTS] {
+        assert_eq!(series(&text, family).len(), 1, "{family}");
+        assert!(series(&text, family)[0].0.contains("pod-3"), "{family}");
+    }
+    // What one has that shares it with nobody any more is its own.
+    let text = scrape(&sources, &pods[1..]);
+    assert_eq!(series(&text, RECEIVED).len(), 2);
+}
+
+#[test]
+fn an_interface_in_the_place_of_another_is_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let (sources, pods) = (sources(root), [container(root, 1), container(root, 2)]);
+    let received = |text: &str, labels: &[&str]| only(text, RECEIVED, labels).to_owned();
+    assert_eq!(received(&scrape(&sources, &pods), &["pod-1", "\"eth0\""]), "1");
+    // Made anew it counts from the start, whatever index it has got and whoever had that before.
+    let file = root.join("proc/101/net/dev");
+    write(&file, "one\ntwo\neth0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+    let text = scrape(&sources, &pods);
+    assert_eq!(received(&text, &["pod-1"]), "0");
+    assert_eq!(received(&text, &["pod-2"]), "1");
+    write(&file, "one\ntwo\nnet1: 8 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+    assert_eq!(received(&scrape(&sources, &pods), &["pod-1"]), "8");
+}
+
+#[test]
+fn a_container_that_begins_anew_has_one_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let (sources, before) = (sources(root), container(root, 1));
+    scrape(&sources, std::slice::from_ref(&before));
+    let again = root.join("sys/fs/cgroup/kubepods/pod1/c2");
+    for (file, text) in [
+        ("cgroup.procs", "101\n"),
+        ("cpu.stat", "usage_usec 250000\n"),
+        ("memory.numa_stat", "anon N0=4096\nfile N0=0\n"),
+    ] {
+        write(&again.join(file), text);
+    }
+    let after = ContainerState { cgroup: Some("kubepods/pod1/c2".to_owned()), ..before.clone() };
+    let ended = ContainerState { running: false, ..before.clone() };
+    let usage = |pods: &[ContainerState]| {
+        only(&scrape(&sources, pods), "pinfold_container_cpu_usage_seconds_total", &["pod-1"]).to_owned()
+    };
+    // While the runtime has not removed the old one, in whatever order they are told.
+    for pods in [[ended.clone(), after.clone()], [after.clone(), ended]] {
+        assert_eq!(usage(&pods), "0.25");
+    }
+    assert_eq!(usage(&[after]), "0.25");
+}
+
+/// There is no pause process to be asked, and with a runtime that keeps its processes from the node no process at all.
+#[test]
+fn without_a_process_nothing_is_told_of_a_network() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let (sources, pods) = (sources(root), [container(root, 1), container(root, 2)]);
+    write(&root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"), "");
+    let text = scrape(&sources, &pods);
+    for family in [SCOPE, RECEIVED, SEGMENTS] {
+        assert_eq!(series(&text, family).len(), 1, "{family}");
+        assert!(series(&text, family)[0].0.contains("pod-2"), "{family}");
+    }
+    assert_eq!(only(&text, "pinfold_container_cpu_usage_seconds_total", &["pod-1"]), "1.5");
+    for collector in ["network", "tcp", "threads", "cgroup"] {
+        assert_eq!(success(&text, collector), "1", "{collector}");
+    }
+}
+
+#[test]
+fn pressure_that_is_not_counted_is_no_zero() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let pod = [container(root, 1)];
+    let sources = sources(root);
+    let family = "pinfold_container_pressure_seconds_total";
+    let text = scrape(&sources, &pod);
+    assert_eq!((series(&text, family).len(), unsupported(&text, "pressure")), (6, None));
+    // Booted without: newer kernels have no files, older ones have some that can't be read.
+    let cgroup = root.join("sys/fs/cgroup");
+    for dir in [cgroup.clone(), cgroup.join("kubepods/pod1/c1"), cgroup.join("kubepods")] {
+        for resource in ["cpu", "io", "memory"] {
+            let _ = fs::remove_file(dir.join(format!("{resource}.pressure")));
+        }
+    }
+    let text = scrape(&sources_of(root), &pod);
+    assert_eq!(series(&text, family), []);
+    assert_eq!(unsupported(&text, "pressure"), Some("the kernel counts no pressure: boot it with psi=1"));
+    assert_eq!(success(&text, "pressure"), "1");
+}
+
+/// Where both versions of cgroups keep it, by the paths of both drivers.
+#[test]
+fn both_versions_and_both_drivers_tell_the_same() {
+    let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
+    let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8f0d6986_3554_402b_8223_2d69f320df15.slice";
+    for path in [format!("kubepods/burstable/pod{uid}/c1"), format!("{slice}/cri-containerd-c1.scope")] {
+        for v1 in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path();
+            let state = ContainerState { cgroup: Some(path.clone()), ..container(root, 1) };
+            let cgroup = root.join("sys/fs/cgroup");
+            if v1 {
+                write(&cgroup.join("cpuset/cpuset.cpus"), "0\n");
+                write(&cgroup.join("cpuset").join(&path).join("cgroup.procs"), "101\n");
+                let stat = "nr_periods 10\nnr_throttled 4\nthrottled_time 250000000\n";
+                write(&cgroup.join("cpu").join(&path).join("cpu.stat"), stat);
+                write(&cgroup.join("cpuacct").join(&path).join("cpuacct.usage"), "1500000000\n");
+                write(&cgroup.join("pids").join(&path).join("pids.current"), "1\n");
+            } else {
+                write(&cgroup.join("cgroup.controllers"), "cpuset cpu io memory pids\n");
+                write(&cgroup.join(&path).join("cgroup.procs"), "101\n");
+                let stat = "usage_usec 1500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 250000\n";
+                write(&cgroup.join(&path).join("cpu.stat"), stat);
+                write(&cgroup.join(&path).join("pids.current"), "1\n");
+            }
+            write(&root.join("proc/self/schedstat"), "1 1 1\n");
+            let text = scrape(&sources_of(root), &[state]);
+            for (family, value) in [
+                ("pinfold_container_cpu_usage_seconds_total", "1.5"),
+                ("pinfold_container_cpu_periods_total", "10"),
+                ("pinfold_container_cpu_throttled_periods_total", "4"),
+                ("pinfold_container_cpu_throttled_seconds_total", "0.25"),
+                ("pinfold_container_threads", "1"),
+                (RECEIVED, "1"),
+                (SEGMENTS, "30"),
+            ] {
+                assert_eq!(only(&text, family, &["pod-1"]), value, "{family}, v1: {v1}, {path}");
+            }
+            if v1 {
+                assert_eq!(unsupported(&text, "pressure"), Some("cgroup v1 counts no pressure"));
+            }
+        }
+    }
+}
