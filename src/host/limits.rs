@@ -6,16 +6,29 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// Files that are left for everything else: sockets, watches, whatever is read and closed again.
 const OTHERS: u64 = 512;
 
-/// No more than this are kept open: each costs the kernel some 5 KiB.
+/// No more files of cgroups than this are kept open, each of which costs the kernel some 5 KiB, nor more places in /proc than an
+/// eighth of it.
 const MOST: usize = 8192;
+const EIGHTH: usize = MOST / 8;
 
-/// How many files of cgroups may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it
-/// is left for counters of CPUs.
-pub fn room_for_files() -> usize {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+/// How many files may be kept open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Of cgroups.
+    pub cgroups: usize,
+    /// Places in /proc.
+    pub places: usize,
+}
+
+/// How many files may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it is left for
+/// counters of CPUs.
+pub fn room_for_files() -> Room {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Room::default() };
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
-    usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(MOST).min(MOST)
+    let all = usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(usize::MAX).min(MOST + EIGHTH);
+    let places = all / 9;
+    Room { cgroups: all - places, places }
 }
 
 /// Keeps the memory of this process small: one heap for all threads, of which what is free goes back to the kernel. By

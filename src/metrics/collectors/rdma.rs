@@ -64,7 +64,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        let theirs = rdma::folder(&scrape.sources.proc.root_of(pod.process));
+        let theirs = rdma::folder(&scrape.sources.proc.root_of(pod.process.pid));
         if scrape.sources.is_machine && !rdma::is_genuine(&theirs) {
             continue;
         }

@@ -7,7 +7,7 @@ use super::super::families::{
     Family, POD_NETWORK_SOCKET_RECEIVE_BYTES, POD_NETWORK_SOCKET_RECEIVE_PACKETS,
     POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
 };
-use super::super::page::{Lines, Page};
+use super::super::page::Page;
 use super::{Outcome, Scrape, Subject, of_pod};
 use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
 use crate::pin::snapshot::ContainerState;
@@ -82,7 +82,7 @@ impl Sockets {
 }
 
 fn write(page: &mut Page, pods: &BTreeMap<(&str, &str), (&str, &ContainerState)>, look: &Look) {
-    let mut lines = FAMILIES.map(|(family, _)| Lines::of(family));
+    let mut lines = FAMILIES.map(|(family, _)| page.lines(family));
     for (path, state) in pods.values() {
         let Some(counts) = look.pods.get(*path) else { continue };
         let labels = of_pod(state);
