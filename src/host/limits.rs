@@ -44,3 +44,13 @@ pub fn keep_memory_small() {
         unsafe { nix::libc::mallopt(parameter, value) };
     }
 }
+
+/// Gives memory that is free between what is in use back to the kernel, which by itself only happens with what lies above all
+/// that is in use.
+pub fn give_back_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the allocator takes its own lock, and touches nothing that is in use.
+    unsafe {
+        nix::libc::malloc_trim(0);
+    }
+}

@@ -99,9 +99,10 @@ impl Caches {
         let opened = self.follow(scrape, &owners).and_then(|left_out| self.probe(scrape).map(|()| left_out));
         match opened {
             Ok((complete, mut left_out)) => {
-                left_out.extend(self.shared.follow(scrape, &self.events, &mut self.tally));
+                let (opened, without) = self.shared.follow(scrape, &self.events, &mut self.tally);
+                left_out.extend(without);
                 let own = self.read(scrape);
-                let shared = self.shared.read(scrape, &mut self.tally);
+                let shared = self.shared.read(scrape, &mut self.tally) && opened;
                 self.write(page, scrape);
                 Outcome::LeftOut { complete: complete && own && shared, reasons: left_out }
             }
