@@ -1,6 +1,8 @@
-//! What a scrape costs, beside the floor: a program that only reads seven files of each container, kept open, and writes as
-//! many lines. Real cgroups, processes and network namespaces; in turns, in one run.
+//! What a scrape costs, beside the floor: a program that only reads seven files of each container, kept open, asks the kernel's
+//! accounting for its process, and writes as many lines. Real cgroups, processes and network namespaces; in turns, in one run.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench scrape` (`-- 100 250` for other numbers of pods), as root
+//!
+//! With `-- all 250`, the agent does all that is off by default, too.
 //!
 //! With `-- lives 10000`, what the agent holds while so many pods come and go, each scraped when it is there and when it is gone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
@@ -29,10 +31,14 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::proc::thread_cpu_time;
+use pinfold::host::taskstats::Taskstats;
 
 use crate::agent::{Agent, Manifests, Settings};
 use crate::http::exchange;
 use crate::kernel::{Kernel, Tree, kernel_tests};
+
+/// What is off by default.
+const ALL: [&str; 4] = ["--sockets=true", "--shared-counters=8000", "--connections=30", "--peers=64"];
 
 /// Containers of each pod.
 const CONTAINERS: usize = 4;
@@ -75,11 +81,13 @@ fn main() {
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let numbers: Vec<usize> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
-    if arguments.iter().any(|argument| argument == "lives") {
-        return lives(&kernel, numbers.first().copied().unwrap_or(10_000));
+    let given = |word: &str| arguments.iter().any(|argument| argument == word);
+    let more: &[&str] = if given("all") { &ALL } else { &[] };
+    if given("lives") {
+        return lives(&kernel, numbers.first().copied().unwrap_or(10_000), more);
     }
     println!(
-        "{:>5} {:>7} {:>9} {:>7} | {:>8} {:>8} {:>8} | {:>8} {:>8} | {:>8} {:>8} {:>6} | {:>7} {:>6}",
+        "{:>5} {:>7} {:>9} {:>7} | {:>8} {:>8} {:>8} | {:>8} {:>8} | {:>8} {:>8} {:>8} {:>6} {:>6} | {:>7} {:>6}",
         "pods",
         "series",
         "bytes",
@@ -91,12 +99,14 @@ fn main() {
         "p99",
         "floor",
         "reading",
+        "asking",
         "ratio",
+        "(bare)",
         "KiB",
         "files"
     );
     for pods in if numbers.is_empty() { vec![10, 50, 250, 1000] } else { numbers } {
-        println!("      CPU by collector, mean, ms: {}", measure(&kernel, pods));
+        println!("      CPU by collector, mean, ms: {}", measure(&kernel, pods, more));
     }
 }
 
@@ -113,7 +123,7 @@ struct Node<'a> {
 // === impl Node ===
 
 impl<'a> Node<'a> {
-    fn new(kernel: &'a Kernel, pods: usize) -> Self {
+    fn new(kernel: &'a Kernel, pods: usize, more: &[&str]) -> Self {
         let mut tree = kernel.tree();
         let manifests = Manifests::new();
         let mut switches: Vec<Switch> = Vec::new();
@@ -134,7 +144,7 @@ impl<'a> Node<'a> {
             }
             manifests.put(&format!("{uid}.yaml"), &manifest(number, &uid, CONTAINERS));
         }
-        let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
+        let agent = Settings::new(&tree.path, &manifests, &kernel.first()).with(more).start();
         agent.within(Duration::from_secs(120), "all are known", |status| {
             let all = status["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
             all.len() == pods * CONTAINERS && all.iter().all(|one| one["running"] == true)
@@ -144,14 +154,14 @@ impl<'a> Node<'a> {
 }
 
 /// Prints a line of the table; what each collector costs.
-fn measure(kernel: &Kernel, pods: usize) -> String {
-    let node = Node::new(kernel, pods);
+fn measure(kernel: &Kernel, pods: usize, more: &[&str]) -> String {
+    let node = Node::new(kernel, pods, more);
     let agent = &node.agent;
     let mut floor = Floor::new(node.kernel, &node.cgroups);
     let (text, size) = scrape(agent, "");
     let (_, packed) = scrape(agent, "Accept-Encoding: gzip\r\n");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
-    let mut times: [Vec<f64>; 5] = Default::default();
+    let mut times: [Vec<f64>; 6] = Default::default();
     let mut collected = 0;
     std::thread::sleep(PAUSE);
     let before = collectors(&scrape(agent, "").0);
@@ -169,19 +179,20 @@ fn measure(kernel: &Kernel, pods: usize) -> String {
             std::thread::sleep(PAUSE);
         }
         let used = thread_cpu_time();
-        let read = floor.round(series);
+        let (read, asked) = floor.round(series);
         times[2].push(1000.0 * (thread_cpu_time() - used).as_secs_f64());
         times[4].push(1000.0 * (read - used).as_secs_f64());
+        times[5].push(1000.0 * (asked - read).as_secs_f64());
     }
     std::thread::sleep(PAUSE);
     let after = collectors(&scrape(agent, "").0);
     collected += 1;
-    let [plain, gzip, floor, wall, reading] = times.map(|mut times| {
+    let [plain, gzip, floor, wall, reading, asking] = times.map(|mut times| {
         times.sort_by(f64::total_cmp);
         [50, 99].map(|percent| times[(times.len() - 1) * percent / 100])
     });
     println!(
-        "{pods:>5} {series:>7} {size:>9} {packed:>7} | {:>8.2} {:>8.2} {:>8.2} | {:>8.2} {:>8.2} | {:>8.2} {:>8.2} {:>6.2} | {:>7} {:>6}",
+        "{pods:>5} {series:>7} {size:>9} {packed:>7} | {:>8.2} {:>8.2} {:>8.2} | {:>8.2} {:>8.2} | {:>8.2} {:>8.2} {:>8.2} {:>6.2} {:>6.2} | {:>7} {:>6}",
         plain[0],
         plain[1],
         gzip[0],
@@ -189,7 +200,9 @@ fn measure(kernel: &Kernel, pods: usize) -> String {
         wall[1],
         floor[0],
         reading[0],
+        asking[0],
         plain[0] / floor[0],
+        plain[0] / (floor[0] - asking[0]),
         resident(agent),
         descriptors(agent),
     );
@@ -204,8 +217,8 @@ fn measure(kernel: &Kernel, pods: usize) -> String {
 }
 
 /// Pods come and go, and there is a scrape of each when it is there and when it is gone: what the agent then holds.
-fn lives(kernel: &Kernel, lives: usize) {
-    let mut node = Node::new(kernel, 10);
+fn lives(kernel: &Kernel, lives: usize, more: &[&str]) {
+    let mut node = Node::new(kernel, 10, more);
     let mut scrapes = 0;
     let mut there = |agent: &Agent, pod: &str, wanted: bool| {
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -304,6 +317,9 @@ struct Floor {
     files: Vec<File>,
     /// What there was no room for among the open files: it is opened in each round.
     others: Vec<PathBuf>,
+    /// The kernel's accounting, where it may be asked for processes, and the processes.
+    taskstats: Option<Taskstats>,
+    processes: Vec<i32>,
     page: String,
 }
 
@@ -329,11 +345,13 @@ impl Floor {
                 files.push(File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())));
             }
         }
-        Self { files, others, page: String::new() }
+        let taskstats = Taskstats::open().ok();
+        let processes = cgroups.iter().flat_map(|cgroup| kernel.cgroups.processes(cgroup).unwrap()).collect();
+        Self { files, others, taskstats, processes, page: String::new() }
     }
 
-    /// What this thread had used when all was read.
-    fn round(&mut self, series: usize) -> Duration {
+    /// What this thread had used when all was read, and when all processes were asked for.
+    fn round(&mut self, series: usize) -> (Duration, Duration) {
         let (mut buffer, mut sum) = ([0; 4096], 0);
         for file in &self.files {
             sum += file.read_at(&mut buffer, 0).unwrap();
@@ -342,6 +360,12 @@ impl Floor {
             sum += File::open(path).unwrap().read_at(&mut buffer, 0).unwrap();
         }
         let read = thread_cpu_time();
+        if let Some(taskstats) = &mut self.taskstats {
+            for pid in &self.processes {
+                sum += usize::from(taskstats.of(*pid).unwrap().is_some());
+            }
+        }
+        let asked = thread_cpu_time();
         self.page.clear();
         for number in 0..series {
             let _ = writeln!(
@@ -351,6 +375,6 @@ impl Floor {
             );
         }
         std::hint::black_box(&self.page);
-        read
+        (read, asked)
     }
 }

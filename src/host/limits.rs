@@ -6,16 +6,29 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// Files that are left for everything else: sockets, watches, whatever is read and closed again.
 const OTHERS: u64 = 512;
 
-/// No more than this are kept open: each costs the kernel some 5 KiB.
+/// No more files of cgroups than this are kept open, each of which costs the kernel some 5 KiB, nor more places in /proc than an
+/// eighth of it.
 const MOST: usize = 8192;
+const EIGHTH: usize = MOST / 8;
 
-/// How many files of cgroups may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it
-/// is left for counters of CPUs.
-pub fn room_for_files() -> usize {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+/// How many files may be kept open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Of cgroups.
+    pub cgroups: usize,
+    /// Places in /proc.
+    pub places: usize,
+}
+
+/// How many files may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it is left for
+/// counters of CPUs.
+pub fn room_for_files() -> Room {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Room::default() };
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
-    usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(MOST).min(MOST)
+    let all = usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(usize::MAX).min(MOST + EIGHTH);
+    let places = all / 9;
+    Room { cgroups: all - places, places }
 }
 
 /// How many counters may be open for containers on shared CPUs, of those that the limit leaves for counters of CPUs.
@@ -35,5 +48,15 @@ pub fn keep_memory_small() {
     ] {
         // SAFETY: sets a number inside the allocator; it is called before there are threads.
         unsafe { nix::libc::mallopt(parameter, value) };
+    }
+}
+
+/// Gives memory that is free between what is in use back to the kernel, which by itself only happens with what lies above all
+/// that is in use.
+pub fn give_back_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the allocator takes its own lock, and touches nothing that is in use.
+    unsafe {
+        nix::libc::malloc_trim(0);
     }
 }

@@ -3,6 +3,7 @@
 mod net;
 mod tasks;
 mod tcp;
+mod ways;
 
 use std::fs;
 use std::io::Cursor;
@@ -20,6 +21,7 @@ use super::netns::Stop;
 pub use net::{Counts, Traffic};
 pub use tasks::Task;
 pub use tcp::{Segments, Tcp};
+pub use ways::{Through, Ways};
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -124,8 +126,7 @@ impl Proc {
     /// The way into a process's network namespace; `None` where that can't be read, or the process is gone.
     pub fn stop(&self, pid: i32) -> Option<Stop> {
         let file = self.dir.join(format!("{pid}/ns/net"));
-        let name = fs::read_link(&file).ok()?;
-        let number = name.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()?;
+        let number = net::number(fs::read_link(&file).ok()?.to_str()?)?;
         Some(Stop { file, number })
     }
 

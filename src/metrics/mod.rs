@@ -31,7 +31,7 @@ pub use page::{Chunk, Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::proc::{Proc, Reader};
+use crate::host::proc::{Proc, Reader, Ways};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf};
@@ -63,6 +63,8 @@ pub struct Sources {
     pub proc: Proc,
     places: Mutex<places::Places>,
     counters: Mutex<Counters>,
+    /// To what the pods' networks count.
+    ways: Mutex<Ways>,
     /// Where the kernel lets us ask for processes rather than threads.
     taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
@@ -101,7 +103,9 @@ impl Sources {
     /// Sources on these hierarchies and this /proc, of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
         let foreign = Mutex::new(foreign::Foreign::new(root));
-        let counters = Mutex::new(Counters::new(cgroups.clone(), limits::room_for_files()));
+        let room = limits::room_for_files();
+        let counters = Mutex::new(Counters::new(cgroups.clone(), room.cgroups));
+        let ways = Mutex::new(Ways::new(room.places));
         let taskstats = Mutex::new(taskstats(root));
         let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (reader, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
@@ -113,6 +117,7 @@ impl Sources {
             proc,
             places,
             counters,
+            ways,
             taskstats,
             switches,
             timeouts,
@@ -202,7 +207,8 @@ impl Sources {
 
     /// What is known of the threads of a container, since the last scrape.
     pub fn truth(&self, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadTruth> {
-        lock(&self.tasks).truth(state, snapshot)
+        let number = lock(&self.places).number(state.cgroup.as_deref()?)?;
+        lock(&self.tasks).truth(number, state, snapshot)
     }
 
     /// Adds to what a collector has cost, and returns it.

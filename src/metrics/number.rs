@@ -37,8 +37,13 @@ impl Value for Duration {
         let nanoseconds = self.subsec_nanos();
         if nanoseconds > 0 {
             into.push('.');
-            digits(u64::from(nanoseconds), 9, into);
-            into.truncate(into.trim_end_matches('0').len());
+            // Without the zeros at its end.
+            let (mut digits_left, mut part) = (9, nanoseconds);
+            while part % 10 == 0 {
+                part /= 10;
+                digits_left -= 1;
+            }
+            digits(u64::from(part), digits_left, into);
         }
     }
 }

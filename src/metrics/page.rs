@@ -68,20 +68,25 @@ pub(super) struct Labels(String);
 
 impl Labels {
     pub(super) fn new(labels: &[(&str, &str)]) -> Self {
-        let mut text = String::new();
-        labels.iter().for_each(|(name, value)| push(&mut text, name, value));
+        // A comma, an equals sign and two quotes.
+        let length = labels.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+        let mut text = String::with_capacity(length);
+        add(&mut text, true, labels);
         Self(text)
     }
 }
 
-fn push(text: &mut String, name: &str, value: &str) {
-    if !text.is_empty() && !text.ends_with('{') {
-        text.push(',');
+/// Adds labels to those that are there, if any.
+fn add(text: &mut String, mut is_first: bool, labels: &[(&str, &str)]) {
+    for (name, value) in labels {
+        if !std::mem::take(&mut is_first) {
+            text.push(',');
+        }
+        text.push_str(name);
+        text.push_str("=\"");
+        escape(text, value, true);
+        text.push('"');
     }
-    text.push_str(name);
-    text.push_str("=\"");
-    escape(text, value, true);
-    text.push('"');
 }
 
 fn escape(text: &mut String, value: &str, quotes: bool) {
@@ -165,10 +170,11 @@ impl Lines {
         if !labels.0.is_empty() || !more.is_empty() {
             self.text.push('{');
             self.text.push_str(&labels.0);
-            more.iter().for_each(|(name, value)| push(&mut self.text, name, value));
-            self.text.push('}');
+            add(&mut self.text, labels.0.is_empty(), more);
+            self.text.push_str("} ");
+        } else {
+            self.text.push(' ');
         }
-        self.text.push(' ');
         value.write(&mut self.text);
         self.text.push('\n');
     }

@@ -12,6 +12,7 @@ use super::reach::{Ended, Reach, Written, is_for_others};
 use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PodCgroup;
+use crate::host::limits;
 use crate::pin::decide::{Decisions, Inputs, Refused, decide};
 use crate::pin::quiet::{Quiet, Report, Situation};
 use crate::pin::{
@@ -58,6 +59,10 @@ impl Owner {
         });
         if matches!(ended, Ended::TooShort | Ended::Interrupted) {
             return ended;
+        }
+        // A look at everything has needed as much again as what is kept of it.
+        if why == Why::Timer {
+            limits::give_back_memory();
         }
         self.metrics.reconciles.with_label_values(&[why.name()]).inc();
         self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());

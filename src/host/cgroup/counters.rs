@@ -122,15 +122,16 @@ impl OfCgroup<'_> {
         Ok(stat)
     }
 
-    /// The process ids in it, those of cgroups below it included; on cgroup v1 as they were up to a second ago.
-    pub fn processes(&mut self) -> Result<Vec<i32>, CgroupError> {
+    /// The process ids in it, those of cgroups below it included; on cgroup v1 as they were up to a second ago. Of `threads`, all
+    /// that there are in it, each process has one at least: where none is left, nobody looks for cgroups below.
+    pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>, CgroupError> {
         let (cgroups, path) = (self.cgroups, self.path);
         let dir = || cgroups.cpuset.join(path);
         let ids = |text: &str| text.lines().filter_map(|line| line.parse().ok()).collect();
         let file = || dir().join("cgroup.procs");
         let found: Option<Vec<i32>> = self.files.read(PROCESSES, file, ids)?;
         let mut found = found.unwrap_or_default();
-        if self.files.has_children(dir) {
+        if threads != Some(found.len()) && self.files.has_children(dir) {
             for child in ignore_gone(cgroups.children(path))?.unwrap_or_default() {
                 let below = ignore_gone(cgroups.processes(&format!("{path}/{child}")))?;
                 found.extend(below.unwrap_or_default());
@@ -258,7 +259,7 @@ mod tests {
             let mut of = counters.of(number, cgroup);
             let stat = of.cpu_stat().unwrap();
             assert_eq!((stat.usage, stat.periods), (Some(Duration::from_micros(us)), Some(3)));
-            assert_eq!(of.processes().unwrap(), [7, 8]);
+            assert_eq!(of.processes(None).unwrap(), [7, 8]);
             assert_eq!(of.pressure().unwrap(), [None; RESOURCES.len()]);
             assert_eq!(of.pages().unwrap(), None);
             assert_eq!(of.threads().unwrap(), None);
@@ -266,7 +267,7 @@ mod tests {
         }
         let mut none = counters.of(2, "none");
         assert_eq!(none.cpu_stat().unwrap(), CpuStat::default());
-        assert_eq!(none.processes().unwrap(), Vec::<i32>::new());
+        assert_eq!(none.processes(None).unwrap(), Vec::<i32>::new());
         counters.forget(1);
         assert_eq!(counters.kept(), 2, "they are another's");
         counters.forget(0);
@@ -275,6 +276,26 @@ mod tests {
         assert_eq!(counters.of(0, "b").cpu_stat().unwrap().usage, Some(Duration::from_micros(2_000_000)));
         assert_eq!(counters.kept(), 1);
         counters.forget(9);
+    }
+
+    #[test]
+    fn processes_below_are_found_by_their_threads() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        fs::write(root.join("cgroup.controllers"), "cpuset pids\n").unwrap();
+        fs::create_dir_all(root.join("a/below")).unwrap();
+        fs::write(root.join("a/cgroup.procs"), "7\n8\n").unwrap();
+        fs::write(root.join("a/below/cgroup.procs"), "9\n").unwrap();
+        let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 9);
+        for (current, expected, open) in
+            [("2\n", &[7, 8][..], 2), ("3\n", &[7, 8, 9], 3), ("9\n", &[7, 8, 9], 3)]
+        {
+            fs::write(root.join("a/pids.current"), current).unwrap();
+            let mut of = counters.of(0, "a");
+            let threads = of.threads().unwrap();
+            assert_eq!(of.processes(threads).unwrap(), expected, "{current}");
+            assert_eq!(counters.kept(), open, "the directory is opened when it is asked");
+        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Proc {
     /// can't be read, or the process is gone.
     pub fn network_namespace(&self, pid: i32) -> Option<u64> {
         let name = std::fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()?;
-        name.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+        number(name.to_str()?)
     }
 
     /// The counters of each interface that a process sees, the loopback left out; `None` where they can't be read.
@@ -53,13 +53,18 @@ impl Proc {
         Tcp::timeouts(self.read(pid, "netstat", reader)?)
     }
 
-    fn read<'a>(&self, pid: i32, name: &str, reader: &'a mut Reader) -> Option<&'a str> {
+    pub(super) fn read<'a>(&self, pid: i32, name: &str, reader: &'a mut Reader) -> Option<&'a str> {
         reader.once(&self.dir.join(format!("{pid}/net/{name}"))).ok()
     }
 }
 
+/// The number in the name of a network namespace: `net:[4026531840]`.
+pub(super) fn number(name: &str) -> Option<u64> {
+    name.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+}
+
 /// The text of `net/dev`: two lines that say what the columns are, then a line for each interface.
-fn interfaces(text: &str) -> Option<Vec<(String, Traffic)>> {
+pub(super) fn interfaces(text: &str) -> Option<Vec<(String, Traffic)>> {
     let lines = text.lines().skip(2).map(interface);
     lines.filter(|line| !matches!(line, Some((name, _)) if name == "lo")).collect()
 }

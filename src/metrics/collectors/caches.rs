@@ -4,7 +4,7 @@
 //! counts, and foreign time says how much it was. Containers in the shared pool have no series, unless there is a budget for
 //! counters that the kernel switches with their cgroups.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::super::families::{
@@ -81,7 +81,10 @@ impl Caches {
 
     /// Writes the families of every owner.
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        self.tally.keep(|cgroup| scrape.subjects.iter().any(|subject| subject.cgroup == cgroup));
+        if !self.tally.is_empty() {
+            let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
+            self.tally.keep(|cgroup| there.contains(cgroup));
+        }
         if let Some((at, reason)) = &self.unsupported
             && at.elapsed() < AGAIN
         {
@@ -96,9 +99,10 @@ impl Caches {
         let opened = self.follow(scrape, &owners).and_then(|left_out| self.probe(scrape).map(|()| left_out));
         match opened {
             Ok((complete, mut left_out)) => {
-                left_out.extend(self.shared.follow(scrape, &self.events, &mut self.tally));
+                let (opened, without) = self.shared.follow(scrape, &self.events, &mut self.tally);
+                left_out.extend(without);
                 let own = self.read(scrape);
-                let shared = self.shared.read(scrape, &mut self.tally);
+                let shared = self.shared.read(scrape, &mut self.tally) && opened;
                 self.write(page, scrape);
                 Outcome::LeftOut { complete: complete && own && shared, reasons: left_out }
             }
@@ -196,8 +200,8 @@ impl Caches {
     /// Writes the totals of those that are counted now. Of an event that one of a container's CPUs doesn't have, it has no
     /// series: the others' sum would be taken for all of them.
     fn write(&self, page: &mut Page, scrape: &Scrape<'_>) {
-        let mut counts: Vec<Lines> = self.families.iter().map(|family| Lines::of(family)).collect();
-        let mut times: Vec<Lines> = self.times.iter().map(|family| Lines::of(family)).collect();
+        let mut counts: Vec<Lines> = self.families.iter().map(|family| page.lines(family)).collect();
+        let mut times: Vec<Lines> = self.times.iter().map(|family| page.lines(family)).collect();
         let mut has: HashMap<&str, [bool; EVENTS]> = self.shared.has().collect();
         for (group, cgroup) in self.groups.values().zip(self.counted.values()) {
             let all = has.entry(cgroup).or_insert([true; EVENTS]);

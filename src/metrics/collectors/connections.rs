@@ -17,7 +17,6 @@ use super::super::families::{
     PEER_RECEIVE_BYTES, PEER_TRANSMIT_BYTES, POD_TCP_BUSY_SECONDS, POD_TCP_CONNECTIONS, POD_TCP_RTT_SECONDS,
     POD_TCP_RWND_LIMITED_SECONDS, POD_TCP_SNDBUF_LIMITED_SECONDS,
 };
-use super::super::page::Lines;
 use super::super::{Page, Peer, Sources, Unknown, lock};
 use super::{Outcome, Scrape, of_pod, sockets, subjects};
 use crate::host::cgroup::Unified;
@@ -118,13 +117,13 @@ impl Connections {
 
     pub(super) fn collect(&self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
         let seen = lock(&self.seen);
-        let mut connections = Lines::of(&POD_TCP_CONNECTIONS);
-        let mut rtt = Lines::of(&POD_TCP_RTT_SECONDS);
-        let mut busy = Lines::of(&POD_TCP_BUSY_SECONDS);
-        let mut receiver = Lines::of(&POD_TCP_RWND_LIMITED_SECONDS);
-        let mut buffer = Lines::of(&POD_TCP_SNDBUF_LIMITED_SECONDS);
-        let mut received = Lines::of(&PEER_RECEIVE_BYTES);
-        let mut sent = Lines::of(&PEER_TRANSMIT_BYTES);
+        let mut connections = page.lines(&POD_TCP_CONNECTIONS);
+        let mut rtt = page.lines(&POD_TCP_RTT_SECONDS);
+        let mut busy = page.lines(&POD_TCP_BUSY_SECONDS);
+        let mut receiver = page.lines(&POD_TCP_RWND_LIMITED_SECONDS);
+        let mut buffer = page.lines(&POD_TCP_SNDBUF_LIMITED_SECONDS);
+        let mut received = page.lines(&PEER_RECEIVE_BYTES);
+        let mut sent = page.lines(&PEER_TRANSMIT_BYTES);
         for (path, state) in sockets::pods(&scrape.subjects).into_values() {
             let Some(pod) = seen.tally.of(path) else { continue };
             let labels = of_pod(state);

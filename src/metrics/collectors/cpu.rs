@@ -9,7 +9,7 @@ use super::super::page::Page;
 use super::{Outcome, Scrape};
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let mut counters = lock(&scrape.sources.counters);
+    let (mut counters, mut tasks) = (lock(&scrape.sources.counters), lock(&scrape.sources.tasks));
     let mut usage = page.lines(&CONTAINER_CPU_USAGE_SECONDS);
     let mut periods = page.lines(&CONTAINER_CPU_PERIODS);
     let mut throttled = page.lines(&CONTAINER_CPU_THROTTLED_PERIODS);
@@ -24,8 +24,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let mut of = counters.of(subject.number, subject.cgroup);
         match of.cpu_stat() {
             Ok(stat) => {
-                lock(&scrape.sources.tasks)
-                    .note_usage(subject.cgroup, stat.usage.map(|usage| usage.as_secs_f64()));
+                tasks.note_usage(subject.number, stat.usage.map(|usage| usage.as_secs_f64()));
                 usage.put_known(&subject.labels, stat.usage);
                 periods.put_known(&subject.labels, stat.periods);
                 throttled.put_known(&subject.labels, stat.throttled_periods);
@@ -33,7 +32,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             }
             Err(error) => complete &= error.is_gone(),
         }
-        match of.processes() {
+        subject.threads = of.threads().ok().flatten();
+        match of.processes(subject.threads) {
             Ok(processes) => subject.processes = Some(processes),
             Err(error) if error.is_gone() => subject.processes = Some(Vec::new()),
             Err(_) => complete = false,

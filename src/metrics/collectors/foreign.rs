@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::families::{CONTAINER_FOREIGN_CPU_ERROR_SECONDS, CONTAINER_FOREIGN_CPU_SECONDS};
-use super::super::page::{Lines, Page};
+use super::super::page::Page;
 use super::{Outcome, Scrape};
 use crate::host::busy::Watcher;
 use crate::host::cgroup::Usage;
@@ -47,8 +47,8 @@ impl Foreign {
         }
         let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else { return Outcome::Partial };
         let mut complete = true;
-        let mut seconds = Lines::of(&CONTAINER_FOREIGN_CPU_SECONDS);
-        let mut error = Lines::of(&CONTAINER_FOREIGN_CPU_ERROR_SECONDS);
+        let mut seconds = page.lines(&CONTAINER_FOREIGN_CPU_SECONDS);
+        let mut error = page.lines(&CONTAINER_FOREIGN_CPU_ERROR_SECONDS);
         for ((subject, cpus), usage) in owners().zip(usages) {
             let Some(usage) = usage else {
                 complete = false;

@@ -110,10 +110,10 @@ impl Known {
     }
 }
 
-/// All containers, by cgroup.
+/// All containers, by the number of each.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    pub(super) known: HashMap<String, Known>,
+    known: Vec<Known>,
     turn: u64,
     /// CPU time that looks have taken beyond what they were allowed.
     debt: Duration,
@@ -122,16 +122,25 @@ pub(super) struct Book {
 // === impl Book ===
 
 impl Book {
-    /// Forgets the cgroups that are not there any more.
-    pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.known.retain(|cgroup, _| is_there(cgroup));
+    /// Forgets the container that has had a number.
+    pub(super) fn forget(&mut self, number: usize) {
+        if let Some(known) = self.known.get_mut(number) {
+            *known = Known::default();
+        }
     }
 
-    /// Changes what is known of a container, which may be new.
-    pub(super) fn change(&mut self, cgroup: &str, change: impl FnOnce(&mut Known)) {
-        match self.known.get_mut(cgroup) {
-            Some(known) => change(known),
-            None => change(self.known.entry(cgroup.to_owned()).or_default()),
+    /// What is known of a container, if anything ever was.
+    pub(super) fn known(&self, number: usize) -> Option<&Known> {
+        self.known.get(number)
+    }
+
+    /// The same, to be changed; it may be new.
+    pub(super) fn change(&mut self, number: usize, change: impl FnOnce(&mut Known)) {
+        if self.known.len() <= number {
+            self.known.resize_with(number + 1, Known::default);
+        }
+        if let Some(known) = self.known.get_mut(number) {
+            change(known);
         }
     }
 
@@ -154,11 +163,11 @@ impl Book {
         self.debt = (self.debt + spent.saturating_sub(room)).min(ALLOWANCE * LONGEST);
     }
 
-    /// The places of those whose turn it is, in order: first who was never looked at or runs on other CPUs now, then who was
+    /// The places of those whose turn it is in this list, in order: first who was never looked at or runs on other CPUs now, then who was
     /// looked at longest ago.
-    pub(super) fn order(&self, containers: &[(&str, &CpuSet)]) -> Vec<usize> {
-        let turn = |(cgroup, cpus): &(&str, &CpuSet)| {
-            let known = self.known.get(*cgroup)?;
+    pub(super) fn order(&self, containers: &[(usize, &CpuSet)]) -> Vec<usize> {
+        let turn = |(number, cpus): &(usize, &CpuSet)| {
+            let known = self.known.get(*number)?;
             known.look.as_ref().filter(|look| look.cpus == **cpus).map(|_| known.turn)
         };
         let mut order: Vec<(Option<u64>, usize)> =
@@ -229,22 +238,23 @@ mod tests {
     fn everybody_has_a_turn() {
         let (cpus, others) = (set("0-1"), set("0-3"));
         let mut book = Book::default();
-        let containers = [("a", &cpus), ("b", &cpus), ("c", &cpus)];
+        let containers = [(0, &cpus), (1, &cpus), (2, &cpus)];
         assert_eq!(book.order(&containers), [0, 1, 2]);
-        for name in ["b", "a", "c"] {
+        for number in [1, 0, 2] {
             let turn = book.next_turn();
             let look = Look { cpus: cpus.clone(), ..Look::default() };
-            book.change(name, |known| known.see(look, &[], turn));
+            book.change(number, |known| known.see(look, &[], turn));
         }
         assert_eq!(book.order(&containers), [1, 0, 2]);
         assert_eq!(
-            book.order(&[("a", &cpus), ("b", &cpus), ("c", &others)]),
+            book.order(&[(0, &cpus), (1, &cpus), (2, &others)]),
             [2, 1, 0],
-            "c runs on others now"
+            "the last runs on others now"
         );
-        assert_eq!(book.order(&[("a", &cpus), ("b", &cpus), ("d", &cpus)]), [2, 1, 0]);
-        book.keep(|name| name == "a");
-        assert_eq!(book.known.len(), 1);
+        assert_eq!(book.order(&[(0, &cpus), (1, &cpus), (3, &cpus)]), [2, 1, 0], "a new one");
+        book.forget(1);
+        assert_eq!(book.order(&containers), [1, 0, 2], "another one with its number");
+        book.forget(9);
     }
 
     #[test]

@@ -51,6 +51,8 @@ struct Subject<'a> {
     labels: Labels,
     /// Its processes, where they could be read.
     processes: Option<Vec<i32>>,
+    /// How many threads these have, where one cgroup counts them.
+    threads: Option<usize>,
 }
 
 /// What is measured in a scrape.
@@ -108,7 +110,10 @@ impl Scrape<'_> {
 
     /// Whose network each pod uses.
     fn networks(&self) -> &Networks {
-        let of = || Networks::of(&self.subjects, &self.sources.proc, || self.is_late());
+        let of = || {
+            let mut ways = lock(&self.sources.ways);
+            Networks::of(&self.subjects, &self.sources.proc, &mut ways, || self.is_late())
+        };
         self.networks.get_or_init(of)
     }
 }
@@ -151,11 +156,12 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page) -> Pag
 /// The containers that have a cgroup. Of a pod that is replaced by one of the same name, both may be there for a while: then
 /// those that run are meant.
 fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
-    let mut subjects: Vec<Subject<'_>> = Vec::new();
-    let mut places = HashMap::new();
+    let mut subjects: Vec<Subject<'_>> = Vec::with_capacity(snapshot.containers.len());
+    let mut places = HashMap::with_capacity(snapshot.containers.len());
     for state in &snapshot.containers {
         let Some(cgroup) = state.cgroup.as_deref() else { continue };
-        let new = Subject { state, cgroup, number: 0, labels: of_container(state), processes: None };
+        let labels = of_container(state);
+        let new = Subject { state, cgroup, number: 0, labels, processes: None, threads: None };
         let name = (&state.namespace, &state.pod, &state.container);
         match places.get(&name).and_then(|at: &usize| subjects.get_mut(*at)) {
             Some(there) if there.state.running => {}
@@ -172,9 +178,12 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
 /// Gives each its number, and has forgotten what was kept of those that are not there any more.
 fn numbered<'a>(mut subjects: Vec<Subject<'a>>, sources: &Sources) -> Vec<Subject<'a>> {
     let (mut counters, mut switches) = (lock(&sources.counters), lock(&sources.switches));
+    let (mut tasks, mut ways) = (lock(&sources.tasks), lock(&sources.ways));
     let gone = |number| {
         counters.forget(number);
         switches.forget(number);
+        tasks.forget(number);
+        ways.forget(number);
     };
     let numbers = lock(&sources.places).assign(subjects.iter().map(|subject| subject.cgroup), gone);
     subjects.iter_mut().zip(numbers).for_each(|(subject, number)| subject.number = number);

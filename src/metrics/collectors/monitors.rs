@@ -109,6 +109,11 @@ impl Moved {
         counters.values_mut().for_each(|counter| counter.last = 0);
     }
 
+    /// Whether nothing was seen of anybody yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.containers.is_empty()
+    }
+
     /// Forgets the cgroups that are not there any more.
     pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
         self.containers.retain(|cgroup, _| is_there(cgroup));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::super::page::Labels;
 use super::{Subject, of_pod};
-use crate::host::proc::Proc;
+use crate::host::proc::{Proc, Through, Ways};
 
 /// Whose network a pod uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct Network {
     /// The labels of the pod's lines.
     pub(super) labels: Labels,
     /// One of its processes.
-    pub(super) process: i32,
+    pub(super) process: Through,
     /// The number of its namespace.
     pub(super) namespace: Option<u64>,
     pub(super) scope: Scope,
@@ -43,7 +43,7 @@ struct Seen {
     host_network: bool,
     /// Whether the processes of all its containers could be read.
     known: bool,
-    process: Option<i32>,
+    process: Option<Through>,
     namespace: Option<u64>,
 }
 
@@ -63,11 +63,20 @@ impl Scope {
 
 impl Networks {
     /// Looks at a process of each pod, for as long as there is time.
-    pub(super) fn of(subjects: &[Subject<'_>], proc: &Proc, is_late: impl Fn() -> bool) -> Self {
+    pub(super) fn of(
+        subjects: &[Subject<'_>],
+        proc: &Proc,
+        ways: &mut Ways,
+        is_late: impl Fn() -> bool,
+    ) -> Self {
         let own = i32::try_from(std::process::id()).ok().and_then(|pid| proc.network_namespace(pid));
         let mut pods: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
-        for subject in subjects {
-            let state = subject.state;
+        // The containers of a pod mostly follow each other.
+        let is_same = |one: &Subject<'_>, other: &Subject<'_>| {
+            one.state.pod == other.state.pod && one.state.namespace == other.state.namespace
+        };
+        for containers in subjects.chunk_by(is_same) {
+            let Some(Subject { state, .. }) = containers.first() else { continue };
             let new = || Seen {
                 labels: of_pod(state),
                 host_network: false,
@@ -76,16 +85,22 @@ impl Networks {
                 namespace: None,
             };
             let pod = pods.entry((&state.namespace, &state.pod)).or_insert_with(new);
-            pod.host_network |= state.host_network;
-            pod.known &= subject.processes.is_some();
-            pod.process = pod.process.or_else(|| subject.processes.as_ref()?.first().copied());
+            for subject in containers {
+                pod.host_network |= subject.state.host_network;
+                pod.known &= subject.processes.is_some();
+                let process = || {
+                    let pid = *subject.processes.as_ref()?.first()?;
+                    Some(Through { pid, number: subject.number })
+                };
+                pod.process = pod.process.or_else(process);
+            }
         }
         let mut users: HashMap<u64, usize> = HashMap::new();
         for pod in pods.values_mut() {
             let process = pod.process.filter(|_| !is_late());
             // One that was not looked at is as unknown as one that can't be read.
             pod.known &= process == pod.process;
-            pod.namespace = process.and_then(|pid| proc.network_namespace(pid));
+            pod.namespace = process.and_then(|process| ways.network_namespace(proc, process));
             if let Some(namespace) = pod.namespace {
                 *users.entry(namespace).or_default() += 1;
             }

@@ -30,7 +30,7 @@ const FAMILIES: [(&Family, Count); 8] = [
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let networks = scrape.networks();
-    let mut reader = lock(&scrape.sources.reader);
+    let (mut ways, mut reader) = (lock(&scrape.sources.ways), lock(&scrape.sources.reader));
     let mut scopes = page.lines(&POD_NETWORK_SCOPE);
     let mut lines = FAMILIES.map(|(family, _)| page.lines(family));
     let mut complete = networks.complete;
@@ -41,7 +41,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         }
         scopes.put_with(&pod.labels, &[("scope", pod.scope.name())], true);
         if pod.scope == Scope::Pod {
-            let traffic = scrape.sources.proc.traffic(pod.process, &mut reader).unwrap_or_default();
+            let traffic = ways.traffic(&scrape.sources.proc, pod.process, &mut reader).unwrap_or_default();
             traffic.iter().for_each(|(interface, traffic)| put(&mut lines, &pod.labels, interface, traffic));
         }
     }

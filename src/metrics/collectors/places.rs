@@ -57,6 +57,11 @@ impl Places {
         assigned
     }
 
+    /// The number of a cgroup, if it was there at the last scrape.
+    pub(in crate::metrics) fn number(&self, cgroup: &str) -> Option<usize> {
+        self.numbers.get(cgroup).copied()
+    }
+
     /// How many cgroups have a number.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {

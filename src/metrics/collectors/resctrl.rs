@@ -1,6 +1,6 @@
 //! What containers hold of the last-level caches and move to and from memory: monitoring groups on their own CPUs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::super::families::{CONTAINER_LLC_OCCUPANCY_BYTES, CONTAINER_MEMORY_BANDWIDTH_BYTES};
@@ -45,7 +45,10 @@ impl Monitors {
 
     /// Writes the two families of every owner that has a group.
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        self.moved.keep(|cgroup| scrape.subjects.iter().any(|subject| subject.cgroup == cgroup));
+        if !self.moved.is_empty() {
+            let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
+            self.moved.keep(|cgroup| there.contains(cgroup));
+        }
         let room = match self.resctrl.room() {
             Ok(room) => room,
             Err(

@@ -1,7 +1,7 @@
 //! Counters of containers that share their CPUs: one group for each container and CPU, which the kernel switches with the
 //! cgroups. That costs every switch between cgroups something, so there is a budget, and none unless one is set.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 
 use super::tally::{Tally, choose};
@@ -53,14 +53,15 @@ impl Shared {
         Self { budget, ..Self::default() }
     }
 
-    /// Closes and opens counters so that they are those of the containers that come first. Says who is left out, and why.
+    /// Closes and opens counters so that they are those of the containers that come first. Says whether it came to its end, and
+    /// who is left out, and why.
     pub(super) fn follow(
         &mut self,
         scrape: &Scrape<'_>,
         events: &[Event],
         tally: &mut Tally,
-    ) -> BTreeMap<String, usize> {
-        let mut left_out = BTreeMap::new();
+    ) -> (bool, BTreeMap<String, usize>) {
+        let (mut complete, mut left_out) = (true, BTreeMap::new());
         let online = &scrape.snapshot.online;
         if self.online != *online {
             // Counters on a CPU that was offline meanwhile count no more.
@@ -74,16 +75,21 @@ impl Shared {
             _ => scrape.subjects.iter().filter_map(|one| Some((one.cgroup, rank(one)?))).collect(),
         };
         let chosen = choose(|cgroup| self.open.contains_key(cgroup), &wanted, self.budget / each);
+        let stay: HashSet<&str> = chosen.iter().copied().collect();
         let ended: Vec<String> =
-            self.open.keys().filter(|cgroup| !chosen.contains(&cgroup.as_str())).cloned().collect();
+            self.open.keys().filter(|cgroup| !stay.contains(cgroup.as_str())).cloned().collect();
         ended.iter().for_each(|cgroup| self.close(cgroup, tally));
         let mut leave = |reason: &str, count: usize| *left_out.entry(reason.to_owned()).or_default() += count;
         if wanted.len() > chosen.len() {
             leave(OVER_BUDGET, wanted.len() - chosen.len());
         }
         for cgroup in chosen {
-            if self.open.contains_key(cgroup) || scrape.is_late() {
+            if self.open.contains_key(cgroup) {
                 continue;
+            }
+            if scrape.is_late() {
+                complete = false;
+                break;
             }
             let folder = scrape.sources.cgroups.event_folder(cgroup);
             let Some(folder) = folder.and_then(|path| File::open(path).ok()) else {
@@ -104,7 +110,7 @@ impl Shared {
                 }
             }
         }
-        left_out
+        (complete, left_out)
     }
 
     fn close(&mut self, cgroup: &str, tally: &mut Tally) {

@@ -9,7 +9,7 @@ use super::super::families::{
     POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS, POD_TCP_RETRANSMITTED_SEGMENTS,
     POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
-use super::super::page::{Labels, Lines, Page};
+use super::super::page::{Labels, Page};
 use super::namespaces::Scope;
 use super::{Outcome, Scrape, Subject, of_pod};
 use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
@@ -98,7 +98,7 @@ fn write(
     look: &Look,
     on_host: &HashSet<&Labels>,
 ) {
-    let mut lines = FAMILIES.map(|(family, _)| Lines::of(family));
+    let mut lines = FAMILIES.map(|(family, _)| page.lines(family));
     let mut of_tcp = TCP_FAMILIES.map(|(family, _)| page.more_lines(family));
     for (path, state) in pods.values() {
         let Some(counts) = look.pods.get(*path) else { continue };

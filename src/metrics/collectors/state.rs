@@ -8,6 +8,8 @@ use super::super::families::{
 };
 use super::super::page::{Labels, Page};
 use super::{Outcome, Scrape, of_pod};
+use crate::cpu::CpuSet;
+use crate::pin::snapshot::ContainerState;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let snapshot = scrape.snapshot;
@@ -31,9 +33,14 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
 
 fn pods(page: &mut Page, scrape: &Scrape<'_>) {
     let mut pods = BTreeMap::new();
-    for container in &scrape.snapshot.containers {
-        let owned = container.own().map_or(0, |cpus| cpus.len());
-        pods.entry((&container.namespace, &container.pod)).or_insert((container, 0)).1 += owned;
+    // The containers of a pod mostly follow each other.
+    let is_same = |one: &ContainerState, other: &ContainerState| {
+        one.pod == other.pod && one.namespace == other.namespace
+    };
+    for containers in scrape.snapshot.containers.chunk_by(is_same) {
+        let owned: usize = containers.iter().filter_map(ContainerState::own).map(CpuSet::len).sum();
+        let Some(first) = containers.first() else { continue };
+        pods.entry((&first.namespace, &first.pod)).or_insert((first, 0)).1 += owned;
     }
     let (mut info, mut owned) = (page.lines(&POD_INFO), page.lines(&POD_OWNED_CPUS));
     for (container, cpus) in pods.into_values() {
@@ -61,13 +68,19 @@ fn containers(page: &mut Page, scrape: &Scrape<'_>) {
         (page.lines(&CONTAINER_CPUS_ASSIGNED), page.lines(&CONTAINER_CPUS_ALLOWED));
     let (mut info, mut expected) =
         (page.lines(&CONTAINER_CPUSET_INFO), page.lines(&CONTAINER_THREADS_EXPECTED));
+    // Most are on the same CPUs, the shared ones.
+    let mut last: Option<(&CpuSet, String)> = None;
     for subject in &scrape.subjects {
         let own = subject.state.own();
         assigned.put(&subject.labels, own.map_or(0, |cpus| cpus.len()));
         if let Some(effective) = &subject.state.effective {
             allowed.put(&subject.labels, effective.len());
             let policy = if own.is_some_and(|own| !own.is_empty()) { "exclusive" } else { "shared" };
-            info.put_with(&subject.labels, &[("cpus", &effective.to_string()), ("policy", policy)], true);
+            let (_, list) = match last.take().filter(|(before, _)| *before == effective) {
+                Some(same) => last.insert(same),
+                None => last.insert((effective, effective.to_string())),
+            };
+            info.put_with(&subject.labels, &[("cpus", list), ("policy", policy)], true);
         }
         let threads = subject.state.threads.expected_threads;
         expected.put_known(&subject.labels, threads.map(|threads| threads as f64));

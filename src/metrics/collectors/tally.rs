@@ -131,6 +131,11 @@ impl Tally {
         self.totals.get(cgroup)
     }
 
+    /// Whether nothing was counted for anybody yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.totals.is_empty()
+    }
+
     /// Forgets the cgroups that are not there any more.
     pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
         self.totals.retain(|cgroup, _| is_there(cgroup));

@@ -4,7 +4,7 @@
 //! Threads are looked at one by one in turns, a few containers in each scrape; what is counted for all threads together is
 //! taken from the collectors that count it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -13,7 +13,7 @@ use super::super::families::{
     CONTAINER_CPU_MIGRATIONS, CONTAINER_CPUS_ALLOWED_BY_TASKS, CONTAINER_THREADS_BOUND,
     CONTAINER_THREADS_RUNNABLE, CONTAINER_THREADS_VERDICT,
 };
-use super::super::page::{Lines, Page};
+use super::super::page::Page;
 use super::looks::{Book, Known, Look};
 use super::{Outcome, Scrape, Subject};
 use crate::cpu::CpuSet;
@@ -54,35 +54,38 @@ pub struct ThreadTruth {
 
 impl Tasks {
     /// Takes note of how many threads a container has, and of what they have waited, in nanoseconds.
-    pub(super) fn note_threads(&mut self, cgroup: &str, threads: usize, run_delay: Option<u64>) {
-        self.book.change(cgroup, |known| known.counted = Some((threads, run_delay)));
+    pub(super) fn note_threads(&mut self, number: usize, threads: usize, run_delay: Option<u64>) {
+        self.book.change(number, |known| known.counted = Some((threads, run_delay)));
     }
 
     /// Takes note of the CPU time that a container has used.
-    pub(super) fn note_usage(&mut self, cgroup: &str, seconds: Option<f64>) {
-        self.book.change(cgroup, |known| known.usage = seconds);
+    pub(super) fn note_usage(&mut self, number: usize, seconds: Option<f64>) {
+        self.book.change(number, |known| known.usage = seconds);
+    }
+
+    /// Forgets the container that has had a number.
+    pub(super) fn forget(&mut self, number: usize) {
+        self.book.forget(number);
     }
 
     /// Writes the families of all containers, of those whose turn has not come yet without what a look shows.
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
-        self.book.keep(|cgroup| there.contains(cgroup));
         let (now, proc) = (Instant::now(), &scrape.sources.proc);
         self.look(scrape, proc);
-        let mut runnable = Lines::of(&CONTAINER_THREADS_RUNNABLE);
-        let mut bound = Lines::of(&CONTAINER_THREADS_BOUND);
-        let mut allowed = Lines::of(&CONTAINER_CPUS_ALLOWED_BY_TASKS);
-        let mut migrations = Lines::of(&CONTAINER_CPU_MIGRATIONS);
-        let mut verdicts = Lines::of(&CONTAINER_THREADS_VERDICT);
+        let mut runnable = page.lines(&CONTAINER_THREADS_RUNNABLE);
+        let mut bound = page.lines(&CONTAINER_THREADS_BOUND);
+        let mut allowed = page.lines(&CONTAINER_CPUS_ALLOWED_BY_TASKS);
+        let mut migrations = page.lines(&CONTAINER_CPU_MIGRATIONS);
+        let mut verdicts = page.lines(&CONTAINER_THREADS_VERDICT);
         for subject in &scrape.subjects {
-            let Some(known) = self.book.known.get_mut(subject.cgroup) else { continue };
-            known.count(now);
-            // What can't be counted is not told as it was before.
-            let counted = known.counted.take().is_some();
-            known.usage = None;
-            if !counted {
-                continue;
-            }
+            let mut counted = false;
+            self.book.change(subject.number, |known| {
+                known.count(now);
+                // What can't be counted is not told as it was before.
+                counted = known.counted.take().is_some();
+                known.usage = None;
+            });
+            let Some(known) = self.book.known(subject.number).filter(|_| counted) else { continue };
             runnable.put_known(&subject.labels, known.runnable);
             migrations.put_known(&subject.labels, known.migrations);
             if let Some(look) = look_of(known, subject.state) {
@@ -115,8 +118,8 @@ impl Tasks {
             .filter(|subject| turns(subject))
             .filter_map(|subject| Some((subject, subject.state.effective.as_ref()?)))
             .collect();
-        let containers: Vec<(&str, &CpuSet)> =
-            subjects.iter().map(|(subject, cpus)| (subject.cgroup, *cpus)).collect();
+        let containers: Vec<(usize, &CpuSet)> =
+            subjects.iter().map(|(subject, cpus)| (subject.number, *cpus)).collect();
         for place in self.book.order(&containers) {
             if scrape.is_late() || thread_cpu_time().saturating_sub(start) >= room {
                 break;
@@ -127,7 +130,7 @@ impl Tasks {
             let variables = largest.and_then(|pid| proc.variables(pid, &THREAD_VARIABLES));
             let look = Look::new(cpus, &tasks, variables);
             let turn = self.book.next_turn();
-            self.book.change(subject.cgroup, |known| {
+            self.book.change(subject.number, |known| {
                 known.see(look, &tasks, turn);
                 known.processes = processes.len();
             });
@@ -135,13 +138,15 @@ impl Tasks {
         self.book.spent(room, thread_cpu_time().saturating_sub(start));
     }
 
-    /// What is known of a container's threads; nothing of one that has none, or that no scrape has come to.
+    /// What is known of the threads of the container with this number; nothing of one that has none, or that no scrape has
+    /// come to.
     pub(in crate::metrics) fn truth(
         &self,
+        number: usize,
         state: &ContainerState,
         snapshot: &Snapshot,
     ) -> Option<ThreadTruth> {
-        let known = self.book.known.get(state.cgroup.as_deref()?)?;
+        let known = self.book.known(number)?;
         let look = look_of(known, state);
         (known.threads > 0).then(|| ThreadTruth {
             threads: known.threads,

@@ -44,7 +44,7 @@ impl Timeouts {
 
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
         let (proc, networks) = (&scrape.sources.proc, scrape.networks());
-        let mut reader = lock(&scrape.sources.reader);
+        let (mut ways, mut reader) = (lock(&scrape.sources.ways), lock(&scrape.sources.reader));
         let mut sent = page.lines(&POD_TCP_SENT_SEGMENTS);
         let mut retransmitted = page.lines(&POD_TCP_RETRANSMITTED_SEGMENTS);
         let mut lines = page.lines(&POD_TCP_TIMEOUTS);
@@ -56,8 +56,8 @@ impl Timeouts {
                 break;
             }
             let now = Instant::now();
-            let counted = proc.segments(pod.process, &mut reader).and_then(|segments| {
-                let known = before.remove(&pod.process).filter(|read| read.holds(pod, &segments, now));
+            let counted = ways.segments(proc, pod.process, &mut reader).and_then(|segments| {
+                let known = before.remove(&pod.process.pid).filter(|read| read.holds(pod, &segments, now));
                 let read = match known {
                     Some(read) => read,
                     None => Read {
@@ -65,20 +65,20 @@ impl Timeouts {
                         labels: pod.labels.clone(),
                         namespace: pod.namespace,
                         segments,
-                        timeouts: proc.timeouts(pod.process, &mut reader)?,
+                        timeouts: ways.timeouts(proc, pod.process, &mut reader)?,
                     },
                 };
                 Some((segments, read))
             });
             let Some((segments, read)) = counted else {
                 // A process that has ended meanwhile has nothing to tell.
-                complete &= proc.network_namespace(pod.process).is_none();
+                complete &= proc.network_namespace(pod.process.pid).is_none();
                 continue;
             };
             sent.put(&pod.labels, segments.sent);
             retransmitted.put(&pod.labels, segments.retransmitted);
             lines.put(&pod.labels, read.timeouts);
-            self.read.insert(pod.process, read);
+            self.read.insert(pod.process.pid, read);
         }
         [sent, retransmitted, lines].into_iter().for_each(|lines| page.add(lines));
         Outcome::of(complete)
@@ -101,11 +101,12 @@ impl Read {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::proc::Through;
 
     fn pod(name: &str, namespace: u64) -> Network {
         Network {
             labels: Labels::new(&[("pod", name)]),
-            process: 7,
+            process: Through { pid: 7, number: 0 },
             namespace: Some(namespace),
             scope: Scope::Pod,
         }

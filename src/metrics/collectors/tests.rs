@@ -9,6 +9,7 @@ use std::path::Path;
 use super::super::page::Format;
 use super::*;
 use crate::host::cgroup::Cgroups;
+use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::Enforcement;
 use crate::pod::{
@@ -111,6 +112,7 @@ fn nothing_is_kept_of_pods_that_are_gone() {
     let sources = sources(root);
     let kept = || {
         let (switches, timeouts) = (lock(&sources.switches).kept(), lock(&sources.timeouts).kept());
+        assert_eq!(lock(&sources.ways).kept(), switches);
         (lock(&sources.places).kept(), lock(&sources.counters).kept(), switches, timeouts)
     };
     let stays = container(root, 0);
@@ -160,4 +162,59 @@ fn a_collector_that_is_late_leaves_out_what_it_has_not_read() {
         assert_eq!(collect(&mut page, &mut late), Outcome::Partial, "{name}");
         assert_eq!(page.text(Format::Text), "", "{name}");
     }
+}
+
+/// A container that owns a CPU.
+fn owner(root: &Path, number: u32, cpu: u32) -> ContainerState {
+    let cpus = Some(cpu.to_string().parse().unwrap());
+    let entitlement = Entitlement::Exclusive { cpus: 1, reason: String::new() };
+    ContainerState { entitlement, assigned: cpus.clone(), effective: cpus, ..container(root, number) }
+}
+
+#[test]
+fn foreign_time_that_is_late_is_told_by_the_next_scrape() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    write(&root.join("proc/sys/kernel/osrelease"), "6.12.0\n");
+    write(&root.join("proc/stat"), "cpu0 1 0 1 100 0 1 0 0\ncpu1 1 0 1 100 0 1 0 0\n");
+    write(&root.join("sys/fs/cgroup/cpu.stat"), "usage_usec 9000000\n");
+    let sources = sources(root);
+    let snapshot = snapshot(vec![owner(root, 0, 0), owner(root, 1, 1)]);
+    let scrape = |until| {
+        let subjects = numbered(subjects(&snapshot), &sources);
+        let scrape =
+            Scrape { snapshot: &snapshot, sources: &sources, subjects, networks: OnceCell::new(), until };
+        let mut page = Page::default();
+        let outcome = lock(&sources.foreign).collect(&mut page, &scrape);
+        (outcome, page.text(Format::Text))
+    };
+    assert_eq!(scrape(Instant::now()), (Outcome::Partial, String::new()));
+    let (outcome, text) = scrape(Instant::now() + DEADLINE);
+    assert_eq!(outcome, Outcome::Complete, "{text}");
+    for pod in ["pod-0", "pod-1"] {
+        let series =
+            format!("pinfold_container_foreign_cpu_seconds_total{{namespace=\"train\",pod=\"{pod}\"");
+        assert!(text.contains(&series), "{text}");
+    }
+}
+
+#[test]
+fn a_late_scrape_opens_no_counters() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let events = perf::hardware(root);
+    let late = |containers, caches: &mut caches::Caches, online: &str| {
+        let snapshot = Snapshot { online: online.parse().unwrap(), ..snapshot(containers) };
+        let subjects = numbered(subjects(&snapshot), &sources);
+        let (networks, until) = (OnceCell::new(), Instant::now());
+        let scrape = Scrape { snapshot: &snapshot, sources: &sources, subjects, networks, until };
+        let mut page = Page::default();
+        (caches.collect(&mut page, &scrape), page.text(Format::Text))
+    };
+    let partial = (Outcome::LeftOut { complete: false, reasons: BTreeMap::new() }, String::new());
+    // Without a CPU that is online nobody asks for a moment what the machine has.
+    assert_eq!(late(vec![owner(root, 0, 0)], &mut caches::Caches::new(events, 0), ""), partial);
+    // In the shared pool none is left out for a reason: there was no time to ask for its counters.
+    assert_eq!(late(vec![container(root, 1)], &mut caches::Caches::new(events, 100), ""), partial);
 }

@@ -17,8 +17,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let mut delay = page.lines(&CONTAINER_CPU_RUN_DELAY_SECONDS);
     let proc = &scrape.sources.proc;
     let unsupported = proc.no_run_delay();
-    let mut counters = lock(&scrape.sources.counters);
-    let mut board = lock(&scrape.sources.switches);
+    let (mut board, mut tasks) = (lock(&scrape.sources.switches), lock(&scrape.sources.tasks));
     let mut taskstats = lock(&scrape.sources.taskstats);
     let by_process = taskstats.is_some();
     let mut complete = true;
@@ -38,17 +37,12 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             continue;
         };
         // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
-        let known = counters
-            .of(subject.number, subject.cgroup)
-            .threads()
-            .ok()
-            .flatten()
-            .filter(|known| *known >= processes.len());
+        let known = subject.threads.filter(|known| *known >= processes.len());
         let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
         let began = |id: i32| if by_process { proc.began(id) } else { None };
         let total = board.add(subject.number, &seen, began);
         let waited = unsupported.is_none().then_some(total.run_delay);
-        lock(&scrape.sources.tasks).note_threads(subject.cgroup, known, waited);
+        tasks.note_threads(subject.number, known, waited);
         threads.put(&subject.labels, known);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
         switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);

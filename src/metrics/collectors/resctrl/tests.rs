@@ -1,3 +1,4 @@
+use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -133,6 +134,32 @@ fn left_out(text: &str, reason: &str) -> Option<u64> {
 
 fn success(text: &str) -> bool {
     text.contains("pinfold_collector_success{collector=\"resctrl\"} 1\n")
+}
+
+#[test]
+fn a_late_scrape_makes_no_groups_and_tells_of_none() {
+    let machine = Machine::new(8);
+    let snapshot = snapshot(&[owner("w", Role::Worker, "2-3")]);
+    let scrape = |until| {
+        let subjects = super::super::numbered(super::super::subjects(&snapshot), &machine.sources);
+        let scrape = Scrape {
+            snapshot: &snapshot,
+            sources: &machine.sources,
+            subjects,
+            networks: OnceCell::new(),
+            until,
+        };
+        let mut page = Page::default();
+        let outcome = machine.sources.resctrl.lock().unwrap().collect(&mut page, &scrape);
+        (outcome, page.text(Format::Text), machine.names())
+    };
+    let outcome = |complete| Outcome::LeftOut { complete, reasons: BTreeMap::new() };
+    assert_eq!(scrape(Instant::now()), (outcome(false), String::new(), vec![]));
+    let (complete, text, names) = scrape(Instant::now() + Duration::from_secs(60));
+    assert_eq!((complete, names.len()), (outcome(true), 1));
+    assert!(text.contains("pod=\"w\""), "{text}");
+    let (late, text, names) = scrape(Instant::now());
+    assert_eq!((late, text.as_str(), names.len()), (outcome(false), "", 1));
 }
 
 #[test]

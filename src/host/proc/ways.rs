@@ -1,0 +1,217 @@
+//! [`Ways`]: the way to what processes' network namespaces count, kept so that a scrape need not look for it.
+//!
+//! What is kept are places in /proc, not open files: they belong to one process for ever, so that none that has its id later is
+//! taken for it, and keep neither it nor its namespace alive.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::fcntl::{OFlag, open, openat, readlinkat};
+use nix::sys::stat::Mode;
+
+use super::net::{self, Traffic};
+use super::tcp::{Segments, Tcp};
+use super::{Proc, Reader};
+
+/// Descriptors of one way.
+const EACH: usize = 2;
+
+/// A process, and the number of what it belongs to: a small one, its own until it is forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Through {
+    /// Its id.
+    pub pid: i32,
+    /// The number.
+    pub number: usize,
+}
+
+/// Ways that are kept, by number. Where there are too many, the rest are looked for each time.
+#[derive(Debug)]
+pub struct Ways {
+    kept: Vec<Option<Way>>,
+    count: usize,
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Way {
+    pid: i32,
+    /// The folder with the counters of whatever namespace the process is in.
+    folder: OwnedFd,
+    /// The link that names the namespace.
+    namespace: OwnedFd,
+}
+
+// === impl Ways ===
+
+impl Ways {
+    /// With so many descriptors at most.
+    pub fn new(descriptors: usize) -> Self {
+        Self { kept: Vec::new(), count: 0, most: descriptors / EACH }
+    }
+
+    /// Leaves the way of what has had a number.
+    pub fn forget(&mut self, number: usize) {
+        let left = self.kept.get_mut(number).and_then(Option::take);
+        self.count -= usize::from(left.is_some());
+    }
+
+    /// How many are kept.
+    pub fn kept(&self) -> usize {
+        self.count
+    }
+
+    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The way there is kept.
+    pub fn network_namespace(&mut self, proc: &Proc, through: Through) -> Option<u64> {
+        if let Some(way) = self.way(through) {
+            if let Some(number) = way.number() {
+                return Some(number);
+            }
+            // It is gone; another may have its id by now.
+            self.forget(through.number);
+        }
+        if self.count >= self.most {
+            return proc.network_namespace(through.pid);
+        }
+        let way = Way::find(&proc.dir, through.pid)?;
+        let number = way.number()?;
+        if self.kept.len() <= through.number {
+            self.kept.resize_with(through.number + 1, || None);
+        }
+        if let Some(place) = self.kept.get_mut(through.number) {
+            self.count += usize::from(place.replace(way).is_none());
+        }
+        Some(number)
+    }
+
+    /// See [`Proc::traffic`].
+    pub fn traffic(
+        &mut self,
+        proc: &Proc,
+        through: Through,
+        reader: &mut Reader,
+    ) -> Option<Vec<(String, Traffic)>> {
+        net::interfaces(self.read(proc, through, "dev", reader)?)
+    }
+
+    /// See [`Proc::segments`].
+    pub fn segments(&mut self, proc: &Proc, through: Through, reader: &mut Reader) -> Option<Segments> {
+        Segments::parse(self.read(proc, through, "snmp", reader)?)
+    }
+
+    /// See [`Proc::timeouts`].
+    pub fn timeouts(&mut self, proc: &Proc, through: Through, reader: &mut Reader) -> Option<u64> {
+        Tcp::timeouts(self.read(proc, through, "netstat", reader)?)
+    }
+
+    fn read<'a>(
+        &mut self,
+        proc: &Proc,
+        through: Through,
+        name: &str,
+        reader: &'a mut Reader,
+    ) -> Option<&'a str> {
+        match self.way(through) {
+            Some(way) => reader.read(&way.open(name)?).ok(),
+            None => proc.read(through.pid, name, reader),
+        }
+    }
+
+    fn way(&self, through: Through) -> Option<&Way> {
+        self.kept.get(through.number)?.as_ref().filter(|way| way.pid == through.pid)
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    fn find(proc: &Path, pid: i32) -> Option<Self> {
+        let place = |name: &str, flags: OFlag| {
+            let path = proc.join(format!("{pid}/{name}"));
+            open(&path, flags | OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok()
+        };
+        let namespace = place("ns/net", OFlag::O_NOFOLLOW)?;
+        Some(Self { pid, folder: place("net", OFlag::O_DIRECTORY)?, namespace })
+    }
+
+    fn number(&self) -> Option<u64> {
+        net::number(readlinkat(&self.namespace, "").ok()?.to_str()?)
+    }
+
+    fn open(&self, name: &str) -> Option<File> {
+        openat(&self.folder, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()).ok().map(File::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_way_is_kept_until_its_process_is_gone_and_is_never_anothers() {
+        let (proc, mut reader) = (Proc::new(Path::new("/")), Reader::default());
+        let (mut ways, mut no_room) = (Ways::new(EACH), Ways::new(EACH - 1));
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let through = Through { pid: i32::try_from(child.id()).unwrap(), number: 3 };
+        let number = proc.network_namespace(through.pid);
+        assert!(number.is_some());
+        let dev = |ways: &mut Ways, reader: &mut Reader| {
+            let seen = ways.traffic(&proc, through, reader)?;
+            Some(seen.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        };
+        let names: Vec<String> =
+            proc.traffic(through.pid, &mut reader).unwrap().into_iter().map(|(name, _)| name).collect();
+        for kept in [&mut ways, &mut no_room] {
+            for _ in 0..2 {
+                assert_eq!(kept.network_namespace(&proc, through), number);
+                assert_eq!(dev(kept, &mut reader).as_ref(), Some(&names));
+                assert!(kept.segments(&proc, through, &mut reader).is_some());
+                assert!(kept.timeouts(&proc, through, &mut reader).is_some());
+            }
+        }
+        assert_eq!((ways.kept(), no_room.kept()), (1, 0));
+        // There is no room for a second one.
+        let own = Through { pid: i32::try_from(std::process::id()).unwrap(), number: 4 };
+        assert_eq!(ways.network_namespace(&proc, own), number);
+        assert_eq!(ways.kept(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(dev(&mut ways, &mut reader), None);
+        assert_eq!(ways.network_namespace(&proc, through), None);
+        assert_eq!(ways.kept(), 0, "what is gone is not kept");
+        ways.forget(9);
+    }
+
+    #[test]
+    fn another_process_with_the_id_gets_a_way_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = folder.path().join("proc/7");
+        let make = |namespace: u64, sent: u64| {
+            std::fs::create_dir_all(process.join("net")).unwrap();
+            std::fs::create_dir_all(process.join("ns")).unwrap();
+            let text =
+                format!("Tcp: AttemptFails EstabResets OutSegs RetransSegs OutRsts\nTcp: 1 2 {sent} 4 5\n");
+            std::fs::write(process.join("net/snmp"), text).unwrap();
+            std::os::unix::fs::symlink(format!("net:[{namespace}]"), process.join("ns/net")).unwrap();
+        };
+        make(1, 30);
+        let (proc, mut reader) = (Proc::new(folder.path()), Reader::default());
+        let (mut ways, through) = (Ways::new(2 * EACH), Through { pid: 7, number: 0 });
+        assert_eq!(ways.network_namespace(&proc, through), Some(1));
+        assert_eq!(ways.segments(&proc, through, &mut reader).unwrap().sent, 30);
+        // The number is another process's now, in the same container.
+        let other = Through { pid: 8, ..through };
+        assert_eq!(ways.network_namespace(&proc, other), None);
+        assert_eq!(ways.segments(&proc, other, &mut reader), None);
+        // The container is gone, and another has its number.
+        ways.forget(0);
+        std::fs::remove_dir_all(&process).unwrap();
+        make(2, 40);
+        assert_eq!(ways.network_namespace(&proc, through), Some(2));
+        assert_eq!(ways.segments(&proc, through, &mut reader).unwrap().sent, 40);
+        assert_eq!(ways.kept(), 1);
+    }
+}
