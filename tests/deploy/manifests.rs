@@ -1,8 +1,5 @@
 //! The manifests: every field is one that the API knows, kubectl takes them, and what they grant is what is said.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::path::Path;
 use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1::{
@@ -14,45 +11,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::kubectl::dry_run;
+use crate::strict::strictly;
 use crate::tools::{documents, find, here, kustomize, program, succeed};
-
-/// Reads a value into a type and back; what is not there any more was no field of it.
-fn strictly<T: DeserializeOwned + Serialize>(value: &Value) -> Vec<String> {
-    let typed: T = match serde_json::from_value(value.clone()) {
-        Ok(typed) => typed,
-        Err(error) => return vec![error.to_string()],
-    };
-    let mut lost = Vec::new();
-    missing(value, &serde_json::to_value(typed).unwrap(), "", &mut lost);
-    lost
-}
-
-fn missing(from: &Value, to: &Value, path: &str, lost: &mut Vec<String>) {
-    match (from, to) {
-        (Value::Object(from), Value::Object(to)) => {
-            for (key, value) in from {
-                match to.get(key) {
-                    Some(other) => missing(value, other, &format!("{path}.{key}"), lost),
-                    // An empty value may be left out.
-                    None if value.is_null() || *value == json!({}) || *value == json!([]) => {}
-                    None => lost.push(format!("{path}.{key}: no such field")),
-                }
-            }
-        }
-        (Value::Array(from), Value::Array(to)) if from.len() == to.len() => {
-            for (at, (from, to)) in from.iter().zip(to).enumerate() {
-                missing(from, to, &format!("{path}[{at}]"), lost);
-            }
-        }
-        (Value::Number(from), Value::Number(to)) if from.as_f64() == to.as_f64() => {}
-        _ if from == to => {}
-        _ => lost.push(format!("{path}: {from} became {to}")),
-    }
-}
 
 /// What is wrong with an object, by the type of its kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
@@ -204,95 +167,6 @@ fn the_uninstall_patch_fits_every_overlay() {
     }
 }
 
-/// Answers discovery for the kinds of these objects, as an API server; nothing else.
-fn discovery(objects: &[Value]) -> std::net::SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let kinds: Vec<(String, String)> = objects
-        .iter()
-        .map(|one| (one["apiVersion"].as_str().unwrap().to_owned(), one["kind"].as_str().unwrap().to_owned()))
-        .collect();
-    let cluster = |kind: &str| {
-        let core = matches!(kind, "ServiceAccount" | "ConfigMap" | "Role" | "RoleBinding" | "DaemonSet");
-        !(core || matches!(kind, "PodMonitor" | "PrometheusRule"))
-    };
-    let answer = move |path: &str| -> Option<Value> {
-        if path == "/api" {
-            return Some(
-                json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
-            );
-        }
-        let mut versions: Vec<&str> =
-            kinds.iter().map(|(version, _)| version.as_str()).filter(|version| *version != "v1").collect();
-        versions.sort_unstable();
-        versions.dedup();
-        if path == "/apis" {
-            let groups = versions.iter().map(|version| {
-                let (group, number) = version.split_once('/').unwrap();
-                let version = json!({"groupVersion": version, "version": number});
-                json!({"name": group, "versions": [version], "preferredVersion": version})
-            });
-            let groups: Vec<Value> = groups.collect();
-            return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
-        }
-        let version = path.strip_prefix("/apis/").or_else(|| path.strip_prefix("/api/"))?;
-        let mut names: Vec<&String> =
-            kinds.iter().filter(|(other, _)| other == version).map(|(_, kind)| kind).collect();
-        names.dedup();
-        let resources: Vec<Value> = names
-            .iter()
-            .map(|kind| {
-                let plural = kind.to_lowercase();
-                let plural = if plural.ends_with('y') {
-                    format!("{}ies", plural.trim_end_matches('y'))
-                } else if plural.ends_with('s') {
-                    format!("{plural}es")
-                } else {
-                    format!("{plural}s")
-                };
-                json!({"name": plural, "singularName": "", "namespaced": !cluster(kind), "kind": kind, "verbs": ["create", "get"]})
-            })
-            .collect();
-        (!resources.is_empty()).then(|| {
-            json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
-        })
-    };
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-            let Some(first) = lines.next() else { continue };
-            while lines.next().is_some_and(|line| !line.is_empty()) {}
-            let path = first.split(' ').nth(1).unwrap_or_default();
-            let path = path.split('?').next().unwrap_or_default();
-            let (status, body) = match answer(path) {
-                Some(body) => ("200 OK", body.to_string()),
-                None => ("404 Not Found", String::new()),
-            };
-            let _ = write!(
-                stream,
-                "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-                body.len()
-            );
-        }
-    });
-    address
-}
-
-fn dry_run(kubectl: &Path, objects: &[Value]) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    std::fs::write(folder.path().join("list.json"), list.to_string()).unwrap();
-    let server = format!("http://{}", discovery(objects));
-    succeed(
-        Command::new(kubectl)
-            .env("HOME", folder.path())
-            .env_remove("KUBECONFIG")
-            .args(["create", "--dry-run=client", "--validate=false", "-s", &server, "-o", "name", "-f"])
-            .arg(folder.path().join("list.json")),
-    )
-}
-
 #[test]
 fn kubectl_takes_them() {
     let Some(kubectl) = program("kubectl") else { return };
@@ -301,9 +175,10 @@ fn kubectl_takes_them() {
     for kind in ["podmonitor", "prometheusrule"] {
         objects.extend(documents(&format!("deploy/components/{kind}/{kind}.yaml")));
     }
-    let names = dry_run(&kubectl, &objects);
-    assert_eq!(names.lines().count(), objects.len(), "{names}");
-    assert!(names.contains("daemonset.apps/pinfold"), "{names}");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    let taken = dry_run(&kubectl, &list.to_string(), &objects);
+    assert_eq!(taken.len(), objects.len());
+    assert_eq!(find(&taken, "DaemonSet", "pinfold")["apiVersion"], "apps/v1");
 }
 
 #[test]
