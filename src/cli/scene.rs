@@ -4,6 +4,7 @@ mod check;
 mod import;
 mod labels;
 mod live;
+mod reclaim;
 mod render;
 mod simulate;
 mod status;
@@ -32,6 +33,7 @@ use crate::scene::{
   pinfold scene import labels.sh > plan.yaml          a plan from kubectl label commands
   pinfold scene simulate plan.yaml --count 10         which task would come to which node
   pinfold scene render plan.yaml --job job.yaml       the objects of a training cluster
+  pinfold scene reclaim --watch                       end parameter servers whose workers have succeeded
   pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
   pinfold scene status --live                         the same of a cluster: its plan, nodes and claims
 
@@ -49,6 +51,7 @@ enum SceneCommand {
     Import(import::Import),
     Render(Box<render::RenderArgs>),
     Simulate(simulate::SimulateArgs),
+    Reclaim(reclaim::ReclaimArgs),
     /// Print the custom resource definition of ScenePlan.
     Crd,
 }
@@ -96,6 +99,7 @@ impl SceneArgs {
             SceneCommand::Import(args) => args.run(),
             SceneCommand::Render(args) => args.run(),
             SceneCommand::Simulate(args) => args.run(),
+            SceneCommand::Reclaim(args) => args.run(),
             SceneCommand::Crd => {
                 super::emit(&yaml(&definition())?)?;
                 Ok(ExitCode::SUCCESS)

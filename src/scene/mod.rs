@@ -15,7 +15,7 @@
 //!    [`switch`] whether it may give up what it has.
 //! 5. [`import`] makes a plan of `kubectl label` commands, [`definition`] the custom resource definition.
 //! 6. [`tasks`] says which task of a training job belongs to which slot; [`render()`] makes the job's objects from that,
-//!    and [`simulate()`] shows which node each task would come to.
+//!    and [`simulate()`] shows which node each task would come to. [`reclaim()`] says when its parameter servers have nobody left to serve.
 //!
 //! Invariant: two slots never share labels or a name, and a label is only ever taken away because a plan that was read
 //! says so.
@@ -27,6 +27,7 @@ mod import;
 mod label;
 mod node;
 mod plan;
+mod reclaim;
 mod render;
 mod schema;
 mod selector;
@@ -46,6 +47,7 @@ pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene, ScenePlan,
     ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
+pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use render::{
     Asked, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER, RECLAIM_LABEL, ROLES, Reclaim, Rendered,
     RoleTasks, Share, Slice, TASK_LABELS, Task, TaskOf, TrainingJob, WORKERS, asked, render, roles, tasks,

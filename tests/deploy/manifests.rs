@@ -6,7 +6,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ValidatingAdmissionPolicy,
     ValidatingAdmissionPolicyBinding,
 };
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -25,6 +25,7 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
         ("v1", "ServiceAccount") => strictly::<ServiceAccount>(object),
         ("v1", "ConfigMap") => strictly::<ConfigMap>(object),
         ("apps/v1", "DaemonSet") => strictly::<DaemonSet>(object),
+        ("apps/v1", "Deployment") => strictly::<Deployment>(object),
         ("rbac.authorization.k8s.io/v1", "Role") => strictly::<Role>(object),
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => strictly::<RoleBinding>(object),
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => strictly::<ClusterRole>(object),
@@ -71,6 +72,9 @@ fn every_field_is_known() {
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
         check(&documents(&format!("deploy/components/{kind}/{kind}.yaml")), kind);
+    }
+    for file in ["rbac", "policy", "deployment"] {
+        check(&documents(&format!("deploy/components/reclaim/{file}.yaml")), file);
     }
     // The check itself: a field that is none, a wrong type, a value that changes.
     let mut wrong = documents("deploy/base/daemonset.yaml").remove(0);
@@ -175,6 +179,9 @@ fn kubectl_takes_them() {
     for kind in ["podmonitor", "prometheusrule"] {
         objects.extend(documents(&format!("deploy/components/{kind}/{kind}.yaml")));
     }
+    for file in ["rbac", "policy", "deployment"] {
+        objects.extend(documents(&format!("deploy/components/reclaim/{file}.yaml")));
+    }
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
     let taken = dry_run(&kubectl, &list.to_string(), &objects);
     assert_eq!(taken.len(), objects.len());
@@ -222,4 +229,41 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
         let policy = &documents(&format!("deploy/base/{policy}.yaml"))[0];
         assert_eq!(policy["spec"]["matchConditions"][0]["expression"], user);
     }
+}
+
+#[test]
+fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
+    let objects = documents("deploy/components/reclaim/rbac.yaml");
+    let words = |value: &Value| -> Vec<String> {
+        value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
+    };
+    let rules = find(&objects, "ClusterRole", "pinfold-reclaim")["rules"].as_array().unwrap().clone();
+    let allowed: Vec<String> = rules
+        .iter()
+        .map(|rule| format!("{} {}", words(&rule["resources"]).join(","), words(&rule["verbs"]).join(",")))
+        .collect();
+    assert_eq!(allowed, ["jobs list", "deployments list,delete", "services list,delete", "tfjobs list"]);
+    let deployment = &documents("deploy/components/reclaim/deployment.yaml")[0];
+    let pod = &deployment["spec"]["template"];
+    let binding = find(&objects, "ClusterRoleBinding", "pinfold-reclaim");
+    assert_eq!(binding["subjects"].as_array().unwrap().len(), 1);
+    assert_eq!(binding["subjects"][0]["name"], pod["spec"]["serviceAccountName"]);
+    assert_eq!(pod["spec"]["serviceAccountName"], "pinfold-reclaim");
+    let policy = &documents("deploy/components/reclaim/policy.yaml")[0];
+    let user = "request.userInfo.username == 'system:serviceaccount:pinfold:pinfold-reclaim'";
+    assert_eq!(policy["spec"]["matchConditions"][0]["expression"], user);
+    // Neither the DaemonSet nor the PodMonitor takes its pod for an agent.
+    let agents = &documents("deploy/base/daemonset.yaml")[0]["spec"]["selector"]["matchLabels"];
+    assert_ne!(*agents, pod["metadata"]["labels"]);
+    assert_eq!(deployment["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]);
+    // The program takes the arguments that stand there.
+    let container = &pod["spec"]["containers"][0];
+    let args = words(&container["args"]);
+    let said = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(&args)
+        .args(["--kubeconfig", "/no/such/file"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(said.contains("/no/such/file"), "{said}");
 }
