@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::node::natural;
 use super::render::{Asked, PS, Task, roles, tasks};
 use super::{
-    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, ScenePlan, Slots, assign,
+    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, ScenePlan, Slot, Slots,
+    assign,
 };
 
 /// Which node each task would come to.
@@ -49,15 +50,21 @@ pub fn simulate(
     let mut given: BTreeMap<&str, Given> = BTreeMap::new();
     let mut simulation = Simulation::default();
     let mut double = BTreeSet::new();
+    // Ten thousand servers are not compared with ten thousand nodes.
+    let mut by_index: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
+    for node in nodes {
+        if let Some(index) = node.labels.get(&plan.spec.labels.index) {
+            by_index.entry(index).or_default().push(node);
+        }
+    }
     for task in all {
         let labels = plan.spec.labels.labels(&task.slot);
         // Aliases are for people: pods ask for the four keys.
         let labels: Labels =
             labels.into_iter().filter(|(key, _)| plan.spec.labels.keys().contains(&key.as_str())).collect();
-        let mut fitting: Vec<&Node> = nodes
-            .iter()
-            .filter(|node| labels.iter().all(|(key, value)| node.labels.get(key) == Some(value)))
-            .collect();
+        let there = by_index.get(task.slot.index.to_string().as_str()).map(Vec::as_slice).unwrap_or_default();
+        let has = |node: &Node| labels.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+        let mut fitting: Vec<&Node> = there.iter().copied().filter(|node| has(node)).collect();
         fitting.sort_by(|a, b| natural(&a.name, &b.name));
         if fitting.len() > 1 && double.insert(task.slot.clone()) {
             let names: Vec<&str> = fitting.iter().map(|node| node.name.as_str()).collect();
@@ -106,14 +113,16 @@ pub fn simulate(
 pub fn claimed(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Vec<Node> {
     let keys = &plan.spec.labels;
     let assignment = assign(plan, slots, nodes);
+    let given = assignment.given.iter().filter_map(|(slot, name)| Some((name.as_deref()?, slot)));
+    let given: BTreeMap<&str, &Slot> = given.collect();
+    let spare: BTreeSet<&str> = assignment.spare.iter().map(String::as_str).collect();
+    let owned = keys.owned();
     let mut nodes = nodes.to_vec();
     for node in &mut nodes {
-        let slot =
-            assignment.given.iter().find(|(_, name)| name.as_ref() == Some(&node.name)).map(|(slot, _)| slot);
+        let slot = given.get(node.name.as_str());
         // What has no slot of this case and is a candidate loses the labels of another.
-        if slot.is_some() || assignment.spare.contains(&node.name) {
-            let owned: BTreeSet<String> = keys.owned().into_iter().map(str::to_owned).collect();
-            node.labels.retain(|key, _| !owned.contains(key));
+        if slot.is_some() || spare.contains(node.name.as_str()) {
+            node.labels.retain(|key, _| !owned.contains(key.as_str()));
         }
         node.labels.extend(slot.into_iter().flat_map(|slot| keys.labels(slot)));
     }

@@ -113,13 +113,11 @@ fn object(slots: &Slots, simulation: &Simulation) -> Value {
 }
 
 fn table(slots: &Slots, simulation: &Simulation) -> String {
-    let mut nodes: Vec<(&str, Vec<&Task>)> = Vec::new();
+    let mut by_node: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();
     for (task, node) in &simulation.placed {
-        match nodes.iter_mut().find(|(name, _)| name == node) {
-            Some((_, tasks)) => tasks.push(task),
-            None => nodes.push((node, vec![task])),
-        }
+        by_node.entry(node).or_default().push(task);
     }
+    let mut nodes: Vec<(&str, Vec<&Task>)> = by_node.into_iter().collect();
     nodes.sort_by_key(|(_, tasks)| {
         let slot = tasks.first().and_then(|task| slots.position(&task.slot));
         slot.unwrap_or(usize::MAX)
@@ -139,12 +137,9 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
         super::many(nodes.len(), "node"),
         simulation.pending.len()
     );
-    let mut reasons: Vec<(&str, Vec<&Task>)> = Vec::new();
+    let mut reasons: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();
     for (task, why) in &simulation.pending {
-        match reasons.iter_mut().find(|(reason, _)| reason == why) {
-            Some((_, tasks)) => tasks.push(task),
-            None => reasons.push((why, vec![task])),
-        }
+        reasons.entry(why).or_default().push(task);
     }
     text.extend(reasons.iter().map(|(why, tasks)| format!("pending: {}: {why}\n", ranges(tasks))));
     text.extend(simulation.notes.iter().map(|note| format!("note: {note}\n")));
