@@ -25,6 +25,8 @@ mod live;
 mod node;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/reclaim.rs"]
+mod reclaim;
 #[path = "cluster/scenes.rs"]
 mod scenes;
 #[path = "cluster/simulation.rs"]

@@ -12,6 +12,10 @@ mod gate;
 #[allow(dead_code, reason = "the tests of the agent use more of it")]
 #[path = "support/kernel.rs"]
 mod kernel;
+#[path = "support/kubectl.rs"]
+mod kubectl;
+#[path = "support/strict.rs"]
+mod strict;
 #[path = "support/yaml.rs"]
 mod yaml;
 

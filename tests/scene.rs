@@ -3,6 +3,19 @@
 // A helper that can't do its work fails the test that called it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "support/gate.rs"]
+mod gate;
+#[path = "support/kubectl.rs"]
+mod kubectl;
+#[path = "support/strict.rs"]
+mod strict;
+#[allow(dead_code, unused_imports, reason = "the tests of deploy use more of it")]
+#[path = "deploy/tools.rs"]
+mod tools;
+#[allow(dead_code, reason = "the tests of deploy use more of it")]
+#[path = "support/yaml.rs"]
+mod yaml;
+
 #[path = "scene/agent.rs"]
 mod agent;
 #[path = "scene/check.rs"]
@@ -13,6 +26,14 @@ mod command;
 mod import;
 #[path = "scene/properties.rs"]
 mod properties;
+#[path = "scene/render.rs"]
+mod render;
+#[path = "scene/render/faults.rs"]
+mod render_faults;
+#[path = "scene/render/operators.rs"]
+mod render_operators;
+#[path = "scene/simulate.rs"]
+mod simulate;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -4,6 +4,9 @@ mod check;
 mod import;
 mod labels;
 mod live;
+mod reclaim;
+mod render;
+mod simulate;
 mod status;
 
 use std::fs;
@@ -16,7 +19,8 @@ use clap::{Args, Subcommand};
 
 use crate::pod::quantity;
 use crate::scene::{
-    Amounts, Document, Node, ScenePlan, Severity, Slots, check, definition, read, read_nodes, slots,
+    Amounts, Document, Node, ScenePlan, Severity, Slots, TrainingJob, check, definition, read, read_nodes,
+    slots,
 };
 
 /// Check plans of scenes and cases, and show which node gets which labels.
@@ -27,6 +31,9 @@ use crate::scene::{
   pinfold scene labels plan.yaml --nodes nodes.yaml   who gets which labels
   pinfold scene status plan.yaml --nodes nodes.yaml   what is claimed, missing, double
   pinfold scene import labels.sh > plan.yaml          a plan from kubectl label commands
+  pinfold scene simulate plan.yaml --count 10         which task would come to which node
+  pinfold scene render plan.yaml --job job.yaml       the objects of a training cluster
+  pinfold scene reclaim --watch                       end parameter servers whose workers have succeeded
   pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
   pinfold scene status --live                         the same of a cluster: its plan, nodes and claims
 
@@ -42,6 +49,9 @@ enum SceneCommand {
     Labels(labels::LabelsArgs),
     Status(status::StatusArgs),
     Import(import::Import),
+    Render(Box<render::RenderArgs>),
+    Simulate(simulate::SimulateArgs),
+    Reclaim(reclaim::ReclaimArgs),
     /// Print the custom resource definition of ScenePlan.
     Crd,
 }
@@ -87,6 +97,9 @@ impl SceneArgs {
             SceneCommand::Labels(args) => args.run(),
             SceneCommand::Status(args) => args.run(),
             SceneCommand::Import(args) => args.run(),
+            SceneCommand::Render(args) => args.run(),
+            SceneCommand::Simulate(args) => args.run(),
+            SceneCommand::Reclaim(args) => args.run(),
             SceneCommand::Crd => {
                 super::emit(&yaml(&definition())?)?;
                 Ok(ExitCode::SUCCESS)
@@ -120,16 +133,28 @@ impl CaseOf {
 
     /// The slots of the case that is meant.
     fn slots(&self, plan: &ScenePlan) -> anyhow::Result<Slots> {
+        let (scene, case) = self.names(plan, &TrainingJob::default())?;
+        Ok(slots(plan, &scene, &case)?)
+    }
+
+    /// The scene and the case that are meant: the flags', else the job's, else the plan's active ones.
+    fn names(&self, plan: &ScenePlan, job: &TrainingJob) -> anyhow::Result<(String, String)> {
         let active = plan.spec.active.as_ref();
-        let scene = self.scene.as_ref().or_else(|| active.map(|active| &active.scene));
-        let case = self.case.as_ref().or_else(|| active.map(|active| &active.case));
-        let (Some(scene), Some(case)) = (scene, case) else {
-            anyhow::bail!(
+        let named = [
+            (self.scene.as_ref(), self.case.as_ref()),
+            (job.scene.as_ref(), job.case.as_ref()),
+            (active.map(|active| &active.scene), active.map(|active| &active.case)),
+        ];
+        match named.into_iter().find(|(scene, case)| scene.is_some() || case.is_some()) {
+            Some((Some(scene), Some(case))) => Ok((scene.clone(), case.clone())),
+            Some(_) => anyhow::bail!(
+                "the job names a scene or a case alone: name both, or neither for the active one"
+            ),
+            None => anyhow::bail!(
                 "plan {} has no active case: choose one with --scene and --case",
                 plan.metadata.name.as_deref().unwrap_or_default()
-            );
-        };
-        Ok(slots(plan, scene, case)?)
+            ),
+        }
     }
 }
 

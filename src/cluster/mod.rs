@@ -5,7 +5,8 @@
 //!                              ├─> scenes   this node's place by the plans: which labels, which claim
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
-//!                              └─> events   a queue that never blocks, Events with counts
+//!                              ├─> events   a queue that never blocks, Events with counts
+//!                              └─> reclaim  parameter servers whose workers have succeeded (no agent does this)
 //! ```
 //!
 //! Everything here works on from what it has when the API is away: [`pods`] never says that a pod is gone unless the server
@@ -25,6 +26,7 @@ pub mod events;
 pub mod node;
 pub mod peers;
 pub mod pods;
+pub mod reclaim;
 pub mod scenes;
 
 pub use backoff::{Backoff, Dice};

@@ -14,6 +14,8 @@
 //! 4. An agent asks [`duty`] what its node is to have by all plans, [`Want::order`] which slots to try first, and
 //!    [`switch`] whether it may give up what it has.
 //! 5. [`import`] makes a plan of `kubectl label` commands, [`definition`] the custom resource definition.
+//! 6. [`tasks`] says which task of a training job belongs to which slot; [`render()`] makes the job's objects from that,
+//!    and [`simulate()`] shows which node each task would come to. [`reclaim()`] says when its parameter servers have nobody left to serve.
 //!
 //! Invariant: two slots never share labels or a name, and a label is only ever taken away because a plan that was read
 //! says so.
@@ -25,8 +27,11 @@ mod import;
 mod label;
 mod node;
 mod plan;
+mod reclaim;
+mod render;
 mod schema;
 mod selector;
+mod simulate;
 mod slot;
 mod status;
 mod tree;
@@ -37,13 +42,19 @@ pub use check::{Amounts, Finding, Severity, check};
 pub use document::{Document, Place, ReadError, read};
 pub use import::{ImportError, Imported, import};
 pub use label::{Holding, LabelKeys, Labels, key_fault, reserved_domain, subdomain_fault, value_fault};
-pub use node::{Node, read_nodes};
+pub use node::{Node, NodeTaint, read_nodes};
 pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene, ScenePlan,
     ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
+pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
+pub use render::{
+    Asked, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER, RECLAIM_LABEL, ROLES, Reclaim, Rendered,
+    RoleTasks, Share, Slice, TASK_LABELS, Task, TaskOf, TrainingJob, WORKERS, asked, render, roles, tasks,
+};
 pub use schema::definition;
 pub use selector::{NodeSelector, Operator, Requirement};
+pub use simulate::{Simulation, claimed, invented, simulate};
 pub use slot::{NoSuchCase, Slot, Slots, is_lease_of, slots, try_order};
 pub use status::{Status, status};
 pub use tree::Path;

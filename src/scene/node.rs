@@ -22,6 +22,21 @@ pub struct Node {
     pub allocatable: BTreeMap<String, Amount>,
     /// Whether it is cordoned: no new pod comes to it.
     pub cordoned: bool,
+    /// Its taints.
+    pub taints: Vec<NodeTaint>,
+}
+
+part! {
+    /// A taint of a node.
+    #[derive(PartialEq, Eq)]
+    pub struct NodeTaint: "a taint" {
+        /// Its key.
+        pub key: String = "key",
+        /// Its value.
+        pub value: String = "value",
+        /// What it does to pods that don't tolerate it.
+        pub effect: String = "effect",
+    }
 }
 
 /// The nodes in a text: YAML or JSON, many documents, Nodes or Lists of them, as `kubectl get nodes -o yaml` prints them.
@@ -101,6 +116,7 @@ part! {
 part! {
     struct Spec: "a node's spec" {
         unschedulable: bool = "unschedulable",
+        taints: Vec<NodeTaint> = "taints",
     }
 }
 
@@ -115,11 +131,13 @@ part! {
 impl From<Item> for Node {
     fn from(item: Item) -> Self {
         let metadata = item.metadata.unwrap_or_default();
+        let spec = item.spec.unwrap_or_default();
         Self {
             name: metadata.name.unwrap_or_default(),
             labels: metadata.labels.unwrap_or_default(),
             allocatable: item.status.unwrap_or_default().allocatable.unwrap_or_default(),
-            cordoned: item.spec.unwrap_or_default().unschedulable.unwrap_or_default(),
+            cordoned: spec.unschedulable.unwrap_or_default(),
+            taints: spec.taints.unwrap_or_default(),
         }
     }
 }

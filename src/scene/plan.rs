@@ -283,7 +283,7 @@ fn counts_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-fn amounts_schema(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn amounts_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "additionalProperties": {"x-kubernetes-int-or-string": true},

@@ -18,7 +18,7 @@ pub fn definition() -> CustomResourceDefinition {
 }
 
 /// A violation: where, what, and what to do.
-type Violation = (Path, String, String);
+pub(super) type Violation = (Path, String, String);
 
 fn schema() -> Option<JSONSchemaProps> {
     let version = definition().spec.versions.into_iter().next()?;
@@ -114,6 +114,13 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
             ));
         }
     }
+    found
+}
+
+/// What a schema has against a whole document.
+pub(super) fn violations_of(tree: &Tree, schema: &JSONSchemaProps) -> Vec<Violation> {
+    let mut found = Vec::new();
+    walk(tree, schema, &Path::default(), &mut found);
     found
 }
 

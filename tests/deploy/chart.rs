@@ -85,6 +85,13 @@ fn chart_and_overlays_render_the_same_objects() {
     let daemon = find(&controlled, "DaemonSet", "pinfold").to_string();
     assert!(daemon.contains("\"mountPath\":\"/sys/fs/resctrl\""), "{daemon}");
     same(template(&helm, &[namespace, "resctrl=true"]), controlled, "resctrl");
+
+    let folder = tempfile::tempdir_in(here("deploy")).unwrap();
+    let text = "resources: [../overlays/containerd]\ncomponents: [../components/reclaim]\n";
+    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    let reclaiming = kustomize(&kubectl, folder.path());
+    assert_eq!(find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"]["replicas"], 1);
+    same(template(&helm, &[namespace, "reclaim.enabled=true"]), reclaiming, "reclaim");
 }
 
 #[test]
@@ -142,6 +149,7 @@ fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
         ("labelKeys={a'b}", "/labelKeys/0"),
         ("kubeletDir=var", "/kubeletDir"),
         ("maxUnavailable=0", "/maxUnavailable"),
+        ("reclaim.afterSeconds=-1", "/reclaim/afterSeconds"),
     ] {
         let mut template = command(&helm);
         template.args(["template", "pinfold", "--set", value]).arg(here("deploy/helm/pinfold"));

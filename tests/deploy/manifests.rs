@@ -1,58 +1,21 @@
 //! The manifests: every field is one that the API knows, kubectl takes them, and what they grant is what is said.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::path::Path;
 use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ValidatingAdmissionPolicy,
     ValidatingAdmissionPolicyBinding,
 };
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::kubectl::dry_run;
+use crate::strict::strictly;
 use crate::tools::{documents, find, here, kustomize, program, succeed};
-
-/// Reads a value into a type and back; what is not there any more was no field of it.
-fn strictly<T: DeserializeOwned + Serialize>(value: &Value) -> Vec<String> {
-    let typed: T = match serde_json::from_value(value.clone()) {
-        Ok(typed) => typed,
-        Err(error) => return vec![error.to_string()],
-    };
-    let mut lost = Vec::new();
-    missing(value, &serde_json::to_value(typed).unwrap(), "", &mut lost);
-    lost
-}
-
-fn missing(from: &Value, to: &Value, path: &str, lost: &mut Vec<String>) {
-    match (from, to) {
-        (Value::Object(from), Value::Object(to)) => {
-            for (key, value) in from {
-                match to.get(key) {
-                    Some(other) => missing(value, other, &format!("{path}.{key}"), lost),
-                    // An empty value may be left out.
-                    None if value.is_null() || *value == json!({}) || *value == json!([]) => {}
-                    None => lost.push(format!("{path}.{key}: no such field")),
-                }
-            }
-        }
-        (Value::Array(from), Value::Array(to)) if from.len() == to.len() => {
-            for (at, (from, to)) in from.iter().zip(to).enumerate() {
-                missing(from, to, &format!("{path}[{at}]"), lost);
-            }
-        }
-        (Value::Number(from), Value::Number(to)) if from.as_f64() == to.as_f64() => {}
-        _ if from == to => {}
-        _ => lost.push(format!("{path}: {from} became {to}")),
-    }
-}
 
 /// What is wrong with an object, by the type of its kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
@@ -62,6 +25,7 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
         ("v1", "ServiceAccount") => strictly::<ServiceAccount>(object),
         ("v1", "ConfigMap") => strictly::<ConfigMap>(object),
         ("apps/v1", "DaemonSet") => strictly::<DaemonSet>(object),
+        ("apps/v1", "Deployment") => strictly::<Deployment>(object),
         ("rbac.authorization.k8s.io/v1", "Role") => strictly::<Role>(object),
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => strictly::<RoleBinding>(object),
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => strictly::<ClusterRole>(object),
@@ -108,6 +72,9 @@ fn every_field_is_known() {
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
         check(&documents(&format!("deploy/components/{kind}/{kind}.yaml")), kind);
+    }
+    for file in ["rbac", "policy", "deployment"] {
+        check(&documents(&format!("deploy/components/reclaim/{file}.yaml")), file);
     }
     // The check itself: a field that is none, a wrong type, a value that changes.
     let mut wrong = documents("deploy/base/daemonset.yaml").remove(0);
@@ -204,95 +171,6 @@ fn the_uninstall_patch_fits_every_overlay() {
     }
 }
 
-/// Answers discovery for the kinds of these objects, as an API server; nothing else.
-fn discovery(objects: &[Value]) -> std::net::SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let kinds: Vec<(String, String)> = objects
-        .iter()
-        .map(|one| (one["apiVersion"].as_str().unwrap().to_owned(), one["kind"].as_str().unwrap().to_owned()))
-        .collect();
-    let cluster = |kind: &str| {
-        let core = matches!(kind, "ServiceAccount" | "ConfigMap" | "Role" | "RoleBinding" | "DaemonSet");
-        !(core || matches!(kind, "PodMonitor" | "PrometheusRule"))
-    };
-    let answer = move |path: &str| -> Option<Value> {
-        if path == "/api" {
-            return Some(
-                json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
-            );
-        }
-        let mut versions: Vec<&str> =
-            kinds.iter().map(|(version, _)| version.as_str()).filter(|version| *version != "v1").collect();
-        versions.sort_unstable();
-        versions.dedup();
-        if path == "/apis" {
-            let groups = versions.iter().map(|version| {
-                let (group, number) = version.split_once('/').unwrap();
-                let version = json!({"groupVersion": version, "version": number});
-                json!({"name": group, "versions": [version], "preferredVersion": version})
-            });
-            let groups: Vec<Value> = groups.collect();
-            return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
-        }
-        let version = path.strip_prefix("/apis/").or_else(|| path.strip_prefix("/api/"))?;
-        let mut names: Vec<&String> =
-            kinds.iter().filter(|(other, _)| other == version).map(|(_, kind)| kind).collect();
-        names.dedup();
-        let resources: Vec<Value> = names
-            .iter()
-            .map(|kind| {
-                let plural = kind.to_lowercase();
-                let plural = if plural.ends_with('y') {
-                    format!("{}ies", plural.trim_end_matches('y'))
-                } else if plural.ends_with('s') {
-                    format!("{plural}es")
-                } else {
-                    format!("{plural}s")
-                };
-                json!({"name": plural, "singularName": "", "namespaced": !cluster(kind), "kind": kind, "verbs": ["create", "get"]})
-            })
-            .collect();
-        (!resources.is_empty()).then(|| {
-            json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
-        })
-    };
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-            let Some(first) = lines.next() else { continue };
-            while lines.next().is_some_and(|line| !line.is_empty()) {}
-            let path = first.split(' ').nth(1).unwrap_or_default();
-            let path = path.split('?').next().unwrap_or_default();
-            let (status, body) = match answer(path) {
-                Some(body) => ("200 OK", body.to_string()),
-                None => ("404 Not Found", String::new()),
-            };
-            let _ = write!(
-                stream,
-                "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-                body.len()
-            );
-        }
-    });
-    address
-}
-
-fn dry_run(kubectl: &Path, objects: &[Value]) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    std::fs::write(folder.path().join("list.json"), list.to_string()).unwrap();
-    let server = format!("http://{}", discovery(objects));
-    succeed(
-        Command::new(kubectl)
-            .env("HOME", folder.path())
-            .env_remove("KUBECONFIG")
-            .args(["create", "--dry-run=client", "--validate=false", "-s", &server, "-o", "name", "-f"])
-            .arg(folder.path().join("list.json")),
-    )
-}
-
 #[test]
 fn kubectl_takes_them() {
     let Some(kubectl) = program("kubectl") else { return };
@@ -301,9 +179,13 @@ fn kubectl_takes_them() {
     for kind in ["podmonitor", "prometheusrule"] {
         objects.extend(documents(&format!("deploy/components/{kind}/{kind}.yaml")));
     }
-    let names = dry_run(&kubectl, &objects);
-    assert_eq!(names.lines().count(), objects.len(), "{names}");
-    assert!(names.contains("daemonset.apps/pinfold"), "{names}");
+    for file in ["rbac", "policy", "deployment"] {
+        objects.extend(documents(&format!("deploy/components/reclaim/{file}.yaml")));
+    }
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    let taken = dry_run(&kubectl, &list.to_string(), &objects);
+    assert_eq!(taken.len(), objects.len());
+    assert_eq!(find(&taken, "DaemonSet", "pinfold")["apiVersion"], "apps/v1");
 }
 
 #[test]
@@ -347,4 +229,41 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
         let policy = &documents(&format!("deploy/base/{policy}.yaml"))[0];
         assert_eq!(policy["spec"]["matchConditions"][0]["expression"], user);
     }
+}
+
+#[test]
+fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
+    let objects = documents("deploy/components/reclaim/rbac.yaml");
+    let words = |value: &Value| -> Vec<String> {
+        value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
+    };
+    let rules = find(&objects, "ClusterRole", "pinfold-reclaim")["rules"].as_array().unwrap().clone();
+    let allowed: Vec<String> = rules
+        .iter()
+        .map(|rule| format!("{} {}", words(&rule["resources"]).join(","), words(&rule["verbs"]).join(",")))
+        .collect();
+    assert_eq!(allowed, ["jobs list", "deployments list,delete", "services list,delete", "tfjobs list"]);
+    let deployment = &documents("deploy/components/reclaim/deployment.yaml")[0];
+    let pod = &deployment["spec"]["template"];
+    let binding = find(&objects, "ClusterRoleBinding", "pinfold-reclaim");
+    assert_eq!(binding["subjects"].as_array().unwrap().len(), 1);
+    assert_eq!(binding["subjects"][0]["name"], pod["spec"]["serviceAccountName"]);
+    assert_eq!(pod["spec"]["serviceAccountName"], "pinfold-reclaim");
+    let policy = &documents("deploy/components/reclaim/policy.yaml")[0];
+    let user = "request.userInfo.username == 'system:serviceaccount:pinfold:pinfold-reclaim'";
+    assert_eq!(policy["spec"]["matchConditions"][0]["expression"], user);
+    // Neither the DaemonSet nor the PodMonitor takes its pod for an agent.
+    let agents = &documents("deploy/base/daemonset.yaml")[0]["spec"]["selector"]["matchLabels"];
+    assert_ne!(*agents, pod["metadata"]["labels"]);
+    assert_eq!(deployment["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]);
+    // The program takes the arguments that stand there.
+    let container = &pod["spec"]["containers"][0];
+    let args = words(&container["args"]);
+    let said = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(&args)
+        .args(["--kubeconfig", "/no/such/file"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(said.contains("/no/such/file"), "{said}");
 }

@@ -38,6 +38,9 @@ impl Kind {
             kind("", "v1", "pods", "Pod", true, true),
             kind("", "v1", "events", "Event", true, false),
             kind("", "v1", "configmaps", "ConfigMap", true, true),
+            kind("", "v1", "services", "Service", true, true),
+            kind("apps", "v1", "deployments", "Deployment", true, true),
+            kind("batch", "v1", "jobs", "Job", true, true),
             kind("events.k8s.io", "v1", "events", "Event", true, false),
             kind("coordination.k8s.io", "v1", "leases", "Lease", true, true),
             kind(
@@ -92,7 +95,10 @@ impl Kind {
     /// Whether a plain write leaves the status as it is.
     pub(crate) fn has_status(&self) -> bool {
         self.custom()
-            || matches!(self.kind.as_str(), "Pod" | "Node" | "Namespace" | "CustomResourceDefinition")
+            || matches!(
+                self.kind.as_str(),
+                "Pod" | "Node" | "Namespace" | "CustomResourceDefinition" | "Deployment" | "Job"
+            )
     }
 
     /// An object that says nothing, as the server's own types hold it.

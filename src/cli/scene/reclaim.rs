@@ -1,0 +1,230 @@
+//! `pinfold scene reclaim`: parameter servers that have nobody left to serve.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::super::Format;
+use crate::cluster::connect::{Connection, connect};
+use crate::cluster::reclaim::{Reclaimer, Round};
+use crate::cluster::{Api, ErrorKind, Failure};
+use crate::scene::{Reclaimable, Verdict};
+
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Take parameter servers away when every worker of their job has succeeded.
+///
+/// Jobs ask for it by the label pinfold.io/reclaim=ps, which pinfold scene render sets with --reclaim. Their Deployments and Services
+/// are deleted some seconds after the last worker has succeeded; if a worker has failed or is missing, they stay. Only
+/// what the API server has decides: it may be run twice, by several, or after a break. TFJobs are left to their operator.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene reclaim --dry-run                     what would go, what stays and why
+  pinfold scene reclaim                               once
+  pinfold scene reclaim --watch --after 30            until it is ended (deploy/components/reclaim does this)
+  pinfold scene reclaim --namespace train -o json
+
+Exit codes: 0 done, 2 the API server can't be asked, or something could not be deleted.")]
+pub(super) struct ReclaimArgs {
+    /// Only in this namespace.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Seconds after the last worker has succeeded, where the job names none.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86400))]
+    after: u32,
+    /// Say what would be deleted, and delete nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Look again and again.
+    #[arg(long)]
+    watch: bool,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, requires = "watch", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    every: u32,
+    /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Form of the output; with --watch, a line for each change, or an object for each look.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+// === impl ReclaimArgs ===
+
+impl ReclaimArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = super::super::run::runtime()?;
+        runtime.block_on(async {
+            let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let api = Api::new(way.client.clone(), DEADLINE);
+            let reclaimer = Reclaimer::new(api, self.namespace.clone(), self.after, self.dry_run);
+            if self.watch { self.watch(&reclaimer, &way).await } else { self.once(&reclaimer, &way).await }
+        })
+    }
+
+    async fn once(&self, reclaimer: &Reclaimer, way: &Connection) -> anyhow::Result<ExitCode> {
+        let round = match reclaimer.once().await {
+            Ok(round) => round,
+            Err(failure) => return Err(told(failure, way)),
+        };
+        match self.output {
+            Format::Json => super::super::json(&object(&round, self.dry_run))?,
+            Format::Text => {
+                let mut lines: Vec<String> = round.jobs.iter().map(line).collect();
+                lines.extend(deleted(&round, self.dry_run));
+                if lines.is_empty() {
+                    lines.push(
+                        "no job with parameter servers asks for it (label pinfold.io/reclaim=ps)".to_owned(),
+                    );
+                }
+                lines.extend(round.hints.iter().cloned());
+                super::super::emit(&lines.join("\n"))?;
+            }
+        }
+        if let Some((kind, namespace, name, failure)) = round.failed.first() {
+            bail!(
+                "{} could not be deleted, {kind} {namespace}/{name} first: {failure}; it may be run again",
+                super::many(round.failed.len(), "object")
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn watch(&self, reclaimer: &Reclaimer, way: &Connection) -> anyhow::Result<ExitCode> {
+        let stop = CancellationToken::new();
+        let mut terminate = signal(SignalKind::terminate()).context("can't listen for SIGTERM")?;
+        let ended = stop.clone();
+        let signals = tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            ended.cancel();
+        });
+        let mut said: BTreeMap<String, String> = BTreeMap::new();
+        let every = Duration::from_secs(self.every.into());
+        let mut broken = Ok(());
+        reclaimer
+            .watch(every, &stop, |round| {
+                let done = self.tell(round, way, &mut said);
+                if done.is_err() {
+                    broken = done;
+                    stop.cancel();
+                }
+            })
+            .await;
+        signals.abort();
+        broken?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Each thing once, until it changes.
+    fn tell(
+        &self,
+        round: Result<Round, Failure>,
+        way: &Connection,
+        said: &mut BTreeMap<String, String>,
+    ) -> anyhow::Result<()> {
+        let round = match round {
+            Ok(round) => round,
+            Err(failure) => {
+                let words = format!("{:#}", told(failure, way));
+                if said.insert("the API server".to_owned(), words.clone()).as_ref() != Some(&words) {
+                    eprintln!("pinfold: {words}");
+                }
+                return Ok(());
+            }
+        };
+        if self.output == Format::Json {
+            return super::super::json(&object(&round, self.dry_run));
+        }
+        let jobs = round.jobs.iter().map(|job| (format!("{}/{}", job.namespace, job.job), line(job)));
+        let gone = deleted(&round, self.dry_run).map(|words| (words.clone(), words));
+        let hints = round.hints.iter().map(|hint| (hint.clone(), hint.clone()));
+        let failed = round.failed.iter().map(|(kind, namespace, name, failure)| {
+            (
+                format!("{kind} {namespace}/{name}"),
+                format!("{kind} {namespace}/{name} can't be deleted: {failure}"),
+            )
+        });
+        let now: BTreeMap<String, String> = jobs.chain(gone).chain(hints).chain(failed).collect();
+        for (key, words) in &now {
+            if said.get(key) != Some(words) {
+                super::super::emit(words)?;
+            }
+        }
+        *said = now;
+        Ok(())
+    }
+}
+
+/// One job in a sentence.
+fn line(job: &Reclaimable) -> String {
+    let what = match &job.verdict {
+        Verdict::Running { succeeded, of } => format!("{succeeded} of {of} workers have succeeded"),
+        Verdict::Waiting { until } => {
+            let at = k8s_openapi::jiff::Timestamp::from_second(*until)
+                .map_or_else(|_| until.to_string(), |at| at.to_string());
+            format!("every worker has succeeded; the parameter servers go at {at}")
+        }
+        Verdict::Reclaim => "every worker has succeeded; nobody needs the parameter servers".to_owned(),
+        Verdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
+    };
+    format!("{}/{}: {what}", job.namespace, job.job)
+}
+
+/// What is gone now, in a sentence.
+fn deleted(round: &Round, dry_run: bool) -> Option<String> {
+    let names = round.deleted.iter().map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"));
+    let names = names.collect::<Vec<_>>().join(", ");
+    (!names.is_empty()).then(|| format!("{}: {names}", if dry_run { "would be deleted" } else { "deleted" }))
+}
+
+fn object(round: &Round, dry_run: bool) -> Value {
+    let jobs = round.jobs.iter().map(|job| {
+        let (verdict, more) = match &job.verdict {
+            Verdict::Running { succeeded, of } => ("running", json!({"succeeded": succeeded, "of": of})),
+            Verdict::Waiting { until } => ("waiting", json!({"until": until})),
+            Verdict::Reclaim => ("reclaim", json!({})),
+            Verdict::Kept { reason } => ("kept", json!({"reason": reason})),
+        };
+        let mut object = json!({"namespace": job.namespace, "job": job.job, "verdict": verdict});
+        if let (Some(fields), Some(more)) = (object.as_object_mut(), more.as_object()) {
+            fields.extend(more.clone());
+            let servers =
+                job.servers.iter().map(|item| json!({"kind": item.kind.to_string(), "name": item.name}));
+            fields.insert("servers".to_owned(), servers.collect());
+        }
+        object
+    });
+    let named = |kind: &crate::scene::ItemKind, namespace: &str, name: &str| json!({"kind": kind.to_string(), "namespace": namespace, "name": name});
+    json!({
+        "dryRun": dry_run,
+        "jobs": jobs.collect::<Vec<_>>(),
+        "deleted": round.deleted.iter().map(|(kind, namespace, name)| named(kind, namespace, name)).collect::<Vec<_>>(),
+        "failed": round.failed.iter().map(|(kind, namespace, name, _)| named(kind, namespace, name)).collect::<Vec<_>>(),
+        "hints": round.hints,
+    })
+}
+
+/// A failure, with what to do about it.
+fn told(failure: Failure, way: &Connection) -> anyhow::Error {
+    let advice = match failure.kind() {
+        ErrorKind::Forbidden => "it needs list on jobs, deployments and services, and delete on the last two",
+        ErrorKind::Unauthorized => "is the token in it still valid?",
+        ErrorKind::Connection | ErrorKind::Timeout => {
+            "is the API server up, and can it be reached from here?"
+        }
+        _ => "try again",
+    };
+    let doing = format!("nothing is decided: can't look at {} (by {}); {advice}", way.server, way.origin);
+    anyhow::Error::new(failure).context(doing)
+}

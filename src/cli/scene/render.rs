@@ -1,0 +1,165 @@
+//! `pinfold scene render`: a training cluster's objects from a plan and a job's parameters.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::scene::{Format, Reclaim, Slice, TrainingJob, render};
+
+/// Print the objects of a training cluster for one case of a plan.
+///
+/// Each task's pod is sent to the server of its index by node affinity, and finds the others by PS_HOSTS, WORKER_HOSTS,
+/// TASK_TYPE, TASK_INDEX and TF_CONFIG in its environment. Commands name them as $(PS_HOSTS), which Kubernetes expands.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene render plan.yaml --job job.yaml | kubectl apply -f -
+  pinfold scene render plan.yaml --job job.yaml --scene 2 --case 2 --format volcano
+  pinfold scene render plan.yaml --name mnist --image registry.example/mnist:1 --script /opt/train.py
+  pinfold scene render plan.yaml --name mnist --image mnist:1 -- \\
+    python train.py '--ps_hosts=$(PS_HOSTS)' '--worker_hosts=$(WORKER_HOSTS)' \\
+    '--job_name=$(TASK_TYPE)' '--task_index=$(TASK_INDEX)'
+  pinfold scene render plan.yaml --job job.yaml --role worker --from 10 --to 19
+  pinfold scene render --schema > job.schema.json     the schema of job.yaml, for an editor
+
+Exit codes: 0 done (there may be warnings), 2 something is missing or wrong; all of it is named.")]
+pub(super) struct RenderArgs {
+    #[command(flatten)]
+    case: super::CaseOf,
+    /// File with the job's parameters (YAML or JSON); - is the standard input. Flags go before it.
+    #[arg(long, value_name = "FILE")]
+    job: Option<PathBuf>,
+    /// The job's name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// The namespace of the objects.
+    #[arg(long, value_name = "NAMESPACE")]
+    into: Option<String>,
+    /// The image of all containers.
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// The training script, in the image or on a volume.
+    #[arg(long, value_name = "PATH")]
+    script: Option<String>,
+    /// Whether tasks get CPUs of their own: requests equal limits.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pin: Option<bool>,
+    /// That the parameter servers are taken away when every worker has succeeded (pinfold scene reclaim).
+    #[arg(long)]
+    reclaim: bool,
+    /// Kind of the objects.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    format: Kind,
+    /// Only the tasks of this role.
+    #[arg(long, value_name = "ROLE")]
+    role: Option<String>,
+    /// Only tasks from this number on; they count from 0 in each role.
+    #[arg(long, value_name = "TASK")]
+    from: Option<u32>,
+    /// Only tasks up to this number, itself included.
+    #[arg(long, value_name = "TASK")]
+    to: Option<u32>,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Form,
+    /// Print the JSON schema of the job's parameters, and nothing else.
+    #[arg(long, exclusive = true)]
+    pub(super) schema: bool,
+    /// The program and its arguments; no shell is in between.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// The kind of the objects.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Kind {
+    /// Jobs, Deployments and Services.
+    #[default]
+    Native,
+    /// A TFJob of the Kubeflow training operator (kubeflow.org/v1).
+    Tfjob,
+    /// A Job of Volcano (batch.volcano.sh/v1alpha1).
+    Volcano,
+    /// A JobSet (jobset.x-k8s.io/v1alpha2).
+    Jobset,
+}
+
+/// The form of the output.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Form {
+    /// Documents for kubectl and people.
+    #[default]
+    Yaml,
+    /// One List.
+    Json,
+}
+
+// === impl RenderArgs ===
+
+impl RenderArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.schema {
+            super::super::emit(&serde_json::to_string_pretty(&TrainingJob::schema())?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut job = self.job.as_deref().map(job).transpose()?.unwrap_or_default();
+        let given = [
+            (&mut job.name, self.name),
+            (&mut job.namespace, self.into),
+            (&mut job.image, self.image),
+            (&mut job.script, self.script),
+        ];
+        for (field, flag) in given {
+            *field = flag.or(field.take());
+        }
+        job.pin = self.pin.or(job.pin);
+        if self.reclaim {
+            job.reclaim.get_or_insert_with(Reclaim::default);
+        }
+        if !self.command.is_empty() {
+            job.command = self.command;
+        }
+        let (plan, _) = self.case.with_cluster(false)?;
+        let (scene, case) = self.case.names(&plan, &job)?;
+        let format = match self.format {
+            Kind::Native => Format::Native,
+            Kind::Tfjob => Format::Tfjob,
+            Kind::Volcano => Format::Volcano,
+            Kind::Jobset => Format::Jobset,
+        };
+        let slice = Slice { role: self.role, from: self.from, to: self.to };
+        let rendered = match render(&plan, (&scene, &case), &job, format, &slice, super::AMOUNTS) {
+            Ok(rendered) => rendered,
+            Err(faults) => {
+                bail!("the job can't be rendered:\n  {}", faults.iter().collect::<Vec<_>>().join("\n  "))
+            }
+        };
+        match self.output {
+            Form::Yaml => {
+                let documents: Result<Vec<String>, _> = rendered.objects.iter().map(super::yaml).collect();
+                super::super::emit(&documents?.join("---\n"))?;
+            }
+            Form::Json => {
+                let list: Value = json!({"apiVersion": "v1", "kind": "List", "items": rendered.objects});
+                super::super::json(&list)?;
+            }
+        }
+        for warning in &rendered.warnings {
+            eprintln!("pinfold: {warning}");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The parameters in a file.
+pub(super) fn job(path: &Path) -> anyhow::Result<TrainingJob> {
+    match TrainingJob::read(&super::text(path)?, &path.display().to_string())? {
+        Ok(job) => Ok(job),
+        Err(findings) => {
+            let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+            bail!("the job's parameters can't be read:\n  {}", lines.join("\n  "))
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! `pinfold scene simulate`: which node each task would come to.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::Format;
+use crate::scene::{
+    Amount, Asked, Simulation, Slots, Task, asked, claimed, invented, roles, simulate, slots,
+};
+
+/// Show which node each task of a case would come to, before anything is created, and what would stay pending and why.
+///
+/// Looked at are the nodes' labels, cordons, taints, and what pods can have of them beside the job's other tasks. What other
+/// pods use is not known.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene simulate plan.yaml --scene 2 --case 2 --count 10 --cpu 8 --memory 64Gi
+  kubectl get nodes -o yaml | pinfold scene simulate plan.yaml --nodes -     nodes with the labels that they have
+  pinfold scene simulate plan.yaml --nodes nodes.yaml --claim                as agents would label them
+  pinfold scene simulate --live                                              the cluster's plan and nodes
+  pinfold scene simulate plan.yaml --job job.yaml --count 10 -o json
+
+Exit codes: 0 every task has a node, 1 some would stay pending, 2 bad input.")]
+pub(super) struct SimulateArgs {
+    #[command(flatten)]
+    case: super::CaseOf,
+    /// File with the cluster's Nodes; - is the standard input.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
+    nodes: Option<PathBuf>,
+    /// So many nodes that nobody has seen, labelled as agents would.
+    #[arg(long, value_name = "NODES", conflicts_with = "live")]
+    count: Option<u32>,
+    /// CPUs that pods can have of each of them; not looked at if not given.
+    #[arg(long, value_name = "CPUS", requires = "count")]
+    cpu: Option<String>,
+    /// Memory that pods can have of each of them; not looked at if not given.
+    #[arg(long, value_name = "BYTES", requires = "count")]
+    memory: Option<String>,
+    /// Label the nodes first as agents would.
+    #[arg(long)]
+    claim: bool,
+    /// File with the job's parameters: what its tasks request instead of what the plan says.
+    #[arg(long, value_name = "FILE")]
+    job: Option<PathBuf>,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+// === impl SimulateArgs ===
+
+impl SimulateArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let job = self.job.as_deref().map(super::render::job).transpose()?.unwrap_or_default();
+        let (plan, cluster) = self.case.with_cluster(false)?;
+        let (scene, case) = self.case.names(&plan, &job)?;
+        let slots = slots(&plan, &scene, &case)?;
+        let nodes = match self.count {
+            Some(count) => {
+                let given = [("cpu", &self.cpu), ("memory", &self.memory)];
+                let mut allocatable = BTreeMap::new();
+                for (resource, amount) in given {
+                    let Some(amount) = amount else { continue };
+                    (super::AMOUNTS.read)(resource, amount)
+                        .map_err(|fault| anyhow::anyhow!("--{resource} {amount:?}: {fault}"))?;
+                    allocatable.insert(resource.to_owned(), Amount(amount.clone()));
+                }
+                invented(&plan, count, &allocatable)
+            }
+            None => {
+                ensure!(
+                    self.nodes.is_some() || cluster.is_some(),
+                    "name a file with --nodes, a number with --count, or --live"
+                );
+                self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?
+            }
+        };
+        let nodes = if self.claim || self.count.is_some() { claimed(&plan, &slots, &nodes) } else { nodes };
+        let asked: BTreeMap<String, Asked> = roles(&plan, &scene, &case)?
+            .into_iter()
+            .map(|role| (role.role.clone(), asked(&plan, &job, &role.role)))
+            .collect();
+        let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, super::AMOUNTS)?;
+        match self.output {
+            Format::Json => super::super::json(&object(&slots, &simulation))?,
+            Format::Text => super::super::emit(&table(&slots, &simulation))?,
+        }
+        Ok(if simulation.pending.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+fn object(slots: &Slots, simulation: &Simulation) -> Value {
+    let task = |task: &Task, key: &str, value: &str| {
+        let mut object = json!({"role": task.role, "task": task.index, "index": task.slot.index});
+        if let Some(fields) = object.as_object_mut() {
+            fields.extend(task.slot.kind.iter().map(|kind| ("type".to_owned(), json!(kind))));
+            fields.insert(key.to_owned(), json!(value));
+        }
+        object
+    };
+    json!({
+        "scene": slots.scene(),
+        "case": slots.case(),
+        "placed": simulation.placed.iter().map(|(one, node)| task(one, "node", node)).collect::<Vec<_>>(),
+        "pending": simulation.pending.iter().map(|(one, why)| task(one, "why", why)).collect::<Vec<_>>(),
+        "notes": simulation.notes,
+    })
+}
+
+fn table(slots: &Slots, simulation: &Simulation) -> String {
+    let mut by_node: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();
+    for (task, node) in &simulation.placed {
+        by_node.entry(node).or_default().push(task);
+    }
+    let mut nodes: Vec<(&str, Vec<&Task>)> = by_node.into_iter().collect();
+    nodes.sort_by_key(|(_, tasks)| {
+        let slot = tasks.first().and_then(|task| slots.position(&task.slot));
+        slot.unwrap_or(usize::MAX)
+    });
+    let mut table = super::super::table(&["NODE", "TYPE", "INDEX", "TASKS"]);
+    for (node, tasks) in &nodes {
+        let slot = tasks.first().map(|task| &task.slot);
+        let kind = slot.and_then(|slot| slot.kind.as_deref()).unwrap_or("-");
+        let index = slot.map(|slot| slot.index.to_string()).unwrap_or_default();
+        table.add_row([(*node).to_owned(), kind.to_owned(), index, ranges(tasks)]);
+    }
+    let mut text = format!(
+        "{table}\nscene {} case {}: {} on {}, {} pending\n",
+        slots.scene(),
+        slots.case(),
+        super::many(simulation.placed.len(), "task"),
+        super::many(nodes.len(), "node"),
+        simulation.pending.len()
+    );
+    let mut reasons: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();
+    for (task, why) in &simulation.pending {
+        reasons.entry(why).or_default().push(task);
+    }
+    text.extend(reasons.iter().map(|(why, tasks)| format!("pending: {}: {why}\n", ranges(tasks))));
+    text.extend(simulation.notes.iter().map(|note| format!("note: {note}\n")));
+    text
+}
+
+/// Tasks as people write them: `ps 0, worker 0-9`.
+fn ranges(tasks: &[&Task]) -> String {
+    let mut parts: Vec<(&str, u32, u32)> = Vec::new();
+    for task in tasks {
+        match parts.last_mut() {
+            Some((role, _, last)) if *role == task.role && last.checked_add(1) == Some(task.index) => {
+                *last = task.index;
+            }
+            _ => parts.push((&task.role, task.index, task.index)),
+        }
+    }
+    let words = parts.into_iter().map(|(role, first, last)| match first == last {
+        true => format!("{role} {first}"),
+        false => format!("{role} {first}-{last}"),
+    });
+    words.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,315 @@
+//! Parameter servers that have nobody left to serve: looks at the objects, deletes what is to go, and looks again.
+//!
+//! [`scene::reclaim`](crate::scene::reclaim()) decides. What is deleted is exactly what was looked at (uid and version), so that
+//! of two who decide the second finds nothing to do, and what was changed meanwhile is looked at anew.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use k8s_openapi::jiff::Timestamp;
+use kube::core::params::{DeleteParams, ListParams, Preconditions};
+use kube::core::request;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::{Api, Backoff, Call, Dice, ErrorKind, Failure};
+use crate::scene::{Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
+
+/// Objects of a page: Jobs with hundreds of hosts in their environment are large.
+const PAGE: u32 = 200;
+
+/// How often what was changed meanwhile is looked at again at once.
+const LOOKS: u32 = 3;
+
+/// What reclaims, and how.
+#[derive(Debug, Clone)]
+pub struct Reclaimer {
+    api: Api,
+    /// The only namespace that is looked at.
+    namespace: Option<String>,
+    /// Seconds after the last worker, where a job names none.
+    after: u32,
+    /// Whether nothing is deleted.
+    dry_run: bool,
+}
+
+/// What a look at all jobs has led to.
+#[derive(Debug, Clone, Default)]
+pub struct Round {
+    /// All jobs that ask for it and have parameter servers, as they were found.
+    pub jobs: Vec<Reclaimable>,
+    /// What is gone now: kind, namespace and name; with a dry run, what would be.
+    pub deleted: Vec<(ItemKind, String, String)>,
+    /// What could not be deleted.
+    pub failed: Vec<(ItemKind, String, String, Failure)>,
+    /// TFJobs that keep their parameter servers, in words.
+    pub hints: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    kind: String,
+    #[serde(default)]
+    metadata: ListMeta,
+    items: Vec<Value>,
+}
+
+/// What became of a delete.
+enum Gone {
+    /// It is gone, by us or by somebody else.
+    Yes,
+    /// It is not what was looked at.
+    Changed,
+}
+
+// === impl Reclaimer ===
+
+impl Reclaimer {
+    /// One that looks at a namespace, or at all.
+    pub fn new(api: Api, namespace: Option<String>, after: u32, dry_run: bool) -> Self {
+        Self { api, namespace, after, dry_run }
+    }
+
+    /// Looks at all jobs once, and deletes what is to go.
+    ///
+    /// # Errors
+    /// Any [`Failure`] of a look: nothing is decided then. What can't be deleted is in the [`Round`].
+    pub async fn once(&self) -> Result<Round, Failure> {
+        let mut round = Round { hints: self.hints().await?, ..Round::default() };
+        for _ in 0..LOOKS {
+            round.jobs = reclaim(&self.look().await?, now(), self.after);
+            round.failed.clear();
+            let mut changed = false;
+            let due = round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim);
+            for item in due.flat_map(|job| &job.servers) {
+                let name = (item.kind, item.namespace.clone(), item.name.clone());
+                if self.dry_run {
+                    round.deleted.push(name);
+                    continue;
+                }
+                match self.delete(item).await {
+                    Ok(Gone::Yes) => round.deleted.push(name),
+                    Ok(Gone::Changed) => changed = true,
+                    Err(failure) => round.failed.push((name.0, name.1, name.2, failure)),
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        Ok(round)
+    }
+
+    /// Looks again and again until `stop`, and tells of every round and of every look that came to nothing.
+    pub async fn watch(
+        &self,
+        every: Duration,
+        stop: &CancellationToken,
+        mut tell: impl FnMut(Result<Round, Failure>),
+    ) {
+        let mut backoff = Backoff::new(every, every.saturating_mul(8));
+        let mut dice = Dice::default();
+        loop {
+            // Cancel safe: a round that is cut off has deleted only what was to go, and the next one finds the rest.
+            let round = tokio::select! {
+                round = self.once() => round,
+                () = stop.cancelled() => return,
+            };
+            let trouble = match &round {
+                Ok(round) => round.failed.first().map(|(_, _, _, failure)| failure.retry_after()),
+                Err(failure) => Some(failure.retry_after()),
+            };
+            let wait = match (trouble, &round) {
+                (Some(asked), _) => backoff.wait(dice.roll(), asked),
+                (None, Ok(round)) => {
+                    backoff.reset();
+                    round.next(now()).map_or(every, |due| due.min(every))
+                }
+                (None, Err(_)) => every,
+            };
+            tell(round);
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// All objects of jobs that ask for it. Servers are read first: what they are deleted by is never newer than the workers
+    /// that they are judged by.
+    async fn look(&self) -> Result<Vec<Item>, Failure> {
+        let mut items = self.list("apps/v1", "deployments", ItemKind::Deployment).await?;
+        items.extend(self.list("v1", "services", ItemKind::Service).await?);
+        let servers =
+            items.iter().any(|item| item.labels.get("job").is_some_and(|role| role == PS) && !item.leaving);
+        // Without servers there is nothing to decide: the Jobs, which are large, are left alone.
+        if servers {
+            items.extend(self.list("batch/v1", "jobs", ItemKind::Job).await?);
+        }
+        Ok(items)
+    }
+
+    async fn list(&self, version: &str, plural: &str, kind: ItemKind) -> Result<Vec<Item>, Failure> {
+        let selector = format!("{RECLAIM_LABEL}={PS}");
+        let objects =
+            self.pages(&self.path(version, plural), Some(&selector), &format!("{kind}List")).await?;
+        objects.iter().map(|object| item(kind, object)).collect()
+    }
+
+    fn path(&self, version: &str, plural: &str) -> String {
+        let group = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+        match &self.namespace {
+            Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}"),
+            None => format!("{group}/{plural}"),
+        }
+    }
+
+    async fn pages(&self, path: &str, selector: Option<&str>, kind: &str) -> Result<Vec<Value>, Failure> {
+        let (mut objects, mut token) = (Vec::new(), None);
+        loop {
+            let mut params = ListParams { limit: Some(PAGE), continue_token: token, ..ListParams::default() };
+            params.label_selector = selector.map(str::to_owned);
+            let request = request::Request::new(path).list(&params).map_err(unbuilt)?;
+            let page: Page = self.api.ask(Call::Other, request).await?;
+            // A list of something else, or a page of a proxy, says nothing about what is there.
+            if page.kind != kind {
+                return Err(Failure::Nonsense(format!("a {} instead of a {kind}", page.kind)));
+            }
+            objects.extend(page.items);
+            token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if token.is_none() {
+                return Ok(objects);
+            }
+        }
+    }
+
+    async fn delete(&self, item: &Item) -> Result<Gone, Failure> {
+        let (version, plural) = match item.kind {
+            ItemKind::Job => ("batch/v1", "jobs"),
+            ItemKind::Deployment => ("apps/v1", "deployments"),
+            ItemKind::Service => ("v1", "services"),
+        };
+        let group = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+        let path = format!("{group}/namespaces/{}/{plural}", item.namespace);
+        let preconditions =
+            Preconditions { uid: Some(item.uid.clone()), resource_version: Some(item.version.clone()) };
+        let params = DeleteParams::background().preconditions(preconditions);
+        let request = request::Request::new(path).delete(&item.name, &params).map_err(unbuilt)?;
+        match self.api.ask::<Value>(Call::Other, request).await {
+            Ok(_) => Ok(Gone::Yes),
+            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Gone::Yes),
+            Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Gone::Changed),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// TFJobs are their operator's; those that keep their parameter servers for ever are named.
+    async fn hints(&self) -> Result<Vec<String>, Failure> {
+        match self.pages(&self.path("kubeflow.org/v1", "tfjobs"), None, "TFJobList").await {
+            Ok(jobs) => Ok(jobs.iter().filter_map(hint).collect()),
+            // Not installed, or nobody lets us look: the hint is all that is lost.
+            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden) => {
+                Ok(Vec::new())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+// === impl Round ===
+
+impl Round {
+    /// The time until the first wait of a job is over.
+    fn next(&self, now: i64) -> Option<Duration> {
+        let waits = self.jobs.iter().filter_map(|job| match job.verdict {
+            Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
+            _ => None,
+        });
+        waits.min().map(|seconds| Duration::from_secs(seconds.max(1)))
+    }
+}
+
+/// The clock that is compared with the API server's times. Where it is wrong by some seconds, the wait is.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+fn seconds(time: &Value) -> Option<i64> {
+    time.as_str()?.parse::<Timestamp>().ok().map(|time| time.as_second())
+}
+
+fn text(object: &Value, path: &str) -> String {
+    object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn texts(object: &Value, path: &str) -> BTreeMap<String, String> {
+    let pairs = object.pointer(path).and_then(Value::as_object).into_iter().flatten();
+    pairs.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+/// An object as the decision sees it.
+fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
+    let item = Item {
+        kind,
+        namespace: text(object, "/metadata/namespace"),
+        name: text(object, "/metadata/name"),
+        uid: text(object, "/metadata/uid"),
+        version: text(object, "/metadata/resourceVersion"),
+        labels: texts(object, "/metadata/labels"),
+        annotations: texts(object, "/metadata/annotations"),
+        created: object.pointer("/metadata/creationTimestamp").and_then(seconds).unwrap_or_default(),
+        leaving: object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()),
+        outcome: outcome(object),
+    };
+    // Without them a delete would have no preconditions.
+    if [&item.namespace, &item.name, &item.uid, &item.version].iter().any(|text| text.is_empty()) {
+        return Err(Failure::Nonsense(format!("a {kind} without namespace, name, uid or version")));
+    }
+    Ok(item)
+}
+
+/// What a Job has come to, by its conditions: a count of pods that have ended is none.
+fn outcome(object: &Value) -> Outcome {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let holds = |kind: &str| {
+        let mut all = conditions.into_iter().flatten();
+        all.find(|one| one["type"] == kind && one["status"] == "True")
+    };
+    if holds("Failed").is_some() || holds("FailureTarget").is_some() {
+        return Outcome::Failed;
+    }
+    match holds("Complete") {
+        Some(complete) => {
+            let at = object.pointer("/status/completionTime").and_then(seconds);
+            Outcome::Succeeded(at.or_else(|| seconds(&complete["lastTransitionTime"])))
+        }
+        None => Outcome::Open,
+    }
+}
+
+/// What is to be said about a TFJob whose parameter servers nobody ends.
+fn hint(job: &Value) -> Option<String> {
+    let servers = job.pointer("/spec/tfReplicaSpecs/PS")?;
+    let count = servers.get("replicas").and_then(Value::as_i64).unwrap_or(1);
+    let policy = job.pointer("/spec/runPolicy/cleanPodPolicy").and_then(Value::as_str).unwrap_or("None");
+    if policy != "None" || count == 0 {
+        return None;
+    }
+    let (namespace, name) = (text(job, "/metadata/namespace"), text(job, "/metadata/name"));
+    let conditions = job.pointer("/status/conditions").and_then(Value::as_array);
+    let succeeded =
+        conditions.into_iter().flatten().any(|one| one["type"] == "Succeeded" && one["status"] == "True");
+    let what = if succeeded { "has succeeded and keeps" } else { "will keep" };
+    Some(format!(
+        "TFJob {namespace}/{name} {what} its parameter servers ({count}): cleanPodPolicy is None; spec.runPolicy.cleanPodPolicy: \
+         Running lets its operator end them"
+    ))
+}
+
+fn unbuilt(error: impl fmt::Display) -> Failure {
+    Failure::Nonsense(format!("a request that can't be made: {error}"))
+}

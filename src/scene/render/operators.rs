@@ -1,0 +1,259 @@
+//! The kinds of operators: TFJob, Volcano's Job, JobSet. Only the fields that are set stand in the types.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::batch::v1::JobTemplateSpec;
+use k8s_openapi::api::core::v1::{ConfigMap, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::pod::Of;
+use super::{Cluster, PS, value};
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Object<S> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: ObjectMeta,
+    spec: S,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TfJobSpec {
+    run_policy: RunPolicy,
+    success_policy: &'static str,
+    tf_replica_specs: BTreeMap<&'static str, ReplicaSpec>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RunPolicy {
+    clean_pod_policy: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backoff_limit: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduling_policy: Option<SchedulingPolicy>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SchedulingPolicy {
+    min_available: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReplicaSpec {
+    replicas: u32,
+    restart_policy: &'static str,
+    template: PodTemplateSpec,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct VolcanoSpec {
+    scheduler_name: String,
+    min_available: u32,
+    min_success: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_retry: Option<u32>,
+    tasks: Vec<VolcanoTask>,
+}
+
+#[derive(Serialize)]
+struct VolcanoTask {
+    name: String,
+    replicas: u32,
+    template: PodTemplateSpec,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JobSetSpec {
+    network: Network,
+    success_policy: SuccessPolicy,
+    replicated_jobs: Vec<ReplicatedJob>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Network {
+    #[serde(rename = "enableDNSHostnames")]
+    enable_dns_hostnames: bool,
+    subdomain: String,
+    publish_not_ready_addresses: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SuccessPolicy {
+    operator: &'static str,
+    target_replicated_jobs: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ReplicatedJob {
+    name: String,
+    replicas: u32,
+    template: JobTemplateSpec,
+}
+
+impl Cluster<'_> {
+    fn whole(&self, name: String) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(name),
+            namespace: self.job.namespace.clone(),
+            labels: Some(BTreeMap::from([("name".to_owned(), self.name.to_owned())])),
+            ..ObjectMeta::default()
+        }
+    }
+
+    fn queue(&self) -> Option<String> {
+        self.job.gang.as_ref().and_then(|gang| gang.queue.clone())
+    }
+
+    /// The ConfigMap with the addresses of all tasks: they stand in one place instead of each template.
+    fn hosts(&self) -> Result<Value, String> {
+        let lists = self.host_lists().into_iter().map(|(_, key, hosts)| (key.to_owned(), hosts));
+        let mut data: BTreeMap<String, String> = lists.collect();
+        data.insert("cluster".to_owned(), self.spec().to_string());
+        value(&ConfigMap {
+            metadata: self.whole(self.config_name()),
+            data: Some(data),
+            ..ConfigMap::default()
+        })
+    }
+
+    pub(super) fn tfjob(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
+        for role in &self.roles {
+            let uneven = role.groups.windows(2).any(|pair| match pair {
+                [a, b] => a.kind != b.kind || a.per_node != b.per_node,
+                _ => false,
+            });
+            if uneven {
+                return Err(format!(
+                    "several groups run {}, and a TFJob has one template for all its replicas: render it as native, volcano or jobset",
+                    role.role
+                ));
+            }
+        }
+        warnings.push(
+            "a TFJob has one template for each role: every server gets its number of tasks by a spread constraint, and which \
+             task is on which server is up to the scheduler"
+                .to_owned(),
+        );
+        self.no_reclaim("the operator takes them away by cleanPodPolicy: Running", warnings);
+        let mut objects = self.shared()?;
+        let replicas = self.roles.iter().map(|role| {
+            let (name, restart_policy) = match role.role.as_str() {
+                PS => ("PS", "Always"),
+                "chief" => ("Chief", "OnFailure"),
+                _ => ("Worker", "OnFailure"),
+            };
+            let template = self.template(Of::Role(role), restart_policy);
+            (name, ReplicaSpec { replicas: role.count(), restart_policy, template })
+        });
+        objects.push(value(&Object {
+            api_version: "kubeflow.org/v1",
+            kind: "TFJob",
+            metadata: self.whole(self.name.to_owned()),
+            spec: TfJobSpec {
+                run_policy: RunPolicy {
+                    // The default keeps parameter servers for ever.
+                    clean_pod_policy: "Running",
+                    backoff_limit: self.job.retries,
+                    scheduling_policy: self
+                        .group()
+                        .map(|_| SchedulingPolicy { min_available: self.all(), queue: self.queue() }),
+                },
+                // The default is that the first worker has succeeded.
+                success_policy: "AllWorkers",
+                tf_replica_specs: replicas.collect(),
+            },
+        })?);
+        Ok(objects)
+    }
+
+    pub(super) fn volcano(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
+        self.no_reclaim("Volcano ends them when minSuccess tasks have succeeded", warnings);
+        let mut objects = self.shared()?;
+        objects.push(self.hosts()?);
+        let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
+        objects.push(value(&self.service(self.whole(self.name.to_owned()), selector))?);
+        let tasks = self.tasks().map(|task| VolcanoTask {
+            name: format!("{}-{}", task.role, task.index),
+            replicas: 1,
+            // A parameter server that ends, for whatever reason, is not a worker that succeeded.
+            template: self.template(Of::Task(&task), if task.role == PS { "Always" } else { "OnFailure" }),
+        });
+        objects.push(value(&Object {
+            api_version: "batch.volcano.sh/v1alpha1",
+            kind: "Job",
+            metadata: self.whole(self.name.to_owned()),
+            spec: VolcanoSpec {
+                scheduler_name: self.scheduler().unwrap_or("volcano").to_owned(),
+                min_available: self.all(),
+                min_success: self.workers(),
+                queue: self.queue(),
+                max_retry: self.job.retries,
+                tasks: tasks.collect(),
+            },
+        })?);
+        Ok(objects)
+    }
+
+    pub(super) fn jobset(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
+        self.no_reclaim("JobSet ends them when its success policy, all workers, is fulfilled", warnings);
+        let mut objects = self.shared()?;
+        objects.push(self.hosts()?);
+        objects.extend(self.pod_group());
+        let name = |role: &str, index: u32| format!("{role}-{index}");
+        let jobs = self.tasks().map(|task| ReplicatedJob {
+            name: name(&task.role, task.index),
+            replicas: 1,
+            template: JobTemplateSpec { metadata: None, spec: Some(self.job_spec(&task)) },
+        });
+        let targets = self.tasks().filter(|task| task.role != PS).map(|task| name(&task.role, task.index));
+        objects.push(value(&Object {
+            api_version: "jobset.x-k8s.io/v1alpha2",
+            kind: "JobSet",
+            metadata: self.whole(self.name.to_owned()),
+            spec: JobSetSpec {
+                network: Network {
+                    enable_dns_hostnames: true,
+                    subdomain: self.name.to_owned(),
+                    publish_not_ready_addresses: true,
+                },
+                success_policy: SuccessPolicy { operator: "All", target_replicated_jobs: targets.collect() },
+                replicated_jobs: jobs.collect(),
+            },
+        })?);
+        // JobTemplateSpec writes its metadata whether or not there is any.
+        for object in objects.iter_mut().filter(|object| object["kind"] == json!("JobSet")) {
+            for job in object["spec"]["replicatedJobs"].as_array_mut().into_iter().flatten() {
+                if let Some(template) = job["template"].as_object_mut()
+                    && template
+                        .get("metadata")
+                        .is_some_and(|metadata| metadata.is_null() || *metadata == json!({}))
+                {
+                    template.remove("metadata");
+                }
+            }
+        }
+        Ok(objects)
+    }
+
+    /// The label is for native objects; operators end parameter servers themselves.
+    fn no_reclaim(&self, why: &str, warnings: &mut Vec<String>) {
+        if self.job.reclaim.is_some() {
+            warnings.push(format!("reclaim needs nothing of Pinfold here: {why}"));
+        }
+    }
+}

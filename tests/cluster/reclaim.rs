@@ -1,0 +1,659 @@
+//! `pinfold scene reclaim`: parameter servers end when every worker has succeeded, and on no other ground.
+//!
+//! The objects are those of `scene render`; the account has the rights and the policy of `deploy/components/reclaim`.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use pinfold::cluster::reclaim::{Reclaimer, Round};
+use pinfold::cluster::{Api, ErrorKind};
+use pinfold::pod::quantity;
+use pinfold::scene::{
+    Amounts, Format, Item, ItemKind, Outcome, Slice, TrainingJob, Verdict, read, reclaim, render,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::fakeapi::{ADMIN, FakeApi, Fault, When, yaml};
+
+const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
+
+const AMOUNTS: Amounts = Amounts {
+    read: |resource, text| {
+        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
+        amount.map_err(|error| error.to_string())
+    },
+    write: |_, amount| amount.to_string(),
+};
+
+/// A job of scene 2, case 2: 50 workers, 5 parameter servers.
+fn objects(name: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(yaml::here("deploy/examples/scenes.yaml")).unwrap();
+    let plan = read(&text, "scenes.yaml").unwrap().remove(0).plan.unwrap();
+    let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
+    let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
+    render(&plan, ("2", "2"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap().objects
+}
+
+fn ago(seconds: i64) -> String {
+    Timestamp::now()
+        .checked_sub(SignedDuration::from_secs(seconds))
+        .unwrap()
+        .strftime("%Y-%m-%dT%H:%M:%SZ")
+        .to_string()
+}
+
+fn role(object: &Value) -> &str {
+    object["metadata"]["labels"]["job"].as_str().unwrap_or_default()
+}
+
+/// The job as it stands so long after its last worker has succeeded.
+fn succeeded(name: &str, seconds: i64) -> Vec<Value> {
+    let mut all = objects(name);
+    for object in &mut all {
+        object["metadata"]["creationTimestamp"] = json!(ago(seconds + 3600));
+        if object["kind"] == "Job" {
+            done(object, "Complete", seconds);
+        }
+    }
+    all
+}
+
+fn done(job: &mut Value, condition: &str, seconds: i64) {
+    job["status"] =
+        json!({"conditions": [{"type": condition, "status": "True", "lastTransitionTime": ago(seconds)}]});
+    if condition == "Complete" {
+        job["status"]["completionTime"] = json!(ago(seconds));
+        job["status"]["succeeded"] = json!(1);
+    }
+}
+
+struct Cluster {
+    fake: FakeApi,
+}
+
+impl Cluster {
+    async fn new() -> Self {
+        Self::of(FakeApi::start().await)
+    }
+
+    fn of(fake: FakeApi) -> Self {
+        for file in ["rbac", "policy"] {
+            fake.install(&format!("deploy/components/reclaim/{file}.yaml"));
+        }
+        fake.user("reclaimer", ACCOUNT);
+        Self { fake }
+    }
+
+    fn put(&self, objects: &[Value]) {
+        for object in objects {
+            self.fake.put(object);
+        }
+    }
+
+    /// A new process, as it were: nothing is known to it.
+    fn reclaimer(&self) -> Reclaimer {
+        self.with(30, false)
+    }
+
+    fn with(&self, after: u32, dry_run: bool) -> Reclaimer {
+        let api = Api::new(self.fake.client("reclaimer"), Duration::from_secs(5));
+        Reclaimer::new(api, None, after, dry_run)
+    }
+
+    async fn once(&self) -> Round {
+        self.reclaimer().once().await.unwrap()
+    }
+
+    /// How many of a kind are there, of a role.
+    fn count(&self, version: &str, kind: &str, of: &str) -> usize {
+        self.fake.all(version, kind).iter().filter(|object| role(object) == of).count()
+    }
+
+    /// Deployments and Services of parameter servers.
+    fn servers(&self) -> (usize, usize) {
+        (self.count("apps/v1", "Deployment", "ps"), self.count("v1", "Service", "ps"))
+    }
+
+    fn deletes(&self) -> usize {
+        self.fake.count("delete", "")
+    }
+}
+
+fn verdicts(round: &Round) -> Vec<(&str, &Verdict)> {
+    round.jobs.iter().map(|job| (job.job.as_str(), &job.verdict)).collect()
+}
+
+fn why(round: &Round) -> &str {
+    match &round.jobs[0].verdict {
+        Verdict::Kept { reason } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
+    let cluster = Cluster::new().await;
+    let mut all = succeeded("a", 60);
+    // The last worker still runs.
+    let last = all.iter_mut().rfind(|object| object["kind"] == "Job").unwrap();
+    last["status"] = json!({"active": 1, "startTime": ago(3600)});
+    let mut last = last.clone();
+    cluster.put(&all);
+    // A job that doesn't ask for it, done since long.
+    let mut other = succeeded("b", 6000);
+    for object in &mut other {
+        object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+    }
+    cluster.put(&other);
+    let before = (cluster.fake.all("batch/v1", "Job").len(), cluster.count("v1", "Service", "worker"));
+
+    let round = cluster.once().await;
+    assert_eq!(verdicts(&round), [("a", &Verdict::Running { succeeded: 49, of: 50 })]);
+    done(&mut last, "Complete", 10);
+    cluster.put(std::slice::from_ref(&last));
+    let round = cluster.once().await;
+    assert!(matches!(round.jobs[0].verdict, Verdict::Waiting { .. }), "{:?}", round.jobs[0].verdict);
+    assert_eq!((cluster.servers(), cluster.deletes()), ((10, 10), 0));
+
+    done(&mut last, "Complete", 31);
+    cluster.put(&[last]);
+    // First only said, then done.
+    let round = cluster.with(30, true).once().await.unwrap();
+    assert_eq!((round.deleted.len(), cluster.deletes()), (10, 0));
+    let round = cluster.once().await;
+    assert_eq!((round.deleted.len(), round.failed.len()), (10, 0));
+    assert!(
+        round.deleted[..5].iter().all(|(kind, ..)| *kind == ItemKind::Deployment),
+        "servers before their names"
+    );
+    // Those of the other job are there, and all workers.
+    assert_eq!(cluster.servers(), (5, 5));
+    assert_eq!((cluster.fake.all("batch/v1", "Job").len(), cluster.count("v1", "Service", "worker")), before);
+    let deletes = cluster.deletes();
+    assert_eq!(verdicts(&cluster.once().await), []);
+    assert_eq!(cluster.deletes(), deletes, "doing it twice is doing it once");
+    // With no servers left, nobody reads the Jobs any more.
+    cluster.fake.clear_log();
+    cluster.once().await;
+    assert_eq!(cluster.fake.count("list", "jobs"), 0);
+}
+
+#[tokio::test]
+async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
+    let cluster = Cluster::new().await;
+    let mut all = succeeded("a", 60);
+    for object in &mut all {
+        object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("90");
+    }
+    cluster.put(&all);
+    assert!(matches!(cluster.once().await.jobs[0].verdict, Verdict::Waiting { .. }));
+    for object in &mut all {
+        object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("50");
+    }
+    // Somebody has made a server anew just now.
+    let server = all.iter_mut().find(|object| object["kind"] == "Deployment").unwrap();
+    server["metadata"]["creationTimestamp"] = json!(ago(5));
+    cluster.put(&all);
+    assert!(matches!(cluster.once().await.jobs[0].verdict, Verdict::Waiting { .. }));
+    assert_eq!(cluster.deletes(), 0);
+}
+
+#[tokio::test]
+async fn failed_missing_or_unclear_workers_keep_the_servers() {
+    type Change = fn(&mut Vec<Value>);
+    fn worker(all: &mut [Value]) -> &mut Value {
+        all.iter_mut().filter(|object| object["kind"] == "Job").nth(7).unwrap()
+    }
+    fn place(all: &[Value]) -> usize {
+        all.iter().position(|object| object["kind"] == "Job").unwrap()
+    }
+    let changes: [(Change, &str); 13] = [
+        (|all| done(worker(all), "Failed", 600), "Job a-worker-7 has failed"),
+        (|all| done(worker(all), "FailureTarget", 600), "Job a-worker-7 has failed"),
+        (|all| drop(all.remove(place(all))), "there are 49 workers and should be 50: 1 missing"),
+        (
+            |all| all.retain(|object| object["kind"] != "Job"),
+            "there are 0 workers and should be 50: 50 missing",
+        ),
+        (
+            |all| {
+                let mut twin = worker(all).clone();
+                twin["metadata"]["name"] = json!("twin");
+                all.push(twin);
+            },
+            "is a worker that is there twice",
+        ),
+        (
+            |all| {
+                let mut more = worker(all).clone();
+                more["metadata"]["name"] = json!("a-worker-50");
+                more["metadata"]["labels"]["task"] = json!("50");
+                all.push(more);
+            },
+            "there are 51 workers and should be 50: 1 too many",
+        ),
+        (
+            |all| worker(all)["metadata"]["deletionTimestamp"] = json!(ago(1)),
+            "Job a-worker-7 is being deleted",
+        ),
+        (
+            |all| {
+                worker(all)["status"] = json!({"conditions": [{"type": "Complete", "status": "True"}]});
+            },
+            "Job a-worker-7 has succeeded, and doesn't say when",
+        ),
+        (
+            |all| drop(worker(all)["metadata"].as_object_mut().unwrap().remove("annotations")),
+            "has no annotation pinfold.io/workers",
+        ),
+        (
+            |all| worker(all)["metadata"]["annotations"]["pinfold.io/workers"] = json!("49"),
+            "says that there are 49 workers",
+        ),
+        (
+            |all| worker(all)["metadata"]["annotations"]["pinfold.io/workers"] = json!("many"),
+            "and no number of workers",
+        ),
+        (
+            |all| {
+                for object in all.iter_mut() {
+                    object["metadata"]["annotations"]["pinfold.io/workers"] = json!("0");
+                }
+                all.retain(|object| object["kind"] != "Job");
+            },
+            "and no number of workers",
+        ),
+        (
+            |all| {
+                let server = all.iter_mut().find(|object| object["kind"] == "Deployment").unwrap();
+                server["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("soon");
+            },
+            "and no number of seconds",
+        ),
+    ];
+    for (change, words) in changes {
+        let cluster = Cluster::of(FakeApi::direct());
+        let mut all = succeeded("a", 600);
+        change(&mut all);
+        cluster.put(&all);
+        let round = cluster.once().await;
+        assert!(why(&round).contains(words), "{words}: {}", why(&round));
+        assert_eq!((cluster.servers(), cluster.deletes()), ((5, 5), 0), "{words}");
+    }
+    // Pods that have succeeded are no Job that has.
+    let cluster = Cluster::of(FakeApi::direct());
+    let mut all = succeeded("a", 600);
+    worker(&mut all)["status"] =
+        json!({"succeeded": 1, "conditions": [{"type": "SuccessCriteriaMet", "status": "True"}]});
+    cluster.put(&all);
+    assert_eq!(verdicts(&cluster.once().await), [("a", &Verdict::Running { succeeded: 49, of: 50 })]);
+}
+
+#[tokio::test]
+async fn what_was_begun_is_finished_by_the_next_one() {
+    let cluster = Cluster::new().await;
+    cluster.put(&succeeded("a", 60));
+    // Ends after some: every Service is refused, and so is everything from the third Deployment on.
+    let refuse = |code| Fault::Refuse { code, text: "no", retry_after: None };
+    cluster.fake.fail(When::always().verb("delete").on("services"), refuse(500));
+    cluster.fake.fail(When::always().verb("delete").on("deployments").times(3), refuse(503));
+    let round = cluster.once().await;
+    assert_eq!((round.deleted.len(), round.failed.len()), (2, 8));
+    assert_eq!(cluster.servers(), (3, 5));
+    cluster.fake.heal();
+    let round = cluster.once().await;
+    assert_eq!((round.deleted.len(), round.failed.len()), (8, 0));
+    assert_eq!(cluster.servers(), (0, 0));
+
+    // Of a job that was half deleted by a person, the rest goes, too.
+    let mut all = succeeded("b", 60);
+    all.retain(|object| object["kind"] != "Deployment" && object["metadata"]["name"] != "b-ps-3");
+    cluster.put(&all);
+    assert_eq!(cluster.once().await.deleted.len(), 4);
+    assert_eq!(cluster.servers(), (0, 0));
+}
+
+#[tokio::test]
+async fn a_delete_whose_answer_was_lost_is_no_failure() {
+    let cluster = Cluster::new().await;
+    cluster.put(&succeeded("a", 60));
+    cluster.fake.fail(When::always().verb("delete").times(1), Fault::Half);
+    let round = cluster.once().await;
+    assert_eq!(round.failed.len(), 1, "it can't know");
+    let round = cluster.once().await;
+    assert_eq!((round.failed.len(), cluster.servers()), (0, (0, 0)));
+}
+
+#[tokio::test]
+async fn two_who_decide_at_once_do_it_once() {
+    for _ in 0..5 {
+        let cluster = Cluster::new().await;
+        cluster.put(&succeeded("a", 60));
+        let (one, other) = (cluster.reclaimer(), cluster.reclaimer());
+        let (one, other) = tokio::join!(one.once(), other.once());
+        for round in [one.unwrap(), other.unwrap()] {
+            assert_eq!(round.failed.len(), 0);
+        }
+        assert_eq!(cluster.servers(), (0, 0));
+        let log = cluster.fake.log();
+        let done = log.iter().filter(|one| one.verb == "delete" && one.status == 200).count();
+        assert_eq!(done, 10, "each object once");
+    }
+}
+
+#[tokio::test]
+async fn what_was_changed_since_the_look_is_looked_at_again() {
+    let cluster = Cluster::new().await;
+    let mut all = succeeded("a", 60);
+    cluster.put(&all);
+    cluster.fake.fail(When::always().verb("delete").times(1), Fault::Delay(Duration::from_millis(300)));
+    let reclaimer = cluster.reclaimer();
+    let round = tokio::spawn(async move { reclaimer.once().await.unwrap() });
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while cluster.deletes() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    // While the first delete is under way, the job is taken out of it.
+    for object in &mut all {
+        object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+    }
+    cluster.put(&all);
+    let round = round.await.unwrap();
+    assert_eq!((round.deleted.len(), round.failed.len(), round.jobs.len()), (0, 0, 0), "{round:?}");
+    assert_eq!(cluster.servers(), (5, 5));
+    let log = cluster.fake.log();
+    assert!(log.iter().any(|one| one.verb == "delete" && one.status == 409), "the server refused");
+}
+
+#[tokio::test]
+async fn an_api_server_in_trouble_decides_nothing() {
+    let cluster = Cluster::new().await;
+    cluster.put(&succeeded("a", 60));
+    let faults = [
+        (Fault::Drop, ErrorKind::Connection),
+        (Fault::Garbage, ErrorKind::Nonsense),
+        (Fault::Half, ErrorKind::Connection),
+        (Fault::Refuse { code: 500, text: "etcd", retry_after: None }, ErrorKind::Server),
+        (Fault::Refuse { code: 429, text: "later", retry_after: Some(7) }, ErrorKind::TooManyRequests),
+    ];
+    for plural in ["deployments", "services", "jobs", "tfjobs"] {
+        for (fault, kind) in faults.clone() {
+            cluster.fake.heal();
+            cluster.fake.fail(When::always().verb("list").on(plural), fault.clone());
+            let failure = cluster.reclaimer().once().await.unwrap_err();
+            // Half an answer may be read as one that makes no sense.
+            let half = matches!(fault, Fault::Half) && failure.kind() == ErrorKind::Nonsense;
+            assert!(failure.kind() == kind || half, "{plural} {fault:?}: {failure}");
+        }
+    }
+    assert_eq!((cluster.servers(), cluster.deletes()), ((5, 5), 0));
+    cluster.fake.heal();
+    // Rights that were taken away are told.
+    cluster.fake.forbid(ACCOUNT);
+    assert_eq!(cluster.reclaimer().once().await.unwrap_err().kind(), ErrorKind::Forbidden);
+}
+
+#[tokio::test]
+async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
+    let cluster = Cluster::new().await;
+    cluster.fake.install_shipped();
+    let mut all = succeeded("a", 60);
+    for object in all.iter_mut().filter(|object| object["metadata"]["name"] == "a-ps-1") {
+        object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+    }
+    cluster.put(&all);
+    let agent = cluster.fake.agent_on("node-1");
+    let ask = async |token: &str, path: &str| {
+        let api = Api::new(cluster.fake.client(token), Duration::from_secs(5));
+        let request = hyper::Request::delete(path).body(Vec::new()).unwrap();
+        api.ask::<Value>(pinfold::cluster::Call::Other, request).await.map_err(|failure| failure.kind()).err()
+    };
+    let deployment = |name: &str| format!("/apis/apps/v1/namespaces/train/deployments/{name}");
+    let service = |name: &str| format!("/api/v1/namespaces/train/services/{name}");
+    let refused = [
+        deployment("a-ps-1"),
+        service("a-ps-1"),
+        // It asks for it, and is no parameter server.
+        service("a-worker-0"),
+        "/apis/batch/v1/namespaces/train/jobs/a-worker-0".to_owned(),
+    ];
+    for path in &refused {
+        assert_eq!(ask("reclaimer", path).await, Some(ErrorKind::Forbidden), "{path}");
+    }
+    for path in [deployment("a-ps-0"), service("a-ps-0")] {
+        assert_eq!(ask(&agent, &path).await, Some(ErrorKind::Forbidden), "{path}");
+        assert_eq!(ask("reclaimer", &path).await, None, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn tfjobs_are_their_operators_and_those_that_keep_servers_are_named() {
+    let cluster = Cluster::new().await;
+    assert_eq!(cluster.once().await.hints, Vec::<String>::new(), "TFJobs are not defined here");
+    cluster.fake.put(&json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "tfjobs.kubeflow.org"},
+        "spec": {
+            "group": "kubeflow.org", "scope": "Namespaced", "names": {"plural": "tfjobs", "kind": "TFJob"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    }));
+    cluster.fake.run_controllers();
+    let tfjob = |name: &str, policy: Value, done: bool| {
+        let condition = if done { "Succeeded" } else { "Running" };
+        json!({
+            "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": name, "namespace": "train"},
+            "spec": {"runPolicy": policy, "tfReplicaSpecs": {"PS": {"replicas": 2}, "Worker": {"replicas": 4}}},
+            "status": {"conditions": [{"type": condition, "status": "True"}]},
+        })
+    };
+    for (name, policy, done) in [
+        ("default", json!({}), true),
+        ("none", json!({"cleanPodPolicy": "None"}), false),
+        ("running", json!({"cleanPodPolicy": "Running"}), true),
+    ] {
+        cluster.fake.put(&tfjob(name, policy, done));
+    }
+    let mut no_servers = tfjob("workers", json!({}), true);
+    no_servers["spec"]["tfReplicaSpecs"].as_object_mut().unwrap().remove("PS");
+    cluster.fake.put(&no_servers);
+    let round = cluster.once().await;
+    assert_eq!(round.hints.len(), 2, "{:?}", round.hints);
+    assert!(
+        round.hints[0].starts_with("TFJob train/default has succeeded and keeps its parameter servers (2)")
+    );
+    assert!(round.hints[1].starts_with("TFJob train/none will keep its parameter servers (2)"));
+    assert_eq!(cluster.fake.count("delete", "tfjobs"), 0);
+}
+
+/// The program, watching until it is killed.
+struct Watching(Child);
+
+impl Watching {
+    fn start(kubeconfig: &std::path::Path, after: u32) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+            .args([
+                "scene",
+                "reclaim",
+                "--watch",
+                "--every",
+                "1",
+                "--after",
+                &after.to_string(),
+                "--kubeconfig",
+            ])
+            .arg(kubeconfig)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// What it has printed until it ended.
+    fn end(mut self, signal: nix::sys::signal::Signal) -> (Option<i32>, String, String) {
+        let id = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).unwrap());
+        nix::sys::signal::kill(id, signal).unwrap();
+        let mut texts = (String::new(), String::new());
+        std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut texts.0).unwrap();
+        std::io::Read::read_to_string(self.0.stderr.as_mut().unwrap(), &mut texts.1).unwrap();
+        (self.0.wait().unwrap().code(), texts.0, texts.1)
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_watches_through_kills_and_an_absent_server() {
+    use nix::sys::signal::Signal;
+    let cluster = Cluster::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("reclaimer.conf");
+    std::fs::write(&kubeconfig, cluster.fake.kubeconfig("reclaimer")).unwrap();
+    cluster.put(&succeeded("a", 0));
+    let until = async |what: &str, holds: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{what} does not come about");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let lists = || cluster.fake.count("list", "jobs");
+    // Killed in the wait, which nobody else knows of.
+    let first = Watching::start(&kubeconfig, 5);
+    // What the first look led to is printed before the second.
+    until("a second look at the workers", &|| lists() > 1).await;
+    let (code, out, _) = tokio::task::spawn_blocking(move || first.end(Signal::SIGKILL)).await.unwrap();
+    assert_eq!(code, None);
+    assert!(out.contains("train/a: every worker has succeeded; the parameter servers go at"), "{out}");
+    assert_eq!(cluster.servers(), (5, 5));
+    // The next one starts while the server is away.
+    cluster.fake.go_away();
+    let second = Watching::start(&kubeconfig, 5);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    cluster.fake.come_back();
+    until("the end of the servers", &|| cluster.servers() == (0, 0)).await;
+    until("another look", &|| {
+        let log = cluster.fake.log();
+        let last = log.iter().rposition(|one| one.verb == "delete");
+        log.iter().rposition(|one| one.verb == "list" && one.plural == "services") > last
+    })
+    .await;
+    let (code, out, said) = tokio::task::spawn_blocking(move || second.end(Signal::SIGTERM)).await.unwrap();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("nothing is decided"), "{said}");
+    assert!(out.contains("deleted: Deployment train/a-ps-0, Deployment train/a-ps-1"), "{out}");
+    // Each thing once.
+    assert_eq!(out.lines().filter(|line| line.contains("the parameter servers go at")).count(), 1, "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_says_what_it_does() {
+    let cluster = Cluster::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("conf");
+    std::fs::write(&kubeconfig, cluster.fake.kubeconfig("reclaimer")).unwrap();
+    let run = async |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+        command.args(["scene", "reclaim"]).args(args).arg("--kubeconfig").arg(&kubeconfig);
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, out, _) = run(&[]).await;
+    assert_eq!((code, out.lines().count()), (Some(0), 1));
+    assert!(out.starts_with("no job with parameter servers asks for it"), "{out}");
+    cluster.put(&succeeded("a", 60));
+    let mut all = succeeded("b", 60);
+    all.retain(|object| object["metadata"]["name"] != "b-worker-49");
+    cluster.put(&all);
+    let (code, out, _) = run(&["--dry-run"]).await;
+    assert_eq!(code, Some(0));
+    assert!(
+        out.contains(
+            "train/b: the parameter servers stay: there are 49 workers and should be 50: 1 missing\n"
+        ),
+        "{out}"
+    );
+    assert!(out.contains("would be deleted: Deployment train/a-ps-0"), "{out}");
+    assert_eq!(cluster.deletes(), 0);
+    assert!(run(&["--namespace", "elsewhere"]).await.1.starts_with("no job"));
+    let (code, out, _) = run(&["-o", "json"]).await;
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, answer["deleted"].as_array().unwrap().len()), (Some(0), 10));
+    assert_eq!(answer["jobs"][1]["verdict"], "kept");
+    assert_eq!(cluster.servers(), (5, 5));
+    std::fs::write(&kubeconfig, cluster.fake.kubeconfig(ADMIN)).unwrap();
+    cluster.put(&succeeded("a", 60));
+    cluster
+        .fake
+        .fail(When::always().verb("delete"), Fault::Refuse { code: 500, text: "no", retry_after: None });
+    let (code, _, said) = run(&[]).await;
+    assert_eq!(code, Some(2));
+    assert!(said.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"), "{said}");
+}
+
+fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {
+    let pairs =
+        |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let task = task.to_string();
+    Item {
+        kind,
+        namespace: "n".to_owned(),
+        name: format!("a-{role}-{task}"),
+        uid: "u".to_owned(),
+        version: "1".to_owned(),
+        labels: pairs(&[("name", "a"), ("job", role), ("task", &task), ("pinfold.io/reclaim", "ps")]),
+        annotations: pairs(&[("pinfold.io/workers", "4")]),
+        created: 0,
+        leaving: false,
+        outcome,
+    }
+}
+
+proptest! {
+    #[test]
+    fn servers_go_only_when_every_worker_has_succeeded_long_enough_ago(
+        workers in proptest::collection::vec((0_u32..5, 0..4_u8, 0_i64..100), 0..6),
+        now in 0_i64..200,
+        order in any::<u64>(),
+    ) {
+        let mut items: Vec<Item> = vec![
+            item(ItemKind::Deployment, "ps", 0, Outcome::Open),
+            item(ItemKind::Service, "ps", 0, Outcome::Open),
+        ];
+        for (task, outcome, at) in &workers {
+            let outcome = match outcome {
+                0 => Outcome::Open,
+                1 => Outcome::Failed,
+                _ => Outcome::Succeeded(Some(*at)),
+            };
+            items.push(item(ItemKind::Job, "worker", *task, outcome));
+        }
+        let mut tasks: Vec<u32> = workers.iter().map(|(task, ..)| *task).collect();
+        tasks.sort_unstable();
+        tasks.dedup();
+        let all = workers.len() == 4 && tasks.len() == 4 && workers.iter().all(|(_, outcome, _)| *outcome >= 2);
+        let last = workers.iter().map(|(_, _, at)| *at).max().unwrap_or(0);
+        let decided = reclaim(&items, now, 30);
+        prop_assert_eq!(decided.len(), 1);
+        prop_assert_eq!(decided[0].verdict == Verdict::Reclaim, all && now >= last + 30);
+        if let Verdict::Waiting { until } = decided[0].verdict {
+            prop_assert_eq!(until, last + 30);
+        }
+        // The order in which objects are listed says nothing.
+        let places = items.len();
+        items.rotate_left(usize::try_from(order % places as u64).unwrap());
+        let again = reclaim(&items, now, 30);
+        prop_assert_eq!(again[0].verdict == Verdict::Reclaim, decided[0].verdict == Verdict::Reclaim);
+        prop_assert_eq!(&again[0].servers, &decided[0].servers);
+    }
+}

@@ -1,0 +1,154 @@
+//! The kinds of operators, as strict types: their own fields by their sources (training-operator release-1.9, Volcano 1.14,
+//! JobSet 0.11), Kubernetes' types where they hold them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::batch::v1::JobTemplateSpec;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pinfold::scene::Format;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::render::{CASES, full, rendered, wanted};
+
+macro_rules! strict {
+    ($($name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            #[derive(Debug, Serialize, Deserialize)]
+            #[serde(rename_all = "camelCase", deny_unknown_fields)]
+            pub(crate) struct $name {
+                $(
+                    #[serde(default, skip_serializing_if = "Option::is_none")]
+                    $field: Option<$type>,
+                )*
+            }
+        )*
+    };
+}
+
+strict! {
+    TfJob { api_version: String, kind: String, metadata: ObjectMeta, spec: TfJobSpec, }
+    TfJobSpec {
+        run_policy: RunPolicy, success_policy: String, enable_dynamic_worker: bool,
+        tf_replica_specs: BTreeMap<String, ReplicaSpec>,
+    }
+    RunPolicy {
+        clean_pod_policy: String, ttl_seconds_after_finished: i32, active_deadline_seconds: i64, backoff_limit: i32,
+        scheduling_policy: SchedulingPolicy, suspend: bool, managed_by: String,
+    }
+    SchedulingPolicy {
+        min_available: i32, queue: String, min_resources: BTreeMap<String, String>, priority_class: String,
+        schedule_timeout_seconds: i32,
+    }
+    ReplicaSpec { replicas: i32, template: PodTemplateSpec, restart_policy: String, }
+
+    Volcano { api_version: String, kind: String, metadata: ObjectMeta, spec: VolcanoSpec, }
+    VolcanoSpec {
+        scheduler_name: String, min_available: i32, plugins: BTreeMap<String, Vec<String>>, queue: String, max_retry: i32,
+        ttl_seconds_after_finished: i32, priority_class_name: String, min_success: i32, tasks: Vec<VolcanoTask>,
+    }
+    VolcanoTask { name: String, replicas: i32, min_available: i32, template: PodTemplateSpec, max_retry: i32, }
+
+    PodGroup { api_version: String, kind: String, metadata: ObjectMeta, spec: PodGroupSpec, }
+    PodGroupSpec {
+        min_member: i32, min_task_member: BTreeMap<String, i32>, queue: String, priority_class_name: String,
+        min_resources: BTreeMap<String, String>,
+    }
+
+    JobSet { api_version: String, kind: String, metadata: ObjectMeta, spec: JobSetSpec, }
+    JobSetSpec {
+        replicated_jobs: Vec<ReplicatedJob>, network: Network, success_policy: SuccessPolicy, suspend: bool,
+        managed_by: String, ttl_seconds_after_finished: i32,
+    }
+    ReplicatedJob { name: String, group_name: String, template: JobTemplateSpec, replicas: i32, }
+    SuccessPolicy { operator: String, target_replicated_jobs: Vec<String>, }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Network {
+    #[serde(rename = "enableDNSHostnames")]
+    enable_dns_hostnames: bool,
+    subdomain: String,
+    publish_not_ready_addresses: bool,
+}
+
+#[test]
+fn a_tfjob_gives_every_server_its_share() {
+    for (scene, case, for_workers, workers, for_ps, servers) in CASES {
+        let rendered = rendered(&full(), scene, case, Format::Tfjob);
+        assert!(
+            rendered.warnings.iter().any(|one| one.contains("cleanPodPolicy: Running")),
+            "reclaim is the operator's"
+        );
+        let spec = &rendered.objects.last().unwrap()["spec"];
+        let policy = json!({
+            "cleanPodPolicy": "Running", "backoffLimit": 3,
+            "schedulingPolicy": {"minAvailable": workers + servers, "queue": "research"},
+        });
+        assert_eq!(spec["runPolicy"], policy);
+        assert_eq!(spec["successPolicy"], "AllWorkers");
+        let roles = spec["tfReplicaSpecs"].as_object().unwrap();
+        assert_eq!(roles.len(), 2);
+        for (name, kind, count, nodes) in
+            [("PS", "ps", servers, for_ps), ("Worker", "worker", workers, for_workers)]
+        {
+            let template = &roles[name]["template"];
+            assert_eq!(roles[name]["replicas"], count);
+            let mut labels = vec![("SCENCE", scene), ("CASE", case)];
+            labels.extend((scene == "2").then_some(("TYPE", kind)));
+            assert_eq!(wanted(template), super::pairs(&labels));
+            let constraint = &template["spec"]["topologySpreadConstraints"][0];
+            let own = json!({"training.kubeflow.org/job-name": "wide-deep", "training.kubeflow.org/replica-type": kind});
+            assert_eq!(constraint["labelSelector"]["matchLabels"], own);
+            assert_eq!(
+                (
+                    &constraint["topologyKey"],
+                    &constraint["maxSkew"],
+                    &constraint["minDomains"],
+                    &constraint["whenUnsatisfiable"]
+                ),
+                (&json!("INDEX"), &json!(1), &json!(nodes), &json!("DoNotSchedule"))
+            );
+            // With a skew of at most one, shares are whole only if they divide.
+            assert_eq!(count % nodes, 0);
+            let container = &template["spec"]["containers"][0];
+            assert_eq!(
+                (&container["name"], &container["ports"][0]["name"]),
+                (&json!("tensorflow"), &json!("tfjob-port"))
+            );
+            let env = container["env"].as_array().unwrap();
+            assert!(env.iter().all(|one| one["name"] != "TF_CONFIG"), "the operator sets it");
+            let index = env.iter().find(|one| one["name"] == "TASK_INDEX").unwrap();
+            let path = "metadata.labels['training.kubeflow.org/replica-index']";
+            assert_eq!(index["valueFrom"]["fieldRef"]["fieldPath"], path);
+            let hosts =
+                env.iter().find(|one| one["name"] == "WORKER_HOSTS").unwrap()["value"].as_str().unwrap();
+            assert_eq!(hosts.split(',').count(), workers as usize);
+            assert!(hosts.starts_with("wide-deep-worker-0:2222"), "the operator's own Services");
+        }
+    }
+}
+
+#[test]
+fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded() {
+    let job = rendered(&full(), "2", "4", Format::Volcano).objects.pop().unwrap();
+    let spec = &job["spec"];
+    assert_eq!((&spec["minAvailable"], &spec["minSuccess"]), (&json!(220), &json!(200)));
+    for task in spec["tasks"].as_array().unwrap() {
+        let ps = task["name"].as_str().unwrap().starts_with("ps-");
+        // One that ended by itself would count as a success.
+        assert_eq!(task["template"]["spec"]["restartPolicy"], if ps { "Always" } else { "OnFailure" });
+    }
+    let set = rendered(&full(), "2", "4", Format::Jobset).objects.pop().unwrap();
+    let policy = &set["spec"]["successPolicy"];
+    let targets = policy["targetReplicatedJobs"].as_array().unwrap();
+    assert_eq!((&policy["operator"], targets.len()), (&json!("All"), 200));
+    assert!(targets.iter().all(|one| one.as_str().unwrap().starts_with("worker-")));
+    // Neither says so where kubectl apply could take them.
+    let (small, large) =
+        (rendered(&full(), "1", "1", Format::Jobset), rendered(&full(), "1", "4", Format::Jobset));
+    let told = |one: &pinfold::scene::Rendered| one.warnings.iter().any(|one| one.contains("--server-side"));
+    assert_eq!((told(&small), told(&large)), (false, true));
+}
