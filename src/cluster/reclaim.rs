@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use k8s_openapi::jiff::Timestamp;
@@ -18,8 +18,11 @@ use tokio_util::sync::CancellationToken;
 use super::{Api, Backoff, Call, Dice, ErrorKind, Failure};
 use crate::scene::{Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
 
-/// Objects of a page: Jobs with hundreds of hosts in their environment are large.
-const PAGE: u32 = 200;
+/// Objects of a page: Jobs with hundreds of hosts in their environment are large, and one page is kept at a time.
+const PAGE: u32 = 50;
+
+/// So long a look is good for deletes: workers that come later must be seen.
+const FRESH: Duration = Duration::from_secs(5);
 
 /// How often what was changed meanwhile is looked at again at once.
 const LOOKS: u32 = 3;
@@ -78,28 +81,48 @@ impl Reclaimer {
     /// # Errors
     /// Any [`Failure`] of a look: nothing is decided then. What can't be deleted is in the [`Round`].
     pub async fn once(&self) -> Result<Round, Failure> {
-        let mut round = Round { hints: self.hints().await?, ..Round::default() };
-        for _ in 0..LOOKS {
+        let (mut round, mut looks) = (Round::default(), 0);
+        loop {
+            let looked = Instant::now();
             round.jobs = reclaim(&self.look().await?, now(), self.after);
             round.failed.clear();
-            let mut changed = false;
-            let due = round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim);
-            for item in due.flat_map(|job| &job.servers) {
-                let name = (item.kind, item.namespace.clone(), item.name.clone());
-                if self.dry_run {
-                    round.deleted.push(name);
-                    continue;
+            looks += 1;
+            let (mut changed, mut old, before) = (false, false, round.deleted.len());
+            for job in round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
+                for item in &job.servers {
+                    let name = (item.kind, item.namespace.clone(), item.name.clone());
+                    if self.dry_run {
+                        round.deleted.push(name);
+                        continue;
+                    }
+                    // One delete at least for each look, however long that took.
+                    old = looked.elapsed() > FRESH && round.deleted.len() > before;
+                    if old {
+                        break;
+                    }
+                    match self.delete(item).await {
+                        Ok(Gone::Yes) => round.deleted.push(name),
+                        // What is left of the job waits for another look.
+                        Ok(Gone::Changed) => {
+                            changed = true;
+                            break;
+                        }
+                        Err(failure) => {
+                            round.failed.push((name.0, name.1, name.2, failure));
+                            break;
+                        }
+                    }
                 }
-                match self.delete(item).await {
-                    Ok(Gone::Yes) => round.deleted.push(name),
-                    Ok(Gone::Changed) => changed = true,
-                    Err(failure) => round.failed.push((name.0, name.1, name.2, failure)),
+                if old {
+                    break;
                 }
             }
-            if !changed {
+            let again = round.failed.is_empty() && (old || changed && looks < LOOKS);
+            if !again {
                 break;
             }
         }
+        round.hints = self.hints().await;
         Ok(round)
     }
 
@@ -154,9 +177,13 @@ impl Reclaimer {
 
     async fn list(&self, version: &str, plural: &str, kind: ItemKind) -> Result<Vec<Item>, Failure> {
         let selector = format!("{RECLAIM_LABEL}={PS}");
-        let objects =
-            self.pages(&self.path(version, plural), Some(&selector), &format!("{kind}List")).await?;
-        objects.iter().map(|object| item(kind, object)).collect()
+        let mut items = Vec::new();
+        let take = |object: &Value| {
+            items.push(item(kind, object)?);
+            Ok(())
+        };
+        self.pages(&self.path(version, plural), Some(&selector), &format!("{kind}List"), take).await?;
+        Ok(items)
     }
 
     fn path(&self, version: &str, plural: &str) -> String {
@@ -167,8 +194,15 @@ impl Reclaimer {
         }
     }
 
-    async fn pages(&self, path: &str, selector: Option<&str>, kind: &str) -> Result<Vec<Value>, Failure> {
-        let (mut objects, mut token) = (Vec::new(), None);
+    /// Hands over what is listed, object by object.
+    async fn pages(
+        &self,
+        path: &str,
+        selector: Option<&str>,
+        kind: &str,
+        mut take: impl FnMut(&Value) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut token = None;
         loop {
             let mut params = ListParams { limit: Some(PAGE), continue_token: token, ..ListParams::default() };
             params.label_selector = selector.map(str::to_owned);
@@ -178,10 +212,10 @@ impl Reclaimer {
             if page.kind != kind {
                 return Err(Failure::Nonsense(format!("a {} instead of a {kind}", page.kind)));
             }
-            objects.extend(page.items);
+            page.items.iter().try_for_each(&mut take)?;
             token = page.metadata.continue_.filter(|token| !token.is_empty());
             if token.is_none() {
-                return Ok(objects);
+                return Ok(());
             }
         }
     }
@@ -207,15 +241,20 @@ impl Reclaimer {
     }
 
     /// TFJobs are their operator's; those that keep their parameter servers for ever are named.
-    async fn hints(&self) -> Result<Vec<String>, Failure> {
-        match self.pages(&self.path("kubeflow.org/v1", "tfjobs"), None, "TFJobList").await {
-            Ok(jobs) => Ok(jobs.iter().filter_map(hint).collect()),
+    async fn hints(&self) -> Vec<String> {
+        let mut hints = Vec::new();
+        let take = |job: &Value| {
+            hints.extend(hint(job));
+            Ok(())
+        };
+        let listed = self.pages(&self.path("kubeflow.org/v1", "tfjobs"), None, "TFJobList", take).await;
+        match listed {
+            Ok(()) => {}
             // Not installed, or nobody lets us look: the hint is all that is lost.
-            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden) => {
-                Ok(Vec::new())
-            }
-            Err(failure) => Err(failure),
+            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden) => {}
+            Err(failure) => hints.push(format!("TFJobs can't be looked at: {failure}")),
         }
+        hints
     }
 }
 

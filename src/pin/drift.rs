@@ -29,6 +29,9 @@ pub struct Drift {
 /// How many others are named: whatever becomes of a node, its state is not flooded with them.
 pub const NAMED: usize = 8;
 
+/// So many drifts of a look are told with their neighbours: where all drift at once, the neighbours are the drifted.
+const LISTED: usize = 16;
+
 /// Another container whose CPUs are not apart from those of one that drifted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -150,7 +153,10 @@ pub fn drift(
                 Some(Cause::Ancestor)
             };
             if let Some(cause) = cause {
-                let others = others(observed, container, &assigned);
+                let others = match found.len() < LISTED {
+                    true => others(observed, container, &assigned, &foreign),
+                    false => Vec::new(),
+                };
                 let path = container.cgroup.path.clone();
                 found.push(Drift { path, cause, assigned, effective: now.effective.clone(), others });
             }
@@ -160,11 +166,20 @@ pub fn drift(
 }
 
 /// Who else may run on the CPUs that a container was assigned, and whose CPUs it may run on.
-fn others(observed: &Observed, drifted: &ObservedContainer, assigned: &CpuSet) -> Vec<Neighbour> {
+fn others(
+    observed: &Observed,
+    drifted: &ObservedContainer,
+    assigned: &CpuSet,
+    foreign: &CpuSet,
+) -> Vec<Neighbour> {
     let all = observed.pods.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
     let others = all.filter(|(_, one)| one.cgroup.path != drifted.cgroup.path && one.cgroup.populated);
     let concerned = others.filter_map(|(pod, one)| {
-        let theirs = one.mark.as_ref().map(Mark::cpus).unwrap_or_default();
+        let mut theirs = one.mark.as_ref().map(Mark::cpus).unwrap_or_default();
+        if assigned.is_empty() {
+            // Its pod mates are no strangers.
+            theirs = theirs.intersection(foreign);
+        }
         let on_its = one.cgroup.cpuset.effective.intersection(assigned);
         let cpus = on_its.union(&theirs.intersection(&drifted.cgroup.cpuset.effective));
         let mark = pod.mark.as_ref().filter(|mark| !mark.pod.is_empty());

@@ -204,7 +204,9 @@ impl Needs<'_> {
         }
         self.amounts().find_map(|(resource, needed)| {
             let Some(has) = node.allocatable.get(resource) else {
-                return (resource != "pods" && needed > 0).then(|| format!("has no {resource}"));
+                // Every node has these: how much of them was not said.
+                let every = ["pods", "cpu", "memory", "ephemeral-storage"].contains(&resource);
+                return (!every && needed > 0).then(|| format!("has no {resource}"));
             };
             let has = self.read(resource, has);
             let used = given.and_then(|given| given.used.get(resource)).copied().unwrap_or(0);

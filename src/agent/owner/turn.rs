@@ -89,8 +89,10 @@ impl Owner {
             self.history.begin(&observed, self.node.enforcement);
         }
         self.told.keep_promises(&mut ledger, &observed);
-        // Nothing was told yet, nor written: whatever there is, the next look finds it again.
-        let gives_way = |reach: &mut Reach<'_>| !first && reach.is_asked();
+        let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
+        let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
+        // Nothing was told yet, nor written, and what is to be told may be gone by the next look.
+        let gives_way = |reach: &mut Reach<'_>| !first && drift.is_empty() && reach.is_asked();
         if gives_way(&mut reach) {
             return Ok(self.interrupted((observed, ledger), &[]));
         }
@@ -103,7 +105,6 @@ impl Owner {
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         self.isolate(&mut decisions.desired, None);
-        let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         if gives_way(&mut reach) {
             return Ok(self.interrupted((observed, ledger), &[]));
         }
@@ -112,7 +113,6 @@ impl Owner {
             self.seen = Some(Seen::all(observed, ledger));
             return Ok(Ended::TooShort);
         }
-        let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
         // What is told once is told by the reconcile that comes to its end.
         let mut calm = !first && drift.is_empty() && decisions.moves.is_empty();
         if calm && reach.is_asked() {

@@ -251,7 +251,10 @@ mod tests {
     fn the_programs_are_short_and_the_same_each_time() {
         let of = |depth, direction| program(5, 6, depth, direction);
         let lengths = [Direction::Ingress, Direction::Egress].map(|way| of(1, way).bytes().len() / 8);
-        assert_eq!(lengths, [52, 52]);
+        assert!(
+            lengths[0] < lengths[1] && lengths[1] < 200,
+            "{lengths:?}: segments are judged where they leave"
+        );
         assert_eq!(of(1, Direction::Egress), of(1, Direction::Egress));
         assert_ne!(of(1, Direction::Egress), of(2, Direction::Egress));
     }

@@ -85,10 +85,11 @@ impl Sockets {
                 Ok(()) => Outcome::Unsupported("the pods have no cgroups of version 2".to_owned()),
             };
         }
-        let on_host = scrape.networks().pods.iter().filter(|pod| pod.scope == Scope::Host);
+        let networks = scrape.networks();
+        let on_host = networks.pods.iter().filter(|pod| pod.scope == Scope::Host);
         let on_host: HashSet<&Labels> = on_host.map(|pod| &pod.labels).collect();
         write(page, &pods, &look, &on_host);
-        Outcome::of(complete)
+        Outcome::of(complete && networks.complete)
     }
 }
 

@@ -87,6 +87,8 @@ pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&U
             found.places.push(Place { stop, owners });
         }
     }
+    // What the node has for itself may be more than is looked at: pods with a network of their own come first.
+    found.places.sort_by_key(|place| matches!(place.owners, Owners::ByCgroup(_)));
     found
 }
 
