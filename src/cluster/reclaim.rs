@@ -87,7 +87,7 @@ impl Reclaimer {
             round.jobs = reclaim(&self.look().await?, now(), self.after);
             round.failed.clear();
             looks += 1;
-            let (mut changed, mut old, before) = (false, false, round.deleted.len());
+            let (mut changed, mut old, mut tried) = (false, false, false);
             for job in round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
                 for item in &job.servers {
                     let name = (item.kind, item.namespace.clone(), item.name.clone());
@@ -95,11 +95,12 @@ impl Reclaimer {
                         round.deleted.push(name);
                         continue;
                     }
-                    // One delete at least for each look, however long that took.
-                    old = looked.elapsed() > FRESH && round.deleted.len() > before;
+                    // One at least for each look, however long that took.
+                    old = tried && looked.elapsed() > FRESH;
                     if old {
                         break;
                     }
+                    tried = true;
                     match self.delete(item).await {
                         Ok(Gone::Yes) => round.deleted.push(name),
                         // What is left of the job waits for another look.
@@ -107,10 +108,7 @@ impl Reclaimer {
                             changed = true;
                             break;
                         }
-                        Err(failure) => {
-                            round.failed.push((name.0, name.1, name.2, failure));
-                            break;
-                        }
+                        Err(failure) => round.failed.push((name.0, name.1, name.2, failure)),
                     }
                 }
                 if old {

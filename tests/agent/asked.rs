@@ -260,6 +260,11 @@ fn who_owns_nothing_is_updated_as_it_was_asked_for() {
         tree.start(&path(one));
         runtime.change(6, one);
     }
+    // What is known of a container is told with the look that follows its start.
+    agent.eventually("both run", |status| {
+        let runs = |pod: &str| container(status, pod, "main").is_some_and(|one| one["running"] == true);
+        runs("web") && runs("worker")
+    });
     assert_eq!(runtime.update(&web), Vec::<u8>::new(), "its CPUs are nobody's business");
     let own = kernel.effective(&path(&worker));
     let answer = runtime.update(&worker);

@@ -381,7 +381,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
         (Fault::Refuse { code: 500, text: "etcd", retry_after: None }, ErrorKind::Server),
         (Fault::Refuse { code: 429, text: "later", retry_after: Some(7) }, ErrorKind::TooManyRequests),
     ];
-    for plural in ["deployments", "services", "jobs", "tfjobs"] {
+    for plural in ["deployments", "services", "jobs"] {
         for (fault, kind) in faults.clone() {
             cluster.fake.heal();
             cluster.fake.fail(When::always().verb("list").on(plural), fault.clone());
@@ -392,6 +392,14 @@ async fn an_api_server_in_trouble_decides_nothing() {
         }
     }
     assert_eq!((cluster.servers(), cluster.deletes()), ((5, 5), 0));
+    // Without TFJobs a hint is lost, which is told.
+    for (fault, _) in faults {
+        cluster.fake.heal();
+        cluster.fake.fail(When::always().verb("list").on("tfjobs"), fault);
+        let round = cluster.with(30, true).once().await.unwrap();
+        assert_eq!((round.deleted.len(), round.hints.len()), (10, 1), "{round:?}");
+        assert!(round.hints[0].starts_with("TFJobs can't be looked at: "), "{:?}", round.hints);
+    }
     cluster.fake.heal();
     // Rights that were taken away are told.
     cluster.fake.forbid(ACCOUNT);
