@@ -42,7 +42,7 @@ fuzz_target!(|data: &[u8]| {
                 for _ in 0..2 {
                     let mut of = counters.of(number, &container.path);
                     well(of.cpu_stat());
-                    well(of.processes());
+                    well(of.processes(None));
                     well(of.threads());
                     well(of.pages());
                     well(of.pressure());
