@@ -282,10 +282,13 @@ fn found(report: &Report) -> String {
         row.extend(report.ways.iter().map(|way| way.figures.get(&metric).map_or("-".to_owned(), cell)));
         table.add_row(row);
     }
-    if report.ways.iter().any(|way| way.threads.is_some()) {
+    if report.ways.iter().any(|way| way.thread_count.is_some()) {
         let mut row = vec!["threads of the job".to_owned()];
         row.extend(
-            report.ways.iter().map(|way| way.threads.map_or("-".to_owned(), |threads| threads.to_string())),
+            report
+                .ways
+                .iter()
+                .map(|way| way.thread_count.map_or("-".to_owned(), |threads| threads.to_string())),
         );
         table.add_row(row);
     }

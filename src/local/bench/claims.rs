@@ -99,7 +99,7 @@ fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
             plan.online.len()
         ));
     }
-    let threads = |index: usize| ways.get(index).and_then(|way| way.threads);
+    let threads = |index: usize| ways.get(index).and_then(|way| way.thread_count);
     if let (Some(host), Some(right)) = (threads(0), threads(1))
         && host == right
         && !plan.whole()

@@ -279,7 +279,9 @@ impl<'a> Bench<'a> {
             way,
             seconds,
             steps: stretches.iter().map(|one| one.steps).sum(),
-            threads: Some(names.iter().filter_map(|name| after.pods.get(*name)).map(|one| one.threads).sum()),
+            thread_count: Some(
+                names.iter().filter_map(|name| after.pods.get(*name)).map(|one| one.threads).sum(),
+            ),
             figures: figures.into_iter().filter_map(|(metric, value)| Some((metric, value?))).collect(),
         }
     }
@@ -316,7 +318,7 @@ impl<'a> Bench<'a> {
             (Metric::ThrottledPeriodsPerSecond, Some(throttled as f64 / seconds)),
         ];
         let figures = figures.into_iter().filter_map(|(metric, value)| Some((metric, value?))).collect();
-        Ok(Run { round, way, seconds, steps: copies as f64, threads: None, figures })
+        Ok(Run { round, way, seconds, steps: copies as f64, thread_count: None, figures })
     }
 }
 

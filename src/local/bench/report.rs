@@ -22,7 +22,7 @@ pub struct Run {
     /// Steps of all workers in that time; runs of a command without steps.
     pub steps: f64,
     /// Threads of the job.
-    pub threads: Option<u64>,
+    pub thread_count: Option<u64>,
     /// The figures that are compared.
     pub figures: BTreeMap<Metric, f64>,
 }
@@ -93,7 +93,7 @@ pub struct OfWay {
     #[serde(flatten)]
     pub way: Way,
     /// Threads of the job, in the last of its runs.
-    pub threads: Option<u64>,
+    pub thread_count: Option<u64>,
     /// Each metric over its runs.
     pub figures: BTreeMap<Metric, Summary>,
 }
@@ -219,7 +219,7 @@ impl Report {
                     Some((metric, stats::summary(&values)?))
                 };
                 let figures = Metric::ALL.into_iter().filter_map(figure).collect();
-                OfWay { way, threads: of.last().and_then(|run| run.threads), figures }
+                OfWay { way, thread_count: of.last().and_then(|run| run.thread_count), figures }
             })
             .to_vec();
         let claims = claims(&plan, &effects, &ways, &found);
@@ -306,7 +306,7 @@ pub(super) mod tests {
             way,
             seconds: 1.0,
             steps: 100.0,
-            threads: Some(7),
+            thread_count: Some(7),
             figures: figures(round, way).into_iter().collect(),
         };
         (0..rounds).flat_map(|round| Way::ALL.map(|way| (round, way))).map(run).collect()
