@@ -275,7 +275,7 @@ fn found(report: &Report) -> String {
     );
     let mut table = super::table(&["", "SHARED, HOST'S", "SHARED, RIGHT", "PINNED, HOST'S", "PINNED, RIGHT"]);
     for metric in Metric::ALL {
-        if report.found.not_counted.contains_key(&metric) {
+        if report.ways.iter().all(|way| !way.figures.contains_key(&metric)) {
             continue;
         }
         let mut row = vec![metric.name(step)];

@@ -178,27 +178,55 @@ fn environment(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(std::env::vars_os().filter_map(text).filter(|(name, _)| !decided.contains_key(name)).collect())
 }
 
-/// Why metrics are missing that no run has.
+/// Why metrics are missing in all runs of a way, or of all four.
 fn not_counted(
     plan: &Plan,
     runs: &[report::Run],
     unsupported: &BTreeMap<String, String>,
 ) -> BTreeMap<Metric, String> {
-    let missing =
-        Metric::ALL.into_iter().filter(|metric| !runs.iter().any(|run| run.figures.contains_key(metric)));
-    let because = |metric: Metric| {
+    let because = |metric: Metric| -> Option<(Metric, String)> {
+        let ways = Way::ALL
+            .into_iter()
+            .filter(|way| runs.iter().any(|run| run.way == *way && run.figures.contains_key(&metric)));
+        let ways = ways.count();
         let collector = match metric {
             Metric::CacheMissesPerStep => "caches",
             Metric::MigrationsPerStep => "tasks",
             _ => "",
         };
-        match unsupported.get(collector) {
+        let reason = match unsupported.get(collector) {
+            _ if ways == Way::ALL.len() => return None,
+            _ if ways > 0 => "counted in some of the four ways only".to_owned(),
             _ if plan.whole() => {
                 "a command that is run to its end can't be asked for it afterwards".to_owned()
             }
             Some(reason) => reason.clone(),
             None => "the agent exports no such series for the job's containers".to_owned(),
-        }
+        };
+        Some((metric, reason))
     };
-    missing.map(|metric| (metric, because(metric))).collect()
+    Metric::ALL.into_iter().filter_map(because).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan::Cpus;
+    use super::*;
+
+    #[test]
+    fn what_is_missing_has_a_reason() {
+        let pinned_only = |_, way: Way| match way.cpus {
+            Cpus::Shared => vec![(Metric::StepsPerSecond, 1.0)],
+            Cpus::Pinned => vec![(Metric::StepsPerSecond, 1.0), (Metric::CacheMissesPerStep, 5.0)],
+        };
+        let unsupported = BTreeMap::from([("caches".to_owned(), "no such events".to_owned())]);
+        let plan = report::tests::plan(2);
+        let reasons = |runs: &[report::Run]| not_counted(&plan, runs, &unsupported);
+        let some = reasons(&report::tests::runs(2, pinned_only));
+        assert!(some[&Metric::CacheMissesPerStep].contains("some of the four ways only"));
+        assert!(some[&Metric::MigrationsPerStep].contains("no such series"));
+        assert!(!some.contains_key(&Metric::StepsPerSecond));
+        let none = reasons(&report::tests::runs(2, |_, _| vec![]));
+        assert_eq!(none[&Metric::CacheMissesPerStep], "no such events");
+    }
 }
