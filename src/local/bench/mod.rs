@@ -112,9 +112,16 @@ pub async fn run(
     let (enforcement, enforcement_reason) =
         (node.enforcement.name().to_owned(), node.enforcement_reason.clone());
     let environment = environment(plan)?;
-    // Dropped after the local node, which it takes for dead.
-    let _guard = tokio::task::block_in_place(|| Guard::start(cgroup_root))?;
+    // Declared first, so that it is dropped last: it clears away once the local node has let go of its lock.
+    let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
+    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_root)) {
+        Ok(guard) => guard,
+        Err(error) => {
+            tokio::task::block_in_place(|| local.close())?;
+            return Err(error);
+        }
+    };
     node.config.pods = Some(local.folder().to_owned());
     let outcome = match Agent::start(node).await {
         Ok(mut agent) => {
