@@ -25,7 +25,7 @@
 //! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out; reclaiming | `text` `pod` `scene` | /sys, cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | changing anything but what it counts with |
 //! | [`agent`] | configuration, the one owner of the state, HTTP, start and stop | all above | an algorithm |
-//! | [`local`] | a node without a cluster: real cgroups and processes for the demo | all above | being needed by the agent |
+//! | [`local`] | a node without a cluster: real cgroups and processes for the demo and the bench | all above | being needed by the agent |
 //! | [`cli`] | arguments, subcommands, what a person sees | all above | logic |
 //!
 //! The pure rooms (`text`, `cpu`, `pod`, `scene`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be

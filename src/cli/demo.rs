@@ -41,7 +41,7 @@ pub(super) struct Demo {
 }
 
 /// The exit code of what was ended by a signal, as shells have it: 128 and the signal's number.
-const INTERRUPTED: u8 = 130;
+pub(super) const INTERRUPTED: u8 = 130;
 
 impl Demo {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
@@ -72,8 +72,10 @@ impl Demo {
     }
 }
 
-/// Stops the demo at Ctrl-C or SIGTERM.
-fn signals(stop: tokio_util::sync::CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
+/// Stops a demo, or a bench, at Ctrl-C or SIGTERM.
+pub(super) fn signals(
+    stop: tokio_util::sync::CancellationToken,
+) -> anyhow::Result<tokio::task::JoinHandle<()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("can't listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("can't listen for Ctrl-C")?;

@@ -1,5 +1,6 @@
 //! Arguments, subcommands, and what a person sees.
 
+mod bench;
 mod completions;
 mod config;
 mod demo;
@@ -25,6 +26,7 @@ pub(crate) use output::{Format, emit, json, table};
 #[command(name = "pinfold", version, max_term_width = 100)]
 #[command(after_help = "Start here:
   pinfold demo                 a real training job on this machine, shared, then pinned (needs root)
+  pinfold bench                what pinning and sizing would buy on this machine (needs root)
   pinfold doctor               what this node offers, what it lacks, what to do
   pinfold topology             draw the machine and who owns which CPUs
   pinfold run --pods ./pods    run the agent on the manifests in a folder
@@ -39,6 +41,7 @@ struct Cli {
 enum Command {
     Run(run::Run),
     Demo(demo::Demo),
+    Bench(bench::Bench),
     Topology(topology::TopologyArgs),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
@@ -59,6 +62,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => args.run(),
         Command::Demo(args) => args.run(),
+        Command::Bench(args) => args.run(),
         Command::Topology(args) => topology::run(&args),
         Command::Place(args) => place::run(&args),
         Command::Plan(args) => args.run(),

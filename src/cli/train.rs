@@ -1,6 +1,6 @@
 //! `pinfold train`: the processes of the job that `demo` runs in its containers. Not for people, so hidden.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -43,6 +43,9 @@ enum Process {
         /// Stop after this many steps.
         #[arg(long)]
         steps: Option<u64>,
+        /// Print every step's time, four times a second.
+        #[arg(long)]
+        each_step: bool,
         #[command(flatten)]
         job: Job,
     },
@@ -51,9 +54,18 @@ enum Process {
         /// Busy threads; one more than the host has CPUs if not given.
         #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
         threads: Option<u16>,
+        /// The share of a CPU's time that each thread wants, in percent; as it comes if not given.
+        #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
+        busy: Option<u8>,
         /// Which neighbour this is.
         #[arg(long, alias = "task_index", default_value_t = 0)]
         task_index: u32,
+    },
+    /// Waits until standard input ends, then removes what a bench that was killed has left.
+    Sweep {
+        /// Folder where the cgroup hierarchies are mounted.
+        #[arg(long)]
+        cgroup_root: PathBuf,
     },
 }
 
@@ -109,9 +121,9 @@ impl Train {
                     embedding_rate,
                 })
             }
-            Process::Worker { batch, steps, job } => {
+            Process::Worker { batch, steps, each_step, job } => {
                 let geometry = job.geometry()?;
-                run_worker(|threads| worker::Options {
+                run_worker(each_step, |threads| worker::Options {
                     ps_hosts: job.ps_hosts,
                     index: job.task_index,
                     geometry,
@@ -121,7 +133,8 @@ impl Train {
                     patience: worker::PATIENCE,
                 })
             }
-            Process::Neighbour { threads, task_index } => run_neighbour(threads, task_index),
+            Process::Neighbour { threads, busy, task_index } => run_neighbour(threads, busy, task_index),
+            Process::Sweep { cgroup_root } => crate::local::bench::sweep(&cgroup_root),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");
@@ -151,23 +164,23 @@ fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run_worker(options: impl FnOnce(usize) -> worker::Options) -> anyhow::Result<()> {
+fn run_worker(each_step: bool, options: impl FnOnce(usize) -> worker::Options) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"])?);
-    let progress = Progress::new(Role::Worker, options.index, options.threads);
+    let progress = Progress::telling(Role::Worker, options.index, options.threads, each_step);
     progress.attend()?;
     worker::train(&options, &progress)?;
     progress.report()?;
     Ok(())
 }
 
-fn run_neighbour(threads: Option<u16>, index: u32) -> anyhow::Result<()> {
+fn run_neighbour(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::Result<()> {
     let threads = match threads {
         Some(threads) => usize::from(threads),
         None => count(&[])? + 1,
     };
     let progress = Progress::new(Role::Neighbour, index, threads);
     progress.attend()?;
-    neighbour::start(threads, &progress)?;
+    neighbour::start(threads, busy, &progress)?;
     loop {
         std::thread::park();
     }

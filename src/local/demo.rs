@@ -14,6 +14,7 @@ use super::sample::{Counters, Sample};
 use crate::agent::config::{Config, Metrics};
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
+use crate::host::spawn::Stderr;
 
 /// How long the workers may take to their first step, and to their first in what is measured; a busy or emulated machine
 /// takes its time.
@@ -189,7 +190,16 @@ async fn half(
         let container = pod.containers.first().context("a pod of the demo has no container")?;
         let admission = agent.create(pod, &container.name).await?;
         let env = admission.threads.variables;
-        let start = Start { pod, manifest, args: args.clone(), env, address: *address };
+        let start = Start {
+            pod,
+            manifest,
+            program: None,
+            args: args.clone(),
+            env,
+            address: Some(*address),
+            stderr: Stderr::Inherit,
+            hear: None,
+        };
         tokio::task::block_in_place(|| local.start(start))?;
     }
     // The first seconds are not counted, and neither is the time until every worker has said something.

@@ -2,14 +2,15 @@
 //!
 //! Its cgroups lie in a tree of their own, never in a real kubelet's. Everything it makes ends with it: processes when
 //! their launcher goes, namespaces with the last process, cgroups when it is closed. After a kill -9 only cgroups are
-//! left (and the folder of manifests); the next one finds and removes them.
+//! left (and the folder of manifests); the next one finds and removes them, or [`clear`] does.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,9 @@ const FOLDER: &str = "/run/pinfold-demo";
 /// The kernel takes a moment to let go of a killed process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The longest line of a process that is heard in one piece.
+const LONGEST_LINE: u64 = 1 << 20;
+
 /// A CFS period, as the kubelet sets it.
 const PERIOD: u64 = 100_000;
 
@@ -46,6 +50,8 @@ pub(super) struct LocalNode {
     launcher: Launcher,
     switch: Switch,
     running: BTreeMap<String, Running>,
+    /// What the pods of class Burstable ask for together, in thousandths of a CPU.
+    burstable: u64,
     _lock: Flock<fs::File>,
 }
 
@@ -58,19 +64,27 @@ struct Running {
     latest: Arc<Mutex<Option<Line>>>,
 }
 
+/// Who hears a line that a process writes, at the moment when it comes.
+pub(super) type Hear = Box<dyn FnMut(&[u8], Instant) + Send>;
+
 /// One pod to start, of one container.
-#[derive(Debug)]
 pub(super) struct Start<'a> {
     /// The pod, with a uid.
     pub(super) pod: &'a Pod,
     /// Its manifest, as JSON.
     pub(super) manifest: &'a str,
-    /// The arguments of this program that the container runs.
+    /// The program that the container runs; this one where none is named.
+    pub(super) program: Option<PathBuf>,
+    /// Its arguments.
     pub(super) args: Vec<String>,
     /// Variables for its environment.
     pub(super) env: BTreeMap<String, String>,
-    /// Its address.
-    pub(super) address: Ipv4Addr,
+    /// Its address, in a network namespace of its own; `None` for this program's namespace.
+    pub(super) address: Option<Ipv4Addr>,
+    /// Where its standard error goes.
+    pub(super) stderr: Stderr,
+    /// Who hears its lines; without anybody the last one is kept for [`LocalNode::line`].
+    pub(super) hear: Option<Hear>,
 }
 
 // === impl LocalNode ===
@@ -82,11 +96,11 @@ impl LocalNode {
     /// Another one is running, or the kernel refuses a cgroup or a namespace.
     pub(super) fn open(cgroups: Cgroups) -> anyhow::Result<Self> {
         cgroups.create(TOP)?;
-        let lock =
-            crate::agent::lock(&cgroups.root().join(TOP)).context("another pinfold demo is running")?;
+        let lock = crate::agent::lock(&cgroups.root().join(TOP))
+            .context("another pinfold demo is running, or a bench")?;
         match furnish(&cgroups) {
             Ok((launcher, switch)) => {
-                Ok(Self { cgroups, launcher, switch, running: BTreeMap::new(), _lock: lock })
+                Ok(Self { cgroups, launcher, switch, running: BTreeMap::new(), burstable: 0, _lock: lock })
             }
             Err(error) => {
                 // What can't be removed either is the next one's to find; this error is the one to tell.
@@ -104,7 +118,7 @@ impl LocalNode {
 
     /// Starts a pod: its manifest appears, then its cgroups, then its process in them.
     pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<()> {
-        let Start { pod, manifest, args, env, address } = start;
+        let Start { pod, manifest, program, args, env, address, stderr, hear } = start;
         let uid = pod.cgroup_uid().context("a pod of the demo has no uid")?;
         let path = self.folder().join(format!("{}.json", pod.name));
         // Written beside and renamed, so that the agent never reads half of it.
@@ -112,29 +126,43 @@ impl LocalNode {
         fs::write(&draft, manifest).with_context(|| format!("can't write {}", draft.display()))?;
         fs::rename(&draft, &path).with_context(|| format!("can't write {}", path.display()))?;
 
-        let class = if pod::qos(pod) == Qos::BestEffort { "besteffort/" } else { "" };
+        let resources = pod.containers.first().map(|container| container.resources).unwrap_or_default();
+        let class = match pod::qos(pod) {
+            Qos::BestEffort => "besteffort/",
+            Qos::Burstable => {
+                self.burstable += resources.cpu_request.unwrap_or(0);
+                let class = format!("{TREE}/burstable");
+                self.cgroups.create(&class)?;
+                self.cgroups.set_request(&class, self.burstable)?;
+                "burstable/"
+            }
+            Qos::Guaranteed => "",
+        };
         let cgroup = format!("{TREE}/{class}pod{uid}");
         let container = format!("{cgroup}/{}", pod.name);
         for one in [&cgroup, &container] {
             self.cgroups.create(one)?;
-            let resources = pod.containers.first().map(|container| container.resources).unwrap_or_default();
             self.cgroups.set_request(one, resources.cpu_request.unwrap_or(0))?;
             if let Some(limit) = resources.cpu_limit {
                 self.cgroups.set_quota(one, Quota { quota: Some(limit * PERIOD / 1000), period: PERIOD })?;
             }
         }
         let mut process = self.launcher.spawn(Spawn {
-            program: std::env::current_exe().context("can't find this program's own file")?,
+            program: match program {
+                Some(program) => program,
+                None => std::env::current_exe().context("can't find this program's own file")?,
+            },
             args: args.into_iter().map(OsString::from).collect(),
             env,
             cgroup_procs: self.cgroups.procs_files(&container),
-            netns: Some(self.switch.join(address)?),
-            stderr: Stderr::Inherit,
+            netns: address.map(|address| self.switch.join(address)).transpose()?,
+            stderr,
         })?;
         let latest = Arc::new(Mutex::new(None));
         if let Some(stdout) = process.take_stdout() {
-            let latest = Arc::clone(&latest);
-            std::thread::spawn(move || follow(stdout, &latest));
+            let kept = Arc::clone(&latest);
+            let hear = hear.unwrap_or_else(|| Box::new(move |text, _| keep(text, &kept)));
+            std::thread::spawn(move || follow(stdout, hear));
         }
         self.running.insert(pod.name.clone(), Running { cgroup, manifest: path, process, latest });
         Ok(())
@@ -158,16 +186,29 @@ impl LocalNode {
         Ok(())
     }
 
+    /// How the process of a pod ended; `None` while it runs, or where there is no such pod.
+    pub(super) fn ended(&mut self, pod: &str) -> anyhow::Result<Option<ExitStatus>> {
+        match self.running.get_mut(pod) {
+            Some(running) => Ok(running.process.try_wait()?),
+            None => Ok(None),
+        }
+    }
+
     /// Ends every pod, as a deletion does: processes, then cgroups, then manifests.
     pub(super) fn stop_all(&mut self) -> anyhow::Result<()> {
         // All are asked at once, so that nobody waits for a peer that is gone.
         for running in self.running.values_mut() {
             running.process.kill(Signal::SIGTERM)?;
+            signal(&self.cgroups, &running.cgroup, Signal::SIGTERM);
         }
+        self.burstable = 0;
         for (_, mut running) in std::mem::take(&mut self.running) {
             running.process.stop(Duration::from_secs(2))?;
-            let class = running.cgroup.clone();
-            patiently(|| self.cgroups.remove(&class))?;
+            patiently(|| {
+                // What the process has started itself, such as a shell's commands, must not outlive it.
+                signal(&self.cgroups, &running.cgroup, Signal::SIGKILL);
+                self.cgroups.remove(&running.cgroup)
+            })?;
             // Somebody may have tidied the folder; the pod is gone either way.
             let _ = fs::remove_file(&running.manifest);
         }
@@ -183,6 +224,27 @@ impl LocalNode {
         patiently(|| self.cgroups.remove(TOP))?;
         stopped
     }
+}
+
+/// Sends a signal to whatever runs in a cgroup; some of it may end meanwhile, or have ended.
+fn signal(cgroups: &Cgroups, cgroup: &str, signal: Signal) {
+    for pid in cgroups.processes(cgroup).unwrap_or_default() {
+        let _ = nix::sys::signal::kill(Pid::from_raw(pid), signal);
+    }
+}
+
+/// Removes what a local node that was killed has left, unless there is another by now.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
+    if !cgroups.exists(TOP) {
+        return Ok(());
+    }
+    // Whoever was killed may still be closing its files.
+    let Ok(_lock) = patiently(|| crate::agent::lock(&cgroups.root().join(TOP))) else { return Ok(()) };
+    sweep(cgroups)?;
+    patiently(|| cgroups.remove(TOP)).context("can't remove the cgroups that were left")
 }
 
 /// Makes what a node needs, after clearing away what a killed predecessor left.
@@ -215,7 +277,7 @@ fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
 }
 
 /// Tries again for a while: a cgroup stays busy until the kernel has let go of its last process.
-fn patiently<E>(mut action: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+fn patiently<T, E>(mut action: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match action() {
@@ -225,11 +287,23 @@ fn patiently<E>(mut action: impl FnMut() -> Result<(), E>) -> Result<(), E> {
     }
 }
 
-/// Keeps the latest line that a process writes.
-fn follow(stdout: std::process::ChildStdout, latest: &Mutex<Option<Line>>) {
-    for text in BufReader::new(stdout).lines().map_while(Result::ok) {
-        if let Ok(line) = serde_json::from_str(&text) {
-            *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+/// Lets somebody hear each line that a process writes, for as long as it writes.
+fn follow(stdout: std::process::ChildStdout, mut hear: Hear) {
+    let mut stdout = BufReader::new(stdout);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        // A line without an end is cut: what writes gigabytes of dots must not be kept.
+        match Read::by_ref(&mut stdout).take(LONGEST_LINE).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => hear(line.trim_ascii_end(), Instant::now()),
         }
+    }
+}
+
+/// Keeps a line of the job's own processes.
+fn keep(text: &[u8], latest: &Mutex<Option<Line>>) {
+    if let Ok(line) = serde_json::from_slice(text) {
+        *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
     }
 }

@@ -8,6 +8,8 @@ use std::time::Instant;
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) pods: BTreeMap<String, Counters>,
+    /// Collectors that count nothing here, and why.
+    pub(super) unsupported: BTreeMap<String, String>,
 }
 
 /// Counters of one pod.
@@ -16,6 +18,9 @@ pub(super) struct Counters {
     pub(super) threads: u64,
     pub(super) context_switches: u64,
     pub(super) throttled_periods: u64,
+    /// Both only where the machine counts them.
+    pub(super) migrations: Option<u64>,
+    pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,
     pub(super) transmit_bytes: u64,
     /// By the process's own word, as are the step times.
@@ -35,12 +40,17 @@ impl Sample {
                 "pinfold_container_threads" => counters.threads += value,
                 "pinfold_container_context_switches_total" => counters.context_switches += value,
                 "pinfold_container_cpu_throttled_periods_total" => counters.throttled_periods += value,
+                "pinfold_container_cpu_migrations_total" => {
+                    *counters.migrations.get_or_insert(0) += value;
+                }
+                "pinfold_container_llc_misses_total" => *counters.llc_misses.get_or_insert(0) += value,
                 "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
                 "pinfold_pod_network_transmit_bytes_total" => counters.transmit_bytes += value,
                 _ => {}
             }
         }
-        Self { at: Instant::now(), pods }
+        let unsupported = text.lines().filter_map(unsupported).collect();
+        Self { at: Instant::now(), pods, unsupported }
     }
 
     /// How much a pod's counter has gained since an earlier sample.
@@ -76,6 +86,15 @@ fn series(line: &str) -> Option<(&str, &str, u64)> {
     Some((name, pod, whole))
 }
 
+/// The collector and the reason in a line that tells of one which counts nothing here.
+fn unsupported(line: &str) -> Option<(String, String)> {
+    let labels = line.strip_prefix("pinfold_collector_unsupported{collector=\"")?;
+    let (collector, rest) = labels.split_once("\",reason=\"")?;
+    let (reason, _) = rest.rsplit_once("\"}")?;
+    let reason = reason.replace("\\\"", "\"").replace("\\n", " ").replace("\\\\", "\\");
+    Some((collector.to_owned(), reason))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,9 +105,14 @@ mod tests {
             pinfold_container_threads{namespace=\"demo\",pod=\"ps-0\",container=\"a\"} 3\n\
             pinfold_container_context_switches_total{container=\"a\",kind=\"voluntary\",namespace=\"demo\",pod=\"ps-0\"} 1e3\n\
             pinfold_container_context_switches_total{container=\"a\",kind=\"involuntary\",namespace=\"demo\",pod=\"ps-0\"} 7\n\
+            pinfold_container_cpu_migrations_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 4\n\
+            pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
             process_cpu_seconds_total 1\n";
         let sample = Sample::parse(text);
-        let expected = Counters { threads: 3, context_switches: 1007, ..Counters::default() };
+        let expected =
+            Counters { threads: 3, context_switches: 1007, migrations: Some(4), ..Counters::default() };
         assert_eq!(sample.pods, BTreeMap::from([("ps-0".to_owned(), expected)]));
+        let reason = "no \"LLC\" here".to_owned();
+        assert_eq!(sample.unsupported, BTreeMap::from([("caches".to_owned(), reason)]));
     }
 }

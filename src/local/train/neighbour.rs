@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::data::Random;
 use super::progress::Progress;
+use crate::host::proc::thread_cpu_time;
 
 /// Memory that a thread walks through: more than its share of most caches.
 const WORDS: usize = 4 << 20 >> 3;
@@ -18,12 +19,13 @@ const BURST: usize = 1 << 16;
 /// wakes up is what the scheduler lets in first.
 const REST: Duration = Duration::from_millis(1);
 
-/// Starts `threads` threads that never end. Each burst counts as a step.
+/// Starts `threads` threads that never end. Each burst counts as a step. `busy` is the share of a CPU's time that each of
+/// them wants, in percent; without it every second thread rests a little after each burst.
 ///
 /// # Errors
 ///
 /// The kernel refuses a thread.
-pub fn start(threads: usize, progress: &Arc<Progress>) -> io::Result<()> {
+pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::Result<()> {
     for index in 0..threads {
         let progress = Arc::clone(progress);
         thread::Builder::new().name(format!("neighbour-{index}")).spawn(move || {
@@ -32,15 +34,25 @@ pub fn start(threads: usize, progress: &Arc<Progress>) -> io::Result<()> {
             let mut at = 0;
             loop {
                 let start = Instant::now();
+                let begun = thread_cpu_time();
                 at = burst(&mut memory, at);
                 progress.step(start.elapsed(), None);
-                if index % 2 == 1 {
-                    thread::sleep(REST);
+                match busy {
+                    None if index % 2 == 1 => thread::sleep(REST),
+                    None => {}
+                    // By the CPU time that the burst took: one that had to wait for a CPU is no busier for it.
+                    Some(percent) => thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent)),
                 }
             }
         })?;
     }
     Ok(())
+}
+
+/// How long to rest after so much work, to be busy for this share of the time.
+fn rest(worked: Duration, percent: u8) -> Duration {
+    let percent = u32::from(percent.clamp(1, 100));
+    worked * (100 - percent) / percent
 }
 
 /// Reads and writes [`BURST`] words here and there, each depending on the last; returns where it stopped.
@@ -57,6 +69,14 @@ fn burst(memory: &mut [u64], mut at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rest_makes_the_share() {
+        let worked = Duration::from_millis(12);
+        for (percent, rested) in [(100, 0), (75, 4), (50, 12), (25, 36), (1, 1188), (0, 1188), (200, 0)] {
+            assert_eq!(rest(worked, percent), Duration::from_millis(rested), "{percent} %");
+        }
+    }
 
     #[test]
     fn a_burst_wanders_through_all_of_the_memory() {

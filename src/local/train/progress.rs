@@ -4,13 +4,16 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
 
 /// Time between two lines.
 pub const PERIOD: Duration = Duration::from_secs(1);
+
+/// Time between two lines that hold every step's time: for those who measure spans of a few seconds.
+pub const SHORT_PERIOD: Duration = Duration::from_millis(250);
 
 /// What a process does in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +48,12 @@ pub struct Line {
     pub bytes_in: u64,
     /// Bytes written to sockets.
     pub bytes_out: u64,
+    /// Where it was asked for: seconds from the process's start to this line, by its own clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// Where it was asked for: the time of each step since the last line, in milliseconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub step_ms: Vec<f32>,
 }
 
 /// Counts what a process does; shared by its threads.
@@ -53,6 +62,8 @@ pub struct Progress {
     role: Role,
     index: u32,
     threads: usize,
+    began: Instant,
+    each: bool,
     steps: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
@@ -71,10 +82,17 @@ struct Window {
 impl Progress {
     /// Nothing done yet.
     pub fn new(role: Role, index: u32, threads: usize) -> Arc<Self> {
+        Self::telling(role, index, threads, false)
+    }
+
+    /// Nothing done yet; `each` says whether lines hold every step's time, and come four times a second.
+    pub fn telling(role: Role, index: u32, threads: usize, each: bool) -> Arc<Self> {
         Arc::new(Self {
             role,
             index,
             threads,
+            began: Instant::now(),
+            each,
             steps: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
@@ -84,8 +102,9 @@ impl Progress {
 
     /// Counts a step, with its loss if it has one.
     pub fn step(&self, took: Duration, loss: Option<f32>) {
-        self.steps.fetch_add(1, Ordering::Relaxed);
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that a line's steps and their times are the same ones.
+        self.steps.fetch_add(1, Ordering::Relaxed);
         window.millis.push(took.as_secs_f32() * 1000.0);
         if let Some(loss) = loss {
             window.loss += f64::from(loss);
@@ -105,7 +124,11 @@ impl Progress {
 
     /// The next line; the one after it covers the steps from here on.
     pub fn line(&self) -> Line {
-        let mut window = std::mem::take(&mut *self.window.lock().unwrap_or_else(PoisonError::into_inner));
+        let (mut window, steps, seconds) = {
+            let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+            let steps = self.steps.load(Ordering::Relaxed);
+            (std::mem::take(&mut *window), steps, self.began.elapsed().as_secs_f64())
+        };
         window.millis.sort_unstable_by(f32::total_cmp);
         let percentile = |percent: usize| {
             let last = window.millis.len().checked_sub(1)?;
@@ -116,13 +139,15 @@ impl Progress {
         Line {
             role: self.role,
             index: self.index,
-            steps: self.steps.load(Ordering::Relaxed),
+            steps,
             loss,
             step_ms_p50: percentile(50),
             step_ms_p99: percentile(99),
             threads: self.threads,
             bytes_in: self.bytes_in.load(Ordering::Relaxed),
             bytes_out: self.bytes_out.load(Ordering::Relaxed),
+            seconds: self.each.then_some(seconds),
+            step_ms: if self.each { window.millis } else { Vec::new() },
         }
     }
 
@@ -139,7 +164,7 @@ impl Progress {
         out.flush()
     }
 
-    /// From now on prints a line every [`PERIOD`], and ends the whole process with status 0 on SIGTERM, on SIGINT, or
+    /// From now on prints a line every [`PERIOD`] (or [`SHORT_PERIOD`]), and ends the whole process with status 0 on SIGTERM, on SIGINT, or
     /// when nobody reads the lines any more: there is nothing to save.
     ///
     /// To be called before other threads are started, because they inherit that these signals are left to one thread.
@@ -158,9 +183,10 @@ impl Progress {
             std::process::exit(0);
         })?;
         let progress = Arc::clone(self);
+        let period = if self.each { SHORT_PERIOD } else { PERIOD };
         thread::Builder::new().name("progress".to_owned()).spawn(move || {
             loop {
-                thread::sleep(PERIOD);
+                thread::sleep(period);
                 if progress.report().is_err() {
                     std::process::exit(0);
                 }
@@ -191,5 +217,16 @@ mod tests {
             r#"{"role":"worker","index":3,"steps":100,"loss":null,"step_ms_p50":null,"step_ms_p99":null,"threads":2,"bytes_in":10,"bytes_out":20}"#
         );
         assert_eq!(serde_json::from_str::<Line>(&text).unwrap().threads, 2);
+    }
+
+    #[test]
+    fn each_step_is_told_where_it_was_asked_for() {
+        let progress = Progress::telling(Role::Worker, 0, 1, true);
+        progress.step(Duration::from_millis(3), None);
+        progress.step(Duration::from_millis(1), None);
+        let line: Line = serde_json::from_str(&serde_json::to_string(&progress.line()).unwrap()).unwrap();
+        assert_eq!((line.steps, line.step_ms), (2, vec![1.0, 3.0]));
+        assert!(line.seconds.is_some_and(|seconds| seconds >= 0.0));
+        assert_eq!(progress.line().step_ms, Vec::<f32>::new());
     }
 }

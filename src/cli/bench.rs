@@ -1,0 +1,339 @@
+//! `pinfold bench`: the plan, the progress, and the figures with the ratios first.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, value_parser};
+use comfy_table::CellAlignment;
+use console::style;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Format;
+use super::run::{log, runtime};
+use crate::agent::config::Wanted;
+use crate::cpu::CpuSet;
+use crate::local::bench::plan::{Plan, Way, Wishes, Work};
+use crate::local::bench::report::{Comparison, Metric, Report};
+use crate::local::bench::stats::Summary;
+use crate::local::bench::steps::Pattern;
+use crate::local::bench::{self, Options, job, picture};
+
+/// Measure what pinning and sizing would buy on this machine.
+///
+/// Runs a training job in four ways, shared or pinned and with the host's threads or the right ones, again and again in
+/// balanced order, beside busy neighbours, and compares. Real processes in cgroups of their own, pinned and sized by the
+/// real agent; nothing is left behind. Needs root, and a node where nobody else gives CPUs away.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold bench --dry-run                         what would be run, and for how long
+  pinfold bench --svg bench.svg                   the built-in job, about four minutes
+  pinfold bench --host-threads 80 --neighbours 4  as on a host with 80 CPUs, beside four busy pods
+  pinfold bench --command 'python3 train.py' --steps '^step'
+                                                  a command: each line of its output that starts with step is one
+  pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
+                                                  a line counts its steps, and tells how long they took
+  pinfold bench --command 'make -C model' -o json the time to the command's end
+
+Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a command that fails; 130 interrupted.")]
+pub(super) struct Bench {
+    /// How often each of the four ways is run; from 5 there is something to say, from 6 with 95 % confidence.
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Seconds that each run is measured, after its first step and a warm-up.
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// CPUs of each worker [default: as many as fit, up to 4]
+    #[arg(long, value_parser = value_parser!(u32).range(1..=1024))]
+    cpus: Option<u32>,
+    /// Workers, or copies of the command (told apart by PINFOLD_BENCH_INDEX) [default: 1, or 2 for the built-in job if they fit]
+    #[arg(long, value_parser = value_parser!(u32).range(1..=100))]
+    workers: Option<u32>,
+    /// Parameter servers of the built-in job [default: 1]
+    #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(1..=100))]
+    ps: Option<u32>,
+    /// CPUs of each parameter server; 0 leaves them in the shared pool always [default: 1 if there is room, else 0]
+    #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=1024))]
+    ps_cpus: Option<u32>,
+    /// CPUs that nobody is given, like 0-1 [default: the core of the lowest CPU]
+    #[arg(long, value_name = "LIST")]
+    reserved: Option<CpuSet>,
+    /// The host's threads are those of a host with so many CPUs, told in the variables that the agent would set
+    /// [default: the programs are told nothing, and take what this host has]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
+    host_threads: Option<u32>,
+    /// Busy pods in the shared pool [default: as many as fill the node]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=150))]
+    neighbours: Option<u32>,
+    /// The share of a CPU's time that each neighbour wants.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = value_parser!(u8).range(1..=100))]
+    neighbour_busy: u8,
+    /// What each neighbour asks for, in thousandths of a CPU; 0 is best effort [default: what fills the node, up to 1000]
+    #[arg(long, value_name = "MILLICPUS", value_parser = value_parser!(u64).range(0..=1_000_000))]
+    neighbour_request: Option<u64>,
+    /// A shell command to run in place of the built-in job.
+    #[arg(long)]
+    command: Option<String>,
+    /// A regular expression that finds the command's steps in the lines of its standard output; without it the time to its
+    /// end is measured.
+    #[arg(long, value_name = "PATTERN", requires = "command")]
+    steps: Option<Pattern>,
+    /// How pinned CPUs are enforced.
+    #[arg(long, value_enum, default_value_t)]
+    enforcement: Wanted,
+    /// Print the plan and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Draw the figures into this file, as SVG.
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    svg: Option<PathBuf>,
+    /// Folder where the cgroup hierarchies are mounted.
+    #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
+    cgroup_root: PathBuf,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Format,
+}
+
+// === impl Bench ===
+
+impl Bench {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let wishes = Wishes {
+            rounds: usize::from(self.rounds),
+            seconds: u64::from(self.seconds),
+            workers: self.workers,
+            cpus: self.cpus,
+            ps: self.ps,
+            ps_cpus: self.ps_cpus,
+            host_threads: self.host_threads,
+            neighbours: self.neighbours,
+            neighbour_busy: self.neighbour_busy,
+            neighbour_request: self.neighbour_request,
+            command: self.command,
+            pattern: self.steps,
+        };
+        let plan = bench::plan(wishes, self.reserved.as_ref())?;
+        if self.dry_run {
+            match self.output {
+                Format::Json => super::json(&plan)?,
+                Format::Text => super::emit(&planned(&plan)?)?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        anyhow::ensure!(
+            nix::unistd::geteuid().is_root(),
+            "a bench needs root, for cgroups and network namespaces: run it with sudo, or see its plan with --dry-run"
+        );
+        log("error")?;
+        // Found out before minutes are spent on it.
+        if let Some(path) = &self.svg {
+            write(path, "")?;
+        }
+        let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} runs, {eta} left: {msg}")?);
+        let options = Options { plan, enforcement: self.enforcement, cgroup_root: self.cgroup_root };
+        let done = runtime()?.block_on(async {
+            let stop = tokio_util::sync::CancellationToken::new();
+            let ended = super::demo::signals(stop.clone())?;
+            let report = bench::run(&options, &stop, |progress| {
+                bar.set_position(progress.done as u64);
+                bar.set_message(progress.way.name());
+                bar.tick();
+            })
+            .await;
+            ended.abort();
+            bar.finish_and_clear();
+            report
+        });
+        let report = match done {
+            Ok(Some(report)) => report,
+            other => {
+                // An empty picture would look like a result.
+                self.svg.map(std::fs::remove_file);
+                other?;
+                eprintln!("pinfold: interrupted; everything is cleaned up");
+                return Ok(ExitCode::from(super::demo::INTERRUPTED));
+            }
+        };
+        if let Some(path) = &self.svg {
+            write(path, &picture::draw(&report))?;
+        }
+        match self.output {
+            Format::Json => super::json(&report)?,
+            Format::Text => super::emit(&found(&report))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn write(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("can't write the picture {}", path.display()))
+}
+
+/// What is run, in words.
+fn setting(plan: &Plan) -> String {
+    let free = plan.online.difference(&plan.reserved);
+    let mut text = String::new();
+    let work = match &plan.work {
+        Work::BuiltIn => {
+            let servers = match plan.ps_cpus {
+                0 => format!("{} servers that stay in the shared pool", plan.ps),
+                cpus => format!("{} servers of {cpus} CPUs", plan.ps),
+            };
+            format!("the built-in training job: {} workers of {} CPUs, {servers}", plan.workers, plan.cpus)
+        }
+        Work::Command { line, steps } => {
+            let steps = match steps {
+                Some(pattern) => format!("steps by {pattern}"),
+                None => "the time to its end".to_owned(),
+            };
+            format!("{} copies of {line:?} with {} CPUs each; {steps}", plan.workers, plan.cpus)
+        }
+    };
+    let _ = writeln!(text, "  {work}");
+    let _ = writeln!(
+        text,
+        "  CPUs {}: {} stay with the system, {free} can be given away",
+        plan.online, plan.reserved
+    );
+    let neighbours = plan.neighbours;
+    let asks = match neighbours.request_milli_cpus {
+        0 => "best effort".to_owned(),
+        millis => format!("a request of {millis}m"),
+    };
+    let full = if plan.is_full() { ": the node is full" } else { "" };
+    let _ = match neighbours.count {
+        0 => writeln!(text, "  no neighbours"),
+        count => {
+            writeln!(
+                text,
+                "  {count} neighbours in the shared pool, each {} % busy, {asks}{full}",
+                neighbours.busy_percent
+            )
+        }
+    };
+    let host = match plan.host_threads {
+        Some(threads) => format!("those of a host with {threads} CPUs"),
+        None => format!("what a program takes by itself on {} CPUs", plan.online.len()),
+    };
+    let _ = writeln!(text, "  host's threads: {host}; right threads: {}", plan.cpus);
+    text
+}
+
+fn planned(plan: &Plan) -> anyhow::Result<String> {
+    let mut text = format!("{}\n{}", style("What would be run").bold(), setting(plan));
+    let variables: Vec<String> =
+        job::right_variables(plan)?.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let _ = writeln!(text, "  right threads are told by {}", variables.join(" "));
+    let _ = writeln!(text, "  shared: the limit is a CFS quota; pinned: CPUs of its own, the quota lifted\n");
+    let _ = writeln!(text, "{}", style("In this order").bold());
+    for (number, round) in (1..).zip(&plan.rounds) {
+        let _ = writeln!(text, "  round {number}: {}", round.map(Way::name).join(" | "));
+    }
+    let runs = plan.rounds.len() * 4;
+    let _ = match plan.estimate() {
+        Some(seconds) => writeln!(
+            text,
+            "  {runs} runs of {} s, about {:.0} minutes in all",
+            plan.seconds,
+            (seconds / 60.0).ceil()
+        ),
+        None => writeln!(text, "  {runs} runs, each as long as the command takes"),
+    };
+    Ok(text)
+}
+
+fn found(report: &Report) -> String {
+    let step = report.step();
+    let mut text = format!("{}\n{}\n", style("What was run").bold(), setting(&report.plan));
+    let columns = [Metric::StepsPerSecond, Metric::StepMsP99, Metric::ContextSwitchesPerStep];
+    let columns = if report.plan.whole() { [columns[0], Metric::StepMsP50, columns[2]] } else { columns };
+    let mut table =
+        super::table(&["", &columns[0].name(step), &columns[1].name(step), &columns[2].name(step)]);
+    for comparison in Comparison::ALL {
+        let words = |metric| report.effect(comparison, metric).map_or("", |effect| effect.words.as_str());
+        let mut row = vec![comparison.name()];
+        row.extend(columns.map(words));
+        table.add_row(row);
+    }
+    let confidence = report
+        .effect(Comparison::Both, Metric::StepsPerSecond)
+        .and_then(|effect| effect.ratio)
+        .map_or_else(String::new, |ratio| {
+            format!(
+                ", with the interval that holds the true median in {:.1} of 100 cases",
+                ratio.confidence * 100.0
+            )
+        });
+    let _ = writeln!(
+        text,
+        "{}\n{table}\n  median over {} rounds{confidence}\n",
+        style("What it buys").bold(),
+        report.plan.rounds.len()
+    );
+    let mut table = super::table(&["", "SHARED, HOST'S", "SHARED, RIGHT", "PINNED, HOST'S", "PINNED, RIGHT"]);
+    for metric in Metric::ALL {
+        if report.ways.iter().all(|way| !way.figures.contains_key(&metric)) {
+            continue;
+        }
+        let mut row = vec![metric.name(step)];
+        row.extend(report.ways.iter().map(|way| way.figures.get(&metric).map_or("-".to_owned(), cell)));
+        table.add_row(row);
+    }
+    if report.ways.iter().any(|way| way.thread_count.is_some()) {
+        let mut row = vec!["threads of the job".to_owned()];
+        row.extend(
+            report
+                .ways
+                .iter()
+                .map(|way| way.thread_count.map_or("-".to_owned(), |threads| threads.to_string())),
+        );
+        table.add_row(row);
+    }
+    for index in 1..5 {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let _ = writeln!(
+        text,
+        "{}\n{table}\n  median (a quarter of the runs below, a quarter above)",
+        style("Figures").bold()
+    );
+    for (metric, reason) in &report.found.not_counted {
+        let _ = writeln!(text, "  {}: not counted here: {reason}", metric.name(step));
+    }
+    let _ = writeln!(text, "\n{}", style("Beside what is claimed").bold());
+    let mut said: Vec<&str> = Vec::new();
+    for claim in &report.claims {
+        let _ = writeln!(text, "  claimed: {}\n     here: {}", claim.claimed, claim.here);
+        for but in &claim.but {
+            if !said.contains(&but.as_str()) {
+                let _ = writeln!(text, "      but: {but}");
+                said.push(but);
+            }
+        }
+    }
+    let found = &report.found;
+    let _ = write!(
+        text,
+        "\n  enforcement {} ({}); nothing is left behind",
+        found.enforcement, found.enforcement_reason
+    );
+    text
+}
+
+/// A median with its quartiles.
+fn cell(summary: &Summary) -> String {
+    let digits = match summary.median.abs() {
+        median if median >= 100.0 => 0,
+        median if median >= 1.0 => 1,
+        _ => 2,
+    };
+    format!(
+        "{:.digits$} ({:.digits$}-{:.digits$})",
+        summary.median, summary.lower_quartile, summary.upper_quartile
+    )
+}

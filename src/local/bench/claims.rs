@@ -1,0 +1,143 @@
+//! What the articles claim, what was seen of it here, and why this machine may not be able to show it.
+
+use serde::Serialize;
+
+use super::plan::{Plan, Work};
+use super::report::{Comparison, Effect, Found, Metric, OfWay};
+
+/// A claim beside what was seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Claim {
+    /// What is claimed.
+    pub claimed: &'static str,
+    /// What it is about.
+    pub comparison: Comparison,
+    /// In which metric.
+    pub metric: Metric,
+    /// What was seen here, in words.
+    pub here: String,
+    /// What is different here, each in a sentence.
+    pub but: Vec<String>,
+}
+
+/// The claims, all of one article: wide & deep models on hosts with 80 CPUs.
+pub(super) fn claims(plan: &Plan, effects: &[Effect], ways: &[OfWay], found: &Found) -> Vec<Claim> {
+    let claim = |claimed, comparison, metric, but: Vec<String>| {
+        let effect = effects.iter().find(|one| one.comparison == comparison && one.metric == metric);
+        let here = match found.not_counted.get(&metric) {
+            Some(reason) => format!("not counted here: {reason}"),
+            None => effect.map_or_else(|| "not counted".to_owned(), |effect| effect.words.clone()),
+        };
+        Claim { claimed, comparison, metric, here, but }
+    };
+    let (pinned, threads) = (about_pinning(plan, found), about_threads(plan, ways));
+    vec![
+        claim(
+            "exclusive CPUs: +20 % speed or more, on a full node where all ask for the same",
+            Comparison::Pinned,
+            Metric::StepsPerSecond,
+            pinned,
+        ),
+        claim("right thread counts: +5 % speed", Comparison::Right, Metric::StepsPerSecond, threads.clone()),
+        claim(
+            "right thread counts: -40 % context switches",
+            Comparison::Right,
+            Metric::ContextSwitchesPerStep,
+            threads,
+        ),
+    ]
+}
+
+fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
+    let mut but = vec![
+        "the article shared its CPUs without limits; here who shares has the quota that Kubernetes gives a pod with limits"
+            .to_owned(),
+    ];
+    if !plan.is_full() {
+        let asked = plan.requested() as f64 / 1000.0;
+        but.push(format!(
+            "this node was not full: {asked:.1} of its {} CPUs were asked for",
+            plan.online.len()
+        ));
+    } else if plan.neighbours.request_milli_cpus == 0 {
+        but.push(
+            "the neighbours ask for nothing (best effort), so the kernel lets the job go first even where it shares".to_owned(),
+        );
+    }
+    let free = plan.online.len() - plan.reserved.len();
+    if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
+        but.push(format!(
+            "only {free} of {} CPUs can be given away: pinned, the parameter server shares the rest with all neighbours and \
+             the system, and its workers wait for it",
+            plan.online.len()
+        ));
+    } else if plan.online.len() < 8 {
+        but.push(format!("{} CPUs are few: what is reserved is a large part of them", plan.online.len()));
+    }
+    if found.enforcement == "cpuset" {
+        but.push(
+            "with enforcement cpuset, tasks outside the pods still run on the CPUs given away".to_owned(),
+        );
+    }
+    but
+}
+
+fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
+    let mut but = Vec::new();
+    let host = plan.host_threads.map_or(plan.online.len() as u64, u64::from);
+    let times = host as f64 / f64::from(plan.cpus);
+    if times < 8.0 {
+        but.push(format!(
+            "the host's threads are only {times:.1} times the right ones here ({host} and {}), and were 10 times or more on \
+             the article's hosts: --host-threads 80 tells the programs what such a host would",
+            plan.cpus
+        ));
+    } else if let Some(told) = plan.host_threads.filter(|&told| told as usize != plan.online.len()) {
+        but.push(format!(
+            "the host's threads are those of a host of {told} CPUs, on {} CPUs",
+            plan.online.len()
+        ));
+    }
+    let threads = |index: usize| ways.get(index).and_then(|way| way.thread_count);
+    if let (Some(host), Some(right)) = (threads(0), threads(1))
+        && host == right
+        && !plan.whole()
+    {
+        but.push(format!(
+            "the job has {host} threads both ways: it takes no notice of the variables, or is right by itself"
+        ));
+    }
+    but
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::{plan, runs};
+    use super::super::report::{Found, Report};
+    use super::*;
+
+    #[test]
+    fn a_small_machine_says_what_it_cannot_show() {
+        let found = Found { enforcement: "cpuset".to_owned(), ..Found::default() };
+        let report = Report::new(plan(6), runs(6, |_, _| vec![(Metric::StepsPerSecond, 5.0)]), found);
+        let [pinning, speed, switches] = report.claims.as_slice() else { unreachable!("three claims") };
+        assert_eq!(pinning.here, "no difference beyond noise (+0 to +0 %)");
+        let but = pinning.but.join("\n");
+        for says in ["without limits", "best effort", "only 1 of 2 CPUs", "enforcement cpuset"] {
+            assert!(but.contains(says), "{says}: {but}");
+        }
+        let but = speed.but.join("\n");
+        assert!(but.contains("only 2.0 times") && but.contains("7 threads both ways"), "{but}");
+        assert_eq!(switches.here, "not counted");
+    }
+
+    #[test]
+    fn threads_of_a_larger_host_are_named() {
+        let mut plan = plan(6);
+        plan.host_threads = Some(80);
+        let report = Report::new(plan, runs(6, |_, _| vec![]), Found::default());
+        let but = report.claims[1].but.join("\n");
+        assert!(but.contains("a host of 80 CPUs, on 2 CPUs") && !but.contains("only"), "{but}");
+    }
+}

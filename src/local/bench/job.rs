@@ -1,0 +1,276 @@
+//! The pods of one run: the job's, as the agent will read them, and their neighbours.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use anyhow::Context;
+use serde_json::json;
+
+use super::plan::{Cpus, Plan, Threads, Way, Work};
+use crate::pod::{
+    self, CPUS_ANNOTATION, Pod, Policy, THREADS_ANNOTATION, ThreadBasis, ThreadPolicy, thread_environment,
+};
+
+/// The port of a parameter server.
+const PORT: u16 = 2222;
+
+/// Where its addresses begin.
+const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+/// No more pods than a network of 254 addresses has room for.
+pub const MOST_PODS: u32 = 200;
+
+/// One pod of a run.
+#[derive(Debug, Clone)]
+pub struct BenchPod {
+    /// The pod, as the agent will read it.
+    pub pod: Pod,
+    /// Its manifest.
+    pub manifest: String,
+    /// What it does in the job.
+    pub part: Part,
+    /// What it runs.
+    pub args: Vec<String>,
+    /// Variables of its own, whatever the agent adds.
+    pub env: BTreeMap<String, String>,
+    /// Its address; `None` in this program's own network namespace.
+    pub address: Option<Ipv4Addr>,
+    /// Whether it is to have CPUs of its own.
+    pub exclusive: bool,
+}
+
+/// What a pod does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A parameter server of the built-in job.
+    Ps,
+    /// A worker of it.
+    Worker,
+    /// A copy of the command.
+    Command,
+    /// Somebody else's.
+    Neighbour,
+}
+
+/// The pods of a run, in the order in which they are to be started; `number` sets their uids apart from those of other
+/// runs.
+///
+/// # Errors
+/// A manifest that its own reader refuses, which would be a defect.
+pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod>> {
+    let address = |index: u32| Ipv4Addr::from(u32::from(NETWORK) + index);
+    let hosts: Vec<String> = (0..plan.ps).map(|index| format!("{}:{PORT}", address(index))).collect();
+    let hosts = hosts.join(",");
+    let mut pods = Vec::new();
+    for index in 0..plan.workers {
+        let member = Member { part: Part::Worker, index, cpus: plan.cpus, own: plan.cpus > 0 };
+        let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
+        match &plan.work {
+            Work::BuiltIn => {
+                pod.args.extend(train("worker", index, &hosts));
+                pod.args.push("--each-step".to_owned());
+                pod.address = Some(address(plan.ps + index));
+            }
+            Work::Command { line, .. } => {
+                pod.part = Part::Command;
+                pod.args = vec!["-c".to_owned(), line.clone()];
+                pod.env.insert("PINFOLD_BENCH_INDEX".to_owned(), index.to_string());
+                // Lines are heard when they are written, not when a buffer is full.
+                pod.env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
+            }
+        }
+        pods.push(pod);
+    }
+    for index in 0..plan.ps {
+        let member = Member { part: Part::Ps, index, cpus: plan.ps_cpus.max(1), own: plan.ps_cpus > 0 };
+        let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
+        pod.args.extend(train("ps", index, &hosts));
+        pod.args.extend(["--listen".to_owned(), format!("{}:{PORT}", address(index))]);
+        pod.address = Some(address(index));
+        pods.push(pod);
+    }
+    for index in 0..plan.neighbours.count {
+        let uid = uid(number, pods.len());
+        pods.push(neighbour(plan, index, &uid)?);
+    }
+    Ok(pods)
+}
+
+/// The variables that the agent gives a worker of a plan, and their values: with its own CPUs or its limit they are the same.
+pub fn right_variables(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
+    let member = Member { part: Part::Worker, index: 0, cpus: plan.cpus, own: true };
+    let right = Way { cpus: Cpus::Pinned, threads: Threads::Right };
+    let pod = member.pod(plan, right, &uid(0, 0))?;
+    Ok(variables(&pod.pod, plan.cpus))
+}
+
+/// The variables that fit this many CPUs.
+fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
+    let cpus = cpus as usize;
+    let basis = ThreadBasis::exclusive(cpus, cpus, 1);
+    let missing = pod::Container::default();
+    let container = pod.containers.first().unwrap_or(&missing);
+    thread_environment(pod, container, &Policy::default(), &ThreadPolicy::default(), Some(basis)).variables
+}
+
+struct Member {
+    part: Part,
+    index: u32,
+    cpus: u32,
+    own: bool,
+}
+
+impl Member {
+    fn pod(&self, plan: &Plan, way: Way, uid: &str) -> anyhow::Result<BenchPod> {
+        let role = if self.part == Part::Ps { "ps" } else { "worker" };
+        let exclusive = self.own && way.cpus == Cpus::Pinned;
+        let manifest = |threads: Threads| {
+            let mut annotations = serde_json::Map::new();
+            if !exclusive {
+                annotations.insert(CPUS_ANNOTATION.to_owned(), json!("shared"));
+            }
+            if threads == Threads::Host {
+                annotations.insert(THREADS_ANNOTATION.to_owned(), json!("off"));
+            }
+            let resources = json!({ "cpu": self.cpus.to_string(), "memory": "1Gi" });
+            json!({
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": format!("{role}-{}", self.index),
+                    "namespace": "bench",
+                    "uid": uid,
+                    "labels": {
+                        "training.kubeflow.org/job-name": "bench",
+                        "training.kubeflow.org/replica-type": role,
+                        "training.kubeflow.org/replica-index": self.index.to_string(),
+                    },
+                    "annotations": annotations,
+                },
+                "spec": { "containers": [{
+                    "name": "task",
+                    "image": "bench",
+                    "resources": { "requests": resources, "limits": resources },
+                }]},
+            })
+        };
+        let mut pod = bench_pod(&manifest(way.threads), self.part, exclusive)?;
+        if let (Threads::Host, Some(host)) = (way.threads, plan.host_threads) {
+            pod.env = variables(&bench_pod(&manifest(Threads::Right), self.part, exclusive)?.pod, host);
+        }
+        Ok(pod)
+    }
+}
+
+fn neighbour(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
+    let busy = plan.neighbours.busy_percent.to_string();
+    let resources = match plan.neighbours.request_milli_cpus {
+        0 => json!({}),
+        millis => json!({ "requests": { "cpu": format!("{millis}m") } }),
+    };
+    let manifest = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": format!("neighbour-{index}"), "namespace": "bench", "uid": uid },
+        "spec": { "containers": [{ "name": "noise", "image": "bench", "resources": resources }] },
+    });
+    let mut pod = bench_pod(&manifest, Part::Neighbour, false)?;
+    pod.args = ["train", "neighbour", "--threads", "1", "--busy", &busy].map(str::to_owned).to_vec();
+    Ok(pod)
+}
+
+fn bench_pod(manifest: &serde_json::Value, part: Part, exclusive: bool) -> anyhow::Result<BenchPod> {
+    let manifest = manifest.to_string();
+    let pod = pod::parse(&manifest, "the bench's own manifest")?
+        .pop()
+        .context("the bench's manifest holds no pod")?;
+    Ok(BenchPod { pod, manifest, part, args: Vec::new(), env: BTreeMap::new(), address: None, exclusive })
+}
+
+fn train(role: &str, index: u32, hosts: &str) -> Vec<String> {
+    ["train", role, "--ps-hosts", hosts, "--task-index", &index.to_string()].map(str::to_owned).to_vec()
+}
+
+fn uid(run: usize, pod: usize) -> String {
+    format!("be4c0000-{:04x}-4000-8000-{pod:012x}", run & 0xffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Numbering, Shape, Topology};
+    use crate::local::bench::plan::Wishes;
+    use crate::pod::{Entitlement, Qos};
+
+    fn plan(cores: u32, wishes: Wishes) -> Plan {
+        let topology = Topology::from_shape(Shape {
+            sockets: 1,
+            numa_per_socket: 1,
+            llcs_per_numa: 1,
+            cores_per_llc: cores,
+            threads_per_core: 1,
+            numbering: Numbering::SiblingsLast,
+        });
+        let wishes = Wishes { rounds: 4, seconds: 2, neighbour_busy: 100, ..wishes };
+        Plan::new(wishes, &topology, &"0".parse().unwrap()).unwrap()
+    }
+
+    fn owed(pod: &Pod) -> u32 {
+        let policy = Policy::default();
+        pod.containers.iter().map(|one| Entitlement::cpus(&pod::entitlement(pod, one, &policy))).sum()
+    }
+
+    #[test]
+    fn the_way_is_what_the_agent_reads() {
+        let plan = plan(8, Wishes::default());
+        for way in Way::ALL {
+            let pods = pods(&plan, way, 3).unwrap();
+            assert_eq!(pods.len(), 4);
+            for pod in &pods {
+                let threads = variables(&pod.pod, 3);
+                let job = pod.part != Part::Neighbour;
+                let own = job && way.cpus == Cpus::Pinned;
+                assert_eq!((owed(&pod.pod) > 0, pod.exclusive), (own, own), "{way:?} {}", pod.pod.name);
+                let sized = job && way.threads == Threads::Right;
+                assert_eq!(!threads.is_empty(), sized, "{way:?} {}: {threads:?}", pod.pod.name);
+                assert!(pod.env.is_empty());
+                let qos = if job { Qos::Guaranteed } else { Qos::Burstable };
+                assert_eq!(pod::qos(&pod.pod), qos);
+            }
+        }
+    }
+
+    #[test]
+    fn a_larger_host_is_told_to_those_who_are_not_sized() {
+        let plan = plan(4, Wishes { host_threads: Some(80), ..Wishes::default() });
+        for way in Way::ALL {
+            let pods = pods(&plan, way, 0).unwrap();
+            let intra = pods[0].env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
+            assert_eq!(intra, (way.threads == Threads::Host).then_some("80"), "{way:?}");
+            assert!(pods.last().unwrap().env.is_empty());
+        }
+        assert_eq!(right_variables(&plan).unwrap()["TF_NUM_INTRAOP_THREADS"], "1");
+    }
+
+    #[test]
+    fn a_command_has_no_servers_and_no_network_of_its_own() {
+        let command = Some("exec train".to_owned());
+        let plan = plan(8, Wishes { command, workers: Some(2), neighbours: Some(0), ..Wishes::default() });
+        let pods = pods(&plan, Way::ALL[0], 0).unwrap();
+        let parts: Vec<_> = pods.iter().map(|pod| (pod.part, pod.address)).collect();
+        assert_eq!(parts, [(Part::Command, None); 2]);
+        assert_eq!(pods[1].env["PINFOLD_BENCH_INDEX"], "1");
+        assert_eq!(pods[1].args, ["-c", "exec train"]);
+    }
+
+    #[test]
+    fn uids_of_runs_differ() {
+        let plan = plan(8, Wishes::default());
+        let mut uids = std::collections::BTreeSet::new();
+        for number in 0..300 {
+            for pod in pods(&plan, Way::ALL[number % 4], number).unwrap() {
+                assert!(uids.insert(pod.pod.cgroup_uid().unwrap().to_owned()));
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The bench: what pinning and sizing would buy on this machine, by experiment.
+//!
+//! A training job, or any command, is run in four ways, shared or pinned and with the host's threads or the right ones
+//! ([`Way`]), again and again in balanced order, beside neighbours who keep the shared CPUs busy. The real agent pins and
+//! sizes it; what is shared is shared as Kubernetes does it, with its limit as a quota.
+//!
+//! [`plan`] decides what is run, [`job`] says which pods that takes, `measure` does it, [`steps`] hears of steps, [`report`]
+//! puts figures together with the [`stats`] of noisy numbers, [`claims`] sets them beside what others claim, [`picture`] draws
+//! them. All but `measure` and `guard` only compute.
+//!
+//! Invariant: ratios are taken within a round, between runs that follow each other, so that a machine that is slower for a
+//! minute is slower for all.
+
+pub mod claims;
+mod guard;
+pub mod job;
+mod measure;
+pub mod picture;
+pub mod plan;
+pub mod report;
+pub mod stats;
+pub mod steps;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use super::node::{LocalNode, TREE};
+use crate::agent::config::{Config, Metrics, Wanted};
+use crate::agent::{self, Agent, Node};
+use crate::cpu::CpuSet;
+use crate::pin::Enforcement;
+use guard::Guard;
+pub use guard::sweep;
+use measure::Bench;
+use plan::{Plan, Way, Wishes};
+use report::{Found, Metric, Report};
+
+/// How many descriptors may count the cache misses of containers that share their CPUs.
+const SHARED_COUNTERS: usize = 4096;
+
+/// What is run, and where.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is run.
+    pub plan: Plan,
+    /// How pinned CPUs are enforced.
+    pub enforcement: Wanted,
+    /// Where the cgroup hierarchies are mounted.
+    pub cgroup_root: PathBuf,
+}
+
+/// How far a bench is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Runs that are done.
+    pub done: usize,
+    /// Runs there are.
+    pub runs: usize,
+    /// What runs now.
+    pub way: Way,
+}
+
+/// Plans a bench for this machine.
+///
+/// # Errors
+/// No topology, reserved CPUs that are not online, too few CPUs, more pods than addresses.
+pub fn plan(wishes: Wishes, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
+    let topology = crate::host::topology::read(Path::new("/"))?;
+    let reserved = agent::reserved(reserved, &topology)?;
+    let plan = Plan::new(wishes, &topology, &reserved)?;
+    let pods = plan.workers.saturating_add(plan.ps).saturating_add(plan.neighbours.count);
+    anyhow::ensure!(
+        pods <= job::MOST_PODS || plan.ps == 0,
+        "{pods} pods are more than the {} that there are addresses for: ask for fewer --workers, --ps or --neighbours",
+        job::MOST_PODS
+    );
+    Ok(plan)
+}
+
+/// Runs a bench and cleans up, whatever comes of it. `show` is called before each run.
+///
+/// # Errors
+/// Another agent, a kubelet that pins, pods that own CPUs, no cpuset controller, no rights; a process that fails.
+/// `None` if it was told to stop.
+pub async fn run(
+    options: &Options,
+    stop: &CancellationToken,
+    mut show: impl FnMut(&Progress),
+) -> anyhow::Result<Option<Report>> {
+    let Options { plan, enforcement, cgroup_root } = options;
+    let theirs = Node::new(Config { cgroup_root: cgroup_root.clone(), ..Config::default() })?;
+    let _lock = agent::lock(theirs.cgroups.root())?;
+    alone(&theirs)?;
+    let config = Config {
+        cgroup_root: cgroup_root.clone(),
+        trees: vec![TREE.to_owned()],
+        // Nobody is told of it; it is asked from here.
+        listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
+        reserved: Some(plan.reserved.clone()),
+        enforcement: *enforcement,
+        metrics: Metrics { shared_counters: SHARED_COUNTERS, ..Metrics::default() },
+        ..Config::default()
+    };
+    let mut node = Node::apart(config)?;
+    anyhow::ensure!(
+        node.enforcement != Enforcement::Observe,
+        "with enforcement observe nothing is pinned, so there is nothing to compare: use auto, partition or cpuset"
+    );
+    let (enforcement, enforcement_reason) =
+        (node.enforcement.name().to_owned(), node.enforcement_reason.clone());
+    let environment = environment(plan)?;
+    // Declared first, so that it is dropped last: it clears away once the local node has let go of its lock.
+    let _guard;
+    let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
+    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_root)) {
+        Ok(guard) => guard,
+        Err(error) => {
+            tokio::task::block_in_place(|| local.close())?;
+            return Err(error);
+        }
+    };
+    node.config.pods = Some(local.folder().to_owned());
+    let outcome = match Agent::start(node).await {
+        Ok(mut agent) => {
+            let mut bench = Bench::new(plan, &mut agent, &mut local, &environment);
+            let outcome = tokio::select! {
+                outcome = rounds(&mut bench, &mut show) => outcome.map(Some),
+                () = stop.cancelled() => Ok(None),
+            };
+            let unsupported = std::mem::take(&mut bench.unsupported);
+            agent.stop().await;
+            outcome.map(|runs| runs.map(|runs| (runs, unsupported)))
+        }
+        Err(error) => Err(error),
+    };
+    let closed = tokio::task::block_in_place(|| local.close());
+    let Some((runs, unsupported)) = outcome? else {
+        closed.context("the bench was stopped, but could not clean up")?;
+        return Ok(None);
+    };
+    closed.context("the bench ran, but could not clean up")?;
+    let not_counted = not_counted(plan, &runs, &unsupported);
+    let found = Found { enforcement, enforcement_reason, not_counted };
+    Ok(Some(Report::new(plan.clone(), runs, found)))
+}
+
+async fn rounds(bench: &mut Bench<'_>, show: &mut impl FnMut(&Progress)) -> anyhow::Result<Vec<report::Run>> {
+    let rounds = &bench.plan.rounds;
+    let mut runs = Vec::new();
+    for (round, ways) in rounds.iter().enumerate() {
+        for &way in ways {
+            show(&Progress { done: runs.len(), runs: rounds.len() * ways.len(), way });
+            runs.push(bench.run(round, way).await?);
+        }
+    }
+    Ok(runs)
+}
+
+/// Whether nobody else gives CPUs away on this node.
+fn alone(theirs: &Node) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        theirs.enforcement != Enforcement::Observe,
+        "a bench needs CPUs that nobody else gives away: {}",
+        theirs.enforcement_reason
+    );
+    let (_, ledger) = theirs.observe(&[])?;
+    anyhow::ensure!(
+        ledger.claims.is_empty(),
+        "pods on this node own CPUs already ({} of them): figures taken beside them would say nothing, and they would be \
+         disturbed; use a node without them, or hand their CPUs back with pinfold release",
+        ledger.claims.len()
+    );
+    Ok(())
+}
+
+/// What a command has of this program's environment: all but what the agent is to decide.
+fn environment(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
+    let decided = job::right_variables(plan)?;
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    Ok(std::env::vars_os().filter_map(text).filter(|(name, _)| !decided.contains_key(name)).collect())
+}
+
+/// Why metrics are missing in all runs of a way, or of all four.
+fn not_counted(
+    plan: &Plan,
+    runs: &[report::Run],
+    unsupported: &BTreeMap<String, String>,
+) -> BTreeMap<Metric, String> {
+    let because = |metric: Metric| -> Option<(Metric, String)> {
+        let ways = Way::ALL
+            .into_iter()
+            .filter(|way| runs.iter().any(|run| run.way == *way && run.figures.contains_key(&metric)));
+        let ways = ways.count();
+        let collector = match metric {
+            Metric::CacheMissesPerStep => "caches",
+            Metric::MigrationsPerStep => "tasks",
+            _ => "",
+        };
+        let reason = match unsupported.get(collector) {
+            _ if ways == Way::ALL.len() => return None,
+            _ if ways > 0 => "counted in some of the four ways only".to_owned(),
+            _ if plan.whole() => {
+                "a command that is run to its end can't be asked for it afterwards".to_owned()
+            }
+            Some(reason) => reason.clone(),
+            None => "the agent exports no such series for the job's containers".to_owned(),
+        };
+        Some((metric, reason))
+    };
+    Metric::ALL.into_iter().filter_map(because).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan::Cpus;
+    use super::*;
+
+    #[test]
+    fn what_is_missing_has_a_reason() {
+        let pinned_only = |_, way: Way| match way.cpus {
+            Cpus::Shared => vec![(Metric::StepsPerSecond, 1.0)],
+            Cpus::Pinned => vec![(Metric::StepsPerSecond, 1.0), (Metric::CacheMissesPerStep, 5.0)],
+        };
+        let unsupported = BTreeMap::from([("caches".to_owned(), "no such events".to_owned())]);
+        let plan = report::tests::plan(2);
+        let reasons = |runs: &[report::Run]| not_counted(&plan, runs, &unsupported);
+        let some = reasons(&report::tests::runs(2, pinned_only));
+        assert!(some[&Metric::CacheMissesPerStep].contains("some of the four ways only"));
+        assert!(some[&Metric::MigrationsPerStep].contains("no such series"));
+        assert!(!some.contains_key(&Metric::StepsPerSecond));
+        let none = reasons(&report::tests::runs(2, |_, _| vec![]));
+        assert_eq!(none[&Metric::CacheMissesPerStep], "no such events");
+    }
+}

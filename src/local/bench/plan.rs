@@ -1,0 +1,370 @@
+//! [`Plan`]: what a bench runs, how often and in which order, decided before anything is done.
+
+use serde::Serialize;
+
+use super::steps::Pattern;
+use crate::cpu::{CpuSet, Topology};
+
+/// More CPUs than this for a task are only taken when asked for.
+const MODEST: u32 = 4;
+
+/// No warm-up, counting or start takes less than this, in seconds: for the estimate only.
+const AROUND: f64 = 2.5;
+
+/// Where a task's CPUs come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cpus {
+    /// The shared pool, with its limit as a quota, as Kubernetes runs it.
+    Shared,
+    /// CPUs of its own, the quota lifted, as the agent runs it.
+    Pinned,
+}
+
+/// How many threads a task is told to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Threads {
+    /// It is told nothing (or what a larger host would have), and takes what it finds on the host.
+    Host,
+    /// As many as its CPUs, in the variables that the agent sets.
+    Right,
+}
+
+/// One of the four ways to run a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Way {
+    /// Where its CPUs come from.
+    pub cpus: Cpus,
+    /// How many threads it is told to use.
+    pub threads: Threads,
+}
+
+/// What is wished for; what is left open is decided by the machine.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// How often each way is run.
+    pub rounds: usize,
+    /// How long each run is measured.
+    pub seconds: u64,
+    /// Workers, or copies of the command.
+    pub workers: Option<u32>,
+    /// CPUs of each.
+    pub cpus: Option<u32>,
+    /// Parameter servers.
+    pub ps: Option<u32>,
+    /// CPUs of each; 0 leaves them in the shared pool always.
+    pub ps_cpus: Option<u32>,
+    /// How many CPUs the host of the host's threads has, where that is not this one.
+    pub host_threads: Option<u32>,
+    /// Busy pods in the shared pool.
+    pub neighbours: Option<u32>,
+    /// The share of a CPU's time that each wants, in percent.
+    pub neighbour_busy: u8,
+    /// What each asks for, in thousandths of a CPU.
+    pub neighbour_request: Option<u64>,
+    /// A command in place of the built-in job.
+    pub command: Option<String>,
+    /// How its steps are told; without it, the time to its end is measured.
+    pub pattern: Option<Pattern>,
+}
+
+/// What is run, how often, in which order.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Online CPUs.
+    pub online: CpuSet,
+    /// Those that nobody is given.
+    pub reserved: CpuSet,
+    /// What is run.
+    pub work: Work,
+    /// Workers, or copies of the command.
+    pub workers: u32,
+    /// CPUs of each.
+    pub cpus: u32,
+    /// Parameter servers.
+    pub ps: u32,
+    /// CPUs of each; 0: in the shared pool always, with a limit of one CPU.
+    pub ps_cpus: u32,
+    /// How many CPUs the host of the host's threads has; null: the programs are told nothing.
+    pub host_threads: Option<u32>,
+    /// Who else is busy.
+    pub neighbours: Neighbours,
+    /// How long each run is measured.
+    pub seconds: u64,
+    /// The ways of each round, in their order.
+    pub rounds: Vec<[Way; 4]>,
+}
+
+/// What is run.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Work {
+    /// The training job with parameter servers that this program brings.
+    BuiltIn,
+    /// A command.
+    #[serde(rename_all = "camelCase")]
+    Command {
+        /// For the shell.
+        line: String,
+        /// How its steps are told; null where it is run to its end.
+        steps: Option<Pattern>,
+    },
+}
+
+/// Busy pods in the shared pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Neighbours {
+    /// How many.
+    pub count: u32,
+    /// The share of a CPU's time that each wants, in percent.
+    pub busy_percent: u8,
+    /// What each asks for, in thousandths of a CPU; 0 is best effort.
+    pub request_milli_cpus: u64,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// No CPU can be given to anybody.
+    #[error(
+        "there is no CPU to give away: of {online}, {reserved} must stay with the system; use a machine with two or more, \
+         or say with --reserved what the system needs"
+    )]
+    NothingFree {
+        /// Online CPUs.
+        online: CpuSet,
+        /// Those that nobody is given.
+        reserved: CpuSet,
+    },
+    /// Fewer CPUs can be given away than are wished for.
+    #[error(
+        "the tasks want {wanted} CPUs of their own ({sum}), and of {online} only {free} can be given away ({reserved} stays \
+         with the system): ask for fewer with --workers, --cpus or --ps-cpus 0, or say with --reserved what the system needs"
+    )]
+    TooFew {
+        /// CPUs that are wanted.
+        wanted: u64,
+        /// How they add up.
+        sum: String,
+        /// CPUs that can be given away.
+        free: usize,
+        /// Online CPUs.
+        online: CpuSet,
+        /// Those that nobody is given.
+        reserved: CpuSet,
+    },
+}
+
+// === impl Way ===
+
+impl Way {
+    /// All four: what is usual first.
+    pub const ALL: [Self; 4] = [
+        Self { cpus: Cpus::Shared, threads: Threads::Host },
+        Self { cpus: Cpus::Shared, threads: Threads::Right },
+        Self { cpus: Cpus::Pinned, threads: Threads::Host },
+        Self { cpus: Cpus::Pinned, threads: Threads::Right },
+    ];
+
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match (self.cpus, self.threads) {
+            (Cpus::Shared, Threads::Host) => "shared, host's threads",
+            (Cpus::Shared, Threads::Right) => "shared, right threads",
+            (Cpus::Pinned, Threads::Host) => "pinned, host's threads",
+            (Cpus::Pinned, Threads::Right) => "pinned, right threads",
+        }
+    }
+}
+
+/// The four ways in rounds: in any four rounds each is once at every place, and once right after every other, so that what
+/// one leaves behind, and what the machine does meanwhile, meets all alike.
+pub fn rounds(count: usize) -> Vec<[Way; 4]> {
+    const ORDERS: [[usize; 4]; 4] = [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]];
+    ORDERS.iter().cycle().take(count).map(|order| order.map(|way| Way::ALL[way])).collect()
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Decides what was left open, and whether it fits the machine.
+    ///
+    /// # Errors
+    /// Too few CPUs.
+    pub fn new(wishes: Wishes, topology: &Topology, reserved: &CpuSet) -> Result<Self, PlanError> {
+        let online = topology.online.clone();
+        let free = online.difference(reserved).len();
+        if free == 0 {
+            return Err(PlanError::NothingFree { online, reserved: reserved.clone() });
+        }
+        let room = u32::try_from(free).unwrap_or(u32::MAX);
+        let ps = if wishes.command.is_some() { 0 } else { wishes.ps.unwrap_or(1) };
+        let least = wishes.workers.unwrap_or(1).saturating_mul(wishes.cpus.unwrap_or(1));
+        let ps_cpus = wishes.ps_cpus.unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= room));
+        let left = room.saturating_sub(ps.saturating_mul(ps_cpus));
+        let usual =
+            if wishes.command.is_none() && left / wishes.cpus.unwrap_or(1).max(1) >= 2 { 2 } else { 1 };
+        let workers = wishes.workers.unwrap_or(usual).max(1);
+        let cpus = wishes.cpus.unwrap_or((left / workers).clamp(1, MODEST)).max(1);
+        let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
+        if wanted > free as u64 {
+            let servers = if ps > 0 { format!(" and {ps} servers of {ps_cpus}") } else { String::new() };
+            let sum = format!("{workers} workers of {cpus}{servers}");
+            return Err(PlanError::TooFew { wanted, sum, free, online, reserved: reserved.clone() });
+        }
+        let asked = 1000 * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
+        let neighbours = neighbours(&wishes, (1000 * online.len() as u64).saturating_sub(asked));
+        Ok(Self {
+            online,
+            reserved: reserved.clone(),
+            work: match wishes.command {
+                Some(line) => Work::Command { line, steps: wishes.pattern },
+                None => Work::BuiltIn,
+            },
+            workers,
+            cpus,
+            ps,
+            ps_cpus,
+            host_threads: wishes.host_threads,
+            neighbours,
+            seconds: wishes.seconds,
+            rounds: rounds(wishes.rounds),
+        })
+    }
+
+    /// Whether the time to the command's end is measured, not steps.
+    pub fn whole(&self) -> bool {
+        matches!(self.work, Work::Command { steps: None, .. })
+    }
+
+    /// What all pods ask for, in thousandths of a CPU.
+    pub fn requested(&self) -> u64 {
+        let job = u64::from(self.workers) * u64::from(self.cpus)
+            + u64::from(self.ps) * u64::from(self.ps_cpus.max(1));
+        1000 * job + u64::from(self.neighbours.count) * self.neighbours.request_milli_cpus
+    }
+
+    /// Whether all CPUs are asked for, and somebody beside the job is there to use them.
+    pub fn is_full(&self) -> bool {
+        self.neighbours.count > 0 && self.requested() >= 1000 * self.online.len() as u64
+    }
+
+    /// About how long it takes, in seconds; `None` where that is the command's secret.
+    pub fn estimate(&self) -> Option<f64> {
+        let runs = self.rounds.len() * 4;
+        (!self.whole()).then_some(runs as f64 * (self.seconds as f64 + AROUND))
+    }
+}
+
+/// The neighbours that are wished for; else as many as it takes to ask for what is left of the node.
+fn neighbours(wishes: &Wishes, left: u64) -> Neighbours {
+    let count =
+        wishes.neighbours.unwrap_or_else(|| u32::try_from(left.div_ceil(1000)).unwrap_or(u32::MAX).max(1));
+    let fair = if count == 0 { 0 } else { left / u64::from(count) };
+    Neighbours {
+        count,
+        busy_percent: wishes.neighbour_busy.clamp(1, 100),
+        request_milli_cpus: wishes.neighbour_request.unwrap_or(fair.min(1000)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cpu::{Numbering, Shape};
+    use crate::pin::decide::default_reserved;
+
+    fn machine(cores: u32) -> Topology {
+        Topology::from_shape(Shape {
+            sockets: 1,
+            numa_per_socket: 1,
+            llcs_per_numa: 1,
+            cores_per_llc: cores,
+            threads_per_core: 1,
+            numbering: Numbering::SiblingsLast,
+        })
+    }
+
+    fn plan(cores: u32, wishes: Wishes) -> Result<Plan, PlanError> {
+        let topology = machine(cores);
+        let wishes = Wishes { rounds: 4, seconds: 2, neighbour_busy: 100, ..wishes };
+        Plan::new(wishes, &topology, &default_reserved(&topology))
+    }
+
+    fn sizes(plan: &Plan) -> [u32; 5] {
+        [plan.workers, plan.cpus, plan.ps, plan.ps_cpus, plan.neighbours.count]
+    }
+
+    #[test]
+    fn four_rounds_are_balanced() {
+        let rounds = rounds(8);
+        assert_eq!(rounds[..4], rounds[4..]);
+        for place in 0..4 {
+            let there: BTreeSet<Way> = rounds[..4].iter().map(|round| round[place]).collect();
+            assert_eq!(there.len(), 4, "place {place}");
+        }
+        let followers: BTreeSet<(Way, Way)> =
+            rounds[..4].iter().flat_map(|round| round.windows(2).map(|pair| (pair[0], pair[1]))).collect();
+        assert_eq!(followers.len(), 12, "each follows each other once");
+    }
+
+    #[test]
+    fn what_is_left_open_follows_from_the_machine() {
+        for (cores, expected) in [
+            (2, [1, 1, 1, 0, 1]),
+            (3, [1, 1, 1, 1, 1]),
+            (4, [2, 1, 1, 1, 1]),
+            (8, [2, 3, 1, 1, 1]),
+            (64, [2, 4, 1, 1, 55]),
+        ] {
+            assert_eq!(sizes(&plan(cores, Wishes::default()).unwrap()), expected, "{cores} cores");
+        }
+        let command = || Wishes { command: Some("true".to_owned()), ..Wishes::default() };
+        assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 1]);
+        assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 4]);
+        // The rest of a node of 2 is one neighbour's, which asks for as much as the command has.
+        let full = plan(2, command()).unwrap();
+        assert_eq!((full.neighbours.request_milli_cpus, full.is_full()), (1000, true));
+        assert!(!plan(8, Wishes { neighbours: Some(0), ..Wishes::default() }).unwrap().is_full());
+    }
+
+    #[test]
+    fn too_few_cpus_are_said_with_numbers() {
+        let error = plan(2, Wishes { cpus: Some(2), ..Wishes::default() }).unwrap_err().to_string();
+        assert!(
+            error.contains("2 CPUs of their own") && error.contains("only 1 can be given away"),
+            "{error}"
+        );
+        let error = plan(2, Wishes { ps_cpus: Some(1), ..Wishes::default() }).unwrap_err().to_string();
+        assert!(error.contains("1 workers of 1 and 1 servers of 1"), "{error}");
+        let error = plan(1, Wishes::default()).unwrap_err().to_string();
+        assert!(error.contains("no CPU to give away"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_fits_or_is_refused(
+            cores in 1_u32..200,
+            workers in proptest::option::of(0_u32..u32::MAX),
+            cpus in proptest::option::of(0_u32..300),
+            ps in proptest::option::of(0_u32..u32::MAX),
+            ps_cpus in proptest::option::of(0_u32..300),
+            command in any::<bool>(),
+        ) {
+            let command = command.then(String::new);
+            let wishes = Wishes { workers, cpus, ps, ps_cpus, command, ..Wishes::default() };
+            if let Ok(plan) = plan(cores, wishes) {
+                let own = u64::from(plan.workers) * u64::from(plan.cpus) + u64::from(plan.ps) * u64::from(plan.ps_cpus);
+                prop_assert!(own < u64::from(cores) && own > 0);
+                prop_assert!(workers.is_none_or(|workers| plan.workers == workers.max(1)));
+            }
+        }
+    }
+}

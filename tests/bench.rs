@@ -1,0 +1,353 @@
+//! The bench as a user runs it: its plan, its figures, its refusals, and that nothing is left behind, whatever ends it.
+//!
+//! Most of these tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on ends")]
+
+#[path = "support/gate.rs"]
+mod gate;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// One bench at a time: it wants the machine's CPUs for itself.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
+    let meant = gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs");
+    meant.then(|| ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.arg("bench").args(arguments).env_remove("PINFOLD_LOG");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap_or(-1), text(stdout), text(stderr))
+}
+
+fn report(arguments: &[&str]) -> Value {
+    let (code, stdout, stderr) = run(&mut bench(arguments));
+    assert_eq!(code, 0, "{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// What a bench may leave: cgroups, the folder of manifests, processes, links.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    cgroups: BTreeSet<PathBuf>,
+    folder: bool,
+    processes: Vec<String>,
+    links: BTreeSet<String>,
+}
+
+impl Left {
+    /// Processes are those with `mark` in their command line, or the program's own.
+    fn now(mark: &str) -> Self {
+        let mut cgroups = BTreeSet::new();
+        find(Path::new("/sys/fs/cgroup"), 2, &mut cgroups);
+        let names = |path: &str| -> BTreeSet<String> {
+            let entries = fs::read_dir(path).unwrap().flatten();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        };
+        let line = |pid: String| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).replace('\0', " ")
+        };
+        let ours = |line: &String| line.contains("pinfold train ") || line.contains(mark);
+        Self {
+            cgroups,
+            folder: Path::new("/run/pinfold-demo").exists(),
+            processes: names("/proc").into_iter().map(line).filter(ours).collect(),
+            links: names("/sys/class/net"),
+        }
+    }
+
+    fn is_nothing(&self, links: &BTreeSet<String>) -> bool {
+        self.cgroups.is_empty() && !self.folder && self.processes.is_empty() && self.links == *links
+    }
+}
+
+fn find(dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() && !path.is_symlink() {
+            if entry.file_name().to_string_lossy().starts_with("pinfold-") {
+                found.insert(path);
+            } else if depth > 0 {
+                find(&path, depth - 1, found);
+            }
+        }
+    }
+}
+
+/// A mark for the command lines of one test, which no other process has.
+const MARK: &str = "a-command-of-the-bench-test";
+
+fn nothing_left(links: &BTreeSet<String>) {
+    let left = Left::now(MARK);
+    assert!(left.is_nothing(links), "{left:?}");
+}
+
+fn until_it_runs(child: &mut Child) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !Left::now(MARK).processes.iter().any(|line| line.contains(MARK)) {
+        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "it runs nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn figure(report: &Value, way: usize, metric: &str) -> f64 {
+    report["ways"][way]["figures"][metric]["median"].as_f64().unwrap_or_else(|| panic!("{metric}: {report}"))
+}
+
+#[test]
+fn the_figures_of_a_short_bench() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("bench.svg");
+    let svg = picture.to_str().unwrap();
+    let report =
+        report(&["--rounds", "2", "--seconds", "1", "--host-threads", "8", "--svg", svg, "-o", "json"]);
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 8);
+    // The order is the plan's.
+    let planned =
+        report["plan"]["rounds"].as_array().unwrap().iter().flat_map(|round| round.as_array().unwrap());
+    for (run, planned) in runs.iter().zip(planned) {
+        assert_eq!((&run["cpus"], &run["threads"]), (&planned["cpus"], &planned["threads"]));
+    }
+    for way in 0..4 {
+        assert!(figure(&report, way, "stepsPerSecond") > 0.0);
+        assert!(figure(&report, way, "contextSwitchesPerStep") > 0.0);
+        assert!(figure(&report, way, "stepMsP50") <= figure(&report, way, "stepMsP99"));
+    }
+    // Who is pinned has no quota that could run out.
+    for way in [2, 3] {
+        assert_eq!(figure(&report, way, "throttledPeriodsPerSecond"), 0.0);
+    }
+    // Eight threads each, or as many as CPUs: the job is told, and the agent sees it.
+    let threads = |way: usize| report["ways"][way]["threadCount"].as_u64().unwrap();
+    assert!(threads(0) > threads(1) && threads(2) > threads(3), "{report}");
+    assert_eq!(report["effects"].as_array().unwrap().len(), 49);
+    assert!(report["effects"].to_string().contains("too few rounds to tell"));
+    assert_eq!(report["claims"].as_array().unwrap().len(), 3);
+    // Each metric is counted in every way, or has a reason.
+    for metric in ["migrationsPerStep", "cacheMissesPerStep"] {
+        let counted = (0..4).all(|way| report["ways"][way]["figures"].get(metric).is_some());
+        let reason = report["notCounted"][metric].as_str().unwrap_or_default();
+        assert_eq!(counted, reason.is_empty(), "{metric}: {report}");
+    }
+    let svg = fs::read_to_string(&picture).unwrap();
+    assert!(svg.starts_with("<svg") && svg.matches("<circle").count() >= 16, "{svg}");
+    nothing_left(&links);
+}
+
+#[test]
+fn a_command_is_measured_by_its_steps_or_to_its_end() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    // The shell's children must be gone with it, and its variables be the agent's.
+    let steps = "while :; do sleep 0.01; echo step $TF_NUM_INTRAOP_THREADS; done";
+    let usual =
+        ["--rounds", "1", "--seconds", "1", "--neighbours", "1", "--neighbour-busy", "30", "-o", "json"];
+    let with = |more: &[&str]| -> Value { report(&[&usual[..], more].concat()) };
+    let by_steps = with(&["--command", steps, "--steps", "^step"]);
+    for way in 0..4 {
+        let rate = figure(&by_steps, way, "stepsPerSecond");
+        assert!(rate > 5.0 && rate < 100.0, "{by_steps}");
+    }
+    let sized = with(&["--command", steps, "--steps", "^step [0-9]"]);
+    assert!(figure(&sized, 1, "stepMsP50") >= 10.0);
+    let whole = with(&["--command", "sleep 0.6; echo done"]);
+    for way in 0..4 {
+        let millis = figure(&whole, way, "stepMsP50");
+        assert!((600.0..3000.0).contains(&millis), "{whole}");
+        assert!(figure(&whole, way, "contextSwitchesPerStep") >= 1.0, "{whole}");
+    }
+    assert!(whole["notCounted"]["migrationsPerStep"].as_str().unwrap().contains("to its end"), "{whole}");
+    nothing_left(&links);
+}
+
+#[test]
+fn a_command_that_fails_is_told_with_its_words() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let usual = ["--rounds", "1", "--seconds", "1"];
+    for (command, says) in [
+        (
+            &["--command", "echo no such data >&2; exit 3"][..],
+            &["exit status: 3", "no such data", "round 1, shared"][..],
+        ),
+        (&["--command", "sleep 0.2; exit 3", "--steps", "^step"], &["exit status: 3"]),
+        (&["--command", "sleep 1; echo done", "--steps", "^step"], &["made no step", "--steps"]),
+        (&["--command", "true"], &["ended before its CPUs were its own", "let it do more"]),
+    ] {
+        let (code, stdout, stderr) = run(&mut bench(&[&usual[..], command].concat()));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{command:?}: {stderr}");
+        for words in says {
+            assert!(stderr.contains(words), "{command:?}: {stderr}");
+        }
+        nothing_left(&links);
+    }
+}
+
+#[test]
+fn a_signal_in_the_middle_leaves_nothing() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("bench.svg");
+    // A shell with a child, both deaf to SIGTERM.
+    let deaf = format!("trap '' TERM; while :; do sleep 0.02; echo {MARK}; done");
+    for (signal, delay) in [(Signal::SIGTERM, 0), (Signal::SIGINT, 1500)] {
+        let arguments = ["--command", &deaf, "--steps", "a", "--svg", picture.to_str().unwrap()];
+        let mut child = bench(&arguments).spawn().unwrap();
+        until_it_runs(&mut child);
+        std::thread::sleep(Duration::from_millis(delay));
+        kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{stderr}");
+        assert!(stderr.contains("interrupted") && !picture.exists(), "{stderr}");
+        nothing_left(&links);
+    }
+}
+
+#[test]
+fn a_kill_leaves_nothing_a_moment_later() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let command = format!("while :; do sleep 0.02; echo {MARK}; done");
+    let mut child = bench(&["--command", &command, "--steps", "a"]).spawn().unwrap();
+    until_it_runs(&mut child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while !Left::now(MARK).is_nothing(&links) {
+        assert!(Instant::now() < deadline, "{:?}", Left::now(MARK));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn who_owns_the_cgroups_already_is_named() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    let pods = tempfile::tempdir().unwrap();
+    command.args(["run", "--listen", "127.0.0.1:0", "--tree", "pinfold-none", "--pods"]).arg(pods.path());
+    let mut agent = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let said = loop {
+        // The agent takes its lock a moment after its start; until then a bench would run.
+        std::thread::sleep(Duration::from_millis(500));
+        let (code, _, stderr) =
+            run(&mut bench(&["--rounds", "1", "--seconds", "1", "--command", "sleep 0.5"]));
+        if code == 2 || Instant::now() > deadline {
+            break stderr;
+        }
+    };
+    kill(Pid::from_raw(agent.id().cast_signed()), Signal::SIGTERM).unwrap();
+    agent.wait().unwrap();
+    assert!(said.contains("another pinfold owns the cgroups"), "{said}");
+    nothing_left(&links);
+}
+
+#[test]
+fn a_plan_is_printed_and_nothing_done() {
+    let (code, stdout, stderr) = run(&mut bench(&["--dry-run", "--rounds", "4", "--seconds", "3"]));
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        assert!(code == 2 && stderr.contains("no CPU to give away"), "{stderr}");
+        return;
+    }
+    assert_eq!(code, 0, "{stderr}");
+    for says in ["TF_NUM_INTRAOP_THREADS=", "round 4:", "16 runs of 3 s", "stay with the system"] {
+        assert!(stdout.contains(says), "{says}: {stdout}");
+    }
+    let plan: Value = serde_json::from_str(&run(&mut bench(&["--dry-run", "-o", "json"])).1).unwrap();
+    assert_eq!(plan["rounds"].as_array().unwrap().len(), 8);
+    assert_eq!(plan["work"], "builtIn");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_a_sentence() {
+    for (arguments, says) in [
+        (&["--dry-run", "--rounds", "0"][..], "--rounds"),
+        (&["--dry-run", "--seconds", "0"], "--seconds"),
+        (&["--dry-run", "--cpus", "1024"], "of their own"),
+        (&["--dry-run", "--reserved", "4000-4001"], "not online here"),
+        (&["--dry-run", "--reserved", "0-"], "--reserved"),
+        (&["--dry-run", "--steps", "x"], "--command"),
+        (&["--dry-run", "--command", "x", "--steps", "("], "no regular expression"),
+        (&["--dry-run", "--command", "x", "--steps", "(?<loss>x)"], "the group loss means nothing"),
+        (&["--dry-run", "--command", "x", "--ps", "1"], "--ps"),
+        (&["--dry-run", "--svg", "x"], "--svg"),
+        (&["--neighbour-busy", "101"], "--neighbour-busy"),
+    ] {
+        let (code, _, stderr) = run(&mut bench(arguments));
+        assert_eq!(code, 2, "{arguments:?}: {stderr}");
+        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+    }
+    if nix::unistd::geteuid().is_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let nowhere = folder.path().join("missing/bench.svg");
+        let (code, _, stderr) = run(&mut bench(&["--svg", nowhere.to_str().unwrap()]));
+        assert!(code == 2 && stderr.contains("can't write the picture"), "{stderr}");
+        let (code, _, stderr) = run(&mut bench(&["--cgroup-root", folder.path().to_str().unwrap()]));
+        assert!(code == 2 && stderr.contains("no cgroup hierarchy"), "{stderr}");
+        // The binary may lie where nobody may go, so a copy is run.
+        let copy = folder.path().join("pinfold");
+        fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
+        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let (code, _, stderr) = run(Command::new(&copy).arg("bench").uid(65_534).gid(65_534));
+        assert!(code == 2 && stderr.contains("needs root"), "{stderr}");
+    } else {
+        let (code, _, stderr) = run(&mut bench(&[]));
+        assert!(code == 2 && stderr.contains("needs root"), "{stderr}");
+    }
+}
+
+/// The example with a real TensorFlow, at a small size, where `PINFOLD_TENSORFLOW` names a Python that has it.
+#[test]
+fn tensorflow_is_measured_like_any_command() {
+    let Some(python) = std::env::var_os("PINFOLD_TENSORFLOW") else {
+        gate::leave("tests/run", "PINFOLD_TENSORFLOW, a Python with TensorFlow: tests/tensorflow makes one");
+        return;
+    };
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let script = format!("{} {ROOT}/deploy/examples/bench-tensorflow.py", python.to_string_lossy());
+    let mut command = bench(&["--rounds", "1", "--seconds", "2", "--host-threads", "8", "-o", "json"]);
+    command.args(["--command", &script, "--steps", r"^step (?<step>\d+) (?<ms>[\d.]+) ms"]);
+    for (name, value) in [("VOCABULARY", "500"), ("DIM", "8"), ("HIDDEN", "64,32"), ("BATCH", "128")] {
+        command.env(format!("BENCH_{name}"), value);
+    }
+    let (code, stdout, stderr) = run(&mut command);
+    assert_eq!(code, 0, "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    for way in 0..4 {
+        assert!(figure(&report, way, "stepsPerSecond") > 1.0, "{report}");
+    }
+    // TensorFlow took its counts from the variables.
+    let threads = |way: usize| report["ways"][way]["threadCount"].as_u64().unwrap();
+    assert!(threads(0) > threads(1) + 4 && threads(2) > threads(3) + 4, "{report}");
+    nothing_left(&links);
+}
