@@ -1,5 +1,6 @@
 //! Arguments, subcommands, and what a person sees.
 
+mod agent;
 mod completions;
 mod config;
 mod demo;
@@ -11,6 +12,7 @@ mod plan;
 mod release;
 mod run;
 mod scene;
+mod top;
 mod topology;
 mod train;
 
@@ -27,6 +29,7 @@ pub(crate) use output::{Format, emit, json, table};
   pinfold demo                 a real training job on this machine, shared, then pinned (needs root)
   pinfold doctor               what this node offers, what it lacks, what to do
   pinfold topology             draw the machine and who owns which CPUs
+  pinfold top                  watch the node's pods, CPUs, threads and traffic
   pinfold run --pods ./pods    run the agent on the manifests in a folder
 
 Every setting of the agent can also stand in a file (see pinfold config) or in the environment.")]
@@ -40,6 +43,7 @@ enum Command {
     Run(run::Run),
     Demo(demo::Demo),
     Topology(topology::TopologyArgs),
+    Top(top::Top),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
     Explain(explain::Explain),
@@ -60,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => args.run(),
         Command::Demo(args) => args.run(),
         Command::Topology(args) => topology::run(&args),
+        Command::Top(args) => args.run(),
         Command::Place(args) => place::run(&args),
         Command::Plan(args) => args.run(),
         Command::Explain(args) => args.run(),
