@@ -136,7 +136,7 @@ impl Top {
             return Ok(all);
         }
         let endpoint = Endpoint::here(None, Overrides::default())?;
-        Ok(vec![Asked { name: endpoint.to_string(), given: false, endpoint }])
+        Ok(vec![Asked { name: endpoint.name(), given: false, endpoint }])
     }
 }
 
@@ -369,3 +369,6 @@ impl Ends {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -216,12 +216,12 @@ impl Picture<'_> {
                 status.shared.len()
             );
             parts.push((cpus, Style::new()));
-            parts.push((format!("enforcement {}", status.enforcement), Style::new()));
+            if self.nodes.len() == 1 || self.view.node.is_some() {
+                parts.extend(self.count());
+            }
+            parts.push((status.enforcement.to_string(), Style::new()));
         } else if node.error().is_none() {
             parts.push(("asked, no answer yet".to_owned(), DIM));
-        }
-        if self.nodes.len() == 1 || self.view.node.is_some() {
-            parts.extend(self.count());
         }
         joined(parts, width)
     }
@@ -230,16 +230,19 @@ impl Picture<'_> {
     fn silence(&self, node: &Node) -> Option<String> {
         let (why, since) = node.error()?;
         let known = node.answered().map(|at| format!("; what is shown is {} old", age(self.now, at)));
-        Some(format!("no answer for {}: {why}{}", age(self.now, since), known.unwrap_or_default()))
+        let long = if self.now.saturating_sub(since).as_secs() > 0 {
+            format!(" for {}", age(self.now, since))
+        } else {
+            String::new()
+        };
+        Some(format!("no answer{long}: {why}{}", known.unwrap_or_default()))
     }
 
     fn count(&self) -> Vec<(String, Style)> {
         let mut parts = Vec::new();
-        let pods = if self.rows.len() == self.pods {
-            format!("{} pods", self.pods)
-        } else {
-            format!("{} of {} pods", self.rows.len(), self.pods)
-        };
+        let of =
+            if self.rows.len() == self.pods { String::new() } else { format!("{} of ", self.rows.len()) };
+        let pods = format!("{of}{} pod{}", self.pods, if self.pods == 1 { "" } else { "s" });
         parts.push((pods, Style::new()));
         if self.view.paused {
             parts.push(("paused".to_owned(), YELLOW));
