@@ -72,7 +72,9 @@ impl Screen {
 
     /// Has the next frame drawn as a whole.
     pub(super) fn clear(&mut self) -> anyhow::Result<()> {
-        self.terminal.clear().context("can't write to the terminal")
+        let size = self.terminal.size().context("can't tell the terminal's size")?;
+        // Its own `clear` asks the terminal where the cursor is, and the answer would be taken for keys.
+        self.terminal.resize(ratatui::layout::Rect::from(size)).context("can't write to the terminal")
     }
 
     /// Leaves the terminal to the shell until it brings us back.
