@@ -2,7 +2,7 @@
 //!
 //! These tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on ends")]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -193,6 +193,48 @@ fn a_second_demo_is_told_of_the_first() {
         "the first was disturbed: {}",
         String::from_utf8_lossy(&ended.stderr)
     );
+}
+
+#[test]
+fn top_shows_what_the_demo_does() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now().links;
+    // Somebody else could take the port meanwhile; then the demo says so.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let child = pinfold()
+        .args(["demo", "--seconds", "24", "--listen", &address])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Only a pod that owns CPUs is shown: the job's second half has one.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let node = format!("here={address}");
+    let arguments = ["top", "--once", "--own", "--interval", "1", "--width", "120", "--node", &node];
+    let frame = loop {
+        let (code, frame, complaint) = run(pinfold().args(arguments).stdin(Stdio::null()));
+        let line = frame.lines().find(|line| line.contains("worker-0"));
+        // Its first look may have been before its first byte.
+        if code == 0 && line.is_some_and(|line| !line.split_whitespace().any(|cell| cell == "-")) {
+            break frame;
+        }
+        assert!(Instant::now() < deadline, "no owner is shown: {code}\n{frame}\n{complaint}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    send(&child, Signal::SIGINT);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", String::from_utf8_lossy(&ended.stderr));
+    let worker = frame.lines().find(|line| line.contains("worker-0")).unwrap();
+    let cells: Vec<&str> = worker.split_whitespace().collect();
+    let own: pinfold::cpu::CpuSet = cells[3].parse().unwrap_or_else(|_| panic!("{frame}"));
+    // a demo/worker-0 worker 1 0.9 3/1 1.0 0.3% 10ms 17.6Mi 18.8Mi
+    assert_eq!((cells[0], cells[2], cells.len()), ("a", "worker", 11), "{frame}");
+    assert!(cells[5].ends_with(&format!("/{}", own.len())) && cells[9].ends_with('i'), "{frame}");
+    let signs = frame.lines().nth(1).unwrap().matches('a').count();
+    assert_eq!(signs, own.len(), "each of its CPUs has its sign on the map:\n{frame}");
+    assert_eq!(Left::now(), Left::nothing(&links));
 }
 
 #[test]

@@ -161,6 +161,7 @@ mod tests {
             shared: CpuSet::new(),
             exclusive: CpuSet::new(),
             lost: CpuSet::new(),
+            layout: std::sync::Arc::default(),
             quiet: None,
             containers: containers.to_vec(),
             strangers: Vec::new(),

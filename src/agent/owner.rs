@@ -19,7 +19,7 @@ use super::isolation::Isolation;
 use super::node::Node;
 use super::question::Question;
 use super::told::Told;
-use crate::cpu::{CpuSet, Placer};
+use crate::cpu::{CpuSet, Layout, Placer};
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Inputs, default_reserved};
@@ -138,6 +138,8 @@ impl Seen {
 pub(super) struct Owner {
     node: Node,
     placer: Placer,
+    /// Of the machine as it is now, for those who draw it.
+    layout: Arc<Layout>,
     /// Whether pods come from the API.
     api: bool,
     told: Told,
@@ -175,10 +177,11 @@ impl Owner {
         metrics: AgentMetrics,
         published: watch::Sender<Option<Arc<Snapshot>>>,
     ) -> Self {
-        let placer = Placer::new(&node.topology);
+        let (placer, layout) = (Placer::new(&node.topology), Arc::new(node.topology.layout()));
         let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {
             placer,
+            layout,
             node,
             api,
             told: Told::default(),
@@ -405,6 +408,7 @@ impl Owner {
             Ok(topology) if topology != self.node.topology => {
                 tracing::info!("the machine has changed: online CPUs are now {}", topology.online);
                 self.placer = Placer::new(&topology);
+                self.layout = Arc::new(topology.layout());
                 if self.node.config.reserved.is_none() {
                     self.node.reserved = default_reserved(&topology);
                 }

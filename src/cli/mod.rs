@@ -1,5 +1,6 @@
 //! Arguments, subcommands, and what a person sees.
 
+mod agent;
 mod bench;
 mod completions;
 mod config;
@@ -12,6 +13,7 @@ mod plan;
 mod release;
 mod run;
 mod scene;
+mod top;
 mod topology;
 mod train;
 
@@ -29,6 +31,7 @@ pub(crate) use output::{Format, emit, json, table};
   pinfold bench                what pinning and sizing would buy on this machine (needs root)
   pinfold doctor               what this node offers, what it lacks, what to do
   pinfold topology             draw the machine and who owns which CPUs
+  pinfold top                  watch the node's pods, CPUs, threads and traffic
   pinfold run --pods ./pods    run the agent on the manifests in a folder
 
 Every setting of the agent can also stand in a file (see pinfold config) or in the environment.")]
@@ -43,6 +46,7 @@ enum Command {
     Demo(demo::Demo),
     Bench(bench::Bench),
     Topology(topology::TopologyArgs),
+    Top(top::Top),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
     Explain(explain::Explain),
@@ -64,6 +68,7 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Topology(args) => topology::run(&args),
+        Command::Top(args) => args.run(),
         Command::Place(args) => place::run(&args),
         Command::Plan(args) => args.run(),
         Command::Explain(args) => args.run(),

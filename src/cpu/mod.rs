@@ -9,4 +9,4 @@ pub use placement::{
     TooFewCpus, place,
 };
 pub use set::{CpuSet, MAX_CPU, ParseCpuSetError};
-pub use topology::{CoreKind, Cpu, Facts, NumaNode, Numbering, Shape, Topology};
+pub use topology::{CoreKind, Cpu, Facts, Layout, NumaNode, Numbering, Shape, Topology};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::CpuSet;
 
@@ -70,6 +70,20 @@ pub struct Topology {
     pub cpus: Vec<Cpu>,
     /// The NUMA nodes by ascending id; empty where the machine does not tell.
     pub numa: Vec<NumaNode>,
+}
+
+/// Which CPUs of a machine are together, for those who draw it; empty where the machine does not tell.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Layout {
+    /// The CPUs of each core.
+    pub cores: Vec<CpuSet>,
+    /// Those of each last-level cache.
+    pub llcs: Vec<CpuSet>,
+    /// Those of each NUMA node that has some, by the kernel's id.
+    pub numa: BTreeMap<u32, CpuSet>,
+    /// Those of each socket.
+    pub sockets: Vec<CpuSet>,
 }
 
 /// What a machine's files say, before it is put together.
@@ -168,6 +182,25 @@ impl Topology {
     /// `None` if the machine does not tell for one of them.
     pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {
         self.cpus.iter().filter(|cpu| cpus.contains(cpu.id)).map(|cpu| cpu.numa).collect()
+    }
+
+    /// Which of its CPUs are together.
+    pub fn layout(&self) -> Layout {
+        let told = |of: fn(&Cpu) -> Option<u32>, groups: Vec<CpuSet>| {
+            if self.cpus.iter().any(|cpu| of(cpu).is_some()) { groups } else { Vec::new() }
+        };
+        let mut numa: BTreeMap<u32, CpuSet> = BTreeMap::new();
+        for cpu in &self.cpus {
+            if let Some(id) = cpu.numa {
+                numa.entry(id).or_default().insert(cpu.id);
+            }
+        }
+        Layout {
+            cores: told(|cpu| cpu.core, self.cores()),
+            llcs: told(|cpu| cpu.llc, self.llcs()),
+            numa,
+            sockets: told(|cpu| cpu.socket, self.sockets()),
+        }
     }
 
     fn groups(&self, of: impl Fn(&Cpu) -> Group) -> Vec<CpuSet> {

@@ -1,15 +1,16 @@
 //! [`Snapshot`]: what is owed, assigned and in force at one moment, for those who only read.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::Enforcement;
 use super::decide::{Decisions, Refused};
 use super::drift::{Cause, Drift, Neighbour};
 use super::ledger::{Ledger, Observed, ObservedPod};
 use super::quiet::Report;
-use crate::cpu::{CpuSet, Topology};
+use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
 
@@ -31,6 +32,9 @@ pub struct Snapshot {
     pub exclusive: CpuSet,
     /// Online CPUs that the kernel has lost: no cgroup has them until the next boot.
     pub lost: CpuSet,
+    /// Which CPUs are together.
+    #[serde(serialize_with = "inside")]
+    pub layout: Arc<Layout>,
     /// What became of the kernel's own work, where it is kept off exclusive CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quiet: Option<Report>,
@@ -44,6 +48,10 @@ pub struct Snapshot {
     pub unexplained: Vec<String>,
     /// What went wrong in the last reconcile.
     pub errors: Vec<String>,
+}
+
+fn inside<S: Serializer>(layout: &Arc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
+    layout.serialize(serializer)
 }
 
 /// One container of a known pod.

@@ -42,7 +42,7 @@ pub use check::{Amounts, Finding, Severity, check};
 pub use document::{Document, Place, ReadError, read};
 pub use import::{ImportError, Imported, import};
 pub use label::{Holding, LabelKeys, Labels, key_fault, reserved_domain, subdomain_fault, value_fault};
-pub use node::{Node, NodeTaint, read_nodes};
+pub use node::{Node, NodeTaint, natural, read_nodes};
 pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene, ScenePlan,
     ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,

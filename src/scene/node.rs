@@ -150,7 +150,7 @@ impl<'de> Deserialize<'de> for Node {
 }
 
 /// Names in the order in which people count: `node-2` before `node-10`.
-pub(super) fn natural(a: &str, b: &str) -> Ordering {
+pub fn natural(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     loop {
         let (word, number, rest) = chunk(left);

@@ -106,6 +106,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
         shared: none(),
         exclusive: none(),
         lost: none(),
+        layout: std::sync::Arc::default(),
         quiet: None,
         containers: containers.to_vec(),
         strangers: Vec::new(),

@@ -154,6 +154,7 @@ pub(crate) fn page() -> Page {
         shared: set("0-1"),
         exclusive: set("2-7"),
         lost: CpuSet::new(),
+        layout: std::sync::Arc::default(),
         quiet: None,
         containers,
         strangers: Vec::new(),

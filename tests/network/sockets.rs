@@ -287,6 +287,7 @@ fn nothing() -> Snapshot {
         shared: CpuSet::new(),
         exclusive: CpuSet::new(),
         lost: CpuSet::new(),
+        layout: std::sync::Arc::default(),
         quiet: None,
         containers: Vec::new(),
         strangers: Vec::new(),

@@ -361,6 +361,7 @@ impl Owner {
             shared,
             exclusive,
             lost: self.lost.clone(),
+            layout: Arc::clone(&self.layout),
             quiet: self.quiet.clone(),
             containers,
             strangers: snapshot::strangers(observed, ledger),

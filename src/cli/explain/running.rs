@@ -1,25 +1,19 @@
 //! What the agent of this node says of a pod.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::agent::config::{Config, Overrides};
+use super::super::agent::Endpoint;
+use crate::agent::config::Overrides;
 
 /// An agent that is well answers sooner.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The longest status that is read: that of many thousand containers.
-const LONGEST: usize = 64 << 20;
 
 /// The pod's containers, as `/status` has them.
 ///
@@ -30,21 +24,12 @@ pub(super) fn pod(
     config: Option<PathBuf>,
     pod: &str,
 ) -> anyhow::Result<Vec<Value>> {
-    let mut address = match agent {
-        Some(address) => address,
-        None => Config::load(Overrides { config, ..Overrides::default() })?.listen,
-    };
-    // Who listens everywhere listens here.
-    if address.ip().is_unspecified() {
-        let here =
-            if address.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
-        address.set_ip(here);
-    }
+    let endpoint = Endpoint::here(agent, Overrides { config, ..Overrides::default() })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("can't start the runtime for the request")?;
-    let url = format!("http://{address}/status");
-    let body = runtime.block_on(async { tokio::time::timeout(PATIENCE, get(address)).await });
-    let body = body
+    let url = format!("{endpoint}/status");
+    let bodies = runtime.block_on(async { tokio::time::timeout(PATIENCE, endpoint.get(&["/status"])).await });
+    let body = bodies
         .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {} s", PATIENCE.as_secs())))
         .with_context(|| {
             format!(
@@ -52,39 +37,13 @@ pub(super) fn pod(
                  manifest with --pods"
             )
         })?;
-    let status: Value = serde_json::from_slice(&body)
+    let status: Value = serde_json::from_slice(&body.concat())
         .with_context(|| format!("{url} is no status of Pinfold; say with --agent where it listens"))?;
     let containers = status.get("containers").and_then(Value::as_array).cloned();
     let containers = containers
         .with_context(|| format!("{url} tells of no containers; say with --agent where Pinfold listens"))?;
     let text = |one: &Value, key: &str| one.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     super::only(pod, containers, |one| (text(one, "namespace"), text(one, "pod")), "on this node")
-}
-
-async fn get(address: SocketAddr) -> anyhow::Result<Bytes> {
-    let stream = tokio::net::TcpStream::connect(address).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = hyper::Request::get("/status")
-        .header(hyper::header::HOST, address.to_string())
-        .body(Empty::<Bytes>::new())?;
-    let answer = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), LONGEST).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes();
-        anyhow::ensure!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body).trim());
-        Ok(body)
-    };
-    tokio::pin!(answer);
-    tokio::pin!(connection);
-    tokio::select! {
-        answer = &mut answer => answer,
-        ended = &mut connection => {
-            ended?;
-            // What came before the end of the connection counts.
-            answer.await
-        }
-    }
 }
 
 /// What is told of a container, as far as a person is told it.

@@ -84,6 +84,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         shared: CpuSet::new(),
         exclusive: CpuSet::new(),
         lost: CpuSet::new(),
+        layout: std::sync::Arc::default(),
         quiet: None,
         containers,
         strangers: Vec::new(),

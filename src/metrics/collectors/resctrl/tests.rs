@@ -61,6 +61,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
         shared: none(),
         exclusive: none(),
         lost: none(),
+        layout: std::sync::Arc::default(),
         quiet: None,
         containers: containers.to_vec(),
         strangers: Vec::new(),

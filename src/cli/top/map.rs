@@ -1,0 +1,286 @@
+//! The CPU map of a node: a sign for each CPU, cores without a gap, last-level caches and NUMA nodes apart.
+
+use std::collections::BTreeMap;
+
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+
+use super::model::NO_LETTER;
+use crate::cpu::{CpuSet, Layout};
+
+const COLORS: [Color; 6] =
+    [Color::Green, Color::Yellow, Color::Cyan, Color::Magenta, Color::Blue, Color::Red];
+
+/// Signs of CPUs that no pod owns.
+const SHARED: char = '.';
+const RESERVED: char = 'r';
+const LOST: char = 'x';
+/// And of one that more than one pod owns, which must not be.
+const TWICE: char = '!';
+
+/// What the signs mean, for people.
+pub(super) const LEGEND: &str = ". shared  r reserved  x lost  ! two owners; a letter: the pod's own";
+
+/// What is drawn.
+#[derive(Debug)]
+pub(super) struct Map<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) online: &'a CpuSet,
+    pub(super) reserved: &'a CpuSet,
+    pub(super) lost: &'a CpuSet,
+    /// Who owns what.
+    pub(super) owners: Vec<(char, CpuSet)>,
+}
+
+/// The colour of an owner's sign, on the map and in the table.
+pub(super) fn style(letter: char) -> Style {
+    let color = COLORS.get(letter as usize % COLORS.len()).copied().unwrap_or(Color::Reset);
+    match letter {
+        TWICE | LOST => Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED),
+        SHARED | RESERVED => Style::new().add_modifier(Modifier::DIM),
+        NO_LETTER => Style::new().add_modifier(Modifier::BOLD),
+        _ => Style::new().fg(color).add_modifier(Modifier::BOLD),
+    }
+}
+
+// === impl Map ===
+
+impl Map<'_> {
+    /// The map in lines of this width, the CPUs of each NUMA node beginning a line or, where they are short, side by side.
+    pub(super) fn lines(&self, width: usize) -> Vec<Line<'static>> {
+        let signs = self.signs();
+        let blocks: Vec<(String, Vec<String>)> =
+            self.numa().into_iter().map(|(title, cpus)| (title, self.caches(&cpus, &signs))).collect();
+        let titles = blocks.iter().map(|(title, _)| title.len()).max().unwrap_or_default();
+        let mut lines: Vec<Vec<Piece>> = Vec::new();
+        let mut open = false;
+        for (title, caches) in &blocks {
+            let (title, signs) = (format!("{title:titles$}"), caches.join(" "));
+            let whole = title.len() + signs.len();
+            // Several short ones share a line.
+            if let Some(line) =
+                lines.last_mut().filter(|line| open && length(line) + GAP.len() + whole <= width)
+            {
+                line.extend([Piece::Text(GAP.to_owned()), Piece::Text(title), Piece::Signs(signs)]);
+                continue;
+            }
+            open = whole <= width;
+            lines.extend(wrapped(title, caches, width));
+        }
+        lines.into_iter().map(painted).collect()
+    }
+
+    /// All signs in a row, for a line with room for so many.
+    pub(super) fn strip(&self, width: usize) -> Option<Line<'static>> {
+        let signs = self.signs();
+        let caches: Vec<String> =
+            self.numa().iter().flat_map(|(_, cpus)| self.caches(cpus, &signs)).collect();
+        let text = caches.join(" ");
+        (text.len() <= width).then(|| painted(vec![Piece::Signs(text)]))
+    }
+
+    fn signs(&self) -> BTreeMap<u32, char> {
+        let of = |cpu: u32| {
+            let mut owners = self.owners.iter().filter(|(_, cpus)| cpus.contains(cpu));
+            match (owners.next(), owners.next()) {
+                _ if self.lost.contains(cpu) => LOST,
+                (Some(_), Some(_)) => TWICE,
+                (Some((letter, _)), None) => *letter,
+                (None, _) if self.reserved.contains(cpu) => RESERVED,
+                (None, _) => SHARED,
+            }
+        };
+        self.online.iter().map(|cpu| (cpu, of(cpu))).collect()
+    }
+
+    /// The NUMA nodes with their titles; all CPUs without one where there is only one.
+    fn numa(&self) -> Vec<(String, CpuSet)> {
+        let mut rest = self.online.clone();
+        let mut numa = Vec::new();
+        if self.layout.numa.len() > 1 {
+            for (id, cpus) in &self.layout.numa {
+                let here = cpus.intersection(&rest);
+                rest = rest.difference(&here);
+                numa.push((format!("NUMA {id} "), here));
+            }
+        }
+        // Whatever the layout says, each online CPU is drawn once.
+        if !rest.is_empty() {
+            numa.push((String::new(), rest));
+        }
+        numa.retain(|(_, cpus)| !cpus.is_empty());
+        numa
+    }
+
+    /// The signs of these CPUs by last-level cache, the CPUs of a core beside each other.
+    fn caches(&self, cpus: &CpuSet, signs: &BTreeMap<u32, char>) -> Vec<String> {
+        let mut rest = cpus.clone();
+        let mut take = |group: &CpuSet| {
+            let here = group.intersection(&rest);
+            rest = rest.difference(&here);
+            here
+        };
+        let mut groups: Vec<CpuSet> = self.layout.llcs.iter().map(&mut take).collect();
+        groups.push(rest);
+        let text = |group: &CpuSet| {
+            let mut rest = group.clone();
+            let mut text = String::new();
+            let cores = self.layout.cores.iter().chain(std::iter::once(group));
+            for core in cores {
+                let here = core.intersection(&rest);
+                rest = rest.difference(&here);
+                text.extend(here.iter().filter_map(|cpu| signs.get(&cpu)));
+            }
+            text
+        };
+        groups.iter().filter(|group| !group.is_empty()).map(text).collect()
+    }
+}
+
+const GAP: &str = "   ";
+
+/// A part of a line, all of it ASCII.
+enum Piece {
+    Text(String),
+    Signs(String),
+}
+
+fn length(line: &[Piece]) -> usize {
+    line.iter().map(|(Piece::Text(text) | Piece::Signs(text))| text.len()).sum()
+}
+
+/// Words of signs after a title, continued below the first one; a word that is longer than a line is broken.
+fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<Piece>> {
+    let margin = title.len().min(width.saturating_sub(1));
+    let room = width.saturating_sub(margin).max(1);
+    let mut rows = vec![String::new()];
+    for word in words {
+        let mut rest = word.as_str();
+        while !rest.is_empty() {
+            let used = rows.last().map_or(0, String::len);
+            let gap = usize::from(used > 0);
+            if used > 0 && used + gap + rest.len() > room {
+                rows.push(String::new());
+                continue;
+            }
+            let (part, after) = rest.split_at(rest.len().min(room));
+            if let Some(row) = rows.last_mut() {
+                row.push_str(if gap > 0 { " " } else { "" });
+                row.push_str(part);
+            }
+            rest = after;
+        }
+    }
+    let mut titles = std::iter::once(title).chain(std::iter::repeat(" ".repeat(margin)));
+    let titled = |row| vec![Piece::Text(titles.next().unwrap_or_default()), Piece::Signs(row)];
+    rows.into_iter().map(titled).collect()
+}
+
+/// Signs in their colours.
+fn painted(line: Vec<Piece>) -> Line<'static> {
+    let mut spans = Vec::new();
+    for piece in line {
+        let signs = match piece {
+            Piece::Text(text) => {
+                spans.push(Span::raw(text));
+                continue;
+            }
+            Piece::Signs(signs) => signs,
+        };
+        let mut run = String::new();
+        let mut last = ' ';
+        for sign in signs.chars() {
+            if sign != last && !run.is_empty() {
+                spans.push(Span::styled(std::mem::take(&mut run), look(last)));
+            }
+            last = sign;
+            run.push(sign);
+        }
+        spans.push(Span::styled(run, look(last)));
+    }
+    Line::from(spans)
+}
+
+fn look(sign: char) -> Style {
+    if sign == ' ' { Style::new() } else { style(sign) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Shape, Topology};
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    fn drawn(topology: &Topology, owners: &[(char, &str)], width: usize) -> Vec<String> {
+        let layout = topology.layout();
+        let map = Map {
+            layout: &layout,
+            online: &topology.online,
+            reserved: &set("0"),
+            lost: &set("3"),
+            owners: owners.iter().map(|(letter, cpus)| (*letter, set(cpus))).collect(),
+        };
+        map.lines(width).iter().map(ToString::to_string).collect()
+    }
+
+    fn machine(sockets: u32, llcs_per_numa: u32, cores_per_llc: u32) -> Topology {
+        Topology::from_shape(Shape {
+            sockets,
+            numa_per_socket: 1,
+            llcs_per_numa,
+            cores_per_llc,
+            threads_per_core: 2,
+            numbering: crate::cpu::Numbering::SiblingsLast,
+        })
+    }
+
+    #[test]
+    fn cpus_of_a_core_stand_together_and_caches_apart() {
+        let one = machine(1, 2, 2);
+        assert_eq!(drawn(&one, &[('a', "1,5"), ('b', "2,6"), ('c', "6")], 80), ["r.aa b!x."]);
+        let two = machine(2, 1, 2);
+        assert_eq!(drawn(&two, &[('a', "1,5")], 80), ["NUMA 0 r.aa   NUMA 1 ..x."]);
+        assert_eq!(drawn(&two, &[('a', "1,5")], 20), ["NUMA 0 r.aa", "NUMA 1 ..x."]);
+    }
+
+    #[test]
+    fn what_is_wider_than_the_screen_goes_on_below() {
+        let big = machine(2, 2, 16);
+        let lines = drawn(&big, &[('a', "16-31")], 60);
+        assert_eq!(
+            lines,
+            [
+                "NUMA 0 r.....x.........................",
+                "       a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.",
+                "NUMA 1 ................................",
+                "       ................................",
+            ]
+        );
+        for width in 1..90 {
+            let lines = drawn(&big, &[('a', "16-31")], width);
+            let signs: usize = lines.iter().map(|line| line.matches(['.', 'a', 'r', 'x']).count()).sum();
+            assert_eq!(signs, 128, "{width}: {lines:?}");
+            assert!(width < 8 || lines.iter().all(|line| line.len() <= width), "{width}: {lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_layout_that_does_not_fit_loses_no_cpu() {
+        let topology = Topology { online: set("0-5"), ..Topology::default() };
+        assert_eq!(drawn(&topology, &[('a', "1-2")], 80), ["raax.."]);
+        let layout = Layout {
+            cores: vec![set("0-1"), set("1-2"), set("9")],
+            llcs: vec![set("0-2"), set("2-3")],
+            numa: [(0, set("0-3")), (7, set("2-4,9")), (8, set("77"))].into(),
+            sockets: Vec::new(),
+        };
+        let none = CpuSet::new();
+        let map =
+            Map { layout: &layout, online: &set("0-5"), reserved: &none, lost: &none, owners: Vec::new() };
+        let lines: Vec<String> = map.lines(80).iter().map(ToString::to_string).collect();
+        assert_eq!(lines, ["NUMA 0 ... .   NUMA 7 .          ."]);
+    }
+}

@@ -1,0 +1,151 @@
+//! Numbers and texts as short words of a known width.
+
+use console::{measure_text_width, truncate_str};
+
+const UNITS: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
+
+/// Bytes, in at most seven columns: `18.7Mi`.
+pub(super) fn bytes(bytes: f64) -> String {
+    let mut value = bytes.max(0.0);
+    let mut unit = 0;
+    // What would be printed as 1024 is one of the next unit.
+    while value >= 1023.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let name = UNITS.get(unit).copied().unwrap_or_default();
+    if unit == 0 || value >= 99.95 { format!("{value:.0}{name}") } else { format!("{value:.1}{name}") }
+}
+
+/// A part of a whole, in percent.
+pub(super) fn percent(share: f64) -> String {
+    let value = 100.0 * share.max(0.0);
+    if value >= 99.95 { format!("{value:.0}%") } else { format!("{value:.1}%") }
+}
+
+/// A time, in at most six columns.
+pub(super) fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s <= 0.0 => "0".to_owned(),
+        s if s < 0.000_999_5 => format!("{:.0}us", s * 1e6),
+        s if s < 0.999_5 => format!("{:.0}ms", s * 1e3),
+        s if s < 99.95 => format!("{s:.1}s"),
+        s if s < 5970.0 => format!("{:.0}min", s / 60.0),
+        s => format!("{:.0}h", s / 3600.0),
+    }
+}
+
+/// A number with one digit after the point, as long as it is small.
+pub(super) fn number(value: f64) -> String {
+    match value.max(0.0) {
+        v if v < 99.95 => format!("{v:.1}"),
+        v if v < 99_999.5 => format!("{v:.0}"),
+        v => format!("{:.0}k", v / 1000.0),
+    }
+}
+
+/// A text cut to so many columns at its end.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    if width == 0 {
+        return String::new();
+    }
+    truncate_str(text, width, "…").into_owned()
+}
+
+/// A text cut at its beginning: names of pods differ at their ends.
+pub(super) fn cut_front(text: &str, width: usize) -> String {
+    let mut over = measure_text_width(text).saturating_sub(width);
+    if over == 0 {
+        return text.to_owned();
+    }
+    if width == 0 {
+        return String::new();
+    }
+    // Room for the sign that something is missing.
+    over += 1;
+    let mut letters = text.char_indices();
+    let mut gone = 0;
+    let mut buffer = [0; 4];
+    let start = letters.find_map(|(at, letter)| {
+        if gone >= over {
+            return Some(at);
+        }
+        gone += measure_text_width(letter.encode_utf8(&mut buffer));
+        None
+    });
+    format!("…{}", start.map_or("", |at| &text[at..]))
+}
+
+/// A text in a column of so many, cut or filled up.
+pub(super) fn left(text: &str, width: usize) -> String {
+    let text = cut(text, width);
+    let missing = width.saturating_sub(measure_text_width(&text));
+    format!("{text}{:missing$}", "")
+}
+
+/// The same at the right edge.
+pub(super) fn right(text: &str, width: usize) -> String {
+    let text = cut(text, width);
+    let missing = width.saturating_sub(measure_text_width(&text));
+    format!("{:missing$}{text}", "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-1.0, "0"),
+            (1023.4, "1023"),
+            (1023.6, "1.0Ki"),
+            (19_620_954.0, "18.7Mi"),
+            (104_857_600.0, "100Mi"),
+            (1_073_741_823.0, "1.0Gi"),
+            (1e30, "888178419700125Pi"),
+        ] {
+            assert_eq!(bytes(value), text, "{value}");
+        }
+        for (value, text) in [
+            (0.0, "0"),
+            (2e-5, "20us"),
+            (0.012, "12ms"),
+            (0.9996, "1.0s"),
+            (75.0, "75.0s"),
+            (600.0, "10min"),
+            (1e5, "28h"),
+        ] {
+            assert_eq!(seconds(value), text, "{value}");
+        }
+        assert_eq!(
+            (percent(0.003), percent(1.0), percent(-0.1)),
+            ("0.3%".into(), "100%".into(), "0.0%".into())
+        );
+        assert_eq!(
+            (number(1.26), number(1234.5), number(5e6)),
+            ("1.3".into(), "1234".into(), "5000k".into())
+        );
+    }
+
+    #[test]
+    fn texts_are_cut_where_they_are_alike() {
+        assert_eq!((cut("worker-0", 5), cut_front("worker-0", 5)), ("work…".into(), "…er-0".into()));
+        assert_eq!(
+            (cut_front("worker-0", 8), cut_front("worker-0", 1), cut_front("w", 0)),
+            ("worker-0".into(), "…".into(), String::new())
+        );
+        assert_eq!(cut_front("漢字漢字-0", 5), "…字-0");
+        assert_eq!(
+            (left("ab", 4), right("ab", 4), right("abcdef", 4)),
+            ("ab  ".into(), "  ab".into(), "abc…".into())
+        );
+        for width in 0..12 {
+            for text in ["漢字漢字-0", "worker-0"] {
+                assert_eq!(measure_text_width(&left(text, width)), width);
+                assert!(measure_text_width(&cut_front(text, width)) <= width);
+            }
+        }
+    }
+}
