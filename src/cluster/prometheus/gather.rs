@@ -163,8 +163,7 @@ pub async fn gather(
     let pods = Pods { namespace: &members.namespace, names: &names, steps };
     let mut totals = Totals::new();
     for measure in Measure::ALL {
-        // One second more, so that the first scrape is within.
-        let Some(query) = pods.total(measure, whole(members.seconds()) + 1) else { continue };
+        let Some(query) = pods.total(measure, whole(members.seconds())) else { continue };
         let answer = prometheus.instant(&query, members.to).await?;
         warnings.extend(answer.warnings);
         let known = answer.series.iter().filter_map(|one| Some((one.label("pod").to_owned(), one.last()?)));
@@ -173,7 +172,8 @@ pub async fn gather(
             totals.insert(measure, known);
         }
     }
-    let step = (members.seconds() / POINTS).ceil().max(1.0);
+    // Between two scrapes nothing is new.
+    let step = (members.seconds() / POINTS).max(members.interval).ceil().max(1.0);
     let over = whole((SCRAPES_OF_A_RATE * members.interval).max(step));
     let mut curves = Vec::new();
     for measure in DRAWN {

@@ -443,5 +443,4 @@ fn some(names: &[&str]) -> String {
 }
 
 #[cfg(test)]
-#[path = "analysis/tests.rs"]
 mod tests;

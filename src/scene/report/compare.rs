@@ -200,5 +200,4 @@ impl By {
 }
 
 #[cfg(test)]
-#[path = "compare/tests.rs"]
 mod tests;
