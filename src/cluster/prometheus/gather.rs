@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Prometheus, PrometheusError};
 use crate::scene::report::{
     Curve, Measure, Members, NoMembers, Observed, Pods, Series, StepMetric, Subject, Totals, cases, presence,
-    time,
+    scrapes, time,
 };
 
 /// How many points a time is divided into.
@@ -37,32 +37,22 @@ pub enum GatherError {
     #[error(transparent)]
     Prometheus(#[from] PrometheusError),
     /// No node was labelled so.
-    #[error(
-        "{url} knows of no node that was labelled for {wanted} between {from} and {to}; {others} (asked for {query})"
-    )]
+    #[error("{url} knows of no node that was labelled for {wanted}; {others} (asked for {query})")]
     NoCase {
         /// The server.
         url: String,
-        /// Scene and case.
+        /// Scene, case and time.
         wanted: String,
-        /// The time.
-        from: String,
-        /// Its end.
-        to: String,
         /// What there was instead.
         others: String,
         /// The query.
         query: String,
     },
     /// Nobody to report of.
-    #[error("{run}, {from} to {to}: {why} ({url} was asked for {query})")]
+    #[error("{run} ({url} was asked for {query})")]
     Members {
-        /// The run.
+        /// The run and its time.
         run: String,
-        /// The time.
-        from: String,
-        /// Its end.
-        to: String,
         /// The server.
         url: String,
         /// The query.
@@ -106,15 +96,12 @@ pub async fn discover(prometheus: &Prometheus, asked: &Asked) -> Result<Vec<Aske
         }
         let any = pairs(&prometheus.instant(&cases(&Subject::default(), seconds), asked.to).await?.series);
         let any: Vec<String> = any.iter().map(|(scene, case)| words(scene, case)).collect();
-        let wanted = [
-            scene.as_ref().map(|scene| format!("scene {scene}")),
-            case.as_ref().map(|case| format!("case {case}")),
-        ];
+        let wanted = [("scene", scene), ("case", case)];
+        let wanted = wanted.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
+        let wanted: Vec<String> = wanted.collect();
         return Err(GatherError::NoCase {
             url: prometheus.url().to_owned(),
-            wanted: wanted.into_iter().flatten().collect::<Vec<_>>().join(" "),
-            from: time(asked.from),
-            to: time(asked.to),
+            wanted: format!("{} between {} and {}", wanted.join(" "), time(asked.from), time(asked.to)),
             others: if any.is_empty() {
                 "it has no pinfold_scene_info at all then: name the time of each run with --run".to_owned()
             } else {
@@ -151,15 +138,45 @@ pub async fn gather(
     steps: Option<&StepMetric>,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Observed, GatherError> {
-    let step = ((asked.to - asked.from) / POINTS).ceil().max(1.0);
     let query = presence(&asked.subject);
-    let answer = prometheus.range(&query, asked.from, asked.to, step).await?;
-    warnings.extend(answer.warnings);
-    let members = Members::read(&answer.series, asked.from, asked.to, step).map_err(|why| {
-        let (run, url) = (asked.name.clone(), prometheus.url().to_owned());
-        GatherError::Members { run, from: time(asked.from), to: time(asked.to), url, query, why }
-    })?;
-    let names: Vec<&str> = members.pods.keys().map(String::as_str).collect();
+    let nobody = |why| GatherError::Members {
+        run: format!("{}, {} to {}", asked.name, time(asked.from), time(asked.to)),
+        url: prometheus.url().to_owned(),
+        query: query.clone(),
+        why,
+    };
+    let mut seen = (asked.from, asked.to);
+    let mut members = None;
+    // The first look finds when it was, the second looks closer.
+    for look in 0..2 {
+        let (from, to) = seen;
+        let step = step_of(to - from);
+        let answer = prometheus.range(&query, from, to, step).await?;
+        warnings.extend(answer.warnings);
+        let found = Members::read(&answer.series, from, to, step);
+        // A single scrape in the first look may be one of some.
+        if matches!(found, Err(NoMembers::Once { .. })) && look == 0 {
+            let at = |end: fn(f64, f64) -> f64, none| {
+                let points = answer.series.iter().flat_map(|one| one.points.iter().map(|(_, at)| *at));
+                points.filter(|at| (from..=to).contains(at)).fold(none, end)
+            };
+            seen = (at(f64::min, to) - step, at(f64::max, from) + step);
+        } else {
+            let found = found.map_err(nobody)?;
+            seen = (found.from - step, found.to + step);
+            members = Some((found, step));
+        }
+        seen = (seen.0.max(asked.from), seen.1.min(asked.to));
+    }
+    let Some((mut members, looked)) = members else { return Err(nobody(NoMembers::Nobody)) };
+    let names: Vec<String> = members.pods.keys().cloned().collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    // Looks that are as far apart as scrapes don't tell how far these are.
+    if members.interval < 2.0 * looked {
+        let query = scrapes(&members.namespace, &names, whole(members.seconds()));
+        let answer = prometheus.instant(&query, members.to).await?;
+        members.count(&answer.series);
+    }
     let pods = Pods { namespace: &members.namespace, names: &names, steps };
     let mut totals = Totals::new();
     for measure in Measure::ALL {
@@ -173,7 +190,7 @@ pub async fn gather(
         }
     }
     // Between two scrapes nothing is new.
-    let step = (members.seconds() / POINTS).max(members.interval).ceil().max(1.0);
+    let step = step_of(members.seconds()).max(members.interval.ceil());
     let over = whole((SCRAPES_OF_A_RATE * members.interval).max(step));
     let mut curves = Vec::new();
     for measure in DRAWN {
@@ -200,6 +217,11 @@ pub async fn gather(
         curves,
         step_metric: steps.map(ToString::to_string),
     })
+}
+
+/// Seconds between two points of a time.
+fn step_of(seconds: f64) -> f64 {
+    (seconds / POINTS).ceil().max(1.0)
 }
 
 /// Whole seconds, at least one.

@@ -142,7 +142,13 @@ impl Prometheus {
             read("the certificate authority's file", path)?;
             config.root_cert_file = Some(path.to_owned());
         }
-        let client = kube::Client::try_from(config).map_err(|error| wrong(&words(&error)))?;
+        let client = kube::Client::try_from(config).map_err(|error| match authority {
+            Some(path) => {
+                let (what, why) = ("the certificate authority's file", words(&error));
+                PrometheusError::File { what, path: path.to_owned(), why }
+            }
+            None => wrong(&words(&error)),
+        })?;
         Ok(Self { client, url: url.trim_end_matches('/').to_owned(), deadline })
     }
 

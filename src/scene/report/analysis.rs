@@ -38,13 +38,16 @@ const TRAINING: [&str; 3] = ["worker", "chief", "master"];
 /// The order in which roles are shown; others come after these.
 const ORDER: [&str; 6] = [PS, "chief", "master", "worker", "evaluator", "launcher"];
 
+/// Times and values.
+pub type Points = Vec<(f64, f64)>;
+
 /// A measure each second over time, by pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
     /// The measure.
     pub measure: Measure,
     /// Times, in seconds since 1970, and values.
-    pub pods: BTreeMap<String, Vec<(f64, f64)>>,
+    pub pods: BTreeMap<String, Points>,
 }
 
 /// What was found of one run.
@@ -176,7 +179,7 @@ pub struct RunReport {
     pub missing: Vec<String>,
     /// For pictures: a measure over the seconds since `from`, by task.
     #[serde(skip)]
-    pub curves: Vec<(Measure, Vec<(String, Vec<(f64, f64)>)>)>,
+    pub curves: Vec<(Measure, Vec<(String, Points)>)>,
 }
 
 // === impl RunReport ===
@@ -278,11 +281,11 @@ pub fn analyse(observed: &Observed) -> RunReport {
 }
 
 /// A curve by task, from the run's beginning on.
-fn over_time(curve: &Curve, tasks: &[TaskUse], members: &Members) -> Vec<(String, Vec<(f64, f64)>)> {
+fn over_time(curve: &Curve, tasks: &[TaskUse], members: &Members) -> Vec<(String, Points)> {
     let of = |task: &TaskUse| {
         let points = task.pods.iter().filter_map(|pod| curve.pods.get(pod)).flatten();
         let within = points.filter(|(at, _)| (members.from..=members.to).contains(at));
-        let mut points: Vec<(f64, f64)> = within.map(|(at, value)| (at - members.from, *value)).collect();
+        let mut points: Points = within.map(|(at, value)| (at - members.from, *value)).collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
         (!points.is_empty()).then(|| (task.task.clone(), points))
     };

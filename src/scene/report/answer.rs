@@ -97,15 +97,14 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         });
     }
     let data = envelope.data.ok_or_else(|| AnswerError::Shape("it has no data".to_owned()))?;
-    let all: Vec<(BTreeMap<String, String>, Option<Vec<(f64, String)>>)> = match data.result_type.as_str() {
+    let all: Vec<Range> = match data.result_type.as_str() {
         "vector" => {
             let all: Vec<Instant> = serde_json::from_value(data.result).map_err(shape)?;
-            all.into_iter().map(|one| (one.metric, one.value.map(|value| vec![value]))).collect()
+            let range =
+                |one: Instant| Range { metric: one.metric, values: one.value.map(|value| vec![value]) };
+            all.into_iter().map(range).collect()
         }
-        "matrix" => {
-            let all: Vec<Range> = serde_json::from_value(data.result).map_err(shape)?;
-            all.into_iter().map(|one| (one.metric, one.values)).collect()
-        }
+        "matrix" => serde_json::from_value(data.result).map_err(shape)?,
         other => {
             return Err(AnswerError::Shape(format!(
                 "a result of type {other}, where a vector or a matrix was expected"
@@ -113,7 +112,7 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         }
     };
     let mut series = Vec::with_capacity(all.len());
-    for (labels, values) in all {
+    for Range { metric: labels, values } in all {
         let values = values.ok_or_else(|| {
             AnswerError::Shape("series of histograms, where numbers were expected".to_owned())
         })?;

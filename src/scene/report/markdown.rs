@@ -16,7 +16,7 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
     );
     let show = |text: &mut String, title: &str| {
         if let Some(picture) = pictures.iter().find(|picture| picture.title == title) {
-            let _ = write!(text, "\n![{}]({})\n", inline(&picture.title), picture.file);
+            let _ = writeln!(text, "\n![{}]({})", inline(&picture.title), picture.file);
         }
     };
     if report.runs.len() > 1 {
@@ -26,7 +26,7 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
         show(&mut text, "All runs");
     }
     for run in &report.runs {
-        let _ = write!(text, "\n## {}\n\n{}\n", inline(&run.name), about(run));
+        let _ = writeln!(text, "\n## {}\n\n{}", inline(&run.name), about(run));
         list(&mut text, run.findings.iter().map(|finding| finding.text.clone()));
         text.push_str("\n### Roles\n\n");
         let rows =
@@ -60,7 +60,7 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
 
 fn list(text: &mut String, lines: impl Iterator<Item = String>) {
     for (at, line) in lines.enumerate() {
-        let _ = write!(text, "{}- {}\n", if at == 0 { "\n" } else { "" }, inline(&line));
+        let _ = writeln!(text, "{}- {}", if at == 0 { "\n" } else { "" }, inline(&line));
     }
 }
 

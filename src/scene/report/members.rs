@@ -109,6 +109,18 @@ impl Members {
         Ok(Self { namespace, job, pods, from, to, interval, unseen })
     }
 
+    /// Reads the answer to [`scrapes`](super::scrapes), which tells of scrapes that are closer to each other than the looks were.
+    pub fn count(&mut self, series: &[Series]) {
+        let apart = |one: &Series| {
+            let (from, to) = self.pods.get(one.label("pod"))?.span()?;
+            let scrapes = one.last().filter(|scrapes| *scrapes >= 2.0)?;
+            Some((to - from) / (scrapes - 1.0)).filter(|apart| *apart > 0.0)
+        };
+        let mut all: Vec<f64> = series.iter().filter_map(apart).collect();
+        all.sort_by(f64::total_cmp);
+        self.interval = all.get(all.len() / 2).copied().unwrap_or(self.interval);
+    }
+
     /// How long the job was seen, in seconds.
     pub fn seconds(&self) -> f64 {
         self.to - self.from
@@ -160,6 +172,23 @@ mod tests {
         assert_eq!((members.from, members.to, members.interval), (105.0, 220.0, 10.0));
         assert_eq!(pod.span(), Some((105.0, 220.0)));
         assert!((members.unseen - 75.0).abs() < 1e-9, "from 125 to 200: {}", members.unseen);
+    }
+
+    #[test]
+    fn scrapes_closer_than_looks_are_counted() {
+        let pod = [("namespace", "t"), ("training_job", "j"), ("pod", "p")];
+        // Looked at each 33 s, scraped each 15 s.
+        let mut members = Members::read(&[seen(&pod, &[15.0, 45.0, 75.0, 105.0])], 0.0, 120.0, 33.0).unwrap();
+        assert_eq!((members.interval, members.unseen), (30.0, 0.0));
+        let counted = |value: f64| Series {
+            labels: BTreeMap::from([("pod".to_owned(), "p".to_owned())]),
+            points: vec![(120.0, value)],
+        };
+        members.count(&[]);
+        members.count(&[counted(1.0)]);
+        assert_eq!(members.interval, 30.0, "one scrape tells nothing");
+        members.count(&[counted(7.0)]);
+        assert_eq!(members.interval, 15.0);
     }
 
     #[test]

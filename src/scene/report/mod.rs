@@ -21,8 +21,8 @@ mod svg;
 mod usage;
 
 pub use analysis::{
-    Curve, Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, Observed, RoleUse, RunReport, Servers, THROTTLED,
-    TaskUse, analyse,
+    Curve, Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, Observed, Points, RoleUse, RunReport, Servers,
+    THROTTLED, TaskUse, analyse,
 };
 pub use answer::{Answer, AnswerError, Series, read_answer};
 pub use balance::{Balance, Share};
@@ -31,5 +31,5 @@ pub use figures::{seconds_of, time};
 pub use markdown::markdown;
 pub use members::{Member, Members, NoMembers};
 pub use picture::{Picture, pictures};
-pub use query::{Measure, Pods, StepMetric, Subject, cases, presence};
+pub use query::{Measure, Pods, StepMetric, Subject, cases, presence, scrapes};
 pub use usage::{Totals, Traffic, Usage};

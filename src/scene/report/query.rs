@@ -211,6 +211,14 @@ pub fn presence(subject: &Subject) -> String {
     query
 }
 
+/// How often each of these pods was scraped within so many seconds.
+pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
+    let (namespace, pods) = (quoted(namespace), one_of(pods.iter().copied()));
+    format!(
+        "max by (pod) (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s]))"
+    )
+}
+
 /// The pods whose measures are asked.
 #[derive(Debug, Clone, Copy)]
 pub struct Pods<'a> {
