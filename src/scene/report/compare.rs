@@ -161,7 +161,7 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
         )
     } else if (ratio - 1.0).abs() < APART {
         format!(
-            "{} does {} times what {} does, by {what}: less than {} apart, which servers the tasks share makes no difference",
+            "{} does {} times what {} does, by {what}: less than {} apart: who shares a server with whom makes no difference",
             other.name,
             number(ratio),
             one.name,
