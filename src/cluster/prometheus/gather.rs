@@ -4,15 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Prometheus, PrometheusError};
 use crate::scene::report::{
-    Curve, Measure, Members, NoMembers, Observed, Pods, Series, StepMetric, Subject, Totals, cases, presence,
-    scrapes, time,
+    Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series, StepMetric, Subject,
+    Totals, cases, presence, scrapes, time,
 };
 
 /// How many points a time is divided into.
 const POINTS: f64 = 240.0;
-
-/// A rate needs samples: over so many scrapes.
-const SCRAPES_OF_A_RATE: f64 = 4.0;
 
 /// What is drawn.
 const DRAWN: [Measure; 3] = [Measure::Sent, Measure::Cpu, Measure::Steps];

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::balance::Balance;
 use super::figures::{bytes, number, percent, time};
 use super::members::Members;
-use super::query::Measure;
+use super::query::{Measure, SCRAPES_OF_A_RATE};
 use super::usage::{Totals, Traffic, Usage};
 
 /// A parameter server is hot from this many times the mean on, as for the alert PinfoldServerHotSpot.
@@ -284,7 +284,9 @@ pub fn analyse(observed: &Observed) -> RunReport {
 fn over_time(curve: &Curve, tasks: &[TaskUse], members: &Members) -> Vec<(String, Points)> {
     let of = |task: &TaskUse| {
         let points = task.pods.iter().filter_map(|pod| curve.pods.get(pod)).flatten();
-        let within = points.filter(|(at, _)| (members.from..=members.to).contains(at));
+        // A rate that reaches back to before the run is none of the run.
+        let from = members.from + (SCRAPES_OF_A_RATE * members.interval).min(members.seconds() / 2.0);
+        let within = points.filter(|(at, _)| (from..=members.to).contains(at));
         let mut points: Points = within.map(|(at, value)| (at - members.from, *value)).collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
         (!points.is_empty()).then(|| (task.task.clone(), points))

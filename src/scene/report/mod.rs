@@ -31,5 +31,5 @@ pub use figures::{seconds_of, time};
 pub use markdown::markdown;
 pub use members::{Member, Members, NoMembers};
 pub use picture::{Picture, pictures};
-pub use query::{Measure, Pods, StepMetric, Subject, cases, presence, scrapes};
+pub use query::{Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, scrapes};
 pub use usage::{Totals, Traffic, Usage};

@@ -5,6 +5,9 @@
 
 use std::fmt::Write;
 
+/// A rate needs samples: over so many scrapes.
+pub const SCRAPES_OF_A_RATE: f64 = 4.0;
+
 /// Which tasks a report is about; what is not given is not asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Subject {

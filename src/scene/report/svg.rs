@@ -55,7 +55,7 @@ impl Svg {
     fn heading(&mut self, words: &str) {
         self.down += 24.0;
         self.text((12.0, self.down), 12, "start", INK, words);
-        self.down += 8.0;
+        self.down += 14.0;
     }
 
     /// What the colours mean, one below the other.
