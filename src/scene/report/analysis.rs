@@ -418,7 +418,7 @@ fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
             "steps: no series of {metric} has the labels namespace and pod of a task that trains"
         )),
         Some(metric) if !stepless.is_empty() => {
-            said.push(format!("no steps of {} in {metric}", some(&stepless)))
+            said.push(format!("no steps of {} in {metric}", some(&stepless)));
         }
         Some(_) => {}
     }

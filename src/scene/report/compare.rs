@@ -103,7 +103,7 @@ pub fn compare(
         match scaled(run, base) {
             Ok(one) => efficiency.push(one),
             Err(why) => {
-                notes.push(format!("how {} scales beside {} is not known: {why}", run.name, base.name))
+                notes.push(format!("how {} scales beside {} is not known: {why}", run.name, base.name));
             }
         }
     }
@@ -170,12 +170,12 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
     } else {
         format!("{} does {} times what {} does, by {what}", other.name, number(ratio), one.name)
     };
-    if let (Some(hot), Some(same)) = (hot(one), hot(other)) {
-        if hot == same {
-            text += &format!(
-                ". {hot} is hot in both: the program places its variables, and not where its pods run decides that"
-            );
-        }
+    if let (Some(hot), Some(same)) = (hot(one), hot(other))
+        && hot == same
+    {
+        text += &format!(
+            ". {hot} is hot in both: the program places its variables, and not where its pods run decides that"
+        );
     }
     Ok(Pair { one: one.name.clone(), other: other.name.clone(), by, ratio, text })
 }

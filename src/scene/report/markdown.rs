@@ -114,8 +114,11 @@ fn table(head: &[String], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// What is shown, whether always, and how.
+type Column = (&'static str, bool, fn(&Usage) -> String);
+
 /// What can be shown of who used something; columns of which nothing is known are left out, but the first ones.
-const COLUMNS: [(&str, bool, fn(&Usage) -> String); 13] = [
+const COLUMNS: [Column; 13] = [
     ("sent", true, |usage| shown(usage.sent_bytes, bytes)),
     ("received", true, |usage| shown(usage.received_bytes, bytes)),
     ("sent/s", true, |usage| shown(usage.sent_bytes_per_second, bytes)),
