@@ -18,11 +18,11 @@
 //! | [`text`] | documents out of YAML or JSON text, within limits | — | I/O, what they mean |
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | I/O, clock, randomness, Kubernetes |
 //! | [`pod`] | what a pod is and is owed: QoS, role, entitlement, thread environment | `text` `cpu` | I/O, current assignments |
-//! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them; training clusters | `text` | I/O |
+//! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them; training clusters; reports | `text` | I/O |
 //! | [`host`] | the only door to /proc, /sys, cgroupfs, resctrl, perf, netlink; every path under a root given to it | `cpu` | knowing pods or policy |
 //! | [`pin`] | ledger; observed and desired to steps; applying them; drift; quiet and foreign time | `cpu` `pod` `host` | choosing CPUs itself, Kubernetes |
 //! | [`nri`] | the container runtimes' plugin protocol: events in, answers out | `cpu` `pod` | deciding, writing files |
-//! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out; reclaiming | `text` `pod` `scene` | /sys, cgroups |
+//! | [`cluster`] | the Kubernetes API: this node's pods in; labels, claims, events out; reclaiming; what its Prometheus has | `text` `pod` `scene` | /sys, cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | changing anything but what it counts with |
 //! | [`agent`] | configuration, the one owner of the state, HTTP, start and stop | all above | an algorithm |
 //! | [`local`] | a node without a cluster: real cgroups and processes for the demo and the bench | all above | being needed by the agent |

@@ -6,6 +6,9 @@
 
 #[path = "support/gate.rs"]
 mod gate;
+#[allow(dead_code, reason = "other tests use more of it")]
+#[path = "support/http.rs"]
+mod http;
 #[path = "support/yaml.rs"]
 mod yaml;
 
@@ -25,5 +28,7 @@ mod prometheus;
 mod rdma;
 #[path = "metrics/renewed.rs"]
 mod renewed;
+#[path = "metrics/report.rs"]
+mod report;
 #[path = "metrics/rules.rs"]
 mod rules;

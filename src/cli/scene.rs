@@ -6,6 +6,7 @@ mod labels;
 mod live;
 mod reclaim;
 mod render;
+mod report;
 mod simulate;
 mod status;
 
@@ -34,6 +35,7 @@ use crate::scene::{
   pinfold scene simulate plan.yaml --count 10         which task would come to which node
   pinfold scene render plan.yaml --job job.yaml       the objects of a training cluster
   pinfold scene reclaim --watch                       end parameter servers whose workers have succeeded
+  pinfold scene report --prometheus URL               what the jobs of a case did, from a Prometheus
   pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
   pinfold scene status --live                         the same of a cluster: its plan, nodes and claims
 
@@ -52,6 +54,7 @@ enum SceneCommand {
     Render(Box<render::RenderArgs>),
     Simulate(simulate::SimulateArgs),
     Reclaim(reclaim::ReclaimArgs),
+    Report(Box<report::ReportArgs>),
     /// Print the custom resource definition of ScenePlan.
     Crd,
 }
@@ -100,6 +103,7 @@ impl SceneArgs {
             SceneCommand::Render(args) => args.run(),
             SceneCommand::Simulate(args) => args.run(),
             SceneCommand::Reclaim(args) => args.run(),
+            SceneCommand::Report(args) => args.run(),
             SceneCommand::Crd => {
                 super::emit(&yaml(&definition())?)?;
                 Ok(ExitCode::SUCCESS)

@@ -107,7 +107,7 @@ impl Failure {
 }
 
 /// A message that may be a proxy's whole page, cut to a line.
-fn short(words: &str) -> String {
+pub(super) fn short(words: &str) -> String {
     let line = words.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(LONGEST_WORDS) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
@@ -189,7 +189,7 @@ impl Api {
 }
 
 /// An error and its causes, each once.
-fn words(error: &dyn std::error::Error) -> String {
+pub(super) fn words(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

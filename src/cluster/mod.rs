@@ -7,6 +7,8 @@
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
 //!                              └─> reclaim  parameter servers whose workers have succeeded (no agent does this)
+//!
+//!  prometheus ── what a cluster's Prometheus has of its training jobs, for reports (no agent does this either)
 //! ```
 //!
 //! Everything here works on from what it has when the API is away: [`pods`] never says that a pod is gone unless the server
@@ -26,6 +28,7 @@ pub mod events;
 pub mod node;
 pub mod peers;
 pub mod pods;
+pub mod prometheus;
 pub mod reclaim;
 pub mod scenes;
 

@@ -16,6 +16,7 @@
 //! 5. [`import`] makes a plan of `kubectl label` commands, [`definition`] the custom resource definition.
 //! 6. [`tasks`] says which task of a training job belongs to which slot; [`render()`] makes the job's objects from that,
 //!    and [`simulate()`] shows which node each task would come to. [`reclaim()`] says when its parameter servers have nobody left to serve.
+//! 7. [`report`] says what a training job did in a case, from what a Prometheus has.
 //!
 //! Invariant: two slots never share labels or a name, and a label is only ever taken away because a plan that was read
 //! says so.
@@ -29,6 +30,7 @@ mod node;
 mod plan;
 mod reclaim;
 mod render;
+pub mod report;
 mod schema;
 mod selector;
 mod simulate;

@@ -77,18 +77,22 @@ impl Drop for Demo {
 /// A Prometheus that scrapes each second; ended when it is dropped.
 pub(crate) struct Prometheus {
     child: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
 // === impl Prometheus ===
 
 impl Prometheus {
+    /// One that scrapes a target as the PodMonitor says.
     pub(crate) fn start(target: SocketAddr) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let config = folder.path().join("prometheus.yml");
+        Self::scraping(target, None)
+    }
+
+    /// One that also scrapes somebody else, who tells of the same node.
+    pub(crate) fn scraping(target: SocketAddr, other: Option<SocketAddr>) -> Self {
         // As the operator makes it of the PodMonitor: the target's labels are those of the agent's own pod.
-        let text = format!(
+        let mut text = format!(
             "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
              rule_files: ['{}']\n\
              scrape_configs:\n\
@@ -99,6 +103,44 @@ impl Prometheus {
                  labels: {{node: n1, namespace: pinfold, pod: pinfold-abcde, container: pinfold}}\n",
             here("deploy/rules/pinfold.rules.yaml").display()
         );
+        if let Some(other) = other {
+            text += &format!(
+                "- job_name: other\n  \
+                   honor_labels: true\n  \
+                   static_configs:\n  \
+                   - targets: ['{other}']\n    \
+                     labels: {{instance: '{target}'}}\n"
+            );
+        }
+        Self::with(tempfile::tempdir().unwrap(), &text)
+    }
+
+    /// One that scrapes nobody and has these series, in OpenMetrics with times.
+    pub(crate) fn holding(series: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("series");
+        std::fs::write(&file, series).unwrap();
+        let mut promtool = Command::new("promtool");
+        promtool.args(["tsdb", "create-blocks-from", "openmetrics"]);
+        let output = promtool.arg(&file).arg(folder.path().join("data")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let prometheus = Self::with(folder, "global: {}\n");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !prometheus.ready() {
+            assert!(Instant::now() < deadline, "{} is not ready", prometheus.address);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        prometheus
+    }
+
+    /// Whether it has read its files.
+    fn ready(&self) -> bool {
+        let answer = crate::http::ask(self.address, "GET", "/-/ready");
+        answer.is_ok_and(|answer| answer.status == 200)
+    }
+
+    fn with(folder: tempfile::TempDir, text: &str) -> Self {
+        let config = folder.path().join("prometheus.yml");
         std::fs::write(&config, text).unwrap();
         let address = port();
         let mut command = Command::new("prometheus");

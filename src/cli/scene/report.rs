@@ -1,0 +1,263 @@
+//! `pinfold scene report`: what a training job did in a case, from what a Prometheus has.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, ValueEnum};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::cluster::prometheus::{Asked, Prometheus, discover, gather};
+use crate::scene::report::{
+    Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures, seconds_of, time,
+};
+
+/// What is reported of if no time is given.
+const LAST: &str = "1h";
+
+/// Report what training jobs did: by role and task, which parameter server is hot, how well it scales.
+///
+/// Asks a Prometheus that scrapes the agents. Every scene and case that nodes were labelled for within the time
+/// (pinfold_scene_info) is a run of its own; without such labels everything is one run, and --run names several.
+/// Runs of one case in two scenes are set side by side, and larger cases are measured by the smallest of their scene.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  pinfold scene report --prometheus http://127.0.0.1:9090 --last 6h      all cases of the last 6 hours
+  pinfold scene report --prometheus URL --case 2 --step-metric train_steps_total
+  pinfold scene report --prometheus URL --job mnist --from 2026-11-22T10:00:00Z --to 2026-11-22T11:00:00Z
+  pinfold scene report --prometheus URL --run name=shared,from=…,to=… --run name=pinned,from=…,to=… --out report
+
+Exit codes: 0 done, 1 Prometheus has nothing to report of, 2 bad input, or Prometheus can't be asked.")]
+pub(super) struct ReportArgs {
+    /// The Prometheus: http:// or https://, with a path before /api/v1 if it has one.
+    #[arg(long, value_name = "URL", env = "PINFOLD_PROMETHEUS")]
+    prometheus: String,
+    /// File with a bearer token.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// File with certificates (PEM) that the server's must follow from [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    /// Seconds that an answer may take.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    timeout: u16,
+    #[command(flatten)]
+    of: Of,
+    /// A run by name and time: name=NAME, and any of from, to, last, job, namespace, scene, case, as of the whole. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE,…")]
+    run: Vec<String>,
+    /// The case, or the run, that others are measured by [default: of each scene the run with the fewest workers]
+    #[arg(long, value_name = "CASE")]
+    base: Option<String>,
+    /// A counter of steps, with the labels namespace and pod: what it is called depends on the program that trains.
+    #[arg(long, value_name = "METRIC")]
+    step_metric: Option<StepMetric>,
+    /// Also write report.md, report.json and pictures (SVG) into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Form of the output.
+    #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
+    output: Form,
+}
+
+/// Which tasks, and when.
+#[derive(Debug, Clone, Default, Args)]
+struct Of {
+    /// Only this training job (label training_job of pinfold_pod_info).
+    #[arg(long, value_name = "JOB")]
+    job: Option<String>,
+    /// Only in this namespace.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only this scene.
+    #[arg(long, value_name = "SCENE")]
+    scene: Option<String>,
+    /// Only this case.
+    #[arg(long, value_name = "CASE")]
+    case: Option<String>,
+    /// From this time on (RFC 3339).
+    #[arg(long, value_name = "TIME", conflicts_with = "last")]
+    from: Option<String>,
+    /// Until this time [default: now]
+    #[arg(long, value_name = "TIME")]
+    to: Option<String>,
+    /// The last 90s, 30m, 6h or 2d (before --to, if given) [default: 1h]
+    #[arg(long, value_name = "TIME")]
+    last: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Form {
+    /// For people.
+    #[default]
+    Markdown,
+    /// For programs: one JSON document.
+    Json,
+}
+
+// === impl ReportArgs ===
+
+impl ReportArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let now = Timestamp::now();
+        let asked = self.asked(now)?;
+        if let Some(out) = &self.out {
+            // Before anybody is asked: a folder that can't be made is found out now.
+            fs::create_dir_all(out).with_context(|| format!("can't make the folder {}", out.display()))?;
+        }
+        let runtime = super::super::run::runtime()?;
+        let found = runtime.block_on(self.found(&asked))?;
+        let Some(report) = found else { return Ok(ExitCode::FAILURE) };
+        if let Some(out) = &self.out {
+            write(out, &report)?;
+        }
+        match self.output {
+            Form::Markdown => super::super::emit(&markdown(&report, &[]))?,
+            Form::Json => super::super::json(&report)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The runs that are named; else everything, in which runs are to be found yet.
+    fn asked(&self, now: Timestamp) -> anyhow::Result<Vec<Asked>> {
+        if self.run.is_empty() {
+            return Ok(vec![self.of.asked(self.of.name(), now)?]);
+        }
+        let mut asked: Vec<Asked> = Vec::new();
+        for run in &self.run {
+            let one = self.of.with(run, now).with_context(|| format!("--run {run}"))?;
+            ensure!(
+                asked.iter().all(|other| other.name != one.name),
+                "--run {run}: another run is called {}, too",
+                one.name
+            );
+            asked.push(one);
+        }
+        Ok(asked)
+    }
+
+    /// What is to be said; `None` where there is nothing, which has been said then.
+    async fn found(&self, asked: &[Asked]) -> anyhow::Result<Option<Report>> {
+        let deadline = Duration::from_secs(self.timeout.into());
+        let prometheus =
+            Prometheus::new(&self.prometheus, self.token_file.as_deref(), self.ca_file.as_deref(), deadline)?;
+        let discovered = match (self.run.is_empty(), asked) {
+            (true, [all]) => match discover(&prometheus, all).await {
+                Err(error) if error.is_no_data() => return Ok(nothing(&error)),
+                found => found?,
+            },
+            _ => asked.to_vec(),
+        };
+        // Nodes may be labelled for a case in which nothing ran.
+        let may_lack = self.run.is_empty() && discovered.len() > 1;
+        let (mut warnings, mut runs, mut lacks) = (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
+        for one in &discovered {
+            match gather(&prometheus, one, self.step_metric.as_ref(), &mut warnings).await {
+                Ok(observed) => runs.push(analyse(&observed)),
+                Err(error) if error.is_no_data() && may_lack => lacks.push(anyhow::Error::new(error)),
+                Err(error) if error.is_no_data() => return Ok(nothing(&error)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let (true, Some(first)) = (runs.is_empty(), lacks.first()) {
+            eprintln!("pinfold: {first:#}");
+            return Ok(None);
+        }
+        let mut notes: Vec<String> = lacks.iter().map(|error| format!("{error:#}")).collect();
+        notes.extend(warnings.into_iter().map(|warning| format!("Prometheus warns: {warning}")));
+        let report = compare(prometheus.url().to_owned(), runs, self.base.as_deref(), notes);
+        Ok(Some(report.map_err(anyhow::Error::msg)?))
+    }
+}
+
+fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Report> {
+    eprint!("pinfold: {error}");
+    if let Some(cause) = error.source() {
+        eprint!(": {cause}");
+    }
+    eprintln!();
+    None
+}
+
+// === impl Of ===
+
+impl Of {
+    fn name(&self) -> String {
+        self.job.clone().or_else(|| self.namespace.clone()).unwrap_or_else(|| "all".to_owned())
+    }
+
+    fn asked(&self, name: String, now: Timestamp) -> anyhow::Result<Asked> {
+        let at = |flag: &str, text: &str| -> anyhow::Result<f64> {
+            let time: Timestamp = text.parse().map_err(|_| {
+                anyhow::anyhow!("{flag} {text}: write a time as RFC 3339 has it, like 2026-11-22T10:00:00Z")
+            })?;
+            Ok(time.as_duration().as_secs_f64())
+        };
+        let to = match &self.to {
+            Some(text) => at("to", text)?,
+            None => now.as_duration().as_secs_f64(),
+        };
+        let from = match &self.from {
+            Some(text) => at("from", text)?,
+            None => {
+                let text = self.last.as_deref().unwrap_or(LAST);
+                let last = seconds_of(text)
+                    .with_context(|| format!("last {text}: write a time like 90s, 30m, 6h, 2d or 1h30m"))?;
+                to - last
+            }
+        };
+        if from >= to {
+            bail!("the time ends before it begins: from {} to {}", time(from), time(to));
+        }
+        let Self { namespace, job, scene, case, .. } = self.clone();
+        Ok(Asked { name, subject: Subject { namespace, job, scene, case }, from, to })
+    }
+
+    /// A run that is named in one argument, with what holds for all of them.
+    fn with(&self, run: &str, now: Timestamp) -> anyhow::Result<Asked> {
+        let (mut of, mut name) = (self.clone(), None);
+        for part in run.split(',') {
+            let (key, value) = part.split_once('=').with_context(|| {
+                format!("{part:?} is no KEY=VALUE: name, from, to, last, job, namespace, scene or case")
+            })?;
+            ensure!(!value.is_empty(), "{key} is empty");
+            let into = match key.trim() {
+                "name" => &mut name,
+                "from" => &mut of.from,
+                "to" => &mut of.to,
+                "last" => &mut of.last,
+                "job" => &mut of.job,
+                "namespace" => &mut of.namespace,
+                "scene" => &mut of.scene,
+                "case" => &mut of.case,
+                other => bail!(
+                    "{other} is unknown: there are name, from, to, last, job, namespace, scene and case"
+                ),
+            };
+            *into = Some(value.to_owned());
+        }
+        // What is said of one run holds for it, whatever is said of all.
+        let own = |key: &str| run.split(',').any(|part| part.split('=').next().map(str::trim) == Some(key));
+        ensure!(!(own("from") && own("last")), "from and last exclude each other");
+        if own("last") {
+            of.from = None;
+        }
+        of.asked(name.context("it has no name")?, now)
+    }
+}
+
+/// Everything as files. All of it is made before the first is written.
+fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
+    let pictures = pictures(report);
+    let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
+    let text = markdown(report, &pictures);
+    let drawn = pictures.iter().map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
+    for (name, text) in drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]) {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("can't write {}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! What a report needs, asked of a Prometheus: which runs there were, who took part, what they used.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Prometheus, PrometheusError};
+use crate::scene::report::{
+    Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series, StepMetric, Subject,
+    Totals, cases, presence, scrapes, time,
+};
+
+/// How many points a time is divided into.
+const POINTS: f64 = 240.0;
+
+/// What is drawn.
+const DRAWN: [Measure; 3] = [Measure::Sent, Measure::Cpu, Measure::Steps];
+
+/// A run that is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Asked {
+    /// What it is called.
+    pub name: String,
+    /// Which tasks.
+    pub subject: Subject,
+    /// From when on, in seconds since 1970.
+    pub from: f64,
+    /// Until when.
+    pub to: f64,
+}
+
+/// Why nothing can be said.
+#[derive(Debug, thiserror::Error)]
+pub enum GatherError {
+    /// Prometheus has no answer.
+    #[error(transparent)]
+    Prometheus(#[from] PrometheusError),
+    /// No node was labelled so.
+    #[error("{url} knows of no node that was labelled for {wanted}; {others} (asked for {query})")]
+    NoCase {
+        /// The server.
+        url: String,
+        /// Scene, case and time.
+        wanted: String,
+        /// What there was instead.
+        others: String,
+        /// The query.
+        query: String,
+    },
+    /// Nobody to report of.
+    #[error("{run} ({url} was asked for {query})")]
+    Members {
+        /// The run and its time.
+        run: String,
+        /// The server.
+        url: String,
+        /// The query.
+        query: String,
+        /// Why.
+        #[source]
+        why: NoMembers,
+    },
+}
+
+// === impl GatherError ===
+
+impl GatherError {
+    /// Whether there is nothing to report of, rather than something wrong with the question or the server.
+    pub fn is_no_data(&self) -> bool {
+        match self {
+            Self::Prometheus(_) => false,
+            Self::NoCase { .. } => true,
+            Self::Members { why, .. } => !matches!(why, NoMembers::Several(_)),
+        }
+    }
+}
+
+fn words(scene: &str, case: &str) -> String {
+    format!("scene {scene} case {case}")
+}
+
+/// The runs in a time: one for each scene and case that nodes were labelled for, of those that are asked for; without any such
+/// label, and if none is asked for, everything is one run.
+///
+/// # Errors
+/// Prometheus has no answer, or no node was labelled so.
+pub async fn discover(prometheus: &Prometheus, asked: &Asked) -> Result<Vec<Asked>, GatherError> {
+    let seconds = whole(asked.to - asked.from);
+    let query = cases(&asked.subject, seconds);
+    let found = pairs(&prometheus.instant(&query, asked.to).await?.series);
+    let Subject { scene, case, .. } = &asked.subject;
+    if found.is_empty() {
+        if scene.is_none() && case.is_none() {
+            return Ok(vec![asked.clone()]);
+        }
+        let any = pairs(&prometheus.instant(&cases(&Subject::default(), seconds), asked.to).await?.series);
+        let any: Vec<String> = any.iter().map(|(scene, case)| words(scene, case)).collect();
+        let wanted = [("scene", scene), ("case", case)];
+        let wanted = wanted.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
+        let wanted: Vec<String> = wanted.collect();
+        return Err(GatherError::NoCase {
+            url: prometheus.url().to_owned(),
+            wanted: format!("{} between {} and {}", wanted.join(" "), time(asked.from), time(asked.to)),
+            others: if any.is_empty() {
+                "it has no pinfold_scene_info at all then: name the time of each run with --run".to_owned()
+            } else {
+                format!("there were {}", any.join(", "))
+            },
+            query,
+        });
+    }
+    let run = |(scene, case): &(String, String)| Asked {
+        name: words(scene, case),
+        subject: Subject { scene: Some(scene.clone()), case: Some(case.clone()), ..asked.subject.clone() },
+        ..*asked
+    };
+    Ok(found.iter().map(run).collect())
+}
+
+/// Scenes and cases, numbers in the order of numbers.
+fn pairs(series: &[Series]) -> Vec<(String, String)> {
+    let pairs: BTreeSet<(String, String)> =
+        series.iter().map(|one| (one.label("scene").to_owned(), one.label("case").to_owned())).collect();
+    let mut pairs: Vec<(String, String)> = pairs.into_iter().collect();
+    let number = |text: &str| text.parse::<u64>().unwrap_or(u64::MAX);
+    pairs.sort_by_key(|(scene, case)| (number(scene), number(case)));
+    pairs
+}
+
+/// Who took part in a run, and what they used. What Prometheus warned of is added to `warnings`.
+///
+/// # Errors
+/// Prometheus has no answer, nobody took part, or several jobs did.
+pub async fn gather(
+    prometheus: &Prometheus,
+    asked: &Asked,
+    steps: Option<&StepMetric>,
+    warnings: &mut BTreeSet<String>,
+) -> Result<Observed, GatherError> {
+    let query = presence(&asked.subject);
+    let nobody = |why| GatherError::Members {
+        run: format!("{}, {} to {}", asked.name, time(asked.from), time(asked.to)),
+        url: prometheus.url().to_owned(),
+        query: query.clone(),
+        why,
+    };
+    let mut seen = (asked.from, asked.to);
+    let mut members = None;
+    // The first look finds when it was, the second looks closer.
+    for look in 0..2 {
+        let (from, to) = seen;
+        let step = step_of(to - from);
+        let answer = prometheus.range(&query, from, to, step).await?;
+        warnings.extend(answer.warnings);
+        let found = Members::read(&answer.series, from, to, step);
+        // A single scrape in the first look may be one of some.
+        if matches!(found, Err(NoMembers::Once { .. })) && look == 0 {
+            let at = |end: fn(f64, f64) -> f64, none| {
+                let points = answer.series.iter().flat_map(|one| one.points.iter().map(|(_, at)| *at));
+                points.filter(|at| (from..=to).contains(at)).fold(none, end)
+            };
+            seen = (at(f64::min, to) - step, at(f64::max, from) + step);
+        } else {
+            let found = found.map_err(nobody)?;
+            seen = (found.from - step, found.to + step);
+            members = Some((found, step));
+        }
+        seen = (seen.0.max(asked.from), seen.1.min(asked.to));
+    }
+    let Some((mut members, looked)) = members else { return Err(nobody(NoMembers::Nobody)) };
+    let names: Vec<String> = members.pods.keys().cloned().collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    // Looks that are as far apart as scrapes don't tell how far these are.
+    if members.interval < 2.0 * looked {
+        let query = scrapes(&members.namespace, &names, whole(members.seconds()));
+        let answer = prometheus.instant(&query, members.to).await?;
+        members.count(&answer.series);
+    }
+    let pods = Pods { namespace: &members.namespace, names: &names, steps };
+    let mut totals = Totals::new();
+    for measure in Measure::ALL {
+        let Some(query) = pods.total(measure, whole(members.seconds())) else { continue };
+        let answer = prometheus.instant(&query, members.to).await?;
+        warnings.extend(answer.warnings);
+        let known = answer.series.iter().filter_map(|one| Some((one.label("pod").to_owned(), one.last()?)));
+        let known: BTreeMap<String, f64> = known.collect();
+        if !known.is_empty() {
+            totals.insert(measure, known);
+        }
+    }
+    // Between two scrapes nothing is new.
+    let step = step_of(members.seconds()).max(members.interval.ceil());
+    let over = whole((SCRAPES_OF_A_RATE * members.interval).max(step));
+    let mut curves = Vec::new();
+    for measure in DRAWN {
+        // By sockets, if interfaces don't tell.
+        let measure = match measure {
+            Measure::Sent if !totals.contains_key(&Measure::Sent) => Measure::SocketSent,
+            other => other,
+        };
+        if !totals.contains_key(&measure) {
+            continue;
+        }
+        let Some(query) = pods.curve(measure, over) else { continue };
+        let answer = prometheus.range(&query, members.from, members.to, step).await?;
+        warnings.extend(answer.warnings);
+        let pods = answer.series.into_iter().map(|one| (one.label("pod").to_owned(), one.points));
+        curves.push(Curve { measure, pods: pods.collect() });
+    }
+    Ok(Observed {
+        name: asked.name.clone(),
+        scene: asked.subject.scene.clone(),
+        case: asked.subject.case.clone(),
+        members,
+        totals,
+        curves,
+        step_metric: steps.map(ToString::to_string),
+    })
+}
+
+/// Seconds between two points of a time.
+fn step_of(seconds: f64) -> f64 {
+    (seconds / POINTS).ceil().max(1.0)
+}
+
+/// Whole seconds, at least one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at least 1, and whole")]
+fn whole(seconds: f64) -> u64 {
+    seconds.ceil().max(1.0) as u64
+}

@@ -1,0 +1,233 @@
+//! A Prometheus, by its HTTP API: instant and range queries, in time and in bounds.
+//!
+//! `kube::Client` is what sends: it has TLS, a bearer token and a path before the API's, as the way to the API server needs them.
+//! What is asked and what follows from the answers is [`scene::report`](crate::scene::report)'s.
+
+mod gather;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Limited};
+use hyper::{Request, Uri};
+use kube::client::Body;
+
+pub use gather::{Asked, GatherError, discover, gather};
+
+use super::call::{short, words};
+use crate::scene::report::{Answer, AnswerError, read_answer};
+
+/// The longest answer that is read: some thousand series of some hundred values stay below.
+const LONGEST_ANSWER: usize = 256 << 20;
+
+/// A query up to this length is asked by GET, which more proxies let pass; longer ones by POST, as Prometheus allows.
+const LONGEST_GET: usize = 3000;
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Why an answer is not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PrometheusError {
+    /// No URL of a Prometheus.
+    #[error("{url:?} is no URL of a Prometheus: {why}; write it like http://prometheus.monitoring:9090")]
+    Url {
+        /// What was given.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A file that can't be used.
+    #[error("{what} {}: {why}", path.display())]
+    File {
+        /// What it is for.
+        what: &'static str,
+        /// Its path.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// No connection, or one that broke.
+    #[error("{url} can't be reached: {why} (asked for {query})")]
+    Connection {
+        /// What was asked.
+        url: String,
+        /// The query.
+        query: String,
+        /// Why not.
+        why: String,
+    },
+    /// No answer in time.
+    #[error("{url} gave no answer within {} s (asked for {query})", within.as_secs())]
+    Timeout {
+        /// What was asked.
+        url: String,
+        /// The query.
+        query: String,
+        /// How long that was.
+        within: Duration,
+    },
+    /// An answer that says no.
+    #[error("{url} refuses: {why} (asked for {query})")]
+    Refused {
+        /// What was asked.
+        url: String,
+        /// The query.
+        query: String,
+        /// Its words.
+        why: String,
+    },
+    /// An answer that is none of Prometheus'.
+    #[error("{url} is answered by something else than a Prometheus: {why} (asked for {query})")]
+    Shape {
+        /// What was asked.
+        url: String,
+        /// The query.
+        query: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A Prometheus.
+#[derive(Clone)]
+pub struct Prometheus {
+    client: kube::Client,
+    url: String,
+    deadline: Duration,
+}
+
+impl std::fmt::Debug for Prometheus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prometheus").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+// === impl Prometheus ===
+
+impl Prometheus {
+    /// The Prometheus at a URL, without asking it; each answer may take as long as `deadline`. To be called in a runtime.
+    ///
+    /// # Errors
+    /// The URL is none, or a file can't be used.
+    pub fn new(
+        url: &str,
+        token: Option<&Path>,
+        authority: Option<&Path>,
+        deadline: Duration,
+    ) -> Result<Self, PrometheusError> {
+        let wrong = |why: &str| PrometheusError::Url { url: without_password(url), why: why.to_owned() };
+        let uri: Uri =
+            url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(&error.to_string()))?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(wrong("it begins with neither http:// nor https://"));
+        }
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(wrong(
+                "it holds a name or a password; a bearer token goes into a file (--token-file)",
+            ));
+        }
+        if uri.query().is_some() {
+            return Err(wrong("it has a query"));
+        }
+        let mut config = kube::Config::new(uri);
+        // Every question can be asked again by who asks.
+        config.default_retry = false;
+        config.connect_timeout = Some(CONNECT);
+        if let Some(path) = token {
+            let token = read("the token file", path)?;
+            config.auth_info.token = Some(token.trim().to_owned().into());
+        }
+        if let Some(path) = authority {
+            read("the certificate authority's file", path)?;
+            config.root_cert_file = Some(path.to_owned());
+        }
+        let client = kube::Client::try_from(config).map_err(|error| match authority {
+            Some(path) => {
+                let (what, why) = ("the certificate authority's file", words(&error));
+                PrometheusError::File { what, path: path.to_owned(), why }
+            }
+            None => wrong(&words(&error)),
+        })?;
+        Ok(Self { client, url: url.trim_end_matches('/').to_owned(), deadline })
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What a query has at a time, in seconds since 1970.
+    ///
+    /// # Errors
+    /// Any [`PrometheusError`] that names URL and query.
+    pub async fn instant(&self, query: &str, at: f64) -> Result<Answer, PrometheusError> {
+        self.ask("query", query, &[("time", at)]).await
+    }
+
+    /// What a query has each `step` seconds.
+    ///
+    /// # Errors
+    /// Any [`PrometheusError`] that names URL and query.
+    pub async fn range(&self, query: &str, from: f64, to: f64, step: f64) -> Result<Answer, PrometheusError> {
+        self.ask("query_range", query, &[("start", from), ("end", to), ("step", step)]).await
+    }
+
+    async fn ask(&self, what: &str, query: &str, numbers: &[(&str, f64)]) -> Result<Answer, PrometheusError> {
+        let path = format!("/api/v1/{what}");
+        let (url, asked) = (format!("{}{path}", self.url), short(query));
+        let mut form = form_urlencoded::Serializer::new(String::new());
+        form.append_pair("query", query);
+        for (name, number) in numbers {
+            form.append_pair(name, &format!("{number:.3}"));
+        }
+        let form = form.finish();
+        let request = if form.len() <= LONGEST_GET {
+            Request::get(format!("{path}?{form}")).body(Body::empty())
+        } else {
+            Request::post(&path)
+                .header(hyper::header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(Body::from(form.into_bytes()))
+        };
+        let broken = |why| PrometheusError::Connection { url: url.clone(), query: asked.clone(), why };
+        let request = request.map_err(|error| broken(error.to_string()))?;
+        let answered = tokio::time::timeout(self.deadline, async {
+            let response = self.client.send(request).await.map_err(|error| broken(words(&error)))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
+            Ok((status, body.map_err(|error| broken(words(&*error)))?.to_bytes()))
+        });
+        let timeout = |_| {
+            Err(PrometheusError::Timeout { url: url.clone(), query: asked.clone(), within: self.deadline })
+        };
+        let (status, bytes) = answered.await.unwrap_or_else(timeout)?;
+        let refused = |why| PrometheusError::Refused { url: url.clone(), query: asked.clone(), why };
+        match read_answer(&bytes) {
+            Ok(answer) if status.is_success() => Ok(answer),
+            Err(AnswerError::Refused { kind, message }) => {
+                Err(refused(short(&format!("{status}, {kind}: {message}"))))
+            }
+            Err(AnswerError::Shape(why)) if status.is_success() => {
+                Err(PrometheusError::Shape { url, query: asked, why: short(&why) })
+            }
+            // A proxy's page, or a login.
+            _ => Err(refused(short(&format!("{status}: {}", String::from_utf8_lossy(&bytes).trim())))),
+        }
+    }
+}
+
+/// A URL as it may be shown.
+fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest.get(..end).and_then(|authority| authority.rfind('@')) {
+        Some(at) => format!("{scheme}://…{}", rest.get(at..).unwrap_or_default()),
+        None => url.to_owned(),
+    }
+}
+
+fn read(what: &'static str, path: &Path) -> Result<String, PrometheusError> {
+    let wrong = |why: String| PrometheusError::File { what, path: path.to_owned(), why };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    if text.trim().is_empty() { Err(wrong("it is empty".to_owned())) } else { Ok(text) }
+}

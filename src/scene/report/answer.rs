@@ -1,0 +1,186 @@
+//! What a Prometheus answers to a query, as series of numbers.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The values of one set of labels, each with its time in seconds since 1970.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Series {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its values in the order of time; what is no number is left out.
+    pub points: Vec<(f64, f64)>,
+}
+
+// === impl Series ===
+
+impl Series {
+    /// A label's value; empty where there is none, as in Prometheus.
+    pub fn label(&self, name: &str) -> &str {
+        self.labels.get(name).map_or("", String::as_str)
+    }
+
+    /// The last value.
+    pub fn last(&self) -> Option<f64> {
+        self.points.last().map(|(_, value)| *value)
+    }
+}
+
+/// All series of an answer.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Answer {
+    /// The series.
+    pub series: Vec<Series>,
+    /// What Prometheus has to say of the query beside its answer.
+    pub warnings: Vec<String>,
+}
+
+/// Why an answer is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// Prometheus itself says no.
+    #[error("{kind}: {message}")]
+    Refused {
+        /// Its word for the kind of error.
+        kind: String,
+        /// Its words.
+        message: String,
+    },
+    /// Something else than what Prometheus' HTTP API answers.
+    #[error("this is no answer of Prometheus' HTTP API: {0}")]
+    Shape(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope {
+    status: String,
+    data: Option<Data>,
+    error_type: Option<String>,
+    error: Option<String>,
+    #[serde(default)]
+    warnings: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Data {
+    result_type: String,
+    result: Value,
+}
+
+#[derive(Deserialize)]
+struct Instant {
+    metric: BTreeMap<String, String>,
+    value: Option<(f64, String)>,
+}
+
+#[derive(Deserialize)]
+struct Range {
+    metric: BTreeMap<String, String>,
+    values: Option<Vec<(f64, String)>>,
+}
+
+/// Reads the answer to an instant or a range query.
+///
+/// # Errors
+/// Prometheus refused, or the text is something else.
+pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
+    let shape = |error: serde_json::Error| AnswerError::Shape(error.to_string());
+    let envelope: Envelope = serde_json::from_slice(bytes).map_err(shape)?;
+    if envelope.status != "success" {
+        return Err(AnswerError::Refused {
+            kind: envelope.error_type.unwrap_or(envelope.status),
+            message: envelope.error.unwrap_or_else(|| "without a reason".to_owned()),
+        });
+    }
+    let data = envelope.data.ok_or_else(|| AnswerError::Shape("it has no data".to_owned()))?;
+    let all: Vec<Range> = match data.result_type.as_str() {
+        "vector" => {
+            let all: Vec<Instant> = serde_json::from_value(data.result).map_err(shape)?;
+            let range =
+                |one: Instant| Range { metric: one.metric, values: one.value.map(|value| vec![value]) };
+            all.into_iter().map(range).collect()
+        }
+        "matrix" => serde_json::from_value(data.result).map_err(shape)?,
+        other => {
+            return Err(AnswerError::Shape(format!(
+                "a result of type {other}, where a vector or a matrix was expected"
+            )));
+        }
+    };
+    let mut series = Vec::with_capacity(all.len());
+    for Range { metric: labels, values } in all {
+        let values = values.ok_or_else(|| {
+            AnswerError::Shape("series of histograms, where numbers were expected".to_owned())
+        })?;
+        let mut points = Vec::with_capacity(values.len());
+        for (at, text) in values {
+            let value: f64 =
+                text.parse().map_err(|_| AnswerError::Shape(format!("the value {text:?} is no number")))?;
+            if value.is_finite() {
+                points.push((at, value));
+            }
+        }
+        series.push(Series { labels, points });
+    }
+    Ok(Answer { series, warnings: envelope.warnings })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_and_matrices_are_series() {
+        let vector = br#"{"status":"success","data":{"resultType":"vector","result":[
+            {"metric":{"pod":"a"},"value":[1700000000.5,"2.5"]},
+            {"metric":{"pod":"b"},"value":[1700000000.5,"NaN"]},
+            {"metric":{},"value":[1700000000.5,"+Inf"]}]},"warnings":["w"]}"#;
+        let answer = read_answer(vector).unwrap();
+        assert_eq!(answer.series[0].points, [(1_700_000_000.5, 2.5)]);
+        assert_eq!((answer.series[0].label("pod"), answer.series[0].label("none")), ("a", ""));
+        assert!(answer.series[1].last().is_none() && answer.series[2].last().is_none(), "no number");
+        assert_eq!(answer.warnings, ["w"]);
+        let matrix = br#"{"status":"success","data":{"resultType":"matrix","result":[
+            {"metric":{"pod":"a"},"values":[[1,"1"],[2,"NaN"],[3,"1e3"]]}]}}"#;
+        assert_eq!(read_answer(matrix).unwrap().series[0].points, [(1.0, 1.0), (3.0, 1000.0)]);
+        assert_eq!(
+            read_answer(br#"{"status":"success","data":{"resultType":"vector","result":[]}}"#)
+                .unwrap()
+                .series,
+            []
+        );
+    }
+
+    #[test]
+    fn everything_else_is_named() {
+        for (text, says) in [
+            (r#"{"status":"error","errorType":"bad_data","error":"parse error"}"#, "bad_data: parse error"),
+            (r#"{"status":"error"}"#, "error: without a reason"),
+            ("<html>", "no answer of Prometheus"),
+            ("", "no answer of Prometheus"),
+            ("[]", "no answer of Prometheus"),
+            (r#"{"status":"success"}"#, "it has no data"),
+            (r#"{"status":"success","data":{"resultType":"scalar","result":[1,"1"]}}"#, "of type scalar"),
+            (
+                r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"histogram":[1,{}]}]}}"#,
+                "histograms",
+            ),
+            (
+                r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"x"]}]}}"#,
+                "no number",
+            ),
+            (
+                r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,1]}]}}"#,
+                "no answer of Prometheus",
+            ),
+            (r#"{"status":"success","data":{"resultType":"matrix","result":{}}}"#, "no answer of Prometheus"),
+        ] {
+            let error = read_answer(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! What a training job did in a case, from the series that a Prometheus has.
+//!
+//! 1. [`cases`] asks which cases there were, [`presence`] who took part, [`Pods`] what they used: texts in PromQL.
+//! 2. [`read_answer`] makes [`Series`] of what is answered, [`Members`] the tasks' pods and the time in which they were seen.
+//! 3. [`analyse`] sums up by task and by role, weighs the parameter servers, and says what stands out; [`compare`] puts several
+//!    runs side by side.
+//! 4. [`markdown()`] and [`pictures`] show it; JSON is the [`Report`] itself.
+//!
+//! Invariant: what no series tells of is `None`, is said to be missing, and is never 0.
+
+mod analysis;
+mod answer;
+mod balance;
+mod compare;
+mod figures;
+mod markdown;
+mod members;
+mod picture;
+mod query;
+mod svg;
+mod usage;
+
+pub use analysis::{
+    Curve, Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, Observed, Points, RoleUse, RunReport, Servers,
+    THROTTLED, TaskUse, analyse,
+};
+pub use answer::{Answer, AnswerError, Series, read_answer};
+pub use balance::{Balance, Share};
+pub use compare::{APART, By, Efficiency, Pair, Report, compare};
+pub use figures::{seconds_of, time};
+pub use markdown::markdown;
+pub use members::{Member, Members, NoMembers};
+pub use picture::{Picture, pictures};
+pub use query::{Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, scrapes};
+pub use usage::{Totals, Traffic, Usage};

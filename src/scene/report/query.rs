@@ -1,0 +1,317 @@
+//! What a Prometheus is asked for a report, in PromQL.
+//!
+//! Counters are asked by `increase` and `rate` alone, which see through resets. An agent that two Prometheus scrape, or two
+//! jobs of one, has each series twice: what agrees in all but that is counted once (`max by`).
+
+use std::fmt::Write;
+
+/// A rate needs samples: over so many scrapes.
+pub const SCRAPES_OF_A_RATE: f64 = 4.0;
+
+/// Which tasks a report is about; what is not given is not asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Subject {
+    /// Their namespace.
+    pub namespace: Option<String>,
+    /// Their training job.
+    pub job: Option<String>,
+    /// The scene that their nodes were labelled for.
+    pub scene: Option<String>,
+    /// The case that their nodes were labelled for.
+    pub case: Option<String>,
+}
+
+/// What is measured of a task over a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Measure {
+    /// Bytes that its own interfaces sent.
+    Sent,
+    /// Bytes that its own interfaces received.
+    Received,
+    /// Bytes that its sockets sent.
+    SocketSent,
+    /// Bytes that its sockets received.
+    SocketReceived,
+    /// Seconds of CPU.
+    Cpu,
+    /// Periods under a quota.
+    Periods,
+    /// Periods in which the quota ran out.
+    ThrottledPeriods,
+    /// Seconds held back by the quota.
+    ThrottledSeconds,
+    /// Seconds in which threads waited for a CPU.
+    RunDelay,
+    /// Voluntary context switches.
+    Voluntary,
+    /// Involuntary context switches.
+    Involuntary,
+    /// Instructions.
+    Instructions,
+    /// Misses of the last-level cache.
+    LlcMisses,
+    /// CPUs that it owned, on average.
+    OwnedCpus,
+    /// Steps, of a metric that is named.
+    Steps,
+}
+
+// === impl Measure ===
+
+impl Measure {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Sent,
+        Self::Received,
+        Self::SocketSent,
+        Self::SocketReceived,
+        Self::Cpu,
+        Self::Periods,
+        Self::ThrottledPeriods,
+        Self::ThrottledSeconds,
+        Self::RunDelay,
+        Self::Voluntary,
+        Self::Involuntary,
+        Self::Instructions,
+        Self::LlcMisses,
+        Self::OwnedCpus,
+        Self::Steps,
+    ];
+
+    /// Its family, the labels that make a series of a pod, and what else it must match; none for steps, whose metric is named.
+    fn family(self) -> Option<(&'static str, &'static str, &'static str)> {
+        const INTERFACE: &str = "namespace, pod, interface, instance";
+        const POD: &str = "namespace, pod, instance";
+        const CONTAINER: &str = "namespace, pod, container, instance";
+        Some(match self {
+            Self::Sent => ("pinfold_pod_network_transmit_bytes_total", INTERFACE, ""),
+            Self::Received => ("pinfold_pod_network_receive_bytes_total", INTERFACE, ""),
+            Self::SocketSent => ("pinfold_pod_network_socket_transmit_bytes_total", POD, ""),
+            Self::SocketReceived => ("pinfold_pod_network_socket_receive_bytes_total", POD, ""),
+            Self::Cpu => ("pinfold_container_cpu_usage_seconds_total", CONTAINER, ""),
+            Self::Periods => ("pinfold_container_cpu_periods_total", CONTAINER, ""),
+            Self::ThrottledPeriods => ("pinfold_container_cpu_throttled_periods_total", CONTAINER, ""),
+            Self::ThrottledSeconds => ("pinfold_container_cpu_throttled_seconds_total", CONTAINER, ""),
+            Self::RunDelay => ("pinfold_container_cpu_run_delay_seconds_total", CONTAINER, ""),
+            Self::Voluntary => ("pinfold_container_context_switches_total", CONTAINER, ",kind=\"voluntary\""),
+            Self::Involuntary => {
+                ("pinfold_container_context_switches_total", CONTAINER, ",kind=\"involuntary\"")
+            }
+            Self::Instructions => ("pinfold_container_instructions_total", CONTAINER, ""),
+            Self::LlcMisses => ("pinfold_container_llc_misses_total", CONTAINER, ""),
+            Self::OwnedCpus => ("pinfold_pod_owned_cpus", POD, ""),
+            Self::Steps => return None,
+        })
+    }
+}
+
+/// The name of a metric, perhaps with matchers of its own: `train_steps_total{mode="train"}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepMetric {
+    name: String,
+    matchers: String,
+}
+
+// === impl StepMetric ===
+
+impl std::str::FromStr for StepMetric {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, rest) = match text.find('{') {
+            Some(at) => text.split_at(at),
+            None => (text, "{}"),
+        };
+        let matchers = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+        let start = |letter: char| letter.is_ascii_alphabetic() || letter == '_' || letter == ':';
+        let letter = |letter: char| start(letter) || letter.is_ascii_digit();
+        match matchers {
+            Some(matchers) if name.starts_with(start) && name.chars().all(letter) => {
+                Ok(Self { name: name.to_owned(), matchers: matchers.trim().trim_end_matches(',').to_owned() })
+            }
+            _ => Err(
+                "write the name of a counter of steps that has the labels namespace and pod, like train_steps_total, \
+                 perhaps with matchers of its own: train_steps_total{mode=\"train\"}"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+impl std::fmt::Display for StepMetric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.matchers.as_str() {
+            "" => f.write_str(&self.name),
+            matchers => write!(f, "{}{{{matchers}}}", self.name),
+        }
+    }
+}
+
+/// A label's value as PromQL writes a text.
+fn quoted(value: &str) -> String {
+    let mut text = String::with_capacity(value.len() + 2);
+    text.push('"');
+    for letter in value.chars() {
+        match letter {
+            '"' | '\\' => text.extend(['\\', letter]),
+            '\n' => text.push_str("\\n"),
+            _ => text.push(letter),
+        }
+    }
+    text.push('"');
+    text
+}
+
+/// A pattern that matches exactly these names.
+fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut pattern = String::new();
+    for name in names {
+        if !pattern.is_empty() {
+            pattern.push('|');
+        }
+        for letter in name.chars() {
+            if !letter.is_alphanumeric() && !matches!(letter, '-' | '_') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+    }
+    quoted(&pattern)
+}
+
+fn matchers<const N: usize>(wanted: [(&str, Option<&String>); N]) -> String {
+    let given = wanted.into_iter().filter_map(|(label, value)| value.map(|value| (label, quoted(value))));
+    given.map(|(label, value)| format!("{label}={value}")).collect::<Vec<_>>().join(",")
+}
+
+/// Which scenes and cases nodes were labelled for within so many seconds.
+pub fn cases(subject: &Subject, seconds: u64) -> String {
+    let chosen = matchers([("scene", subject.scene.as_ref()), ("case", subject.case.as_ref())]);
+    format!("group by (scene, case) (last_over_time(pinfold_scene_info{{{chosen}}}[{seconds}s]))")
+}
+
+/// The tasks' pods; the value is when each was last scraped, the labels say what it is and what slot its node has.
+///
+/// A pod and a slot belong together when the same agent, and so the same target, tells of both.
+pub fn presence(subject: &Subject) -> String {
+    let mut chosen = matchers([("namespace", subject.namespace.as_ref())]);
+    if !chosen.is_empty() {
+        chosen.push(',');
+    }
+    match &subject.job {
+        Some(job) => chosen += &format!("training_job={}", quoted(job)),
+        None => chosen += "training_job!=\"\"",
+    }
+    let mut query = format!("timestamp(pinfold_pod_info{{{chosen}}})");
+    if subject.scene.is_some() || subject.case.is_some() {
+        let slot = matchers([("scene", subject.scene.as_ref()), ("case", subject.case.as_ref())]);
+        // A time times 1 stays the time.
+        let _ = write!(
+            query,
+            " * on (instance) group_left (type, index) group by (instance, type, index) (pinfold_scene_info{{{slot}}})"
+        );
+    }
+    query
+}
+
+/// How often each of these pods was scraped within so many seconds.
+pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
+    let (namespace, pods) = (quoted(namespace), one_of(pods.iter().copied()));
+    format!(
+        "max by (pod) (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s]))"
+    )
+}
+
+/// The pods whose measures are asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Pods<'a> {
+    /// Their namespace.
+    pub namespace: &'a str,
+    /// Their names.
+    pub names: &'a [&'a str],
+    /// The metric of their steps.
+    pub steps: Option<&'a StepMetric>,
+}
+
+// === impl Pods ===
+
+impl Pods<'_> {
+    fn asked(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
+        let namespace = quoted(self.namespace);
+        let pods = one_of(self.names.iter().copied());
+        let own = format!("namespace={namespace},pod=~{pods}");
+        let Some((family, labels, more)) = measure.family() else {
+            let StepMetric { name, matchers } = self.steps?;
+            let matchers = if matchers.is_empty() { own } else { format!("{own},{matchers}") };
+            return Some(format!("sum by (namespace, pod) ({function}({name}{{{matchers}}}[{seconds}s]))"));
+        };
+        // Who moves to another node has owned them in turn; everything else adds up.
+        let over = if measure == Measure::OwnedCpus { "max" } else { "sum" };
+        Some(format!(
+            "{over} by (namespace, pod) (max by ({labels}) ({function}({family}{{{own}{more}}}[{seconds}s])))"
+        ))
+    }
+
+    /// How much of it there was in so many seconds; `None` for steps without a metric.
+    pub fn total(&self, measure: Measure, seconds: u64) -> Option<String> {
+        let function = if measure == Measure::OwnedCpus { "avg_over_time" } else { "increase" };
+        self.asked(measure, function, seconds)
+    }
+
+    /// How much of it there was each second, on average of so many.
+    pub fn curve(&self, measure: Measure, seconds: u64) -> Option<String> {
+        let function = if measure == Measure::OwnedCpus { "avg_over_time" } else { "rate" };
+        self.asked(measure, function, seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_is_asked_for_and_can_hold_any_letter() {
+        let text = |text: &str| Some(text.to_owned());
+        let job = Subject { job: text("a\"b\\c\n"), ..Subject::default() };
+        assert_eq!(presence(&job), r#"timestamp(pinfold_pod_info{training_job="a\"b\\c\n"})"#);
+        assert_eq!(presence(&Subject::default()), r#"timestamp(pinfold_pod_info{training_job!=""})"#);
+        let all = Subject { namespace: text("t"), job: None, scene: text("2"), case: text("1") };
+        assert_eq!(
+            presence(&all),
+            "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left (type, index) \
+             group by (instance, type, index) (pinfold_scene_info{scene=\"2\",case=\"1\"})"
+        );
+        assert_eq!(
+            cases(&Subject { case: text("1"), ..Subject::default() }, 60),
+            "group by (scene, case) (last_over_time(pinfold_scene_info{case=\"1\"}[60s]))"
+        );
+        let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
+        let names = ["ps-0", "w.1"];
+        let pods = Pods { namespace: "t", names: &names, steps: Some(&steps) };
+        assert_eq!(
+            pods.total(Measure::Steps, 60).unwrap(),
+            r#"sum by (namespace, pod) (increase(steps_total{namespace="t",pod=~"ps-0|w\\.1",mode="a"}[60s]))"#
+        );
+        assert_eq!(Pods { steps: None, ..pods }.total(Measure::Steps, 60), None);
+        assert_eq!(
+            pods.curve(Measure::Sent, 8).unwrap(),
+            "sum by (namespace, pod) (max by (namespace, pod, interface, instance) \
+             (rate(pinfold_pod_network_transmit_bytes_total{namespace=\"t\",pod=~\"ps-0|w\\\\.1\"}[8s])))"
+        );
+    }
+
+    #[test]
+    fn a_metric_has_a_name() {
+        for (text, shown) in [
+            ("a:b_c9", "a:b_c9"),
+            ("a{}", "a"),
+            ("a{ b=\"c\" }", "a{b=\"c\"}"),
+            ("_a{b=\"}\"}", "_a{b=\"}\"}"),
+        ] {
+            assert_eq!(text.parse::<StepMetric>().unwrap().to_string(), shown);
+        }
+        for wrong in ["", "9a", "a b", "rate(a[1m])", "a{b=\"c\"", "{a=\"b\"}", "a}"] {
+            assert!(wrong.parse::<StepMetric>().unwrap_err().contains("train_steps_total"), "{wrong}");
+        }
+    }
+}

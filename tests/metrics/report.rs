@@ -1,0 +1,411 @@
+//! `pinfold scene report`: of made series with known answers, of answers that were recorded, and of a real demo.
+
+#[path = "report/fake.rs"]
+mod fake;
+#[path = "report/made.rs"]
+mod made;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use pinfold::scene::report::{Measure, Pods, Subject, cases, presence, scrapes};
+use serde_json::Value;
+
+use self::fake::Fake;
+use self::made::{LONG, series};
+use crate::prometheus::{Demo, Prometheus};
+use crate::renewed::same;
+use crate::rules::known;
+
+const ANSWERS: &str = "tests/data/report/answers.json";
+const TEXT: &str = "tests/data/report/report.md";
+
+/// The time of all cases; a time that stays the same, so that what was recorded fits what is asked.
+const SPAN: [&str; 4] = ["--from", "2025-11-22T09:50:00Z", "--to", "2025-11-22T12:00:00Z"];
+
+fn pinfold(url: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.args(["scene", "report", "--prometheus", url]).args(args).env_remove("PINFOLD_PROMETHEUS");
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// The report as JSON.
+fn json(url: &str, args: &[&str]) -> Value {
+    let (code, out, error) = pinfold(url, &[args, &["-o", "json"]].concat());
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Within half a percent: `increase` extrapolates to the ends of the time.
+fn near(value: &Value, wanted: f64) {
+    let value = value.as_f64().unwrap_or_else(|| panic!("{value} is no number, {wanted} is wanted"));
+    assert!((value - wanted).abs() <= 0.005 * wanted.abs(), "{value} is not {wanted}");
+}
+
+fn kinds(run: &Value) -> Vec<&str> {
+    run["findings"].as_array().unwrap().iter().map(|one| one["kind"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn it_asks_for_families_that_there_are() {
+    let subject = Subject { scene: Some("1".to_owned()), ..Subject::default() };
+    known(&cases(&subject, 60), &BTreeSet::new());
+    known(&presence(&subject), &BTreeSet::new());
+    let names = ["p"];
+    known(&scrapes("n", &names, 60), &BTreeSet::new());
+    let pods = Pods { namespace: "n", names: &names, steps: None };
+    let asked: Vec<String> = Measure::ALL
+        .iter()
+        .flat_map(|measure| [pods.total(*measure, 60), pods.curve(*measure, 60)])
+        .flatten()
+        .collect();
+    assert_eq!(asked.len(), 2 * (Measure::ALL.len() - 1), "all but steps, whose metric is the user's");
+    asked.iter().for_each(|query| known(query, &BTreeSet::new()));
+}
+
+/// The series are in a real Prometheus, and what comes out is what was put in.
+#[test]
+fn made_series_in_a_real_prometheus_have_known_answers() {
+    if !crate::gate::meant_for_this_machine("prometheus and promtool of Debian's package") {
+        return;
+    }
+    let prometheus = Prometheus::holding(&series());
+    let (recorder, kept) = Fake::recording(prometheus.address);
+    let url = recorder.url();
+    let steps = ["--step-metric", "train_steps_total{mode=\"train\"}"];
+    let report = json(&url, &[&SPAN[..], &steps].concat());
+    let runs = report["runs"].as_array().unwrap();
+    let names: Vec<&str> = runs.iter().map(|run| run["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["scene 1 case 1", "scene 1 case 2", "scene 2 case 1", "scene 2 case 2"]);
+    assert_eq!(report["notes"], serde_json::json!([]));
+    let long = f64::from(LONG);
+    for (at, run) in runs.iter().enumerate() {
+        let large = at % 2 == 1;
+        assert_eq!((run["namespace"].as_str(), run["job"].as_str()), (Some("train"), Some("wide-deep")));
+        near(&run["seconds"], long);
+        near(&run["scrapeIntervalSeconds"], 15.0);
+        let role =
+            |role: &str| run["roles"].as_array().unwrap().iter().find(|one| one["role"] == role).unwrap();
+        let (workers, rate, sent) = match large {
+            false => (2.0, 5.0, 2e6),
+            true => (4.0, if at == 1 { 4.0 } else { 4.1 }, 8e6),
+        };
+        near(&role("worker")["tasks"], workers);
+        near(&role("worker")["stepsPerSecond"], workers * rate);
+        // A container begun anew (scene 1 case 2) and a gap (scene 2 case 2) lose nothing.
+        near(&role("worker")["cpuSeconds"], workers * 0.9 * long);
+        // Two interfaces add up, two who scrape don't (scene 2 case 1).
+        near(&role("ps")["sentBytes"], sent * long);
+        near(&role("ps")["receivedBytesPerSecond"], sent / 2.0);
+        near(&role("worker")["sentBytes"], workers * 1e6 * long);
+        assert_eq!(run["traffic"], if at == 2 { "sockets" } else { "interfaces" });
+        let unseen = run["unseenSeconds"].as_f64().unwrap();
+        if at == 3 {
+            near(&run["unseenSeconds"], 135.0)
+        } else {
+            assert_eq!(unseen, 0.0)
+        }
+        if at == 0 {
+            near(&role("worker")["throttledShare"], 0.2);
+            assert_eq!(kinds(run), ["throttled"]);
+        } else {
+            near(&role("worker")["throttledShare"], 0.0);
+        }
+        if large {
+            let traffic = &run["servers"]["traffic"];
+            near(&traffic["shares"][0]["share"], 7.0 / 8.0);
+            near(&traffic["maxOverMean"], 1.75);
+            near(&traffic["gini"], 0.375);
+            assert_eq!(
+                (&traffic["shares"][0]["task"], kinds(run)),
+                (&Value::from("ps 0"), vec!["oneBigVariable"])
+            );
+        } else {
+            assert_eq!(run["servers"], serde_json::json!({"traffic": null, "cpu": null}));
+        }
+    }
+    let slots = |run: usize, task: usize| &runs[run]["tasks"][task]["slots"][0];
+    assert_eq!((slots(1, 3).as_str(), slots(3, 1).as_str()), (Some("0"), Some("ps 1")));
+    let efficiency = report["efficiency"].as_array().unwrap();
+    assert_eq!(efficiency.len(), 2);
+    near(&efficiency[0]["speedup"], 1.6);
+    near(&efficiency[0]["efficiency"], 0.8);
+    near(&efficiency[1]["efficiency"], 0.82);
+    let pairs = report["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 2, "case 1 and case 2");
+    near(&pairs[1]["ratio"], 1.025);
+    assert!(pairs[1]["text"].as_str().unwrap().contains("ps 0 is hot in both"), "{pairs:?}");
+
+    // Without steps, by what the servers send.
+    let by_bytes = json(&url, &[&SPAN[..], &["--scene", "1"]].concat());
+    near(&by_bytes["efficiency"][0]["speedup"], 4.0);
+    assert_eq!(by_bytes["efficiency"][0]["by"], "serverBytes");
+    // Part of a case, named.
+    let half = format!("name=half,scene=1,case=1,from=2025-11-22T10:00:00Z,to={}", "2025-11-22T10:05:00Z");
+    let half = json(&url, &["--run", &half, "--job", "wide-deep"]);
+    near(&half["runs"][0]["roles"][0]["sentBytes"], 2e6 * 300.0);
+    let (code, _, error) =
+        pinfold(&url, &["--run", "name=x,from=2025-11-22T10:00:00Z,to=2025-11-22T10:05:00Z"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("several jobs ran, else/other, train/wide-deep: choose one with --job"),
+        "{error}"
+    );
+    // A metric that is none, and one that isn't there.
+    let (code, _, error) = pinfold(&url, &[&SPAN[..], &["--step-metric", "a{b}"]].concat());
+    assert_eq!(code, Some(2));
+    assert!(error.contains("400 Bad Request, bad_data") && error.contains("a{namespace="), "{error}");
+    let lacks = json(&url, &[&SPAN[..], &["--case", "1", "--step-metric", "nobody_total"]].concat());
+    let missing = lacks["runs"][0]["missing"].as_array().unwrap();
+    assert!(
+        missing.iter().any(|one| one.as_str().unwrap().contains("no series of nobody_total")),
+        "{missing:?}"
+    );
+    for (args, says) in [
+        (
+            &["--case", "9"][..],
+            "labelled for case 9 between 2025-11-22T09:50:00Z and 2025-11-22T12:00:00Z; there were scene 1 case 1, scene 1 case 2, scene 2",
+        ),
+        (&["--job", "nobody", "--case", "1"], "no training pod was seen"),
+    ] {
+        let (code, out, error) = pinfold(&url, &[&SPAN[..], args].concat());
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{error}");
+        assert!(error.contains(says) && error.contains(&url), "{error}");
+    }
+
+    if std::env::var_os("PINFOLD_RENEW").is_some() {
+        kept.lock().unwrap().clear();
+        json(&url, &[&SPAN[..], &steps, &["--case", "1"]].concat());
+        let kept = kept.lock().unwrap();
+        let line = |(target, body): (&String, &String)| {
+            let body: Value = serde_json::from_str(body).unwrap();
+            format!("{}: {body}", Value::from(target.as_str()))
+        };
+        let lines: Vec<String> = kept.iter().map(line).collect();
+        same(ANSWERS, &format!("{{\n{}\n}}\n", lines.join(",\n")));
+    }
+    prometheus.stop();
+}
+
+/// What a real Prometheus answered, replayed: the same text each time, on any machine.
+#[test]
+fn recorded_answers_make_the_same_report() {
+    let text = std::fs::read_to_string(crate::yaml::here(ANSWERS)).unwrap();
+    let answers: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+    let fake = Fake::recorded(answers.into_iter().map(|(target, body)| (target, body.to_string())).collect());
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("a/b");
+    let args =
+        ["--case", "1", "--step-metric", "train_steps_total{mode=\"train\"}", "--out", out.to_str().unwrap()];
+    let (code, printed, error) = pinfold(&fake.url(), &[&SPAN[..], &args].concat());
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    same(TEXT, &printed.replace(&fake.url(), "http://prometheus:9090"));
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let written = read("report.md");
+    for line in printed.lines() {
+        assert!(written.lines().any(|other| other == line), "{line}\n{written}");
+    }
+    for picture in ["runs.svg", "run-1.svg", "run-2.svg"] {
+        assert!(written.contains(&format!("]({picture})")), "{written}");
+        assert!(read(picture).ends_with("</svg>\n"));
+    }
+    assert!(read("run-1.svg").contains("Steps a second, other tasks"));
+    let json: Value = serde_json::from_str(&read("report.json")).unwrap();
+    assert_eq!(json["runs"].as_array().unwrap().len(), 2);
+    // What is not recorded is refused, and that says what was asked.
+    let (code, _, error) = pinfold(&fake.url(), &[&SPAN[..], &["--case", "2"]].concat());
+    assert_eq!(code, Some(2));
+    assert!(error.contains("/api/v1/query refuses: 404") && error.contains("case=\"2\""), "{error}");
+}
+
+const EMPTY: &str = r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#;
+
+#[test]
+fn what_is_no_prometheus_is_named_with_the_query() {
+    let good = |result: &str| {
+        format!(r#"{{"status":"success","data":{{"resultType":"vector","result":{result}}}}}"#)
+    };
+    for (status, body, code, says) in [
+        (200, EMPTY.to_owned(), 1, "no training pod was seen"),
+        (200, "<html>login</html>".to_owned(), 2, "something else than a Prometheus: expected value"),
+        (
+            200,
+            r#"{"status":"success","data":{"resultType":"string","result":[1,"a"]}}"#.to_owned(),
+            2,
+            "of type string",
+        ),
+        (200, good(r#"[{"metric":{},"value":[1,"x"]}]"#), 2, "\"x\" is no number"),
+        (200, good(r#"[{"metric":{},"histogram":[1,{}]}]"#), 2, "histograms"),
+        (302, String::new(), 2, "refuses: 302"),
+        (401, "who are you?".to_owned(), 2, "refuses: 401 Unauthorized: who are you?"),
+        (
+            422,
+            r#"{"status":"error","errorType":"execution","error":"too many samples"}"#.to_owned(),
+            2,
+            "execution: too many samples",
+        ),
+        (503, "Service Unavailable".to_owned(), 2, "refuses: 503"),
+        (500, EMPTY.to_owned(), 2, "refuses: 500"),
+    ] {
+        let told = body.clone();
+        let fake = Fake::start(move |_| (status, told.clone()));
+        let (found, out, error) = pinfold(&fake.url(), &["--last", "5m"]);
+        assert_eq!((found, out.as_str()), (Some(code), ""), "{status} {body}: {error}");
+        assert!(error.contains(says) && error.contains(&fake.url()), "{status} {body}: {error}");
+        assert!(error.contains("asked for") && error.contains("pinfold_"), "{status} {body}: {error}");
+    }
+    // Nobody there, and somebody who says nothing.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = address.local_addr().unwrap();
+    let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("gave no answer within 1 s (asked for group by"), "{error}");
+    drop(address);
+    let (code, _, error) = pinfold(&format!("http://{silent}/prefix/"), &[]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("/prefix/api/v1/query can't be reached: ") && error.contains("refused"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_question_is_asked_as_it_should_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "s3cret\n").unwrap();
+    let many: Vec<String> =
+        (0..200).map(|at| format!(r#"{{"metric":{{"namespace":"t","training_job":"j","pod":"a-long-name-{at}","role":"worker"}},"values":[[5,"T"],[6,"U"]]}}"#)).collect();
+    let many = many.join(",");
+    let first = std::sync::OnceLock::new();
+    let fake = Fake::start(move |asked| {
+        if !asked.head.contains("authorization: bearer s3cret\r\n") || !asked.target.starts_with("/p/api/v1/")
+        {
+            return (403, format!("{}{}", asked.target, asked.head));
+        }
+        // A query with two hundred names is too long for a URL.
+        if (asked.method == "POST") != asked.target.contains("a-long-name-7") {
+            return (414, asked.target.clone());
+        }
+        let seen = asked
+            .target
+            .split("start=")
+            .nth(1)
+            .and_then(|rest| rest.split('.').next())
+            .and_then(|at| at.parse::<u64>().ok())
+            // Times stay where they were at the first look.
+            .map(|at| *first.get_or_init(|| at));
+        match (asked.target.contains("/query_range"), asked.target.contains("pod_info"), seen) {
+            (true, true, Some(at)) => {
+                let result = many
+                    .replace("\"T\"", &format!("\"{}\"", at + 10))
+                    .replace("\"U\"", &format!("\"{}\"", at + 40));
+                (
+                    200,
+                    format!(
+                        r#"{{"status":"success","data":{{"resultType":"matrix","result":[{result}]}},"warnings":["mind the gap"]}}"#
+                    ),
+                )
+            }
+            _ => (200, EMPTY.to_owned()),
+        }
+    });
+    let args = ["--token-file", token.to_str().unwrap(), "--last", "5m"];
+    let report = json(&format!("{}/p", fake.url()), &args);
+    assert_eq!(report["runs"][0]["workers"], 200);
+    assert_eq!(report["runs"][0]["roles"][0]["cpuSeconds"], Value::Null, "nothing is known of them");
+    assert_eq!(report["notes"], serde_json::json!(["Prometheus warns: mind the gap"]));
+}
+
+#[test]
+fn bad_input_is_refused_before_anybody_is_asked() {
+    // Nobody listens there: who asks fails otherwise.
+    let url = "http://127.0.0.1:1";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let file = file.to_str().unwrap();
+    let below = format!("{file}/x");
+    for (url, args, says) in [
+        ("prometheus:9090", &[][..], "is no URL of a Prometheus"),
+        ("ftp://p", &[], "begins with neither http:// nor https://"),
+        ("http://u:pw@p", &[], "--token-file"),
+        ("http://p/?x=1", &[], "it has a query"),
+        ("", &[], "is no URL of a Prometheus"),
+        (url, &["--from", "yesterday"], "write a time as RFC 3339 has it"),
+        (url, &["--from", "2025-11-22T10:00:00Z", "--to", "2025-11-22T10:00:00Z"], "ends before it begins"),
+        (url, &["--last", "5"], "last 5: write a time like 90s"),
+        (url, &["--last", "0s"], "last 0s"),
+        (url, &["--last", "5m", "--from", "2025-11-22T10:00:00Z"], "cannot be used with"),
+        (url, &["--run", "scene=1"], "--run scene=1: it has no name"),
+        (url, &["--run", "name=a,when=now"], "when is unknown"),
+        (url, &["--run", "name=a,b"], "\"b\" is no KEY=VALUE"),
+        (url, &["--run", "name="], "name is empty"),
+        (url, &["--run", "name=a,from=2025-11-22T10:00:00Z,last=5m"], "exclude each other"),
+        (url, &["--run", "name=a", "--run", "name=a"], "another run is called a"),
+        (url, &["--step-metric", "rate(x[1m])"], "write the name of a counter of steps"),
+        (url, &["--token-file", "/nowhere/token"], "the token file /nowhere/token: "),
+        (url, &["--token-file", file], "it is empty"),
+        (url, &["--ca-file", "Cargo.toml"], "the certificate authority's file Cargo.toml: "),
+        (url, &["--ca-file", "/nowhere/ca"], "the certificate authority's file /nowhere/ca: "),
+        (url, &["--out", below.as_str()], "can't make the folder"),
+    ] {
+        let (code, out, error) = pinfold(url, args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{url} {args:?}: {error}");
+        assert!(error.contains(says), "{url} {args:?}: {error}");
+        assert!(!error.contains("pw") && !error.contains("asked for"), "{url} {args:?}: {error}");
+    }
+}
+
+/// A demo's two halves, of which a second target tells that they are a case of two scenes.
+#[test]
+fn a_demo_is_reported_of() {
+    if !crate::gate::meant_for_this_machine("root, cgroups, and prometheus of Debian's package") {
+        return;
+    }
+    let began = Instant::now();
+    let told = Fake::start(move |_| {
+        let steps = 10.0 * began.elapsed().as_secs_f64();
+        let text = format!(
+            "# TYPE pinfold_scene_info gauge\n\
+             pinfold_scene_info{{plan=\"p\",scene=\"1\",case=\"2\",type=\"\",index=\"0\"}} 1\n\
+             # TYPE train_steps_total counter\n\
+             train_steps_total{{namespace=\"demo\",pod=\"worker-0\"}} {steps}\n"
+        );
+        (200, text)
+    });
+    let demo = Demo::start();
+    let prometheus = Prometheus::scraping(demo.address, Some(told.address));
+    let url = format!("http://{}", prometheus.address);
+    let deadline = Instant::now() + Duration::from_secs(90);
+    let wanted = "increase(pinfold_pod_network_transmit_bytes_total{pod=\"ps-0\"}[20s]) > 1e5";
+    while !prometheus.has_data(wanted) || began.elapsed() < Duration::from_secs(30) {
+        assert!(Instant::now() < deadline, "no traffic");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let args = ["--last", "10m", "--case", "2", "--step-metric", "train_steps_total"];
+    let report = json(&url, &args);
+    let run = &report["runs"][0];
+    assert_eq!((&run["name"], &run["job"]), (&Value::from("scene 1 case 2"), &Value::from("demo")));
+    let task = |name: &str| {
+        let tasks = run["tasks"].as_array().unwrap();
+        tasks.iter().find(|one| one["task"] == name).unwrap_or_else(|| panic!("no {name}: {run:#}")).clone()
+    };
+    let (ps, worker) = (task("ps 0"), task("worker 0"));
+    assert_eq!((&worker["nodes"][0], &worker["slots"][0]), (&Value::from("n1"), &Value::from("0")));
+    let steps = worker["stepsPerSecond"].as_f64().unwrap();
+    assert!((steps - 10.0).abs() < 1.0, "{steps} steps a second, 10 were counted");
+    for (task, key) in
+        [(&ps, "sentBytes"), (&ps, "receivedBytes"), (&worker, "cpuSeconds"), (&worker, "sentBytes")]
+    {
+        assert!(task[key].as_f64().is_some_and(|value| value > 0.0), "{key}: {task:#}");
+    }
+    let text = pinfold(&url, &args).1;
+    println!("{text}");
+    assert!(text.contains("## scene 1 case 2\n") && text.contains("| ps 0 "), "{text}");
+    let log = demo.stop() + &prometheus.stop();
+    assert!(!log.contains("panicked"), "{log}");
+}
