@@ -104,9 +104,9 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         assert_eq!(run["traffic"], if at == 2 { "sockets" } else { "interfaces" });
         let unseen = run["unseenSeconds"].as_f64().unwrap();
         if at == 3 {
-            near(&run["unseenSeconds"], 135.0)
+            near(&run["unseenSeconds"], 135.0);
         } else {
-            assert_eq!(unseen, 0.0)
+            assert_eq!(unseen, 0.0);
         }
         if at == 0 {
             near(&role("worker")["throttledShare"], 0.2);

@@ -4,7 +4,7 @@
 //! ([`Way`]), again and again in balanced order, beside neighbours who keep the shared CPUs busy. The real agent pins and
 //! sizes it; what is shared is shared as Kubernetes does it, with its limit as a quota.
 //!
-//! [`plan`] decides what is run, [`job`] says which pods that takes, `measure` does it, [`steps`] hears of steps, [`report`]
+//! [`mod@plan`] decides what is run, [`job`] says which pods that takes, `measure` does it, [`steps`] hears of steps, [`report`]
 //! puts figures together with the [`stats`] of noisy numbers, [`claims`] sets them beside what others claim, [`picture`] draws
 //! them. All but `measure` and `guard` only compute.
 //!

@@ -90,7 +90,7 @@ pub fn summary(values: &[f64]) -> Option<Summary> {
     })
 }
 
-/// The median of values and its interval: as narrow as [`WANTED`] allows, or all of the values; `None` without any.
+/// The median of values and its interval: as narrow as 95 % of confidence allows, or all of the values; `None` without any.
 pub fn spread(values: &[f64]) -> Option<Spread> {
     let values = sorted(values);
     let count = values.len();

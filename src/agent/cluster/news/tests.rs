@@ -81,7 +81,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         shared: set("0-3"),
         exclusive: CpuSet::new(),
         lost: CpuSet::new(),
-        layout: std::sync::Arc::default(),
+        layout: Arc::default(),
         quiet: None,
         containers: containers.to_vec(),
         strangers: Vec::new(),

@@ -3,9 +3,23 @@ use proptest::prelude::*;
 use super::*;
 use crate::scene::report::Series;
 
+/// A pod's name, role, index, and what is known of it.
+type Pod<'a> = (&'a str, &'a str, &'a str, &'a [(Measure, f64)]);
+
+/// The same, held by itself.
+type Made = (String, &'static str, String, Vec<(Measure, f64)>);
+
+fn report_of(pods: &[Made]) -> RunReport {
+    let pods: Vec<Pod> = pods
+        .iter()
+        .map(|(pod, role, index, known)| (pod.as_str(), *role, index.as_str(), known.as_slice()))
+        .collect();
+    analyse(&run(&pods))
+}
+
 /// A run of 100 s: each pod's role and index, with what is known of it.
-fn run(pods: &[(&str, &str, &str, &[(Measure, f64)])]) -> Observed {
-    let labels = |(pod, role, index, _): &(&str, &str, &str, &[(Measure, f64)])| {
+fn run(pods: &[Pod]) -> Observed {
+    let labels = |(pod, role, index, _): &Pod| {
         [
             ("namespace", "t"),
             ("training_job", "j"),
@@ -39,20 +53,16 @@ fn run(pods: &[(&str, &str, &str, &[(Measure, f64)])]) -> Observed {
 
 /// Parameter servers that moved so much each.
 fn servers_of(moved: &[f64]) -> RunReport {
-    let pods: Vec<(String, String, Vec<(Measure, f64)>)> = moved
+    let pods: Vec<Made> = moved
         .iter()
         .enumerate()
         .map(|(at, moved)| {
             let known =
                 vec![(Measure::Sent, moved * 0.75), (Measure::Received, moved * 0.25), (Measure::Cpu, 1.0)];
-            (format!("ps-{at}"), at.to_string(), known)
+            (format!("ps-{at}"), "ps", at.to_string(), known)
         })
         .collect();
-    let pods: Vec<(&str, &str, &str, &[(Measure, f64)])> = pods
-        .iter()
-        .map(|(pod, index, known)| (pod.as_str(), "ps", index.as_str(), known.as_slice()))
-        .collect();
-    analyse(&run(&pods))
+    report_of(&pods)
 }
 
 fn kinds(report: &RunReport) -> Vec<FindingKind> {
@@ -146,16 +156,12 @@ fn quotas_and_laggards_are_named() {
     use Measure::{Cpu, Periods, ThrottledPeriods};
     let worker = |cpu: f64, held: f64| vec![(Cpu, cpu), (Periods, 1000.0), (ThrottledPeriods, held)];
     let named = |cpus: &[f64], held: f64| {
-        let all: Vec<(String, String, Vec<(Measure, f64)>)> = cpus
+        let pods: Vec<Made> = cpus
             .iter()
             .enumerate()
-            .map(|(at, cpu)| (format!("w-{at}"), at.to_string(), worker(*cpu, held)))
+            .map(|(at, cpu)| (format!("w-{at}"), "worker", at.to_string(), worker(*cpu, held)))
             .collect();
-        let pods: Vec<(&str, &str, &str, &[(Measure, f64)])> = all
-            .iter()
-            .map(|(pod, index, known)| (pod.as_str(), "worker", index.as_str(), known.as_slice()))
-            .collect();
-        analyse(&run(&pods))
+        report_of(&pods)
     };
     assert_eq!(kinds(&named(&[100.0, 100.0, 61.0], 50.0)), [], "neither is below");
     let slow = named(&[100.0, 100.0, 59.0], 51.0);
@@ -192,7 +198,7 @@ proptest! {
     /// Roles add up to what their tasks used, and nothing is made of nothing.
     #[test]
     fn roles_are_the_sum_of_tasks(known in prop::collection::vec((0_usize..3, 0_usize..4, prop::option::of(0.0..1e9_f64)), 1..30)) {
-        let names: Vec<(String, &str, String, Vec<(Measure, f64)>)> = known
+        let pods: Vec<Made> = known
             .iter()
             .enumerate()
             .map(|(at, (role, index, cpu))| {
@@ -200,9 +206,7 @@ proptest! {
                 (format!("{role}-{at}"), role, index.to_string(), cpu.iter().map(|cpu| (Measure::Cpu, *cpu)).collect())
             })
             .collect();
-        let pods: Vec<(&str, &str, &str, &[(Measure, f64)])> =
-            names.iter().map(|(pod, role, index, known)| (pod.as_str(), *role, index.as_str(), known.as_slice())).collect();
-        let report = analyse(&run(&pods));
+        let report = report_of(&pods);
         let sum = |values: &mut dyn Iterator<Item = Option<f64>>| values.flatten().sum::<f64>();
         let by_task = sum(&mut report.tasks.iter().map(|task| task.usage.cpu_seconds));
         let by_role = sum(&mut report.roles.iter().map(|role| role.usage.cpu_seconds));
