@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use regex::bytes::Regex;
+use regex_lite::Regex;
 use serde::{Serialize, Serializer};
 
 use super::stats;
@@ -150,16 +150,17 @@ impl Listener {
 
     /// Hears a line of a command, at a moment.
     pub fn command(&mut self, pattern: &Pattern, text: &[u8], at: Duration) {
-        let Some(found) = pattern.0.captures(text) else { return };
+        let text = String::from_utf8_lossy(text);
+        let Some(found) = pattern.0.captures(&text) else { return };
         let number = |name: &str| -> Option<f64> {
-            let number: f64 = std::str::from_utf8(found.name(name)?.as_bytes()).ok()?.trim().parse().ok()?;
+            let number: f64 = found.name(name)?.as_str().trim().parse().ok()?;
             (number.is_finite() && number >= 0.0).then_some(number)
         };
         let steps = match (number("step"), found.name("step")) {
             // A count that begins again, as a new epoch may, tells nothing of the steps between.
             (Some(count), _) => (count - self.counted.replace(count).unwrap_or(count)).max(0.0),
             (None, Some(text)) => {
-                let text = String::from_utf8_lossy(text.as_bytes()).into_owned();
+                let text = text.as_str();
                 self.trouble
                     .get_or_insert_with(|| format!("the group step found {text:?}, which is no number"));
                 return;
