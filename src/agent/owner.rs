@@ -109,6 +109,16 @@ impl Due {
     }
 }
 
+/// Puts off what is due, and the next look, until an answer is on its way: whoever waits for it wakes up on this thread, or on
+/// a CPU that this thread would keep busy.
+fn give_way(due: &mut Option<Due>, rest: &mut Instant) {
+    let then = Instant::now() + AFTER_ANSWER;
+    if let Some(due) = due {
+        due.at = due.at.max(then);
+    }
+    *rest = (*rest).max(then);
+}
+
 /// Waits for a moment, and not at all for one that is past, for which a timer would take until its next tick.
 async fn until(moment: Option<Instant>) {
     if let Some(moment) = moment.filter(|moment| *moment > Instant::now()) {
@@ -328,6 +338,7 @@ impl Owner {
                             }
                         }
                     }
+                    give_way(&mut due, &mut rest);
                 }
                 Event::Start { uid, container, reply } => {
                     // Whoever has given up waiting has let the program begin.
@@ -348,6 +359,7 @@ impl Owner {
                     if !required && !owed && at_once().is_some() {
                         let _ = reply.send(Ok(()));
                         dirty = dirty.or(Some(Instant::now()));
+                        give_way(&mut due, &mut rest);
                         continue;
                     }
                     let (mut ended, mut reply) = (Ended::TooShort, Some(reply));
@@ -374,6 +386,7 @@ impl Owner {
                         self.history.begins(&uid, &container);
                         let _ = reply.send(self.gate(&uid, &container, ended == Ended::Done));
                     }
+                    give_way(&mut due, &mut rest);
                 }
             }
         }

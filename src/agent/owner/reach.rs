@@ -47,10 +47,12 @@ pub(super) struct Written<'a> {
     handed_down: BTreeSet<&'a str>,
 }
 
-/// Whether a step only changes where those run who own nothing: who owns what is the same before and after.
-pub(super) fn is_for_others(step: &Step) -> bool {
+/// Whether a step only changes where those run who own nothing: who owns what is the same before and after. `owners` are the
+/// pods that own something, or are to.
+pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
     match step {
-        Step::Cpus { reason, .. } => matches!(reason, Reason::Narrow | Reason::Share),
+        Step::Cpus { reason: Reason::Narrow | Reason::Share, .. } => true,
+        Step::Cpus { reason: Reason::Pod, path, .. } => !owners.contains(path.as_str()),
         Step::Mark { mark, .. } => mark.as_ref().is_some_and(|mark| mark.claims.is_empty()),
         _ => false,
     }
@@ -165,5 +167,21 @@ mod tests {
         }
         let steps = [room("kubepods/pod1"), room("kubepods")];
         assert!(Written::new(steps.iter()).touches("kubepods/pod1"));
+    }
+
+    #[test]
+    fn a_pod_that_owns_nothing_is_one_of_the_others() {
+        let owners = BTreeSet::from(["kubepods/pod1"]);
+        let step = |path: &str, reason| Step::Cpus { path: path.to_owned(), cpus: CpuSet::new(), reason };
+        for (step, expected) in [
+            (step("kubepods/pod2", Reason::Pod), true),
+            (step("kubepods/pod2/c", Reason::Share), true),
+            (step("kubepods/pod1/c", Reason::Narrow), true),
+            (step("kubepods/pod1", Reason::Pod), false),
+            (step("kubepods/pod1/c", Reason::Own), false),
+            (step("kubepods/pod1/c", Reason::Release), false),
+        ] {
+            assert_eq!(is_for_others(&step, &owners), expected, "{step:?}");
+        }
     }
 }

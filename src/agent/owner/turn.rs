@@ -1,6 +1,6 @@
 //! One reconcile: look, decide, write, look again, publish.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -143,9 +143,13 @@ impl Owner {
         if !steps.is_empty() {
             // A plan is safe wherever it breaks off.
             let planned = steps.len();
+            let claims = [&ledger.claims, &decisions.desired.claims];
+            let owns = |pod: &&PodCgroup| claims.iter().any(|claims| claims.contains_key(&pod.uid));
+            let pods_seen = observed.pods.iter().map(|pod| &pod.cgroup);
+            let owners: BTreeSet<&str> = pods_seen.filter(owns).map(|pod| pod.path.as_str()).collect();
             let applied = pin::apply_while(steps, &self.node.cgroups, |next| {
                 let on = !(calm && reach.is_asked());
-                calm &= is_for_others(next);
+                calm &= is_for_others(next, &owners);
                 on
             });
             errors.extend(self.account(&applied));
