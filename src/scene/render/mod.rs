@@ -45,6 +45,9 @@ pub const TASK_LABELS: [&str; 3] = ["name", "job", "task"];
 /// The port of each task where the job names none.
 const PORT: u16 = 2222;
 
+/// How often a worker that fails is started again where the job doesn't say: what Kubernetes does by itself.
+const RETRIES: u32 = 6;
+
 /// More than this can't be applied by `kubectl apply`, which keeps a copy in an annotation.
 const LARGEST_APPLIED: usize = 256 << 10;
 
