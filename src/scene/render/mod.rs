@@ -13,6 +13,7 @@
 mod amounts;
 mod folder;
 mod job;
+mod names;
 mod native;
 mod operators;
 mod pod;
@@ -25,7 +26,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Amounts, NoSuchCase, ScenePlan, subdomain_fault};
+use super::{Amounts, NoSuchCase, ScenePlan};
 pub use amounts::{Asked, asked};
 pub use job::{Folder, Gang, Reclaim, TaskOf, TrainingJob};
 pub use task::{PS, ROLES, RoleTasks, Share, Task, roles, tasks};
@@ -268,53 +269,6 @@ impl Cluster<'_> {
     /// The addresses of all tasks of a role, by number.
     fn addresses(&self, role: &str) -> Vec<String> {
         (0..self.count(role)).map(|index| format!("{}:{}", self.host(role, index), self.port)).collect()
-    }
-
-    /// Names that become DNS labels, with what the format's own controller adds to them.
-    fn check_names(&self, faults: &mut Faults) {
-        if self.name.is_empty() {
-            return;
-        }
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        if !self.name.starts_with(|c: char| c.is_ascii_lowercase())
-            || !self.name.chars().all(inner)
-            || self.name.ends_with('-')
-        {
-            faults.say(format!(
-                "name {:?} can't be part of a host's name: use lower-case letters, digits and '-', with a letter at the \
-                 start and a letter or digit at the end",
-                self.name
-            ));
-            return;
-        }
-        let more = if self.format == Format::Jobset { "-0-0-abcde" } else { "" };
-        let longest = self
-            .roles
-            .iter()
-            .map(|role| self.task_name(&role.role, role.count().saturating_sub(1)).len() + more.len());
-        let longest = longest.max().unwrap_or_default();
-        if longest > 63 {
-            faults.say(format!(
-                "name {:?} is too long: names of tasks would have {longest} letters, and 63 are allowed",
-                self.name
-            ));
-        }
-        for (what, name) in [
-            ("namespace", self.job.namespace.as_ref()),
-            ("serviceAccount", self.job.service_account.as_ref()),
-            ("gang.group", self.job.gang.as_ref().and_then(|gang| gang.group.as_ref())),
-            ("gang.scheduler", self.job.gang.as_ref().and_then(|gang| gang.scheduler.as_ref())),
-            ("gang.queue", self.job.gang.as_ref().and_then(|gang| gang.queue.as_ref())),
-        ] {
-            if let Some(fault) = name.and_then(|name| subdomain_fault(name)) {
-                faults.say(format!("{what} {:?} can't be a name: {fault}", name.map_or("", |name| name)));
-            }
-        }
-        for name in &self.job.image_pull_secrets {
-            if let Some(fault) = subdomain_fault(name) {
-                faults.say(format!("imagePullSecrets: {name:?} can't be a Secret's name: {fault}"));
-            }
-        }
     }
 
     /// The tasks of a slice.

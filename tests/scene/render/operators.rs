@@ -183,3 +183,25 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
         assert_eq!(told, retries.is_some(), "{:?}", tfjob.warnings);
     }
 }
+
+/// Volcano's webhook puts a task's place among all tasks behind its name before it counts.
+#[test]
+fn names_are_as_short_as_each_format_wants() {
+    for (format, more) in [
+        (Format::Native, ""),
+        (Format::Tfjob, ""),
+        // 20 parameter servers come before the 200 workers.
+        (Format::Volcano, "-219"),
+        (Format::Jobset, "-0-0-abcde"),
+    ] {
+        let longest = 63 - "-worker-199".len() - more.len();
+        let mut job = full();
+        job.name = Some("n".repeat(longest));
+        assert!(!rendered(&job, "2", "4", format).objects.is_empty());
+        job.name = Some("n".repeat(longest + 1));
+        let plan = super::plan(&super::example());
+        let refused = render(&plan, ("2", "4"), &job, format, &Slice::default(), super::AMOUNTS).unwrap_err();
+        let words = "names of tasks would have 64 letters, and 63 are allowed";
+        assert!(refused.to_string().contains(words), "{format:?}: {refused}");
+    }
+}
