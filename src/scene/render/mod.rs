@@ -138,26 +138,8 @@ pub fn render(
     }
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
-    for role in &roles {
-        if !ROLES.contains(&role.role.as_str()) {
-            faults.say(format!(
-                "the plan has {} tasks of role {}, and a training cluster is made of {}",
-                role.count(),
-                role.role,
-                ROLES.join(", ")
-            ));
-        }
-    }
-    for name in job.roles.keys().filter(|name| !roles.iter().any(|role| role.role == **name)) {
-        faults.say(format!("roles.{name}: scene {scene} case {case} has no task of this role"));
-    }
-    let mut settled = BTreeMap::new();
-    for role in &roles {
-        let asked = asked(plan, job, &role.role);
-        let asked = amounts::settled(&role.role, asked, amounts, &mut faults, &mut warnings);
-        settled.insert(role.role.clone(), asked);
-    }
-    let cluster = Cluster {
+    let settled = settled(plan, (scene, case), job, &roles, amounts, &mut faults, &mut warnings);
+    let mut cluster = Cluster {
         plan,
         job,
         format,
@@ -213,6 +195,53 @@ fn value(object: &impl Serialize) -> Result<Value, String> {
 impl Faults {
     fn say(&mut self, what: String) {
         self.0.push(what);
+/// What the tasks of each role ask for by plan and job, as [`render`] writes it.
+///
+/// # Errors
+/// Roles that are none of a training cluster's, or not in the case, and amounts that can't be.
+pub fn settle(
+    plan: &ScenePlan,
+    (scene, case): (&str, &str),
+    job: &TrainingJob,
+    amounts: Amounts,
+) -> Result<BTreeMap<String, Asked>, Faults> {
+    let roles = roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
+    let mut faults = Faults::default();
+    let settled = settled(plan, (scene, case), job, &roles, amounts, &mut faults, &mut Vec::new());
+    if faults.0.is_empty() { Ok(settled) } else { Err(faults) }
+}
+
+fn settled(
+    plan: &ScenePlan,
+    (scene, case): (&str, &str),
+    job: &TrainingJob,
+    roles: &[RoleTasks],
+    amounts: Amounts,
+    faults: &mut Faults,
+    warnings: &mut Vec<String>,
+) -> BTreeMap<String, Asked> {
+    for role in roles {
+        if !ROLES.contains(&role.role.as_str()) {
+            faults.say(format!(
+                "the plan has {} tasks of role {}, and a training cluster is made of {}",
+                role.count(),
+                role.role,
+                ROLES.join(", ")
+            ));
+        }
+    }
+    for name in job.roles.keys().filter(|name| !roles.iter().any(|role| role.role == **name)) {
+        faults.say(format!("roles.{name}: scene {scene} case {case} has no task of this role"));
+    }
+    let mut settled = BTreeMap::new();
+    for role in roles {
+        let asked = asked(plan, job, &role.role);
+        let asked = amounts::settled(&role.role, asked, amounts, faults, warnings);
+        settled.insert(role.role.clone(), asked);
+    }
+    settled
+}
+
     }
 
     /// Each of them, in words.
