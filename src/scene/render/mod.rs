@@ -2,7 +2,7 @@
 //!
 //! | format | objects | where each task goes |
 //! |---|---|---|
-//! | [`Format::Native`] | a headless Service and a Job for each worker, a Service and a Deployment for each parameter server | its own INDEX, by node affinity |
+//! | [`Format::Native`] | a headless Service and a Job for each worker, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
 //! | [`Format::Volcano`] | one Job of Volcano with a task for each, a Service, a ConfigMap with the hosts | the same |
 //! | [`Format::Jobset`] | one JobSet with a replicated job for each, a ConfigMap with the hosts | the same |
 //! | [`Format::Tfjob`] | one TFJob of the Kubeflow training operator | an even share for each INDEX, by a spread constraint: its replicas have one template |
@@ -12,6 +12,7 @@
 
 mod amounts;
 mod folder;
+mod hosts;
 mod job;
 mod names;
 mod native;
@@ -27,6 +28,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Amounts, NoSuchCase, ScenePlan};
+use self::hosts::Hosts;
 pub use amounts::{Asked, asked};
 pub use job::{Folder, Gang, Reclaim, TaskOf, TrainingJob};
 pub use task::{PS, ROLES, RoleTasks, Share, Task, roles, tasks};
@@ -52,8 +54,9 @@ const RETRIES: u32 = 6;
 /// More than this can't be applied by `kubectl apply`, which keeps a copy in an annotation.
 const LARGEST_APPLIED: usize = 256 << 10;
 
-/// More than this is refused by the API server's store.
-const LARGEST_STORED: usize = 1_500_000;
+/// More than this may be refused by the API server's store, which takes 1.5 MiB: with it go defaults, the fields' managers, and
+/// later the status.
+const LARGEST_STORED: usize = 900_000;
 
 /// Which objects are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -106,6 +109,7 @@ struct Cluster<'a> {
     roles: Vec<RoleTasks>,
     asked: BTreeMap<String, Asked>,
 }
+    hosts: Hosts,
 
 /// The training cluster of a job in one case of a plan.
 ///
@@ -151,12 +155,20 @@ pub fn render(
         roles,
         asked: settled,
     };
+        hosts: Hosts::default(),
     cluster.check_names(&mut faults);
     let chosen = cluster.chosen(slice, &mut faults);
+    let before = faults.0.len();
+    cluster.check_lengths(&mut faults);
+    if faults.0.len() > before {
+        // Nobody counts the tasks of such a case one by one.
+        return Err(faults);
+    }
     if !faults.0.is_empty() {
         return Err(faults);
     }
     let made = match format {
+    cluster.hosts = cluster.written();
         Format::Native => cluster.native(&chosen),
         Format::Tfjob => cluster.tfjob(&mut warnings),
         Format::Volcano => cluster.volcano(&mut warnings),
@@ -168,7 +180,8 @@ pub fn render(
         let what = || format!("{} is {} KiB as JSON", object["kind"].as_str().unwrap_or("it"), size >> 10);
         if size > LARGEST_STORED {
             return Err(Faults(vec![format!(
-                "the {}, more than an API server stores: render it as native",
+                "the {}, and an API server stores no more than 1.5 MiB with all that is added to it: render it as native, \
+                 whose tasks are objects of their own, in parts if need be (--role, --from, --to)",
                 what()
             )]));
         }
@@ -273,11 +286,12 @@ impl Cluster<'_> {
 
     /// How many tasks have to succeed: all but the parameter servers.
     fn workers(&self) -> u32 {
-        self.roles.iter().filter(|role| role.role != PS).map(RoleTasks::count).sum()
+        let workers = self.roles.iter().filter(|role| role.role != PS);
+        workers.map(RoleTasks::count).fold(0, u32::saturating_add)
     }
 
     fn all(&self) -> u32 {
-        self.roles.iter().map(RoleTasks::count).sum()
+        self.roles.iter().map(RoleTasks::count).fold(0, u32::saturating_add)
     }
 
     /// A task's name, which its objects have.

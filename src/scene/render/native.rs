@@ -16,6 +16,9 @@ impl Cluster<'_> {
     /// The objects of these tasks, and what they share before them.
     pub(super) fn native(&self, tasks: &[Task]) -> Result<Vec<Value>, String> {
         let mut objects = self.shared()?;
+        if self.configured_hosts() {
+            objects.push(self.hosts_config()?);
+        }
         objects.extend(self.pod_group());
         for task in tasks {
             let metadata = self.metadata(task);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::batch::v1::JobTemplateSpec;
-use k8s_openapi::api::core::v1::{ConfigMap, PodTemplateSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ struct ReplicatedJob {
 }
 
 impl Cluster<'_> {
-    fn whole(&self, name: String) -> ObjectMeta {
+    pub(super) fn whole(&self, name: String) -> ObjectMeta {
         ObjectMeta {
             name: Some(name),
             namespace: self.job.namespace.clone(),
@@ -136,18 +136,6 @@ impl Cluster<'_> {
 
     fn queue(&self) -> Option<String> {
         self.job.gang.as_ref().and_then(|gang| gang.queue.clone())
-    }
-
-    /// The ConfigMap with the addresses of all tasks: they stand in one place instead of each template.
-    fn hosts(&self) -> Result<Value, String> {
-        let lists = self.host_lists().into_iter().map(|(_, key, hosts)| (key.to_owned(), hosts));
-        let mut data: BTreeMap<String, String> = lists.collect();
-        data.insert("cluster".to_owned(), self.spec().to_string());
-        value(&ConfigMap {
-            metadata: self.whole(self.config_name()),
-            data: Some(data),
-            ..ConfigMap::default()
-        })
     }
 
     pub(super) fn tfjob(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
@@ -209,7 +197,7 @@ impl Cluster<'_> {
     pub(super) fn volcano(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
         self.no_reclaim("Volcano ends them when minSuccess tasks have succeeded", warnings);
         let mut objects = self.shared()?;
-        objects.push(self.hosts()?);
+        objects.push(self.hosts_config()?);
         let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
         objects.push(value(&self.service(self.whole(self.name.to_owned()), selector))?);
         let retries = self.job.retries.unwrap_or(RETRIES);
@@ -248,7 +236,7 @@ impl Cluster<'_> {
     pub(super) fn jobset(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
         self.no_reclaim("JobSet ends them when its success policy, all workers, is fulfilled", warnings);
         let mut objects = self.shared()?;
-        objects.push(self.hosts()?);
+        objects.push(self.hosts_config()?);
         objects.extend(self.pod_group());
         let name = |role: &str, index: u32| format!("{role}-{index}");
         let jobs = self.tasks().map(|task| ReplicatedJob {

@@ -1,6 +1,6 @@
 //! Commands and variables: what a task is told, and whether what a user wrote refers to something that is there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Faults, RoleTasks, TrainingJob};
 
@@ -41,6 +41,26 @@ pub(super) fn references(text: &str) -> Vec<&str> {
         }
     }
     found
+}
+
+/// The length of a text after Kubernetes has expanded it, with the lengths of the variables that it knows.
+pub(super) fn expanded(text: &str, known: &BTreeMap<String, u64>) -> u64 {
+    let count = |text: &str| u64::try_from(text.len()).unwrap_or(u64::MAX);
+    let (mut length, mut rest) = (0_u64, text);
+    while let Some((before, after)) = rest.split_once('$') {
+        rest = after;
+        let dollar = if let Some(escaped) = after.strip_prefix('$') {
+            rest = escaped;
+            1
+        } else if let Some((name, more)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+            rest = more;
+            known.get(name).copied().unwrap_or_else(|| count(name).saturating_add(3))
+        } else {
+            1
+        };
+        length = length.saturating_add(count(before)).saturating_add(dollar);
+    }
+    length.saturating_add(count(rest))
 }
 
 /// Whether a name looks like a variable's; what stands in `$(…)` otherwise is for a shell.

@@ -174,7 +174,12 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
             let ps = task["name"].as_str().unwrap().starts_with("ps-");
             let policies = json!([{"event": "TaskFailed", "action": "TerminateJob"}]);
             let expected = if ps { (json!(null), json!(null)) } else { (json!(limit), policies) };
-            assert_eq!((&task["maxRetry"], &task["policies"]), (&expected.0, &expected.1), "{}", task["name"]);
+            assert_eq!(
+                (&task["maxRetry"], &task["policies"]),
+                (&expected.0, &expected.1),
+                "{}",
+                task["name"]
+            );
         }
         // The training operator has one counter only, which is told.
         let tfjob = rendered(&job, "2", "4", Format::Tfjob);
