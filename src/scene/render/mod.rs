@@ -12,6 +12,7 @@
 
 mod amounts;
 mod folder;
+mod gang;
 mod hosts;
 mod job;
 mod names;
@@ -27,8 +28,8 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Amounts, NoSuchCase, ScenePlan};
 use self::hosts::Hosts;
+use super::{Amounts, NoSuchCase, ScenePlan};
 pub use amounts::{Asked, asked};
 pub use job::{Folder, Gang, Reclaim, TaskOf, TrainingJob};
 pub use task::{PS, ROLES, RoleTasks, Share, Task, roles, tasks};
@@ -108,8 +109,8 @@ struct Cluster<'a> {
     case: &'a str,
     roles: Vec<RoleTasks>,
     asked: BTreeMap<String, Asked>,
-}
     hosts: Hosts,
+}
 
 /// The training cluster of a job in one case of a plan.
 ///
@@ -154,21 +155,23 @@ pub fn render(
         case,
         roles,
         asked: settled,
-    };
         hosts: Hosts::default(),
+    };
     cluster.check_names(&mut faults);
-    let chosen = cluster.chosen(slice, &mut faults);
     let before = faults.0.len();
     cluster.check_lengths(&mut faults);
     if faults.0.len() > before {
         // Nobody counts the tasks of such a case one by one.
         return Err(faults);
     }
+    let chosen = cluster.chosen(slice, &mut faults);
     if !faults.0.is_empty() {
         return Err(faults);
     }
-    let made = match format {
     cluster.hosts = cluster.written();
+    cluster.check_gang(&mut warnings);
+    cluster.check_claims(&mut warnings);
+    let made = match format {
         Format::Native => cluster.native(&chosen),
         Format::Tfjob => cluster.tfjob(&mut warnings),
         Format::Volcano => cluster.volcano(&mut warnings),
@@ -192,22 +195,6 @@ pub fn render(
     Ok(Rendered { objects, warnings })
 }
 
-/// Whether every role has a command, so that no script is needed.
-fn has_commands(job: &TrainingJob, roles: &[RoleTasks]) -> bool {
-    let own = |role: &RoleTasks| job.roles.get(&role.role).and_then(|own| own.command.as_ref());
-    !job.command.is_empty() || roles.iter().all(|role| own(role).is_some_and(|command| !command.is_empty()))
-}
-
-/// An object as a value. Maps with texts as keys, which is all there is, always become one.
-fn value(object: &impl Serialize) -> Result<Value, String> {
-    serde_json::to_value(object).map_err(|error| format!("an object can't be written: {error}"))
-}
-
-// === impl Faults ===
-
-impl Faults {
-    fn say(&mut self, what: String) {
-        self.0.push(what);
 /// What the tasks of each role ask for by plan and job, as [`render`] writes it.
 ///
 /// # Errors
@@ -255,6 +242,22 @@ fn settled(
     settled
 }
 
+/// Whether every role has a command, so that no script is needed.
+fn has_commands(job: &TrainingJob, roles: &[RoleTasks]) -> bool {
+    let own = |role: &RoleTasks| job.roles.get(&role.role).and_then(|own| own.command.as_ref());
+    !job.command.is_empty() || roles.iter().all(|role| own(role).is_some_and(|command| !command.is_empty()))
+}
+
+/// An object as a value. Maps with texts as keys, which is all there is, always become one.
+fn value(object: &impl Serialize) -> Result<Value, String> {
+    serde_json::to_value(object).map_err(|error| format!("an object can't be written: {error}"))
+}
+
+// === impl Faults ===
+
+impl Faults {
+    fn say(&mut self, what: String) {
+        self.0.push(what);
     }
 
     /// Each of them, in words.

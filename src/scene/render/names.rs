@@ -39,7 +39,18 @@ impl Cluster<'_> {
             ("gang.scheduler", gang.and_then(|gang| gang.scheduler.as_ref())),
             ("gang.queue", gang.and_then(|gang| gang.queue.as_ref())),
         ] {
-            if let Some(fault) = name.and_then(|name| subdomain_fault(name)) {
+            // A namespace is part of hosts' names; Volcano writes the queue into a label.
+            let short = what == "namespace" || what == "gang.queue" && self.format == Format::Volcano;
+            let fault = |name: &String| {
+                let long = short && name.len() > LONGEST;
+                let dots = what == "namespace" && name.contains('.');
+                subdomain_fault(name)
+                    .or_else(|| dots.then(|| "use lower-case letters, digits and '-', and no '.'".to_owned()))
+                    .or_else(|| {
+                        long.then(|| format!("it has {} letters, and {LONGEST} are allowed", name.len()))
+                    })
+            };
+            if let Some(fault) = name.and_then(fault) {
                 faults.say(format!("{what} {:?} can't be a name: {fault}", name.map_or("", |name| name)));
             }
         }

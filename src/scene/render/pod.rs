@@ -134,18 +134,6 @@ impl Cluster<'_> {
         }
     }
 
-    /// The scheduler, where the job names one.
-    pub(super) fn scheduler(&self) -> Option<&str> {
-        let gang = self.job.gang.as_ref();
-        let named = gang.map(|gang| gang.scheduler.as_deref().unwrap_or("volcano"));
-        named.or_else(|| (self.format == Format::Volcano).then_some("volcano"))
-    }
-
-    /// The gang's group, where there is one.
-    pub(super) fn group(&self) -> Option<&str> {
-        self.job.gang.as_ref().map(|gang| gang.group.as_deref().unwrap_or(self.name))
-    }
-
     /// The nodes that a pod must run on, and the pods that it must keep away from.
     fn affinity(&self, of: Of<'_>) -> Affinity {
         let keys = &self.plan.spec.labels;
@@ -277,7 +265,6 @@ impl Cluster<'_> {
         env.push(variable("TRAINING_JOB", self.name));
         let folder = |name, folder: &Option<Folder>| folder.as_ref().map(|folder| folder::path(name, folder));
         let paths = [
-            env.push(variable("TF_CONFIG", format!("{{\"cluster\":{cluster},\"task\":{task}}}")));
             ("SCRIPT", self.job.script.clone()),
             ("DATA_DIR", folder("data", &self.job.data)),
             ("LOG_DIR", folder("log", &self.job.log)),
@@ -290,6 +277,7 @@ impl Cluster<'_> {
             if configured {
                 env.push(self.configured("CLUSTER_SPEC", "cluster"));
             }
+            env.push(variable("TF_CONFIG", format!("{{\"cluster\":{cluster},\"task\":{task}}}")));
         }
         let mut users = self.job.env.clone();
         users.extend(self.job.roles.get(role).map(|own| own.env.clone()).unwrap_or_default());

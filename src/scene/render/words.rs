@@ -90,12 +90,23 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
     };
     for role in roles {
         let own = job.roles.get(&role.role).unwrap_or(&none);
+        if own.command.as_ref().is_some_and(Vec::is_empty) {
+            say(format!(
+                "roles.{}.command is an empty list: write the program and its arguments, or leave it out for the job's own",
+                role.role
+            ));
+        }
         let env: BTreeSet<&str> = job.env.keys().chain(own.env.keys()).map(String::as_str).collect();
         for name in &env {
             if OURS.contains(name) {
                 say(format!("env: {name} is set for each task by Pinfold: choose another name"));
             } else if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic() && c != '=') {
                 say(format!("env: {name:?} can't be a variable's name"));
+            } else if name.starts_with(|c: char| c.is_ascii_digit()) {
+                say(format!(
+                    "env: {name:?} can't be a variable's name: it begins with a digit, which older clusters and every shell \
+                     refuse"
+                ));
             }
         }
         let mut check = |place: &str, text: &str, before: &dyn Fn(&str) -> bool| {
