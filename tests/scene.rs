@@ -30,6 +30,8 @@ mod properties;
 mod render;
 #[path = "scene/render/faults.rs"]
 mod render_faults;
+#[path = "scene/render/hosts.rs"]
+mod render_hosts;
 #[path = "scene/render/operators.rs"]
 mod render_operators;
 #[path = "scene/simulate.rs"]

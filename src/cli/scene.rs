@@ -14,6 +14,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
@@ -77,6 +78,9 @@ struct CaseOf {
     #[arg(long, value_name = "CASE", requires = "scene")]
     case: Option<String>,
 }
+
+/// Whether the standard input was read.
+static STDIN: AtomicBool = AtomicBool::new(false);
 
 /// Quantities as the `pod` room reads them.
 const AMOUNTS: Amounts = Amounts {
@@ -165,6 +169,11 @@ impl CaseOf {
 /// The text of a file, or of the standard input.
 fn text(path: &Path) -> anyhow::Result<String> {
     if path == Path::new("-") {
+        // Whoever comes second would find it empty.
+        ensure!(
+            !STDIN.swap(true, Ordering::Relaxed),
+            "two files are to be read from the standard input (-), which is there once: give one of them by its name"
+        );
         let mut text = String::new();
         io::stdin().read_to_string(&mut text).context("can't read the standard input")?;
         return Ok(text);

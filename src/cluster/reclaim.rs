@@ -3,7 +3,7 @@
 //! [`scene::reclaim`](crate::scene::reclaim()) decides. What is deleted is exactly what was looked at (uid and version), so that
 //! of two who decide the second finds nothing to do, and what was changed meanwhile is looked at anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::{Api, Backoff, Call, Dice, ErrorKind, Failure};
-use crate::scene::{Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
+use crate::scene::{Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim};
 
 /// Objects of a page: Jobs with hundreds of hosts in their environment are large, and one page is kept at a time.
 const PAGE: u32 = 50;
@@ -26,6 +26,12 @@ const FRESH: Duration = Duration::from_secs(5);
 
 /// How often what was changed meanwhile is looked at again at once.
 const LOOKS: u32 = 3;
+
+/// The longest wait after a look that came to nothing, unless looks are further apart anyway.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+/// The longest text of names in one selector: addresses of a request may be some KiB, by what is in between.
+const LONGEST_NAMES: usize = 2 << 10;
 
 /// What reclaims, and how.
 #[derive(Debug, Clone)]
@@ -48,6 +54,8 @@ pub struct Round {
     pub deleted: Vec<(ItemKind, String, String)>,
     /// What could not be deleted.
     pub failed: Vec<(ItemKind, String, String, Failure)>,
+    /// What was to be deleted and was changed by somebody each time before it was: nothing is decided about the rest of its job.
+    pub changed: Vec<(ItemKind, String, String)>,
     /// TFJobs that keep their parameter servers, in words.
     pub hints: Vec<String>,
 }
@@ -86,8 +94,9 @@ impl Reclaimer {
             let looked = Instant::now();
             round.jobs = reclaim(&self.look().await?, now(), self.after);
             round.failed.clear();
+            round.changed.clear();
             looks += 1;
-            let (mut changed, mut old, mut tried) = (false, false, false);
+            let (mut old, mut tried) = (false, false);
             for job in round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
                 for item in &job.servers {
                     let name = (item.kind, item.namespace.clone(), item.name.clone());
@@ -105,7 +114,7 @@ impl Reclaimer {
                         Ok(Gone::Yes) => round.deleted.push(name),
                         // What is left of the job waits for another look.
                         Ok(Gone::Changed) => {
-                            changed = true;
+                            round.changed.push(name);
                             break;
                         }
                         Err(failure) => round.failed.push((name.0, name.1, name.2, failure)),
@@ -115,7 +124,7 @@ impl Reclaimer {
                     break;
                 }
             }
-            let again = round.failed.is_empty() && (old || changed && looks < LOOKS);
+            let again = round.failed.is_empty() && (old || !round.changed.is_empty() && looks < LOOKS);
             if !again {
                 break;
             }
@@ -131,7 +140,7 @@ impl Reclaimer {
         stop: &CancellationToken,
         mut tell: impl FnMut(Result<Round, Failure>),
     ) {
-        let mut backoff = Backoff::new(every, every.saturating_mul(8));
+        let mut backoff = Backoff::new(every, longest(every));
         let mut dice = Dice::default();
         loop {
             // Cancel safe: a round that is cut off has deleted only what was to go, and the next one finds the rest.
@@ -162,25 +171,34 @@ impl Reclaimer {
     /// All objects of jobs that ask for it. Servers are read first: what they are deleted by is never newer than the workers
     /// that they are judged by.
     async fn look(&self) -> Result<Vec<Item>, Failure> {
-        let mut items = self.list("apps/v1", "deployments", ItemKind::Deployment).await?;
-        items.extend(self.list("v1", "services", ItemKind::Service).await?);
-        let servers =
-            items.iter().any(|item| item.labels.get("job").is_some_and(|role| role == PS) && !item.leaving);
-        // Without servers there is nothing to decide: the Jobs, which are large, are left alone.
-        if servers {
-            items.extend(self.list("batch/v1", "jobs", ItemKind::Job).await?);
+        let asks = format!("{RECLAIM_LABEL}={PS}");
+        let mut items = self.list("apps/v1", "deployments", ItemKind::Deployment, &asks).await?;
+        items.extend(self.list("v1", "services", ItemKind::Service, &asks).await?);
+        let [name, role, _] = TASK_LABELS;
+        let is_server = |item: &&Item| item.labels.get(role).is_some_and(|role| role == PS) && !item.leaving;
+        let servers = items.iter().filter(is_server).filter_map(|item| item.labels.get(name));
+        let names: BTreeSet<String> = servers.filter(|name| !name.is_empty()).cloned().collect();
+        // Without servers there is nothing to decide: other Jobs, which are large, and stay when they are done, are left alone.
+        for names in selectors(&names) {
+            let selector = format!("{asks},{name} in ({names})");
+            items.extend(self.list("batch/v1", "jobs", ItemKind::Job, &selector).await?);
         }
         Ok(items)
     }
 
-    async fn list(&self, version: &str, plural: &str, kind: ItemKind) -> Result<Vec<Item>, Failure> {
-        let selector = format!("{RECLAIM_LABEL}={PS}");
+    async fn list(
+        &self,
+        version: &str,
+        plural: &str,
+        kind: ItemKind,
+        selector: &str,
+    ) -> Result<Vec<Item>, Failure> {
         let mut items = Vec::new();
         let take = |object: &Value| {
             items.push(item(kind, object)?);
             Ok(())
         };
-        self.pages(&self.path(version, plural), Some(&selector), &format!("{kind}List"), take).await?;
+        self.pages(&self.path(version, plural), Some(selector), &format!("{kind}List"), take).await?;
         Ok(items)
     }
 
@@ -269,6 +287,26 @@ impl Round {
     }
 }
 
+/// The longest wait of somebody who looks so often.
+fn longest(every: Duration) -> Duration {
+    every.saturating_mul(8).min(LONGEST_WAIT.max(every))
+}
+
+/// The names with commas between them, in texts that are short enough for a selector each.
+fn selectors(names: &BTreeSet<String>) -> Vec<String> {
+    let mut texts: Vec<String> = Vec::new();
+    for name in names {
+        match texts.last_mut().filter(|text| text.len() + name.len() < LONGEST_NAMES) {
+            Some(text) => {
+                text.push(',');
+                text.push_str(name);
+            }
+            None => texts.push(name.clone()),
+        }
+    }
+    texts
+}
+
 /// The clock that is compared with the API server's times. Where it is wrong by some seconds, the wait is.
 fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -349,4 +387,26 @@ fn hint(job: &Value) -> Option<String> {
 
 fn unbuilt(error: impl fmt::Display) -> Failure {
     Failure::Nonsense(format!("a request that can't be made: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_is_no_reason_to_stay_away_for_hours() {
+        let wait = |every| longest(Duration::from_secs(every)).as_secs();
+        assert_eq!([1, 15, 60, 300, 3600].map(wait), [8, 120, 300, 300, 3600]);
+    }
+
+    #[test]
+    fn names_are_split_into_short_texts_and_none_is_lost() {
+        for count in [0, 1, 2, 1000] {
+            let names: BTreeSet<String> = (0..count).map(|at| format!("{at:063}")).collect();
+            let texts = selectors(&names);
+            assert!(texts.iter().all(|text| text.len() <= LONGEST_NAMES));
+            let back: Vec<&str> = texts.iter().flat_map(|text| text.split(',')).collect();
+            assert_eq!(back, names.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
 }

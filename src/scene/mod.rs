@@ -52,7 +52,8 @@ pub use plan::{
 pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use render::{
     Asked, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER, RECLAIM_LABEL, ROLES, Reclaim, Rendered,
-    RoleTasks, Share, Slice, TASK_LABELS, Task, TaskOf, TrainingJob, WORKERS, asked, render, roles, tasks,
+    RoleTasks, Share, Slice, TASK_LABELS, Task, TaskOf, TrainingJob, WORKERS, asked, render, roles, settle,
+    tasks,
 };
 pub use schema::definition;
 pub use selector::{NodeSelector, Operator, Requirement};

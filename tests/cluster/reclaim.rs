@@ -371,6 +371,62 @@ async fn what_was_changed_since_the_look_is_looked_at_again() {
 }
 
 #[tokio::test]
+async fn what_is_changed_each_time_is_told() {
+    let cluster = Cluster::new().await;
+    cluster.put(&succeeded("a", 60));
+    cluster.put(&succeeded("b", 60));
+    let conflict = || Fault::Refuse { code: 409, text: "changed", retry_after: None };
+    cluster.fake.fail(When::always().verb("delete").on("deployments"), conflict());
+    let round = cluster.once().await;
+    let named = |name: &str| (ItemKind::Deployment, "train".to_owned(), name.to_owned());
+    // The rest of each job waits for what was changed.
+    assert_eq!(round.changed, [named("a-ps-0"), named("b-ps-0")]);
+    assert_eq!((round.deleted.len(), round.failed.len(), cluster.deletes()), (0, 0, 3 * 2));
+    // Once only is nothing to be told of.
+    cluster.fake.heal();
+    cluster.fake.fail(When::always().verb("delete").on("deployments").times(2), conflict());
+    let round = cluster.once().await;
+    assert_eq!((round.deleted.len(), round.failed.len(), round.changed.len()), (20, 0, 0));
+}
+
+/// Jobs stay when they are done, with all their hosts in their environment: those without servers are not read again and again.
+#[tokio::test]
+async fn only_jobs_with_servers_are_read_however_many_they_are() {
+    let cluster = Cluster::new().await;
+    let mut done = succeeded("done", 6000);
+    done.retain(|object| role(object) == "worker");
+    cluster.put(&done);
+    cluster.put(&succeeded("b", 60));
+    cluster.fake.clear_log();
+    assert_eq!(cluster.with(30, true).once().await.unwrap().deleted.len(), 10);
+    let asked = |cluster: &Cluster| -> Vec<String> {
+        let log = cluster.fake.log();
+        let jobs = log.iter().filter(|one| one.verb == "list" && one.plural == "jobs");
+        jobs.map(|one| one.query.clone()).filter(|query| !query.contains("continue=")).collect()
+    };
+    assert!(asked(&cluster).iter().all(|query| !query.contains("done")), "{:?}", asked(&cluster));
+
+    // Hundreds of jobs with long names: no address grows with them.
+    let all = succeeded("c", 60);
+    let server = all.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    for number in 0..300 {
+        let (mut server, name) = (server.clone(), format!("{number:040}"));
+        server["metadata"]["name"] = json!(name);
+        server["metadata"]["labels"]["name"] = json!(name);
+        cluster.put(&[server]);
+    }
+    cluster.fake.clear_log();
+    let round = cluster.with(30, true).once().await.unwrap();
+    assert_eq!((round.jobs.len(), round.deleted.len()), (301, 10));
+    let queries = asked(&cluster);
+    assert!(queries.len() > 1 && queries.iter().all(|query| query.len() < 4096), "{queries:?}");
+    for number in 0..300 {
+        let name = format!("{number:040}");
+        assert_eq!(queries.iter().filter(|query| query.contains(&name)).count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn an_api_server_in_trouble_decides_nothing() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
@@ -484,6 +540,10 @@ struct Watching(Child);
 
 impl Watching {
     fn start(kubeconfig: &std::path::Path, after: u32) -> Self {
+        Self::with(kubeconfig, after, &[])
+    }
+
+    fn with(kubeconfig: &std::path::Path, after: u32, more: &[&str]) -> Self {
         let child = Command::new(env!("CARGO_BIN_EXE_pinfold"))
             .args([
                 "scene",
@@ -496,6 +556,7 @@ impl Watching {
                 "--kubeconfig",
             ])
             .arg(kubeconfig)
+            .args(more)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
@@ -563,6 +624,40 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
     assert_eq!(out.lines().filter(|line| line.contains("the parameter servers go at")).count(), 1, "{out}");
 }
 
+/// Each failure is told once until it is over, and anew when it comes again, whatever the form of the output.
+#[tokio::test(flavor = "multi_thread")]
+async fn trouble_that_comes_again_is_told_again() {
+    use nix::sys::signal::Signal;
+    for more in [&[][..], &["-o", "json"]] {
+        let cluster = Cluster::new().await;
+        let folder = tempfile::tempdir().unwrap();
+        let kubeconfig = folder.path().join("reclaimer.conf");
+        std::fs::write(&kubeconfig, cluster.fake.kubeconfig("reclaimer")).unwrap();
+        let lists = |plural: &'static str, more: usize| {
+            let (cluster, count) = (&cluster, cluster.fake.count("list", plural) + more);
+            async move {
+                let start = Instant::now();
+                while cluster.fake.count("list", plural) < count {
+                    assert!(start.elapsed() < Duration::from_secs(30), "nobody looks at {plural}");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        };
+        let watching = Watching::with(&kubeconfig, 5, more);
+        for _ in 0..2 {
+            let no = Fault::Refuse { code: 500, text: "etcd", retry_after: None };
+            cluster.fake.fail(When::always().verb("list").on("deployments").times(2), no);
+            lists("deployments", 2).await;
+            // Of a look that succeeds, two kinds are read; what it led to is told before the next one.
+            lists("services", 2).await;
+        }
+        let (code, out, said) =
+            tokio::task::spawn_blocking(move || watching.end(Signal::SIGTERM)).await.unwrap();
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(said.matches("nothing is decided").count(), 2, "{more:?}: {said}{out}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_says_what_it_does() {
     let cluster = Cluster::new().await;
@@ -607,6 +702,14 @@ async fn the_program_says_what_it_does() {
     let (code, _, said) = run(&[]).await;
     assert_eq!(code, Some(2));
     assert!(said.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"), "{said}");
+    cluster.fake.heal();
+    cluster
+        .fake
+        .fail(When::always().verb("delete"), Fault::Refuse { code: 409, text: "no", retry_after: None });
+    let (code, out, said) = run(&["-o", "json"]).await;
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &answer["changed"][0]["name"]), (Some(2), &json!("a-ps-0")), "{said}");
+    assert!(said.contains("1 object was changed by somebody each time before the delete"), "{said}");
 }
 
 fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {

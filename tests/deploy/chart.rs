@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::evaluate::{Policy, Request, Verdict};
 use crate::manifests::faults;
 use crate::tools::{find, here, kustomize, output, parse, program, succeed};
 
@@ -92,6 +93,42 @@ fn chart_and_overlays_render_the_same_objects() {
     let reclaiming = kustomize(&kubectl, folder.path());
     assert_eq!(find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"]["replicas"], 1);
     same(template(&helm, &[namespace, "reclaim.enabled=true"]), reclaiming, "reclaim");
+}
+
+/// Whoever moves or renames the account by kustomize must not set it free.
+#[test]
+fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
+    let Some(kubectl) = program("kubectl") else { return };
+    for more in ["", "namespace: tools\n", "namespace: tools\nnamePrefix: our\nnameSuffix: -two\n"] {
+        let folder = tempfile::tempdir_in(here("deploy")).unwrap();
+        let text = format!("{more}components: [../components/reclaim]\n");
+        std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+        let objects = kustomize(&kubectl, folder.path());
+        let of_kind = |kind: &str| objects.iter().find(|one| one["kind"] == kind).unwrap();
+        let subject = &of_kind("ClusterRoleBinding")["subjects"][0];
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let account =
+            format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
+        assert_eq!(account.contains(":tools:"), !more.is_empty(), "{account}");
+        assert_eq!(of_kind("ServiceAccount")["metadata"]["name"], subject["name"]);
+        let policy = of_kind("ValidatingAdmissionPolicy");
+        let binding = &of_kind("ValidatingAdmissionPolicyBinding")["spec"];
+        assert_eq!(binding["policyName"], policy["metadata"]["name"]);
+        let policy = Policy::new(policy);
+        let delete = |user: &str, labels: Value| {
+            policy.validate(&Request {
+                object: Value::Null,
+                old: json!({"metadata": {"name": "a", "labels": labels}}),
+                request: json!({"operation": "DELETE", "userInfo": {"username": user}}),
+            })
+        };
+        let server = || json!({"pinfold.io/reclaim": "ps", "job": "ps"});
+        assert_eq!(delete(&account, server()), Verdict::Allowed, "{account}");
+        assert!(matches!(delete(&account, json!({"job": "ps"})), Verdict::Denied(..)), "{account}");
+        for other in ["system:serviceaccount:tools:admin", "pinfold-reclaim", "system:admin"] {
+            assert_eq!(delete(other, json!({})), Verdict::NotMatched, "{other}");
+        }
+    }
 }
 
 #[test]

@@ -250,8 +250,9 @@ fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
     assert_eq!(binding["subjects"][0]["name"], pod["spec"]["serviceAccountName"]);
     assert_eq!(pod["spec"]["serviceAccountName"], "pinfold-reclaim");
     let policy = &documents("deploy/components/reclaim/policy.yaml")[0];
-    let user = "request.userInfo.username == 'system:serviceaccount:pinfold:pinfold-reclaim'";
-    assert_eq!(policy["spec"]["matchConditions"][0]["expression"], user);
+    // It holds the account in other namespaces, too.
+    let user = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
+    assert!(!user.contains(":pinfold:"), "{user}");
     // Neither the DaemonSet nor the PodMonitor takes its pod for an agent.
     let agents = &documents("deploy/base/daemonset.yaml")[0]["spec"]["selector"]["matchLabels"];
     assert_ne!(*agents, pod["metadata"]["labels"]);

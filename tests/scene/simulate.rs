@@ -193,4 +193,33 @@ fn as_people_and_programs_see_it() {
     let (code, _, error) = printed(&[scenes, "--count", "1", "--cpu", "many"]);
     assert_eq!(code, Some(2));
     assert!(error.contains("--cpu \"many\""), "{error}");
+    // What render refuses is refused here, too, instead of taken for nothing.
+    for (text, words) in [
+        ("roles: {worker: {limits: {cpu: two}}}\n", "worker: cpu \"two\""),
+        ("roles: {worker: {requests: {memory: 9Gi}, limits: {memory: 1Gi}}}\n", "is more than the limit 1Gi"),
+        ("roles: {worker: {limits: {cpu: 1500m}}}\npin: true\n", "1500m is no whole number of CPUs"),
+        ("roles: {chief: {}}\n", "roles.chief: scene 1 case 1 has no task of this role"),
+    ] {
+        let job = put("wrong.yaml", text);
+        let (code, out, error) = printed(&[scenes, "--count", "1", "--job", &job]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{text}");
+        assert!(error.contains(words) && error.contains("can't be simulated"), "{error}");
+    }
+    // Two cannot read one standard input.
+    for args in [&["-", "--job", "-", "--count", "1"][..], &["-", "--nodes", "-"]] {
+        let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"))
+            .args(["scene", "simulate"])
+            .args(args)
+            .write_stdin(example())
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{error}");
+    }
+    let mut render = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    let output =
+        render.args(["scene", "render", "-", "--job", "-"]).write_stdin("name: a\n").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error.contains("two files are to be read from the standard input"), "{error}");
 }

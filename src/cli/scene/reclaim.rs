@@ -32,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
   pinfold scene reclaim --watch --after 30            until it is ended (deploy/components/reclaim does this)
   pinfold scene reclaim --namespace train -o json
 
-Exit codes: 0 done, 2 the API server can't be asked, or something could not be deleted.")]
+Exit codes: 0 done, 2 the API server can't be asked, or something that was to go is still there.")]
 pub(super) struct ReclaimArgs {
     /// Only in this namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
@@ -95,6 +95,12 @@ impl ReclaimArgs {
                 super::many(round.failed.len(), "object")
             );
         }
+        if let Some((kind, namespace, name)) = round.changed.first() {
+            bail!(
+                "{}, {kind} {namespace}/{name} first, and nothing of its job is decided; it may be run again",
+                kept(round.changed.len())
+            );
+        }
         Ok(ExitCode::SUCCESS)
     }
 
@@ -144,6 +150,8 @@ impl ReclaimArgs {
             }
         };
         if self.output == Format::Json {
+            // The API server answers again: when it next doesn't, that is news.
+            said.clear();
             return super::super::json(&object(&round, self.dry_run));
         }
         let jobs = round.jobs.iter().map(|job| (format!("{}/{}", job.namespace, job.job), line(job)));
@@ -155,7 +163,15 @@ impl ReclaimArgs {
                 format!("{kind} {namespace}/{name} can't be deleted: {failure}"),
             )
         });
-        let now: BTreeMap<String, String> = jobs.chain(gone).chain(hints).chain(failed).collect();
+        let changed = round.changed.iter().map(|(kind, namespace, name)| {
+            let what = format!("{kind} {namespace}/{name}");
+            (
+                what.clone(),
+                format!("{what} is not deleted: it was changed each time before it could be; looking again"),
+            )
+        });
+        let all = jobs.chain(gone).chain(hints).chain(failed).chain(changed);
+        let now: BTreeMap<String, String> = all.collect();
         for (key, words) in &now {
             if said.get(key) != Some(words) {
                 super::super::emit(words)?;
@@ -179,6 +195,12 @@ fn line(job: &Reclaimable) -> String {
         Verdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
     };
     format!("{}/{}: {what}", job.namespace, job.job)
+}
+
+/// How many were changed whenever they were to be deleted.
+fn kept(count: usize) -> String {
+    let was = if count == 1 { "was" } else { "were" };
+    format!("{} {was} changed by somebody each time before the delete", super::many(count, "object"))
 }
 
 /// What is gone now, in a sentence.
@@ -211,6 +233,7 @@ fn object(round: &Round, dry_run: bool) -> Value {
         "jobs": jobs.collect::<Vec<_>>(),
         "deleted": round.deleted.iter().map(|(kind, namespace, name)| named(kind, namespace, name)).collect::<Vec<_>>(),
         "failed": round.failed.iter().map(|(kind, namespace, name, _)| named(kind, namespace, name)).collect::<Vec<_>>(),
+        "changed": round.changed.iter().map(|(kind, namespace, name)| named(kind, namespace, name)).collect::<Vec<_>>(),
         "hints": round.hints,
     })
 }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::scene::{Format, Reclaim, Slice, TrainingJob, render};
+use crate::scene::{Faults, Format, Reclaim, Slice, TrainingJob, render};
 
 /// Print the objects of a training cluster for one case of a plan.
 ///
@@ -132,9 +132,7 @@ impl RenderArgs {
         let slice = Slice { role: self.role, from: self.from, to: self.to };
         let rendered = match render(&plan, (&scene, &case), &job, format, &slice, super::AMOUNTS) {
             Ok(rendered) => rendered,
-            Err(faults) => {
-                bail!("the job can't be rendered:\n  {}", faults.iter().collect::<Vec<_>>().join("\n  "))
-            }
+            Err(faults) => return Err(refused("rendered", &faults)),
         };
         match self.output {
             Form::Yaml => {
@@ -151,6 +149,11 @@ impl RenderArgs {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// All that is missing or wrong, a line each.
+pub(super) fn refused(what: &str, faults: &Faults) -> anyhow::Error {
+    anyhow!("the job can't be {what}:\n  {}", faults.iter().collect::<Vec<_>>().join("\n  "))
 }
 
 /// The parameters in a file.

@@ -9,9 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::Format;
-use crate::scene::{
-    Amount, Asked, Simulation, Slots, Task, asked, claimed, invented, roles, simulate, slots,
-};
+use crate::scene::{Amount, Simulation, Slots, Task, claimed, invented, settle, simulate, slots};
 
 /// Show which node each task of a case would come to, before anything is created, and what would stay pending and why.
 ///
@@ -81,10 +79,8 @@ impl SimulateArgs {
             }
         };
         let nodes = if self.claim || self.count.is_some() { claimed(&plan, &slots, &nodes) } else { nodes };
-        let asked: BTreeMap<String, Asked> = roles(&plan, &scene, &case)?
-            .into_iter()
-            .map(|role| (role.role.clone(), asked(&plan, &job, &role.role)))
-            .collect();
+        let asked = settle(&plan, (&scene, &case), &job, super::AMOUNTS)
+            .map_err(|faults| super::render::refused("simulated", &faults))?;
         let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, super::AMOUNTS)?;
         match self.output {
             Format::Json => super::super::json(&object(&slots, &simulation))?,

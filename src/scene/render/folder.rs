@@ -1,6 +1,6 @@
 //! The folders of data and logs: volumes, mounts, and claims that are to be made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, PersistentVolumeClaim, PersistentVolumeClaimSpec,
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::super::{Amounts, subdomain_fault};
+use super::super::{Amounts, Slot, subdomain_fault};
 use super::{Cluster, Faults, Folder, TrainingJob};
 
 const MODES: [&str; 4] = ["ReadWriteMany", "ReadOnlyMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -26,11 +26,22 @@ pub(super) fn path(name: &str, folder: &Folder) -> String {
     folder.path.clone().unwrap_or_else(|| format!("/{name}"))
 }
 
+/// What a path leads through: `/data`, `/data/` and `/./data` are one place.
+fn parts(path: &str) -> Vec<&str> {
+    path.split('/').filter(|part| !part.is_empty() && *part != ".").collect()
+}
+
+/// The claim of a folder that is on one.
+fn claim(job: &str, name: &str, folder: &Folder) -> Option<String> {
+    folder.host_path.is_none().then(|| folder.claim.clone().unwrap_or_else(|| format!("{job}-{name}")))
+}
+
 pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
     for (name, folder) in folders(job) {
         let seen = path(name, folder);
-        if !seen.starts_with('/') || seen.contains(':') || seen == "/" {
-            faults.say(format!("{name}.path: {seen:?}: write a folder from / on, without ':'"));
+        let parts = parts(&seen);
+        if !seen.starts_with('/') || seen.contains(':') || parts.is_empty() || parts.contains(&"..") {
+            faults.say(format!("{name}.path: {seen:?}: write a folder from / on, without ':' and '..'"));
         }
         let made = folder.size.is_some();
         match (&folder.host_path, folder.claim.is_some() || made) {
@@ -67,16 +78,38 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
             }
         }
     }
-    if let (Some(data), Some(log)) = (&job.data, &job.log)
-        && path("data", data) == path("log", log)
-    {
-        faults.say("data and log have the same path: give them different ones".to_owned());
+    if let (Some(data), Some(log)) = (&job.data, &job.log) {
+        if parts(&path("data", data)) == parts(&path("log", log)) {
+            faults.say("data and log have the same path: give them different ones".to_owned());
+        }
+        let job = job.name.as_deref().unwrap_or_default();
+        let one = claim(job, "data", data);
+        if one.is_some() && one == claim(job, "log", log) {
+            faults.say(format!(
+                "data and log are the same claim, {}: pods with a claim twice may never start; name two claims, or use one folder \
+                 for both",
+                one.unwrap_or_default()
+            ));
+        }
     }
 }
 
 impl Cluster<'_> {
-    fn claim(&self, name: &str, folder: &Folder) -> String {
-        folder.claim.clone().unwrap_or_else(|| format!("{}-{name}", self.name))
+    /// Claims that one node or pod alone can mount, and others are to: those would never start.
+    pub(super) fn check_claims(&self, warnings: &mut Vec<String>) {
+        let slots: BTreeSet<Slot> = self.tasks().map(|task| task.slot).collect();
+        for (name, folder) in folders(self.job).filter(|(_, folder)| folder.size.is_some()) {
+            let mode = folder.access_mode.as_deref().unwrap_or_default();
+            let (by, all) = match mode {
+                "ReadWriteOnce" if slots.len() > 1 => ("on one node", format!("on {} nodes", slots.len())),
+                "ReadWriteOncePod" if self.all() > 1 => ("by one pod", format!("{} pods", self.all())),
+                _ => continue,
+            };
+            warnings.push(format!(
+                "{name}: a claim with {mode} is mounted {by} only, and the tasks are {all}: the others would wait for ever; \
+                 ReadWriteMany is for many, with a storage class that can do it"
+            ));
+        }
     }
 
     /// The claims that are to be made.
@@ -85,7 +118,7 @@ impl Cluster<'_> {
             let size = Quantity(folder.size.clone()?);
             Some(PersistentVolumeClaim {
                 metadata: ObjectMeta {
-                    name: Some(self.claim(name, folder)),
+                    name: claim(self.name, name, folder),
                     namespace: self.job.namespace.clone(),
                     labels: Some(BTreeMap::from([("name".to_owned(), self.name.to_owned())])),
                     ..ObjectMeta::default()
@@ -115,9 +148,8 @@ impl Cluster<'_> {
                 .host_path
                 .clone()
                 .map(|path| HostPathVolumeSource { path, type_: Some("DirectoryOrCreate".to_owned()) }),
-            persistent_volume_claim: folder.host_path.is_none().then(|| PersistentVolumeClaimVolumeSource {
-                claim_name: self.claim(name, folder),
-                read_only: folder.read_only.then_some(true),
+            persistent_volume_claim: claim(self.name, name, folder).map(|claim_name| {
+                PersistentVolumeClaimVolumeSource { claim_name, read_only: folder.read_only.then_some(true) }
             }),
             ..Volume::default()
         });

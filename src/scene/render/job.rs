@@ -67,7 +67,8 @@ pub struct TrainingJob {
     /// Secrets with credentials for the image.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<String>,
-    /// How often a worker that fails is started again; 6 if not given.
+    /// How often a worker that fails is started again, before its job fails; 6 if not given. A TFJob counts the restarts of all
+    /// tasks together, and has no limit if not given.
     #[schemars(range(max = 10000))]
     pub retries: Option<u32>,
 }

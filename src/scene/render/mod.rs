@@ -2,7 +2,7 @@
 //!
 //! | format | objects | where each task goes |
 //! |---|---|---|
-//! | [`Format::Native`] | a headless Service and a Job for each worker, a Service and a Deployment for each parameter server | its own INDEX, by node affinity |
+//! | [`Format::Native`] | a headless Service and a Job for each worker, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
 //! | [`Format::Volcano`] | one Job of Volcano with a task for each, a Service, a ConfigMap with the hosts | the same |
 //! | [`Format::Jobset`] | one JobSet with a replicated job for each, a ConfigMap with the hosts | the same |
 //! | [`Format::Tfjob`] | one TFJob of the Kubeflow training operator | an even share for each INDEX, by a spread constraint: its replicas have one template |
@@ -12,7 +12,10 @@
 
 mod amounts;
 mod folder;
+mod gang;
+mod hosts;
 mod job;
+mod names;
 mod native;
 mod operators;
 mod pod;
@@ -25,7 +28,8 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Amounts, NoSuchCase, ScenePlan, subdomain_fault};
+use self::hosts::Hosts;
+use super::{Amounts, NoSuchCase, ScenePlan};
 pub use amounts::{Asked, asked};
 pub use job::{Folder, Gang, Reclaim, TaskOf, TrainingJob};
 pub use task::{PS, ROLES, RoleTasks, Share, Task, roles, tasks};
@@ -45,11 +49,15 @@ pub const TASK_LABELS: [&str; 3] = ["name", "job", "task"];
 /// The port of each task where the job names none.
 const PORT: u16 = 2222;
 
+/// How often a worker that fails is started again where the job doesn't say: what Kubernetes does by itself.
+const RETRIES: u32 = 6;
+
 /// More than this can't be applied by `kubectl apply`, which keeps a copy in an annotation.
 const LARGEST_APPLIED: usize = 256 << 10;
 
-/// More than this is refused by the API server's store.
-const LARGEST_STORED: usize = 1_500_000;
+/// More than this may be refused by the API server's store, which takes 1.5 MiB: with it go defaults, the fields' managers, and
+/// later the status.
+const LARGEST_STORED: usize = 900_000;
 
 /// Which objects are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -101,6 +109,7 @@ struct Cluster<'a> {
     case: &'a str,
     roles: Vec<RoleTasks>,
     asked: BTreeMap<String, Asked>,
+    hosts: Hosts,
 }
 
 /// The training cluster of a job in one case of a plan.
@@ -134,7 +143,84 @@ pub fn render(
     }
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
-    for role in &roles {
+    let settled = settled(plan, (scene, case), job, &roles, amounts, &mut faults, &mut warnings);
+    let mut cluster = Cluster {
+        plan,
+        job,
+        format,
+        name: job.name.as_deref().unwrap_or_default(),
+        image: job.image.as_deref().unwrap_or_default(),
+        port: job.port.unwrap_or(PORT),
+        scene,
+        case,
+        roles,
+        asked: settled,
+        hosts: Hosts::default(),
+    };
+    cluster.check_names(&mut faults);
+    let before = faults.0.len();
+    cluster.check_lengths(&mut faults);
+    if faults.0.len() > before {
+        // Nobody counts the tasks of such a case one by one.
+        return Err(faults);
+    }
+    let chosen = cluster.chosen(slice, &mut faults);
+    if !faults.0.is_empty() {
+        return Err(faults);
+    }
+    cluster.hosts = cluster.written();
+    cluster.check_gang(&mut warnings);
+    cluster.check_claims(&mut warnings);
+    let made = match format {
+        Format::Native => cluster.native(&chosen),
+        Format::Tfjob => cluster.tfjob(&mut warnings),
+        Format::Volcano => cluster.volcano(&mut warnings),
+        Format::Jobset => cluster.jobset(&mut warnings),
+    };
+    let objects = made.map_err(|what| Faults(vec![what]))?;
+    for object in &objects {
+        let size = object.to_string().len();
+        let what = || format!("{} is {} KiB as JSON", object["kind"].as_str().unwrap_or("it"), size >> 10);
+        if size > LARGEST_STORED {
+            return Err(Faults(vec![format!(
+                "the {}, and an API server stores no more than 1.5 MiB with all that is added to it: render it as native, \
+                 whose tasks are objects of their own, in parts if need be (--role, --from, --to)",
+                what()
+            )]));
+        }
+        if size > LARGEST_APPLIED {
+            warnings.push(format!("the {}: apply it with kubectl apply --server-side", what()));
+        }
+    }
+    Ok(Rendered { objects, warnings })
+}
+
+/// What the tasks of each role ask for by plan and job, as [`render`] writes it.
+///
+/// # Errors
+/// Roles that are none of a training cluster's, or not in the case, and amounts that can't be.
+pub fn settle(
+    plan: &ScenePlan,
+    (scene, case): (&str, &str),
+    job: &TrainingJob,
+    amounts: Amounts,
+) -> Result<BTreeMap<String, Asked>, Faults> {
+    let roles = roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
+    let mut faults = Faults::default();
+    let settled = settled(plan, (scene, case), job, &roles, amounts, &mut faults, &mut Vec::new());
+    if faults.0.is_empty() { Ok(settled) } else { Err(faults) }
+}
+
+fn settled(
+    plan: &ScenePlan,
+    (scene, case): (&str, &str),
+    job: &TrainingJob,
+    roles: &[RoleTasks],
+    amounts: Amounts,
+    faults: &mut Faults,
+    warnings: &mut Vec<String>,
+) -> BTreeMap<String, Asked> {
+    for role in roles {
         if !ROLES.contains(&role.role.as_str()) {
             faults.say(format!(
                 "the plan has {} tasks of role {}, and a training cluster is made of {}",
@@ -148,49 +234,12 @@ pub fn render(
         faults.say(format!("roles.{name}: scene {scene} case {case} has no task of this role"));
     }
     let mut settled = BTreeMap::new();
-    for role in &roles {
+    for role in roles {
         let asked = asked(plan, job, &role.role);
-        let asked = amounts::settled(&role.role, asked, amounts, &mut faults, &mut warnings);
+        let asked = amounts::settled(&role.role, asked, amounts, faults, warnings);
         settled.insert(role.role.clone(), asked);
     }
-    let cluster = Cluster {
-        plan,
-        job,
-        format,
-        name: job.name.as_deref().unwrap_or_default(),
-        image: job.image.as_deref().unwrap_or_default(),
-        port: job.port.unwrap_or(PORT),
-        scene,
-        case,
-        roles,
-        asked: settled,
-    };
-    cluster.check_names(&mut faults);
-    let chosen = cluster.chosen(slice, &mut faults);
-    if !faults.0.is_empty() {
-        return Err(faults);
-    }
-    let made = match format {
-        Format::Native => cluster.native(&chosen),
-        Format::Tfjob => cluster.tfjob(&mut warnings),
-        Format::Volcano => cluster.volcano(&mut warnings),
-        Format::Jobset => cluster.jobset(&mut warnings),
-    };
-    let objects = made.map_err(|what| Faults(vec![what]))?;
-    for object in &objects {
-        let size = object.to_string().len();
-        let what = || format!("{} is {} KiB as JSON", object["kind"].as_str().unwrap_or("it"), size >> 10);
-        if size > LARGEST_STORED {
-            return Err(Faults(vec![format!(
-                "the {}, more than an API server stores: render it as native",
-                what()
-            )]));
-        }
-        if size > LARGEST_APPLIED {
-            warnings.push(format!("the {}: apply it with kubectl apply --server-side", what()));
-        }
-    }
-    Ok(Rendered { objects, warnings })
+    settled
 }
 
 /// Whether every role has a command, so that no script is needed.
@@ -240,11 +289,12 @@ impl Cluster<'_> {
 
     /// How many tasks have to succeed: all but the parameter servers.
     fn workers(&self) -> u32 {
-        self.roles.iter().filter(|role| role.role != PS).map(RoleTasks::count).sum()
+        let workers = self.roles.iter().filter(|role| role.role != PS);
+        workers.map(RoleTasks::count).fold(0, u32::saturating_add)
     }
 
     fn all(&self) -> u32 {
-        self.roles.iter().map(RoleTasks::count).sum()
+        self.roles.iter().map(RoleTasks::count).fold(0, u32::saturating_add)
     }
 
     /// A task's name, which its objects have.
@@ -265,53 +315,6 @@ impl Cluster<'_> {
     /// The addresses of all tasks of a role, by number.
     fn addresses(&self, role: &str) -> Vec<String> {
         (0..self.count(role)).map(|index| format!("{}:{}", self.host(role, index), self.port)).collect()
-    }
-
-    /// Names that become DNS labels, with what the format's own controller adds to them.
-    fn check_names(&self, faults: &mut Faults) {
-        if self.name.is_empty() {
-            return;
-        }
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        if !self.name.starts_with(|c: char| c.is_ascii_lowercase())
-            || !self.name.chars().all(inner)
-            || self.name.ends_with('-')
-        {
-            faults.say(format!(
-                "name {:?} can't be part of a host's name: use lower-case letters, digits and '-', with a letter at the \
-                 start and a letter or digit at the end",
-                self.name
-            ));
-            return;
-        }
-        let more = if self.format == Format::Jobset { "-0-0-abcde" } else { "" };
-        let longest = self
-            .roles
-            .iter()
-            .map(|role| self.task_name(&role.role, role.count().saturating_sub(1)).len() + more.len());
-        let longest = longest.max().unwrap_or_default();
-        if longest > 63 {
-            faults.say(format!(
-                "name {:?} is too long: names of tasks would have {longest} letters, and 63 are allowed",
-                self.name
-            ));
-        }
-        for (what, name) in [
-            ("namespace", self.job.namespace.as_ref()),
-            ("serviceAccount", self.job.service_account.as_ref()),
-            ("gang.group", self.job.gang.as_ref().and_then(|gang| gang.group.as_ref())),
-            ("gang.scheduler", self.job.gang.as_ref().and_then(|gang| gang.scheduler.as_ref())),
-            ("gang.queue", self.job.gang.as_ref().and_then(|gang| gang.queue.as_ref())),
-        ] {
-            if let Some(fault) = name.and_then(|name| subdomain_fault(name)) {
-                faults.say(format!("{what} {:?} can't be a name: {fault}", name.map_or("", |name| name)));
-            }
-        }
-        for name in &self.job.image_pull_secrets {
-            if let Some(fault) = subdomain_fault(name) {
-                faults.say(format!("imagePullSecrets: {name:?} can't be a Secret's name: {fault}"));
-            }
-        }
     }
 
     /// The tasks of a slice.

@@ -7,7 +7,7 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::pod::Of;
 use super::{Cluster, PS, RECLAIM_AFTER, RECLAIM_LABEL, Task, WORKERS, value};
@@ -16,6 +16,9 @@ impl Cluster<'_> {
     /// The objects of these tasks, and what they share before them.
     pub(super) fn native(&self, tasks: &[Task]) -> Result<Vec<Value>, String> {
         let mut objects = self.shared()?;
+        if self.configured_hosts() {
+            objects.push(self.hosts_config()?);
+        }
         objects.extend(self.pod_group());
         for task in tasks {
             let metadata = self.metadata(task);
@@ -32,24 +35,6 @@ impl Cluster<'_> {
     /// The claims, which every format needs.
     pub(super) fn shared(&self) -> Result<Vec<Value>, String> {
         self.claims().iter().map(value).collect()
-    }
-
-    /// The group of all pods, for schedulers that start all of them or none. Others than Volcano have kinds of their own for it.
-    pub(super) fn pod_group(&self) -> Option<Value> {
-        let group = self.group().filter(|_| self.scheduler() == Some("volcano"))?;
-        let mut object = json!({
-            "apiVersion": "scheduling.volcano.sh/v1beta1",
-            "kind": "PodGroup",
-            "metadata": {"name": group, "labels": {"name": self.name}},
-            "spec": {"minMember": self.all()},
-        });
-        if let Some(namespace) = &self.job.namespace {
-            object["metadata"]["namespace"] = json!(namespace);
-        }
-        if let Some(queue) = self.job.gang.as_ref().and_then(|gang| gang.queue.as_ref()) {
-            object["spec"]["queue"] = json!(queue);
-        }
-        Some(object)
     }
 
     fn metadata(&self, task: &Task) -> ObjectMeta {

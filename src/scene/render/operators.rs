@@ -3,13 +3,20 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::batch::v1::JobTemplateSpec;
-use k8s_openapi::api::core::v1::{ConfigMap, PodTemplateSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::pod::Of;
-use super::{Cluster, PS, value};
+use super::{Cluster, PS, RETRIES, value};
+
+/// A pod whose phase is Failed, as of one that its node has evicted, stays if nobody says what is to become of it. A pod that was
+/// deleted (PodEvicted) is made anew without a policy; with one, it would be counted as a retry.
+const LOST: Lifecycle = Lifecycle { event: "PodFailed", action: "RestartTask" };
+
+/// A worker whose container was started again more often than its task's `maxRetry`: nobody would end it, nor the job.
+const BROKEN: Lifecycle = Lifecycle { event: "TaskFailed", action: "TerminateJob" };
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -62,16 +69,28 @@ struct VolcanoSpec {
     min_success: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_retry: Option<u32>,
+    max_retry: u32,
+    policies: [Lifecycle; 1],
     tasks: Vec<VolcanoTask>,
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct VolcanoTask {
     name: String,
     replicas: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_retry: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policies: Option<[Lifecycle; 1]>,
     template: PodTemplateSpec,
+}
+
+/// What Volcano does when something becomes of a task.
+#[derive(Serialize)]
+struct Lifecycle {
+    event: &'static str,
+    action: &'static str,
 }
 
 #[derive(Serialize)]
@@ -106,7 +125,7 @@ struct ReplicatedJob {
 }
 
 impl Cluster<'_> {
-    fn whole(&self, name: String) -> ObjectMeta {
+    pub(super) fn whole(&self, name: String) -> ObjectMeta {
         ObjectMeta {
             name: Some(name),
             namespace: self.job.namespace.clone(),
@@ -117,18 +136,6 @@ impl Cluster<'_> {
 
     fn queue(&self) -> Option<String> {
         self.job.gang.as_ref().and_then(|gang| gang.queue.clone())
-    }
-
-    /// The ConfigMap with the addresses of all tasks: they stand in one place instead of each template.
-    fn hosts(&self) -> Result<Value, String> {
-        let lists = self.host_lists().into_iter().map(|(_, key, hosts)| (key.to_owned(), hosts));
-        let mut data: BTreeMap<String, String> = lists.collect();
-        data.insert("cluster".to_owned(), self.spec().to_string());
-        value(&ConfigMap {
-            metadata: self.whole(self.config_name()),
-            data: Some(data),
-            ..ConfigMap::default()
-        })
     }
 
     pub(super) fn tfjob(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
@@ -150,6 +157,12 @@ impl Cluster<'_> {
                 .to_owned(),
         );
         self.no_reclaim("the operator takes them away by cleanPodPolicy: Running", warnings);
+        if let Some(retries) = self.job.retries {
+            warnings.push(format!(
+                "retries: a TFJob has one limit (backoffLimit: {retries}) for the restarts of all its tasks together, parameter \
+                 servers too: the job fails when it is reached"
+            ));
+        }
         let mut objects = self.shared()?;
         let replicas = self.roles.iter().map(|role| {
             let (name, restart_policy) = match role.role.as_str() {
@@ -184,15 +197,25 @@ impl Cluster<'_> {
     pub(super) fn volcano(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
         self.no_reclaim("Volcano ends them when minSuccess tasks have succeeded", warnings);
         let mut objects = self.shared()?;
-        objects.push(self.hosts()?);
+        objects.push(self.hosts_config()?);
         let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
         objects.push(value(&self.service(self.whole(self.name.to_owned()), selector))?);
-        let tasks = self.tasks().map(|task| VolcanoTask {
-            name: format!("{}-{}", task.role, task.index),
-            replicas: 1,
-            // A parameter server that ends, for whatever reason, is not a worker that succeeded.
-            template: self.template(Of::Task(&task), if task.role == PS { "Always" } else { "OnFailure" }),
+        let retries = self.job.retries.unwrap_or(RETRIES);
+        let tasks = self.tasks().map(|task| {
+            // As natively, parameter servers are started again without an end.
+            let limited = task.role != PS;
+            VolcanoTask {
+                name: format!("{}-{}", task.role, task.index),
+                replicas: 1,
+                // Volcano acts when the number is reached, and takes 0 for its own default.
+                max_retry: limited.then(|| retries.saturating_add(1)),
+                policies: limited.then_some([BROKEN]),
+                // A parameter server that ends, for whatever reason, is not a worker that succeeded.
+                template: self.template(Of::Task(&task), if limited { "OnFailure" } else { "Always" }),
+            }
         });
+        // Of the whole Job, lost pods are counted: a node that goes takes several tasks with it.
+        let lost = retries.saturating_mul(self.all()).saturating_add(1);
         objects.push(value(&Object {
             api_version: "batch.volcano.sh/v1alpha1",
             kind: "Job",
@@ -202,7 +225,8 @@ impl Cluster<'_> {
                 min_available: self.all(),
                 min_success: self.workers(),
                 queue: self.queue(),
-                max_retry: self.job.retries,
+                max_retry: lost.min(i32::MAX.unsigned_abs()),
+                policies: [LOST],
                 tasks: tasks.collect(),
             },
         })?);
@@ -212,7 +236,7 @@ impl Cluster<'_> {
     pub(super) fn jobset(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
         self.no_reclaim("JobSet ends them when its success policy, all workers, is fulfilled", warnings);
         let mut objects = self.shared()?;
-        objects.push(self.hosts()?);
+        objects.push(self.hosts_config()?);
         objects.extend(self.pod_group());
         let name = |role: &str, index: u32| format!("{role}-{index}");
         let jobs = self.tasks().map(|task| ReplicatedJob {

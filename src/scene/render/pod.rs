@@ -134,18 +134,6 @@ impl Cluster<'_> {
         }
     }
 
-    /// The scheduler, where the job names one.
-    pub(super) fn scheduler(&self) -> Option<&str> {
-        let gang = self.job.gang.as_ref();
-        let named = gang.map(|gang| gang.scheduler.as_deref().unwrap_or("volcano"));
-        named.or_else(|| (self.format == Format::Volcano).then_some("volcano"))
-    }
-
-    /// The gang's group, where there is one.
-    pub(super) fn group(&self) -> Option<&str> {
-        self.job.gang.as_ref().map(|gang| gang.group.as_deref().unwrap_or(self.name))
-    }
-
     /// The nodes that a pod must run on, and the pods that it must keep away from.
     fn affinity(&self, of: Of<'_>) -> Affinity {
         let keys = &self.plan.spec.labels;
@@ -251,11 +239,10 @@ impl Cluster<'_> {
     /// What a task must know of the cluster and of itself, and the user's own variables after that.
     fn env(&self, of: Of<'_>) -> Vec<EnvVar> {
         let role = of.role();
-        let one_object = matches!(self.format, Format::Volcano | Format::Jobset);
+        let configured = self.configured_hosts();
         let mut env = Vec::new();
-        for (name, key, hosts) in self.host_lists() {
-            // One object with all hosts in each of its templates would be too large for the API server.
-            env.push(if one_object { self.configured(name, key) } else { variable(name, hosts) });
+        for (name, key, hosts) in &self.hosts.lists {
+            env.push(if configured { self.configured(name, key) } else { variable(name, hosts.as_str()) });
         }
         env.push(variable("PS_COUNT", self.count(PS).to_string()));
         env.push(variable("WORKER_COUNT", self.count("worker").to_string()));
@@ -286,34 +273,16 @@ impl Cluster<'_> {
         // The training operator sets it by itself.
         if let Of::Task(task) = of {
             let task = json!({"type": task.role, "index": task.index});
-            if one_object {
+            let cluster = if configured { "$(CLUSTER_SPEC)" } else { self.hosts.cluster.as_str() };
+            if configured {
                 env.push(self.configured("CLUSTER_SPEC", "cluster"));
-                env.push(variable("TF_CONFIG", format!("{{\"cluster\":$(CLUSTER_SPEC),\"task\":{task}}}")));
-            } else {
-                let config = json!({"cluster": self.spec(), "task": task});
-                env.push(variable("TF_CONFIG", config.to_string()));
             }
+            env.push(variable("TF_CONFIG", format!("{{\"cluster\":{cluster},\"task\":{task}}}")));
         }
         let mut users = self.job.env.clone();
         users.extend(self.job.roles.get(role).map(|own| own.env.clone()).unwrap_or_default());
         env.extend(users.into_iter().map(|(name, value)| variable(&name, value)));
         env
-    }
-
-    /// The addresses of each role that has any, by variable and by key of the ConfigMap.
-    pub(super) fn host_lists(&self) -> Vec<(&'static str, &'static str, String)> {
-        let all =
-            [("PS_HOSTS", "ps", PS), ("WORKER_HOSTS", "worker", "worker"), ("CHIEF_HOSTS", "chief", "chief")];
-        all.into_iter()
-            .filter(|(_, _, role)| *role != "chief" || self.count(role) > 0)
-            .map(|(name, key, role)| (name, key, self.addresses(role).join(",")))
-            .collect()
-    }
-
-    /// TensorFlow's cluster specification.
-    pub(super) fn spec(&self) -> serde_json::Value {
-        let roles = self.roles.iter().map(|role| (role.role.clone(), json!(self.addresses(&role.role))));
-        serde_json::Value::Object(roles.collect())
     }
 
     fn configured(&self, name: &str, key: &str) -> EnvVar {

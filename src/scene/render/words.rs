@@ -1,6 +1,6 @@
 //! Commands and variables: what a task is told, and whether what a user wrote refers to something that is there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Faults, RoleTasks, TrainingJob};
 
@@ -43,6 +43,26 @@ pub(super) fn references(text: &str) -> Vec<&str> {
     found
 }
 
+/// The length of a text after Kubernetes has expanded it, with the lengths of the variables that it knows.
+pub(super) fn expanded(text: &str, known: &BTreeMap<String, u64>) -> u64 {
+    let count = |text: &str| u64::try_from(text.len()).unwrap_or(u64::MAX);
+    let (mut length, mut rest) = (0_u64, text);
+    while let Some((before, after)) = rest.split_once('$') {
+        rest = after;
+        let dollar = if let Some(escaped) = after.strip_prefix('$') {
+            rest = escaped;
+            1
+        } else if let Some((name, more)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+            rest = more;
+            known.get(name).copied().unwrap_or_else(|| count(name).saturating_add(3))
+        } else {
+            1
+        };
+        length = length.saturating_add(count(before)).saturating_add(dollar);
+    }
+    length.saturating_add(count(rest))
+}
+
 /// Whether a name looks like a variable's; what stands in `$(…)` otherwise is for a shell.
 fn is_variable(name: &str) -> bool {
     let inner = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
@@ -70,12 +90,23 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
     };
     for role in roles {
         let own = job.roles.get(&role.role).unwrap_or(&none);
+        if own.command.as_ref().is_some_and(Vec::is_empty) {
+            say(format!(
+                "roles.{}.command is an empty list: write the program and its arguments, or leave it out for the job's own",
+                role.role
+            ));
+        }
         let env: BTreeSet<&str> = job.env.keys().chain(own.env.keys()).map(String::as_str).collect();
         for name in &env {
             if OURS.contains(name) {
                 say(format!("env: {name} is set for each task by Pinfold: choose another name"));
             } else if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic() && c != '=') {
                 say(format!("env: {name:?} can't be a variable's name"));
+            } else if name.starts_with(|c: char| c.is_ascii_digit()) {
+                say(format!(
+                    "env: {name:?} can't be a variable's name: it begins with a digit, which older clusters and every shell \
+                     refuse"
+                ));
             }
         }
         let mut check = |place: &str, text: &str, before: &dyn Fn(&str) -> bool| {

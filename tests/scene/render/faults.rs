@@ -2,7 +2,7 @@
 
 use pinfold::scene::{Format, Slice, TrainingJob, render};
 
-use super::render::{full, job, rendered};
+use super::render::{FORMATS, full, job, rendered};
 use super::{AMOUNTS, example, plan};
 
 fn refused(job: &TrainingJob) -> Vec<String> {
@@ -35,6 +35,14 @@ fn what_can_not_be_is_named() {
         ("name: 1a", "can't be part of a host's name"),
         (&*format!("name: {}", "a".repeat(60)), "is too long"),
         ("namespace: a_b", "namespace \"a_b\" can't be a name"),
+        (
+            "namespace: a.b",
+            "namespace \"a.b\" can't be a name: use lower-case letters, digits and '-', and no '.'",
+        ),
+        (
+            &*format!("namespace: {}", "a".repeat(64)),
+            "can't be a name: it has 64 letters, and 63 are allowed",
+        ),
         ("image: 'a b'", "an image's name has no blanks"),
         ("args: ['--w=$(WORKER_HOST)']", "there is no variable WORKER_HOST; write $$(WORKER_HOST)"),
         ("args: ['$(DATA_DIR)']", "there is no data folder"),
@@ -43,6 +51,9 @@ fn what_can_not_be_is_named() {
         ("env: {PS_HOSTS: a}", "PS_HOSTS is set for each task by Pinfold"),
         ("env: {A: '$(B)', B: x}", "env.A: $(B) would stay as it is"),
         ("env: {'a=b': x}", "can't be a variable's name"),
+        ("env: {1A: x}", "it begins with a digit"),
+        ("roles: {ps: {env: {'9': x}}}", "it begins with a digit"),
+        ("command: [run]\nroles: {ps: {command: []}}", "roles.ps.command is an empty list"),
         ("args: [\"a\\0b\"]", "a zero byte"),
         ("data: {}", "data: say where it is"),
         ("data: {claim: a, hostPath: /x}", "either a claim or a hostPath"),
@@ -53,6 +64,12 @@ fn what_can_not_be_is_named() {
         ("data: {claim: a, storageClass: b}", "are for a new claim"),
         ("data: {size: 1Gi, accessMode: RWX}", "write one of ReadWriteMany"),
         ("data: {claim: a, path: /x}\nlog: {claim: b, path: /x}", "have the same path"),
+        ("data: {claim: a, path: /x}\nlog: {claim: b, path: /x/}", "have the same path"),
+        ("data: {claim: a, path: /x/y}\nlog: {claim: b, path: //x/./y}", "have the same path"),
+        ("data: {claim: a, path: //}", "data.path"),
+        ("data: {claim: a, path: /x/../y}", "data.path"),
+        ("data: {claim: c}\nlog: {claim: c}", "data and log are the same claim, c"),
+        ("data: {size: 1Gi}\nlog: {claim: a-data}", "data and log are the same claim, a-data"),
         ("roles: {chief: {}}", "scene 2 case 2 has no task of this role"),
         (
             "pin: true",
@@ -70,6 +87,70 @@ fn what_can_not_be_is_named() {
         let faults = refused(&job(&format!("{}\n{more}\n", lines.join("\n"))));
         assert!(faults.iter().any(|fault| fault.contains(words)), "{more}: {faults:?}");
     }
+}
+
+#[test]
+fn paths_and_claims_that_differ_are_no_fault() {
+    let job =
+        job("name: a\nimage: i\nscript: s\ndata: {claim: c, path: /x}\nlog: {size: 1Gi, path: /x/log}\n");
+    assert!(!rendered(&job, "1", "1", Format::Native).objects.is_empty());
+}
+
+#[test]
+fn a_claim_for_one_node_is_told_of_where_there_are_more() {
+    for (mode, case, words) in [
+        ("ReadWriteMany", "2", None),
+        ("ReadWriteOnce", "1", None),
+        ("ReadWriteOnce", "2", Some("mounted on one node only, and the tasks are on 5 nodes")),
+        ("ReadWriteOncePod", "1", Some("mounted by one pod only, and the tasks are 11 pods")),
+    ] {
+        let text =
+            format!("name: a\nimage: i\nscript: s\npin: false\nlog: {{size: 1Gi, accessMode: {mode}}}\n");
+        let told = rendered(&job(&text), "1", case, Format::Native).warnings;
+        assert_eq!(told.len(), usize::from(words.is_some()), "{told:?}");
+        assert!(words.is_none_or(|words| told[0].contains(words)), "{told:?}");
+    }
+}
+
+#[test]
+fn a_group_that_nobody_makes_or_reads_is_told_of() {
+    let told = |gang: &str, format| {
+        let text = format!("name: a\nimage: i\nscript: s\npin: false\ngang: {gang}\n");
+        rendered(&job(&text), "1", "1", format).warnings
+    };
+    let ours = |warnings: Vec<String>| -> Vec<String> {
+        warnings.into_iter().filter(|one| one.contains("gang")).collect()
+    };
+    for format in FORMATS {
+        assert_eq!(ours(told("{queue: q, group: a}", format)), Vec::<String>::new(), "{format:?}");
+        let other = ours(told("{scheduler: other, group: a}", format));
+        assert!(other.len() == 1 && other[0].contains("scheduler"), "{format:?}: {other:?}");
+        let grouped = ours(told("{group: g}", format));
+        let unused = matches!(format, Format::Volcano | Format::Tfjob);
+        assert_eq!(grouped.len(), usize::from(unused), "{format:?}: {grouped:?}");
+        assert!(grouped.iter().all(|one| one.starts_with("gang.group g is not used")), "{grouped:?}");
+    }
+    let native = told("{scheduler: other, queue: q}", Format::Native);
+    assert!(native[0].contains("that scheduler's own for 11 pods, with its queue"), "{native:?}");
+}
+
+/// 1.5 MiB is what etcd takes of one request; the API server adds to what we send.
+#[test]
+fn an_object_that_no_api_server_stores_is_refused() {
+    let size = |objects: &[serde_json::Value]| objects.iter().map(|one| one.to_string().len()).max().unwrap();
+    let mut job = full();
+    for format in FORMATS {
+        let made = rendered(&job, "2", "4", format).objects;
+        assert!(size(&made) < 900_000, "{format:?}: {}", size(&made));
+    }
+    job.env.insert("LONG".to_owned(), "x".repeat(4_000));
+    for format in [Format::Volcano, Format::Jobset] {
+        let refused =
+            render(&plan(&example()), ("2", "4"), &job, format, &Slice::default(), AMOUNTS).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("KiB as JSON") && refused.contains("render it as native"), "{refused}");
+    }
+    assert!(size(&rendered(&job, "2", "4", Format::Native).objects) < 64 << 10);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::batch::v1::JobTemplateSpec;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pinfold::scene::Format;
+use pinfold::scene::{Format, Slice, render};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -47,8 +47,13 @@ strict! {
     VolcanoSpec {
         scheduler_name: String, min_available: i32, plugins: BTreeMap<String, Vec<String>>, queue: String, max_retry: i32,
         ttl_seconds_after_finished: i32, priority_class_name: String, min_success: i32, tasks: Vec<VolcanoTask>,
+        policies: Vec<LifecyclePolicy>,
     }
-    VolcanoTask { name: String, replicas: i32, min_available: i32, template: PodTemplateSpec, max_retry: i32, }
+    VolcanoTask {
+        name: String, replicas: i32, min_available: i32, template: PodTemplateSpec, max_retry: i32,
+        policies: Vec<LifecyclePolicy>,
+    }
+    LifecyclePolicy { action: String, event: String, events: Vec<String>, exit_code: i32, timeout: String, }
 
     PodGroup { api_version: String, kind: String, metadata: ObjectMeta, spec: PodGroupSpec, }
     PodGroupSpec {
@@ -141,6 +146,8 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
         // One that ended by itself would count as a success.
         assert_eq!(task["template"]["spec"]["restartPolicy"], if ps { "Always" } else { "OnFailure" });
     }
+    // A worker that has ended is none that has ended the job: there are 200.
+    assert!(!job.to_string().contains("TaskCompleted"));
     let set = rendered(&full(), "2", "4", Format::Jobset).objects.pop().unwrap();
     let policy = &set["spec"]["successPolicy"];
     let targets = policy["targetReplicatedJobs"].as_array().unwrap();
@@ -151,4 +158,55 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
         (rendered(&full(), "1", "1", Format::Jobset), rendered(&full(), "1", "4", Format::Jobset));
     let told = |one: &pinfold::scene::Rendered| one.warnings.iter().any(|one| one.contains("--server-side"));
     assert_eq!((told(&small), told(&large)), (false, true));
+}
+
+/// By Volcano's controller (1.11 on): a pod that is Failed stays so without a policy, a container that fails is started again by its
+/// kubelet without an end, and restarts are counted by the task, lost pods by the job. Counters end it when they reach their number.
+#[test]
+fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing() {
+    let mut job = full();
+    for (retries, limit, lost) in [(Some(3), 4, 3 * 220 + 1), (Some(0), 1, 1), (None, 7, 6 * 220 + 1)] {
+        job.retries = retries;
+        let spec = rendered(&job, "2", "4", Format::Volcano).objects.pop().unwrap()["spec"].clone();
+        assert_eq!(spec["policies"], json!([{"event": "PodFailed", "action": "RestartTask"}]));
+        assert_eq!(spec["maxRetry"], lost);
+        for task in spec["tasks"].as_array().unwrap() {
+            let ps = task["name"].as_str().unwrap().starts_with("ps-");
+            let policies = json!([{"event": "TaskFailed", "action": "TerminateJob"}]);
+            let expected = if ps { (json!(null), json!(null)) } else { (json!(limit), policies) };
+            assert_eq!(
+                (&task["maxRetry"], &task["policies"]),
+                (&expected.0, &expected.1),
+                "{}",
+                task["name"]
+            );
+        }
+        // The training operator has one counter only, which is told.
+        let tfjob = rendered(&job, "2", "4", Format::Tfjob);
+        assert_eq!(tfjob.objects.last().unwrap()["spec"]["runPolicy"]["backoffLimit"], json!(retries));
+        let told = tfjob.warnings.iter().any(|one| one.contains("the restarts of all its tasks together"));
+        assert_eq!(told, retries.is_some(), "{:?}", tfjob.warnings);
+    }
+}
+
+/// Volcano's webhook puts a task's place among all tasks behind its name before it counts.
+#[test]
+fn names_are_as_short_as_each_format_wants() {
+    for (format, more) in [
+        (Format::Native, ""),
+        (Format::Tfjob, ""),
+        // 20 parameter servers come before the 200 workers.
+        (Format::Volcano, "-219"),
+        (Format::Jobset, "-0-0-abcde"),
+    ] {
+        let longest = 63 - "-worker-199".len() - more.len();
+        let mut job = full();
+        job.name = Some("n".repeat(longest));
+        assert!(!rendered(&job, "2", "4", format).objects.is_empty());
+        job.name = Some("n".repeat(longest + 1));
+        let plan = super::plan(&super::example());
+        let refused = render(&plan, ("2", "4"), &job, format, &Slice::default(), super::AMOUNTS).unwrap_err();
+        let words = "names of tasks would have 64 letters, and 63 are allowed";
+        assert!(refused.to_string().contains(words), "{format:?}: {refused}");
+    }
 }
