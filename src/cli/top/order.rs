@@ -1,6 +1,7 @@
 //! What of the rows is shown, and in which order: [`Column`], [`Filter`].
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 
@@ -112,14 +113,14 @@ fn node<'a>(row: &Row, names: &'a [String]) -> &'a str {
 }
 
 /// Sorts rows; `names` are those of the nodes. What is not known stands at the end, whichever way round.
-pub(super) fn sort(rows: &mut [Row], by: Column, reverse: bool, names: &[String]) {
+pub(super) fn sort(rows: &mut [Arc<Row>], by: Column, reverse: bool, names: &[String]) {
     let last = |row: &Row| !by.is_name() && by.number(row).is_none();
     let turned = |order: Ordering| if reverse { order.reverse() } else { order };
     let name = |one: &Row, other: &Row| {
         natural(one.key.namespace.as_str(), other.key.namespace.as_str())
             .then_with(|| natural(one.key.pod.as_str(), other.key.pod.as_str()))
     };
-    rows.sort_by(|one, other| {
+    rows.sort_by(|one: &Arc<Row>, other: &Arc<Row>| {
         let by_name = || match by {
             Column::Pod => turned(name(one, other)),
             _ => name(one, other),

@@ -2,6 +2,7 @@
 
 mod choices;
 mod frames;
+mod many;
 mod rates;
 
 use std::fmt::Write;
@@ -74,9 +75,8 @@ fn at(seconds: u64) -> Duration {
 
 /// A state with these nodes, at a moment that is chosen when it is drawn.
 fn state(names: &[&str]) -> State {
-    let nodes = names.iter().map(|name| Node::new(name, true)).collect();
-    let view = View::new(Column::Pod, false, "");
-    State { nodes, view, rows: Vec::new(), names: Vec::new(), pods: 0, begun: Instant::now() }
+    let nodes = names.iter().enumerate().map(|(number, name)| Node::new(number, name, true)).collect();
+    State::new(nodes, View::new(Column::Pod, false, ""))
 }
 
 /// A job on a node, looked at twice within two seconds.
@@ -129,6 +129,7 @@ fn press(state: &mut State, keys: &str) -> Done {
         };
         done = handle(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)), state, 3);
     }
+    state.arrange();
     done
 }
 

@@ -39,12 +39,11 @@ fn rows_are_sorted_as_people_count() {
         (Column::In, ["ps-0", "worker-2", "worker-10"]),
         (Column::Foreign, ["ps-0", "worker-2", "worker-10"]),
     ] {
-        (state.view.sort, state.view.reverse) = (column, false);
+        (state.view.sort, state.view.reverse, state.stale) = (column, false, true);
         state.arrange();
         assert_eq!(pods(&state), order, "{column:?}");
     }
-    state.view.reverse = true;
-    state.arrange();
+    press(&mut state, "r");
     assert_eq!(pods(&state)[0], "ps-0", "what is not known is last, whichever way round");
     let mut seen = vec![Column::Pod];
     state.view.sort = Column::Pod;
@@ -61,7 +60,7 @@ fn rows_are_sorted_as_people_count() {
 fn filters_take_words() {
     let mut state = looked_at();
     let mut filtered = |filter: &str| {
-        state.view.filter = filter.to_owned();
+        (state.view.filter, state.stale) = (filter.to_owned(), true);
         state.arrange();
         pods(&state).join(" ")
     };
