@@ -169,7 +169,7 @@ fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
         (always("HTTP/1.1 200 OK\r\n", b"a: b\r\n".to_vec(), none), "no answer"),
         (once("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"enforce"), "no answer"),
         (
-            once("HTTP/1.1 503 \r\nContent-Length: 12\r\n\r\nnot \u{1b}[2Jready"),
+            once("HTTP/1.1 503 \r\nContent-Length: 13\r\n\r\nnot \u{1b}[2Jready"),
             "503 Service Unavailable: not \u{fffd}[2Jr",
         ),
         (once("\u{1b}[2J\u{7}"), "no answer"),

@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub const STATUS: &str = include_str!("../data/top/status.json");
+pub(crate) const STATUS: &str = include_str!("../data/top/status.json");
 const METRICS: [&str; 2] =
     [include_str!("../data/top/metrics-1.txt"), include_str!("../data/top/metrics-2.txt")];
 
 /// Where something answers as an agent does: the status, and in turn the two scrapes.
-pub fn agent(status: String) -> SocketAddr {
+pub(crate) fn agent(status: String) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (asked, status) = (Arc::new(AtomicUsize::new(0)), Arc::new(status));
@@ -39,14 +39,14 @@ pub fn agent(status: String) -> SocketAddr {
 }
 
 /// Where somebody takes connections and never says a word.
-pub fn mute() -> (TcpListener, SocketAddr) {
+pub(crate) fn mute() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }
 
 /// Where each connection is answered in a way of the test's own.
-pub fn stranger(answer: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
+pub(crate) fn stranger(answer: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     let (listener, address) = mute();
     let answer = Arc::new(answer);
     std::thread::spawn(move || {

@@ -15,25 +15,25 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `pinfold top` on a terminal.
-pub struct Terminal {
+pub(crate) struct Terminal {
     child: Child,
     keyboard: File,
     /// The other end.
     line: OwnedFd,
     /// How the terminal was set before and after.
     settings: TempDir,
-    pub shown: Arc<Mutex<Shown>>,
+    pub(crate) shown: Arc<Mutex<Shown>>,
 }
 
-pub struct Shown {
-    pub screen: vt100::Parser,
-    pub bytes: usize,
+pub(crate) struct Shown {
+    pub(crate) screen: vt100::Parser,
+    pub(crate) bytes: usize,
     /// Whether what was written is left where it is.
-    pub deaf: bool,
+    pub(crate) deaf: bool,
 }
 
 /// The shell's last second is for the test to read what is still on its way.
-pub const SHELL: &str =
+pub(crate) const SHELL: &str =
     r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
 
 fn size(number: u16) -> NonZeroU16 {
@@ -41,12 +41,12 @@ fn size(number: u16) -> NonZeroU16 {
 }
 
 impl Terminal {
-    pub fn start(columns: u16, lines: u16, arguments: &[&str]) -> Self {
+    pub(crate) fn start(columns: u16, lines: u16, arguments: &[&str]) -> Self {
         Self::start_in(SHELL, &[], columns, lines, arguments)
     }
 
     /// The same below this script, with these variables.
-    pub fn start_in(
+    pub(crate) fn start_in(
         shell: &str,
         variables: &[(&str, &str)],
         columns: u16,
@@ -89,15 +89,15 @@ impl Terminal {
         Self { child, keyboard: File::from(master), line: slave, settings, shown }
     }
 
-    pub fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         self.shown.lock().unwrap().screen.screen().contents()
     }
 
-    pub fn until(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn until(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let text = self.text();
@@ -109,7 +109,7 @@ impl Terminal {
         }
     }
 
-    pub fn resize(&self, columns: u16, lines: u16) {
+    pub(crate) fn resize(&self, columns: u16, lines: u16) {
         self.shown.lock().unwrap().screen.screen_mut().set_size(size(lines), size(columns));
         let done = Command::new("stty")
             .args(["cols", &columns.to_string(), "rows", &lines.to_string()])
@@ -119,27 +119,27 @@ impl Terminal {
     }
 
     /// Sets it as shells do.
-    pub fn sane(&self) {
+    pub(crate) fn sane(&self) {
         let line = Stdio::from(self.line.try_clone().unwrap());
         assert!(Command::new("stty").arg("sane").stdin(line).status().unwrap().success());
     }
 
     /// The program's process: the shell's only child.
-    pub fn id(&self) -> Pid {
+    pub(crate) fn id(&self) -> Pid {
         let parent = self.child.id();
         let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
         Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
     }
 
     /// Waits for the end; the terminal must be as it was.
-    pub fn ended(mut self) -> ExitStatus {
+    pub(crate) fn ended(mut self) -> ExitStatus {
         let status = self.exited();
         self.is_given_back("after");
         status
     }
 
     /// Waits for the end.
-    pub fn exited(&mut self) -> ExitStatus {
+    pub(crate) fn exited(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -151,13 +151,13 @@ impl Terminal {
     }
 
     /// Whether the terminal's settings at such a moment were those from before.
-    pub fn is_set_as_before(&self, when: &str) {
+    pub(crate) fn is_set_as_before(&self, when: &str) {
         let set = |when: &str| std::fs::read_to_string(self.settings.path().join(when)).unwrap();
         assert!(set("before").contains(':') && set("before") == set(when), "the terminal is set as it was");
     }
 
     /// The terminal is as it was before it was taken: its settings at such a moment, and its screen.
-    pub fn is_given_back(&self, when: &str) {
+    pub(crate) fn is_given_back(&self, when: &str) {
         self.is_set_as_before(when);
         // The last bytes may still be on their way.
         self.until("the shell's own screen", |text| !text.contains("POD"));

@@ -37,24 +37,23 @@ fn many_nodes_and_pods_are_drawn() {
 #[test]
 fn owners_without_end_take_no_time_without_end() {
     let strangers: Vec<Value> = (0..20_000)
-        .map(|number| json!({"cgroup": format!("c{number}"), "namespace": "", "pod": "", "cpus": "0-8191"}))
+        .map(|number| json!({"cgroup": format!("c{number}"), "namespace": "", "pod": "", "cpus": "5,8000-8191"}))
         .collect();
     let mut evil = status(&[]);
     evil["online"] = json!("0-8191");
     evil["strangers"] = json!(strangers);
     evil["layout"] = json!({
-        "cores": vec!["0-8191"; 20_000], "llcs": vec!["8191"; 20_000],
+        "cores": vec!["8000-8191"; 20_000], "llcs": vec!["8191"; 20_000],
         "numa": (0..2000).map(|id| (id.to_string(), json!("0-8190"))).collect::<serde_json::Map<_, _>>(),
     });
     let mut state = state(&["node-1"]);
     let begun = Instant::now();
-    for second in 1..=3 {
-        state.note((0, at(second), answer(&evil, "")));
-        state.arrange();
-        assert!(on_screen(&state, 100, 30).contains("!!!!!!!!!!"));
-    }
-    // A search for each owner among all of them would take many minutes.
-    assert!(begun.elapsed() < at(60), "{:?}", begun.elapsed());
+    state.note((0, at(1), answer(&evil, "")));
+    state.arrange();
+    let lines = Picture { now: at(10), ..state.picture() }.whole(100);
+    assert!(lines.iter().any(|line| line.to_string().contains(".....!....")));
+    // A search for each owner among all of them would take minutes.
+    assert!(begun.elapsed() < at(20), "{:?}", begun.elapsed());
 }
 
 #[test]
