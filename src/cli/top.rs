@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, value_parser};
-use ratatui::crossterm::event::Event;
+use ratatui_crossterm::crossterm::event::Event;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 

@@ -158,7 +158,8 @@ fn colours_are_left_out_where_nobody_wants_them() {
         let chosen = || {
             let shown = terminal.shown.lock().unwrap();
             let screen = shown.screen.screen();
-            let line = screen.contents().lines().position(|line| line.contains("demo/worker-0"))? as u16;
+            let line = screen.contents().lines().position(|line| line.contains("demo/worker-0"))?;
+            let line = u16::try_from(line).unwrap();
             Some(
                 (0..60).filter(|column| screen.cell(line, *column).is_some_and(vt100::Cell::inverse)).count(),
             )

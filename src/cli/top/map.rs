@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::text::{Line, Span};
 
 use super::model::NO_LETTER;
 use crate::cpu::{CpuSet, Layout};

@@ -386,18 +386,15 @@ impl Node {
 // === impl Sample ===
 
 impl Sample {
-    /// Of a scrape, what belongs to somebody whom the status knows.
+    /// Of a scrape, what belongs to somebody whom the status knows, and who runs: series have names, which others had before.
     fn new(at: Duration, status: &Status, numbers: &Numbers) -> Self {
+        let running = || status.containers.iter().filter(|one| one.running);
         let counted = |one: &Container| {
             let numbers = numbers.container(one.namespace.as_str(), one.pod.as_str(), one.container.as_str());
             ((key(one), one.container.clone()), Counted { cgroup: one.cgroup.clone(), numbers })
         };
         let pod = |one: &Container| (key(one), numbers.pod(one.namespace.as_str(), one.pod.as_str()));
-        Self {
-            at,
-            containers: status.containers.iter().map(counted).collect(),
-            pods: status.containers.iter().map(pod).collect(),
-        }
+        Self { at, containers: running().map(counted).collect(), pods: running().map(pod).collect() }
     }
 }
 

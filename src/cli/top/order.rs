@@ -130,6 +130,8 @@ pub(super) fn sort(rows: &mut [Arc<Row>], by: Column, reverse: bool, names: &[St
             .then_with(|| turned(by.compare(one, other, names)))
             .then_with(by_name)
             .then_with(|| natural(node(one, names), node(other, names)))
+            // Whoever took another's place stands above it.
+            .then_with(|| other.total.running.cmp(&one.total.running))
             .then_with(|| one.key.cmp(&other.key))
     });
 }

@@ -5,16 +5,16 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use ratatui::Terminal;
-use ratatui::backend::CrosstermBackend;
-use ratatui::crossterm::cursor::{Hide, Show};
-use ratatui::crossterm::event::{self, Event};
-use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{
+use ratatui_core::style::Color;
+use ratatui_core::terminal::Terminal;
+use ratatui_core::text::Line;
+use ratatui_crossterm::CrosstermBackend;
+use ratatui_crossterm::crossterm::cursor::{Hide, Show};
+use ratatui_crossterm::crossterm::event::{self, Event};
+use ratatui_crossterm::crossterm::execute;
+use ratatui_crossterm::crossterm::terminal::{
     self, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
-use ratatui::style::Color;
-use ratatui::text::Line;
 use tokio::sync::mpsc;
 
 use super::signals;
@@ -80,7 +80,7 @@ impl Screen {
 
     /// Draws a frame: only what differs from the one before is written.
     pub(super) fn draw(&mut self, lines: &[Line<'_>]) -> anyhow::Result<()> {
-        let draw = |frame: &mut ratatui::Frame<'_>| {
+        let draw = |frame: &mut ratatui_core::terminal::Frame<'_>| {
             paint(lines, frame.buffer_mut());
             if !self.colors {
                 // The backend would write an empty one, and that takes bold and reversed away with it.
@@ -95,7 +95,7 @@ impl Screen {
     pub(super) fn clear(&mut self) -> anyhow::Result<()> {
         let size = self.terminal.size().context("can't tell the terminal's size")?;
         // Its own `clear` asks the terminal where the cursor is, and the answer would be taken for keys.
-        self.terminal.resize(ratatui::layout::Rect::from(size)).context("can't write to the terminal")
+        self.terminal.resize(ratatui_core::layout::Rect::from(size)).context("can't write to the terminal")
     }
 
     /// Leaves the terminal to the shell until it brings us back.
@@ -126,10 +126,10 @@ impl Drop for Screen {
 }
 
 /// Writes lines into a buffer of cells.
-pub(super) fn paint(lines: &[Line<'_>], buffer: &mut ratatui::buffer::Buffer) {
+pub(super) fn paint(lines: &[Line<'_>], buffer: &mut ratatui_core::buffer::Buffer) {
     let area = *buffer.area();
     for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
-        buffer.set_style(ratatui::layout::Rect { y, height: 1, ..area }, line.style);
+        buffer.set_style(ratatui_core::layout::Rect { y, height: 1, ..area }, line.style);
         buffer.set_line(area.left(), y, line, area.width);
     }
 }

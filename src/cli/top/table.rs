@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use console::measure_text_width;
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::text::{Line, Span};
 
 use super::map;
 use super::model::{Figures, PodKey, Row};

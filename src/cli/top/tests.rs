@@ -7,9 +7,9 @@ mod rates;
 
 use std::fmt::Write;
 
-use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use ratatui::{Terminal, buffer::Buffer, layout::Rect};
+use ratatui_core::backend::TestBackend;
+use ratatui_core::{buffer::Buffer, layout::Rect, terminal::Terminal};
+use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::{Value, json};
 
 use super::*;

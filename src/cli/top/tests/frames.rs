@@ -111,7 +111,8 @@ fn no_screen_is_too_small_and_nothing_leaves_it() {
                 assert!(frame.lines.len() <= height.into(), "{width}x{height}: {} lines", frame.lines.len());
                 assert!(frame.page > 0);
                 // The table's own columns are all that may be cut by the screen's edge, and only where it is hardly one.
-                let widest = frame.lines.iter().map(ratatui::text::Line::width).max().unwrap_or_default();
+                let widest =
+                    frame.lines.iter().map(ratatui_core::text::Line::width).max().unwrap_or_default();
                 assert!(widest <= usize::from(width).max(24), "{width}x{height}: {widest}");
             }
         }

@@ -139,7 +139,7 @@ proptest! {
                 prop_assert!(!line.to_string().chars().any(char::is_control), "{line}");
             }
             if width > 0 && height > 0 {
-                on_screen(&state, width as u16, height as u16);
+                on_screen(&state, u16::try_from(width).unwrap(), u16::try_from(height).unwrap());
             }
         }
     }

@@ -121,3 +121,20 @@ fn containers_of_a_pod_are_added_up() {
     let drawn = on_screen(&state, 80, 24);
     assert!(drawn.contains("   sidecar") && drawn.contains("   init"), "{drawn}");
 }
+
+#[test]
+fn who_took_anothers_name_has_the_numbers_alone() {
+    let mut gone = job().remove(2);
+    (gone["uid"], gone["running"], gone["seen"]) = (json!("before"), json!(false), Value::Null);
+    (gone["assigned"], gone["effective"]) = (Value::Null, Value::Null);
+    let both = status(&[gone, job().remove(2)]);
+    let mut state = state(&["node-1"]);
+    for second in [1, 2] {
+        let count = f64::from(u32::try_from(second).unwrap());
+        state.note((0, at(second), answer(&both, &metrics(7, &[("ps-0", count)]))));
+    }
+    state.arrange();
+    let figures: Vec<(bool, Option<f64>, Option<f64>)> =
+        state.rows.iter().map(|row| (row.total.running, row.total.usage, row.receive)).collect();
+    assert_eq!(figures, [(true, Some(1.0), Some(1_048_576.0)), (false, None, None)]);
+}
