@@ -83,7 +83,7 @@ pub(super) struct Top {
     /// The other way round.
     #[arg(long)]
     reverse: bool,
-    /// Words that all have to be in a pod's name, node, role, job or QoS class; own, shared, drift; !WORD must not be.
+    /// Words that all have to be in a pod's name, node, role, job or QoS class; own, shared, drift, running; !WORD must not be.
     #[arg(long, value_name = "WORDS", default_value = "")]
     filter: String,
     /// Only pods with CPUs of their own.

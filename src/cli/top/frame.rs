@@ -408,7 +408,7 @@ fn help() -> Vec<&'static str> {
         "s, S            sort by the next,      r  the other way round",
         "                the previous column    o  only pods with CPUs of their own",
         "/               filter: words that all have to be in a pod's name, node,",
-        "                role, job, QoS class, own|shared|drift; !word: must not be",
+        "                role, job, QoS class, own|shared|drift|running; !word: no such",
         "n, N, Enter     one node, the next, the chosen pod's; Esc: all of them",
         "c               containers             p  pause",
         "Ctrl-L          draw everything anew   Ctrl-Z  to the shell (fg: back)",

@@ -137,7 +137,7 @@ pub(super) fn sort(rows: &mut [Arc<Row>], by: Column, reverse: bool, names: &[St
 }
 
 /// Words, all of which a pod has to have somewhere: in its name, namespace, node, role, job, QoS class, or in what is said
-/// of its CPUs (own, shared, drift). A word after an exclamation mark must be nowhere.
+/// of it (own, shared, drift, running). A word after an exclamation mark must be nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Filter(Vec<(bool, String)>);
 
@@ -159,9 +159,10 @@ impl Filter {
         }
         let cpus = if row.total.own.is_some() { "own" } else { "shared" };
         let drift = if row.total.drift { "drift" } else { "" };
+        let running = if row.total.running { "running" } else { "" };
         let (namespace, pod) = (&row.key.namespace, &row.key.pod);
         let text = format!(
-            "{namespace}/{pod} {} {} {} {} {cpus} {drift}",
+            "{namespace}/{pod} {} {} {} {} {cpus} {drift} {running}",
             node(row, names),
             row.role,
             row.job,

@@ -68,6 +68,7 @@ fn filters_take_words() {
     assert_eq!(filtered("worker own"), "worker-10");
     assert_eq!(filtered("!own"), "worker-2");
     assert_eq!(filtered("drift"), "worker-10");
+    assert_eq!((filtered("running ps"), filtered("!running")), ("ps-0".to_owned(), String::new()));
     assert_eq!(filtered("guaranteed mnist node-1 train/ps"), "ps-0");
     assert_eq!(filtered("nobody"), "");
     assert_eq!(filtered(" ! "), "ps-0 worker-2 worker-10");

@@ -51,7 +51,9 @@ fn owners_without_end_take_no_time_without_end() {
     state.note((0, at(1), answer(&evil, "")));
     state.arrange();
     let lines = Picture { now: at(10), ..state.picture() }.whole(100);
-    assert!(lines.iter().any(|line| line.to_string().contains(".....!....")));
+    let map = lines.iter().map(ToString::to_string).take_while(|line| !line.starts_with(". shared"));
+    let signs: usize = map.map(|line| line.matches('!').count()).sum();
+    assert_eq!(signs, 193, "CPUs of many owners");
     // A search for each owner among all of them would take minutes.
     assert!(begun.elapsed() < at(20), "{:?}", begun.elapsed());
 }
