@@ -5,59 +5,19 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+#[path = "top/agents.rs"]
+mod agents;
+#[path = "top/screens.rs"]
+mod screens;
+#[path = "top/terminal.rs"]
+mod terminal;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::pty::{OpenptyResult, Winsize, openpty};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use tempfile::TempDir;
-
-const STATUS: &str = include_str!("data/top/status.json");
-const METRICS: [&str; 2] = [include_str!("data/top/metrics-1.txt"), include_str!("data/top/metrics-2.txt")];
-
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Where something answers as an agent does: the status, and in turn the two scrapes.
-fn agent(status: String) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let (asked, status) = (Arc::new(AtomicUsize::new(0)), Arc::new(status));
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, asked, status) = (stream.unwrap(), Arc::clone(&asked), Arc::clone(&status));
-            std::thread::spawn(move || {
-                let lines = BufReader::new(stream.try_clone().unwrap()).lines();
-                for line in lines.map_while(Result::ok) {
-                    let body = match line.split(' ').nth(1) {
-                        Some("/status") => status.as_str(),
-                        Some("/metrics") => METRICS[asked.fetch_add(1, Ordering::Relaxed).min(1)],
-                        _ => continue,
-                    };
-                    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                    // Who has gone meanwhile needs no answer.
-                    let _ =
-                        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
-                }
-            });
-        }
-    });
-    address
-}
-
-/// Where somebody takes connections and never says a word.
-fn mute() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    (listener, address)
-}
+use agents::{STATUS, agent, mute, stranger};
 
 fn pinfold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
@@ -71,132 +31,6 @@ fn printed(arguments: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } =
         command.arg("top").args(arguments).stdin(Stdio::null()).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
-}
-
-/// `pinfold top` on a terminal.
-struct Terminal {
-    child: Child,
-    keyboard: File,
-    /// The other end.
-    line: OwnedFd,
-    /// How the terminal was set before and after.
-    settings: TempDir,
-    shown: Arc<Mutex<Shown>>,
-}
-
-struct Shown {
-    screen: vt100::Parser,
-    bytes: usize,
-}
-
-/// The shell's last second is for the test to read what is still on its way.
-const SHELL: &str =
-    r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
-
-fn size(number: u16) -> NonZeroU16 {
-    NonZeroU16::new(number).unwrap()
-}
-
-impl Terminal {
-    fn start(columns: u16, lines: u16, arguments: &[&str]) -> Self {
-        let window = Winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        let OpenptyResult { master, slave } = openpty(Some(&window), None).unwrap();
-        let settings = TempDir::new().unwrap();
-        let end = || Stdio::from(slave.try_clone().unwrap());
-        // Below a shell in a session of its own with this terminal: who resizes it tells the program.
-        let child = Command::new("setsid")
-            .args(["--ctty", "--wait", "sh", "-c", SHELL, env!("CARGO_BIN_EXE_pinfold"), "top"])
-            .args(arguments)
-            .env("SETTINGS", settings.path())
-            .env("TERM", "xterm-256color")
-            .env_remove("NO_COLOR")
-            .env_remove("PINFOLD_LISTEN")
-            .stdin(end())
-            .stdout(end())
-            .stderr(end())
-            .spawn()
-            .unwrap();
-        let screen = vt100::Parser::new(size(lines), size(columns), 0);
-        let shown = Arc::new(Mutex::new(Shown { screen, bytes: 0 }));
-        let (mut output, copy) = (File::from(master.try_clone().unwrap()), Arc::clone(&shown));
-        std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(count @ 1..) = output.read(&mut buffer) {
-                let mut shown = copy.lock().unwrap();
-                shown.screen.process(&buffer[..count]);
-                shown.bytes += count;
-            }
-        });
-        Self { child, keyboard: File::from(master), line: slave, settings, shown }
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keyboard.write_all(keys.as_bytes()).unwrap();
-    }
-
-    fn text(&self) -> String {
-        self.shown.lock().unwrap().screen.screen().contents()
-    }
-
-    fn until(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let text = self.text();
-            if wanted(&text) {
-                return text;
-            }
-            assert!(Instant::now() < deadline, "never seen: {what}\n{text}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn resize(&self, columns: u16, lines: u16) {
-        self.shown.lock().unwrap().screen.screen_mut().set_size(size(lines), size(columns));
-        let done = Command::new("stty")
-            .args(["cols", &columns.to_string(), "rows", &lines.to_string()])
-            .stdin(Stdio::from(self.line.try_clone().unwrap()))
-            .status();
-        assert!(done.unwrap().success());
-    }
-
-    /// The program's process: the shell's only child.
-    fn id(&self) -> Pid {
-        let parent = self.child.id();
-        let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
-        Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
-    }
-
-    /// Waits for the end; the terminal must be as it was.
-    fn ended(mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "it does not end\n{}", self.text());
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let set = |when: &str| std::fs::read_to_string(self.settings.path().join(when)).unwrap();
-        assert!(
-            set("before").contains(':') && set("before") == set("after"),
-            "the terminal is set as it was"
-        );
-        // The last bytes may still be on their way.
-        self.until("the shell's own screen", |text| !text.contains("POD"));
-        let shown = self.shown.lock().unwrap();
-        let screen = shown.screen.screen();
-        assert!(!screen.alternate_screen() && !screen.hide_cursor(), "{}", screen.contents());
-        drop(shown);
-        status
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        // Once the shell is gone, the terminal is, and with it the program.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]
@@ -265,62 +99,99 @@ fn what_can_not_be_is_said() {
 }
 
 #[test]
-fn keys_are_heard_and_the_terminal_is_given_back() {
-    let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let mut terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1"]);
-    terminal.until("the pods, and their rates", |text| text.contains("demo/worker-0") && text.contains("Mi"));
-    let text = terminal.text();
-    assert!(text.lines().count() == 24 && text.lines().last().unwrap().starts_with("q quit"), "{text}");
-    terminal.press("/ps\r");
-    terminal.until("the filter's pods", |text| text.contains("1 of 3 pods") && !text.contains("worker-0"));
-    terminal.press("\u{1b}");
-    terminal.until("all of them", |text| text.contains("worker-0"));
-    terminal.press("?");
-    terminal.until("the help", |text| text.contains("Ctrl-L"));
-    terminal.press("x\u{c}");
-    terminal.until("the table", |text| text.contains("worker-0"));
-    terminal.press("q");
-    assert_eq!(terminal.ended().code(), Some(0));
-}
-
-#[test]
-fn a_resized_terminal_is_filled_anew() {
-    let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let mut terminal = Terminal::start(80, 24, &["--node", &node]);
-    terminal.until("the pods", |text| text.contains("demo/worker-0"));
-    for (columns, lines) in [(60, 10), (30, 4), (120, 40)] {
-        terminal.resize(columns, lines);
-        let whole = |text: &str| {
-            text.lines().count() == usize::from(lines)
-                && text.lines().last().is_some_and(|line| line.starts_with("q quit"))
-        };
-        let text = terminal.until("the keys on the last line", whole);
-        assert!(text.contains("worker-0") || lines < 10, "{text}");
+fn what_can_not_be_in_a_file_is_said_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nodes");
+    let path = file.to_str().unwrap();
+    for (text, says) in [
+        ("# nobody\n", "names no node"),
+        ("a\nb c\n", "nodes:2: "),
+        ("x=a\nx=b\n", "two nodes are called"),
+        ("=a\n", "has no name before its ="),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let (code, frame, complaint) = printed(&["--once", "--nodes", path]);
+        assert_eq!((code, frame.as_str()), (Some(2), ""), "{text}");
+        assert!(complaint.contains(says) && complaint.contains("nodes"), "{text}: {complaint}");
     }
-    terminal.press("\u{3}");
-    assert_eq!(terminal.ended().code(), Some(0));
+    let (code, _, complaint) = printed(&["--once", "--nodes", "/dev/zero"]);
+    assert!(code == Some(2) && complaint.contains("/dev/zero is longer than"), "{complaint}");
 }
 
 #[test]
-fn signals_end_it_well() {
-    let node = format!("node-1={}", agent(STATUS.to_owned()));
-    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
-        let terminal = Terminal::start(80, 24, &["--node", &node]);
-        terminal.until("the pods", |text| text.contains("demo/worker-0"));
-        kill(terminal.id(), signal).unwrap();
-        assert_eq!(terminal.ended().code(), Some(code), "{signal}");
+fn more_nodes_than_files_may_be_open_are_asked_in_turn() {
+    let address = agent(STATUS.to_owned());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nodes");
+    let lines = (0..600).map(|number| format!("node-{number} = http://{address}/node-{number}\n"));
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let script = r#"ulimit -n 400; exec "$0" top --once --interval 1 --nodes "$1""#;
+    let binary = env!("CARGO_BIN_EXE_pinfold");
+    let Output { status, stdout, .. } =
+        Command::new("sh").args(["-c", script, binary, file.to_str().unwrap()]).output().unwrap();
+    let frame = String::from_utf8(stdout).unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert!(!frame.contains("no answer"), "{frame}");
+    assert_eq!(frame.matches("demo/worker-0").count(), 600, "{frame}");
+    assert!(frame.contains("node-599"), "{frame}");
+}
+
+/// Reads a request's head; who sends none needs no answer.
+fn asked(stream: &TcpStream) -> bool {
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    lines.any(|line| line.is_ok_and(|line| line.is_empty()))
+}
+
+#[test]
+fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
+    let always = |head: &'static str, piece: Vec<u8>, pause: Duration| {
+        stranger(move |mut stream| {
+            if asked(&stream) && stream.write_all(head.as_bytes()).is_ok() {
+                while stream.write_all(&piece).is_ok() {
+                    std::thread::sleep(pause);
+                }
+            }
+        })
+    };
+    let once = |answer: &'static str| {
+        stranger(move |mut stream| {
+            if asked(&stream) {
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        })
+    };
+    let none = Duration::ZERO;
+    let body = "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n";
+    let nodes = [
+        (agent(STATUS.to_owned()), "demo/worker-0"),
+        (always(body, vec![b' '; 1 << 20], none), "longer than 67108864 bytes"),
+        (always(body, b" ".to_vec(), Duration::from_millis(100)), "nothing heard within 5 s"),
+        (always("HTTP/1.1 200 OK\r\n", b"a: b\r\n".to_vec(), none), "no answer"),
+        (once("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"enforce"), "no answer"),
+        (
+            once("HTTP/1.1 503 \r\nContent-Length: 13\r\n\r\nnot \u{1b}[2Jready"),
+            "503 Service Unavailable: not \u{fffd}[2Jr",
+        ),
+        (once("\u{1b}[2J\u{7}"), "no answer"),
+        (once(""), "no answer"),
+        (agent(STATUS.replace("worker-0\"", "evil\\u001b[2J\\u009b\"")), "demo/evil\u{fffd}[2J\u{fffd}"),
+    ];
+    let names: Vec<String> =
+        nodes.iter().enumerate().map(|(number, (address, _))| format!("n{number}={address}")).collect();
+    let mut arguments = vec!["--once", "--interval", "1"];
+    arguments.extend(names.iter().flat_map(|name| ["--node", name.as_str()]));
+    let begun = Instant::now();
+    let (code, frame, complaint) = printed(&arguments);
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!((code, complaint.as_str()), (Some(0), ""), "{frame}");
+    for (number, (_, says)) in nodes.iter().enumerate() {
+        let start = format!("n{number}  ");
+        let title = frame.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{frame}"));
+        assert!(title.contains(says) || frame.contains(says) && says.starts_with("demo"), "{says}?\n{frame}");
     }
-}
-
-#[test]
-fn little_is_written_while_little_changes() {
-    let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1"]);
-    terminal.until("the rates", |text| text.contains("Mi"));
-    let written = || terminal.shown.lock().unwrap().bytes;
-    // The second scrape is served again and again: rates sink, everything else stays.
-    let (before, begun) = (written(), Instant::now());
-    std::thread::sleep(Duration::from_secs(5));
-    let rate = (written() - before) as f64 / begun.elapsed().as_secs_f64();
-    assert!(rate < 300.0, "{rate:.0} bytes/s: a whole frame has about 2000");
+    assert!(!frame.chars().any(|c| c.is_control() && c != '\n'), "{frame:?}");
+    // Alone, it is what the complaint is about.
+    let (code, frame, complaint) = printed(&["--once", "--node", &names[5]]);
+    assert_eq!((code, frame.as_str()), (Some(2), ""));
+    assert!(!complaint.chars().any(|c| c.is_control() && c != '\n'), "{complaint:?}");
 }

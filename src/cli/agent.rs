@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST};
@@ -15,6 +15,9 @@ use crate::agent::config::{Config, Overrides};
 
 /// The longest answer that is read: that of many thousand containers.
 const LONGEST: usize = 64 << 20;
+
+/// How many signs are told of an answer that is no success.
+const EXCERPT: usize = 200;
 
 /// The port where agents listen that nobody told otherwise.
 const PORT: u16 = 9470;
@@ -62,7 +65,6 @@ impl Endpoint {
 
     /// A short name for it: what tells it from others.
     pub(super) fn name(&self) -> String {
-        let port = if self.port == PORT { String::new() } else { format!(":{}", self.port) };
         match self.prefix.split('/').rfind(|part| !matches!(*part, "" | "proxy")) {
             // Behind a proxy of the API server: .../nodes/http:node-1:9470/proxy.
             Some(part) => match part.split(':').collect::<Vec<_>>()[..] {
@@ -70,7 +72,8 @@ impl Endpoint {
                 [name, ..] => name.to_owned(),
                 [] => part.to_owned(),
             },
-            None => format!("{}{port}", self.host),
+            None if self.port == PORT => self.host.clone(),
+            None => self.authority(),
         }
     }
 
@@ -124,17 +127,25 @@ impl Endpoint {
         let status = response.status();
         let packed = response.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
         let body = Limited::new(response.into_body(), LONGEST).collect().await;
-        let mut body = body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes();
+        let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+            true => anyhow::anyhow!("the answer is longer than {LONGEST} bytes"),
+            false => anyhow::anyhow!("{error}"),
+        });
+        let mut body = body?.to_bytes();
         if packed {
             body = unpacked(&body)?;
         }
-        anyhow::ensure!(
-            status.is_success(),
-            "{status}: {}",
-            String::from_utf8_lossy(&body).chars().take(200).collect::<String>().trim()
-        );
+        anyhow::ensure!(status.is_success(), "{status}: {}", excerpt(&body));
         Ok(body)
     }
+}
+
+/// The beginning of what was said instead, without what would act on a terminal.
+fn excerpt(body: &[u8]) -> String {
+    // No sign takes more bytes than four.
+    let text = String::from_utf8_lossy(body.get(..4 * EXCERPT).unwrap_or(body));
+    let shown = text.trim().chars().take(EXCERPT);
+    shown.map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 /// What was compressed, as far as it is not too long.
@@ -192,6 +203,7 @@ mod tests {
             ("http://10.0.0.7/", "http://10.0.0.7:9470", "10.0.0.7"),
             ("http://[::1]:9470/status", "http://[::1]:9470", "::1"),
             ("[fe80::1]", "http://[fe80::1]:9470", "fe80::1"),
+            ("[fe80::1]:81", "http://[fe80::1]:81", "[fe80::1]:81"),
             (
                 "http://127.0.0.1:8001/api/v1/nodes/http:node-7:9470/proxy/",
                 "http://127.0.0.1:8001/api/v1/nodes/http:node-7:9470/proxy",
@@ -211,6 +223,14 @@ mod tests {
         {
             assert_eq!(text.parse::<Endpoint>().unwrap_err(), EndpointError::Form(text.into()), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_said_instead_is_told_in_short() {
+        assert_eq!(excerpt(b" not ready\x1b[2J\n"), "not ready\u{fffd}[2J");
+        assert_eq!(excerpt(&[0xff; 5000]).chars().count(), EXCERPT);
+        assert_eq!(excerpt("漢".repeat(5000).as_bytes()), "漢".repeat(EXCERPT));
+        assert_eq!(excerpt(b""), "");
     }
 
     #[test]

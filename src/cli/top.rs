@@ -7,6 +7,7 @@ mod nodes;
 mod numbers;
 mod order;
 mod screen;
+mod signals;
 mod status;
 mod table;
 mod view;
@@ -14,13 +15,13 @@ mod words;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, value_parser};
-use ratatui::crossterm::event::Event;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use ratatui_crossterm::crossterm::event::Event;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::agent::Endpoint;
@@ -32,6 +33,7 @@ use nodes::Asked;
 use numbers::Numbers;
 use order::Column;
 use screen::Screen;
+use signals::Told;
 use status::Status;
 use view::{Done, View};
 
@@ -40,6 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Answers are drawn together: no more often than this, however many nodes there are.
 const PACE: Duration = Duration::from_millis(500);
+
+/// So many agents are asked at once: no more than there are open files to spare.
+const AT_ONCE: usize = 256;
 
 /// The columns of a frame where nothing tells how many there are.
 const WIDTH: u16 = 100;
@@ -78,7 +83,7 @@ pub(super) struct Top {
     /// The other way round.
     #[arg(long)]
     reverse: bool,
-    /// Words that all have to be in a pod's name, node, role, job or QoS class; own, shared, drift; !WORD must not be.
+    /// Words that all have to be in a pod's name, node, role, job or QoS class; own, shared, drift, running; !WORD must not be.
     #[arg(long, value_name = "WORDS", default_value = "")]
     filter: String,
     /// Only pods with CPUs of their own.
@@ -103,20 +108,24 @@ impl Top {
         let mut view = View::new(self.sort, self.reverse, &self.filter);
         (view.owners, view.containers) = (self.own, self.containers);
         let interval = Duration::from_secs(self.interval);
-        let nodes: Vec<Node> = asked.iter().map(|one| Node::new(&one.name, one.given)).collect();
-        let state =
-            State { nodes, view, rows: Vec::new(), names: Vec::new(), pods: 0, begun: Instant::now() };
+        let node = |(number, one): (usize, &Asked)| Node::new(number, &one.name, one.given);
+        let state = State::new(asked.iter().enumerate().map(node).collect(), view);
         if self.once {
             let width = self.width.unwrap_or_else(|| {
                 let terminal = console::Term::stdout();
                 if terminal.is_term() { terminal.size().1.max(20) } else { WIDTH }
             });
-            return runtime()?.block_on(once(state, &asked, interval, width));
+            let runtime = runtime()?;
+            let code = runtime.block_on(once(state, &asked, interval, width));
+            // Nor for names that nobody resolves.
+            runtime.shutdown_background();
+            return code;
         }
         anyhow::ensure!(
             screen::is_there(),
             "no terminal to draw on and to read keys from: pinfold top --once prints a frame"
         );
+        signals::hold()?;
         let runtime = runtime()?;
         let code = runtime.block_on(live(state, asked, interval));
         // Nobody waits for nodes that don't answer.
@@ -125,12 +134,7 @@ impl Top {
     }
 
     fn asked(&self) -> anyhow::Result<Vec<Asked>> {
-        let text = match &self.nodes {
-            Some(path) => Some(
-                std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?,
-            ),
-            None => None,
-        };
+        let text = self.nodes.as_deref().map(nodes::read).transpose()?;
         let all = nodes::all(&self.node, self.nodes.as_deref().zip(text.as_deref()))?;
         if !all.is_empty() {
             return Ok(all);
@@ -145,40 +149,52 @@ struct State {
     nodes: Vec<Node>,
     view: View,
     /// The rows that are wanted, in their order.
-    rows: Vec<Row>,
+    rows: Vec<Arc<Row>>,
     names: Vec<String>,
     pods: usize,
+    /// Whether these are no longer what they should be.
+    stale: bool,
     begun: Instant,
 }
 
 // === impl State ===
 
 impl State {
+    fn new(nodes: Vec<Node>, view: View) -> Self {
+        let begun = Instant::now();
+        Self { nodes, view, rows: Vec::new(), names: Vec::new(), pods: 0, stale: true, begun }
+    }
+
     fn note(&mut self, (number, at, answer): News) {
         if let Some(node) = self.nodes.get_mut(number) {
             node.note(at, answer);
+            self.stale = true;
         }
     }
 
     /// Makes the rows anew, after news or another choice.
     fn arrange(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
         self.names = self.nodes.iter().map(|node| node.name().to_owned()).collect();
-        let rows: Vec<Row> =
-            self.nodes.iter().enumerate().flat_map(|(number, node)| node.rows(number)).collect();
-        let shown = |row: &&Row| self.view.node.is_none_or(|node| node == row.node);
-        self.pods = rows.iter().filter(shown).count();
+        let shown = |row: &&Arc<Row>| self.view.node.is_none_or(|node| node == row.node);
+        let rows = self.nodes.iter().flat_map(Node::rows).filter(shown).cloned();
+        let rows: Vec<Arc<Row>> = rows.collect();
+        self.pods = rows.len();
         self.rows = self.view.rows(rows, &self.names);
         self.view.settle(&self.rows);
     }
 
     fn picture(&self) -> Picture<'_> {
-        let Self { nodes, view, rows, names, pods, begun } = self;
+        let Self { nodes, view, rows, names, pods, begun, .. } = self;
         Picture { nodes, names, rows, pods: *pods, view, now: begun.elapsed() }
     }
 }
 
-/// Asks one agent.
-async fn ask(endpoint: &Endpoint) -> Answer {
+/// Asks one agent, when it is its turn.
+async fn ask(endpoint: &Endpoint, turns: &Semaphore) -> Answer {
+    let _turn = turns.acquire().await;
     let asked = async {
         let bodies = endpoint.get(&["/status", "/metrics"]).await?;
         let [status, metrics] = &bodies[..] else { anyhow::bail!("no answer") };
@@ -192,7 +208,7 @@ async fn ask(endpoint: &Endpoint) -> Answer {
 
 /// Prints one frame.
 async fn once(mut state: State, asked: &[Asked], interval: Duration, width: u16) -> anyhow::Result<ExitCode> {
-    let begun = state.begun;
+    let (begun, turns) = (state.begun, Arc::new(Semaphore::new(AT_ONCE)));
     for look in 0..2 {
         if look > 0 {
             tokio::time::sleep(interval).await;
@@ -203,9 +219,9 @@ async fn once(mut state: State, asked: &[Asked], interval: Duration, width: u16)
             if look > 0 && state.nodes.get(number).is_some_and(|node| node.error().is_some()) {
                 continue;
             }
-            let endpoint = one.endpoint.clone();
+            let (endpoint, turns) = (one.endpoint.clone(), Arc::clone(&turns));
             looks.spawn(async move {
-                let answer = ask(&endpoint).await;
+                let answer = ask(&endpoint, &turns).await;
                 (number, begun.elapsed(), answer)
             });
         }
@@ -238,6 +254,7 @@ async fn once(mut state: State, asked: &[Asked], interval: Duration, width: u16)
 async fn follow(
     number: usize,
     endpoint: Endpoint,
+    turns: Arc<Semaphore>,
     interval: Duration,
     begun: Instant,
     news: mpsc::Sender<News>,
@@ -246,7 +263,7 @@ async fn follow(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let answer = ask(&endpoint).await;
+        let answer = ask(&endpoint, &turns).await;
         if news.send((number, begun.elapsed(), answer)).await.is_err() {
             return;
         }
@@ -255,22 +272,30 @@ async fn follow(
 
 /// Draws until it is ended.
 async fn live(mut state: State, asked: Vec<Asked>, interval: Duration) -> anyhow::Result<ExitCode> {
-    let mut ends = Ends::listen()?;
+    let mut told = signals::listen()?;
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
     let (sender, mut news) = mpsc::channel(asked.len().max(1));
     for (number, one) in asked.into_iter().enumerate() {
-        tokio::spawn(follow(number, one.endpoint, interval, state.begun, sender.clone()));
+        let turns = Arc::clone(&turns);
+        tokio::spawn(follow(number, one.endpoint, turns, interval, state.begun, sender.clone()));
     }
     let mut screen = Screen::take()?;
     let mut events = screen::events()?;
     let mut pace = tokio::time::interval(PACE);
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut fresh, mut page) = (true, 1);
-    state.arrange();
+    let mut page = 1;
     loop {
         // Each arm only takes what is there: none loses anything when another one is first.
         let done = tokio::select! {
             biased;
-            code = ends.any() => return Ok(ExitCode::from(code)),
+            Some(what) = told.recv() => {
+                match what {
+                    Told::End(code) => return Ok(ExitCode::from(code)),
+                    Told::Stop => screen.suspend()?,
+                    Told::GoOn => screen.go_on()?,
+                }
+                Done::Draw
+            }
             event = events.recv() => match event {
                 // The terminal is gone.
                 None => return Ok(ExitCode::SUCCESS),
@@ -283,24 +308,17 @@ async fn live(mut state: State, asked: Vec<Asked>, interval: Duration) -> anyhow
                     done
                 }
             },
-            Some(one) = news.recv() => {
-                if !state.view.paused {
-                    state.note(one);
-                    fresh = true;
-                }
-                Done::Nothing
-            }
             _ = pace.tick() => {
                 // Ages go on while somebody does not answer.
                 let silent = state.nodes.iter().any(|node| node.error().is_some());
-                if std::mem::take(&mut fresh) {
-                    state.arrange();
-                    Done::Draw
-                } else if silent {
-                    Done::Draw
-                } else {
-                    Done::Nothing
+                if state.stale || silent { Done::Draw } else { Done::Nothing }
+            }
+            // There may always be some.
+            Some(one) = news.recv() => {
+                if !state.view.paused {
+                    state.note(one);
                 }
+                Done::Nothing
             }
         };
         match done {
@@ -308,8 +326,13 @@ async fn live(mut state: State, asked: Vec<Asked>, interval: Duration) -> anyhow
             Done::Quit => return Ok(ExitCode::SUCCESS),
             Done::Draw => {}
             Done::Clear => screen.clear()?,
-            Done::Suspend => screen.suspend()?,
+            // We are told of it, as all are that were started with us.
+            Done::Suspend => {
+                signals::ask_to_stop()?;
+                continue;
+            }
         }
+        state.arrange();
         let (width, height) = screen.size()?;
         let frame = state.picture().on_screen(width, height);
         screen.draw(&frame.lines)?;
@@ -318,14 +341,16 @@ async fn live(mut state: State, asked: Vec<Asked>, interval: Duration) -> anyhow
 }
 
 fn handle(event: &Event, state: &mut State, page: usize) -> Done {
-    let done = match event {
-        Event::Key(key) => state.view.key(key, &state.rows, page, state.nodes.len()),
-        Event::Resize(..) => Done::Draw,
-        _ => Done::Nothing,
+    let Event::Key(key) = event else {
+        return if matches!(event, Event::Resize(..)) { Done::Draw } else { Done::Nothing };
     };
-    if done == Done::Draw {
+    // What is chosen next depends on what there is; what is written does not.
+    if !state.view.editing {
         state.arrange();
     }
+    let before = state.view.wants();
+    let done = state.view.key(key, &state.rows, page, state.nodes.len());
+    state.stale |= state.view.wants() != before;
     done
 }
 
@@ -339,35 +364,6 @@ fn most(one: Done, other: Done) -> Done {
         Done::Quit => 4,
     };
     if weight(other) > weight(one) { other } else { one }
-}
-
-/// The signals that end it.
-struct Ends {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-// === impl Ends ===
-
-impl Ends {
-    fn listen() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("can't listen for signals");
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits for one of them: the exit code, as shells have it.
-    async fn any(&mut self) -> u8 {
-        tokio::select! {
-            _ = self.terminate.recv() => 143,
-            _ = self.interrupt.recv() => 130,
-            _ = self.hangup.recv() => 129,
-        }
-    }
 }
 
 #[cfg(test)]

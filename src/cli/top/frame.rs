@@ -1,13 +1,15 @@
 //! A whole frame in lines: on a screen of a certain size, or as long as it gets.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::text::{Line, Span};
 
 use super::map::{LEGEND, Map};
 use super::model::{Node, Row};
-use super::table::{Content, table};
+use super::status::Status;
+use super::table::{Content, Table};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
 
@@ -18,7 +20,7 @@ pub(super) struct Picture<'a> {
     /// Their names.
     pub(super) names: &'a [String],
     /// Those that are wanted, in their order.
-    pub(super) rows: &'a [Row],
+    pub(super) rows: &'a [Arc<Row>],
     /// How many pods there are, wanted or not.
     pub(super) pods: usize,
     pub(super) view: &'a View,
@@ -50,17 +52,19 @@ impl Picture<'_> {
         }
         let foot = self.keys(width);
         let mut lines = self.head(width, if height < LOW { 1 } else { (height / 3).max(2) });
-        let table = table(&self.content(&self.silent()), width);
+        let silent = self.silent();
+        let content = self.content(&silent);
+        let table = Table::new(&content, width);
         let chosen = self.view.chosen(self.rows);
         let details = if height < LOW { Vec::new() } else { self.details(chosen, width) };
         // The heading and the keys take a line each.
         let page = height.saturating_sub(lines.len() + details.len() + 2).max(1);
-        let at = table.lines.iter().position(|(row, _)| Some(*row) == chosen).unwrap_or_default();
+        let at = chosen.map(|row| table.place(row)).unwrap_or_default();
         // A page at a time: going up and down within it changes two lines only.
         let first = at / page * page;
-        lines.push(table.heading);
+        lines.push(table.heading());
         let body = lines.len();
-        for (row, line) in table.lines.into_iter().skip(first).take(page) {
+        for (row, line) in table.lines(first, page) {
             let is_chosen = Some(row) == chosen;
             lines.push(if is_chosen {
                 line.patch_style(Style::new().add_modifier(Modifier::REVERSED))
@@ -83,17 +87,20 @@ impl Picture<'_> {
         let mut lines = Vec::new();
         let shown = self.shown();
         for &(number, node) in &shown {
-            lines.push(self.title(number, node, width));
+            // Why a node is silent is worth a longer line.
+            lines.push(self.title(number, node, if node.error().is_some() { usize::MAX } else { width }));
             lines.extend(self.map(node).iter().flat_map(|map| map.lines(width)));
-            lines.extend(troubles(node).iter().map(|trouble| Line::raw(format!("! {trouble}"))));
+            lines.extend(troubles(node).map(|trouble| Line::raw(format!("! {trouble}"))));
         }
-        if shown.iter().any(|(_, node)| self.map(node).is_some()) {
+        if shown.iter().any(|(_, node)| node.status().is_some()) {
             lines.push(Line::raw(cut(LEGEND, width)));
         }
         lines.push(Line::default());
-        let table = table(&self.content(&self.silent()), width);
-        lines.push(table.heading);
-        lines.extend(table.lines.into_iter().map(|(_, line)| line));
+        let silent = self.silent();
+        let content = self.content(&silent);
+        let table = Table::new(&content, width);
+        lines.push(table.heading());
+        lines.extend(table.lines(0, usize::MAX).into_iter().map(|(_, line)| line));
         if self.rows.is_empty() {
             lines.push(Line::raw(self.nothing()));
         }
@@ -138,7 +145,7 @@ impl Picture<'_> {
         let mut lines = vec![self.sum(&shown, width)];
         // Those that don't answer, or have troubles, are what a person looks for.
         let mut order: Vec<(usize, &Node)> = shown;
-        order.sort_by_key(|(_, node)| (node.error().is_none(), troubles(node).is_empty()));
+        order.sort_by_key(|(_, node)| (node.error().is_none(), trouble_count(node) == 0));
         let room = most.saturating_sub(1);
         let all = order.len();
         let fit = if all > room { room.saturating_sub(1) } else { all };
@@ -160,9 +167,9 @@ impl Picture<'_> {
     /// One node, with its map and its troubles.
     fn one(&self, number: usize, node: &Node, width: usize, most: usize) -> Vec<Line<'static>> {
         let mut lines = vec![self.title(number, node, width)];
-        let troubles = troubles(node);
+        let troubles = trouble_count(node);
         let room = most.saturating_sub(1);
-        let told = troubles.len().min(2).min(room);
+        let told = troubles.min(2).min(room);
         let mut map: Vec<Line<'static>> = self.map(node).iter().flat_map(|map| map.lines(width)).collect();
         let rows = room.saturating_sub(told);
         if map.len() > rows {
@@ -180,9 +187,9 @@ impl Picture<'_> {
         if drawn && spare > 0 {
             lines.push(Line::styled(cut(LEGEND, width), DIM));
         }
-        for (index, trouble) in troubles.iter().take(told).enumerate() {
-            let more = if index + 1 == told && troubles.len() > told {
-                format!(" (and {} more)", troubles.len() - told)
+        for (index, trouble) in self::troubles(node).take(told).enumerate() {
+            let more = if index + 1 == told && troubles > told {
+                format!(" (and {} more)", troubles - told)
             } else {
                 String::new()
             };
@@ -280,8 +287,7 @@ impl Picture<'_> {
                 Span::styled(cut(" asked, no answer yet", width.saturating_sub(wide)), DIM),
             ]);
         };
-        let troubles = troubles(node);
-        let trouble = troubles.first().map(|trouble| format!("  ! {trouble}")).unwrap_or_default();
+        let trouble = troubles(node).next().map(|trouble| format!("  ! {trouble}")).unwrap_or_default();
         let text = format!(
             " {:>4} of {:<4} own  {:<9}",
             status.exclusive.len(),
@@ -304,8 +310,9 @@ impl Picture<'_> {
         let Some(row) = chosen.and_then(|at| self.rows.get(at)) else { return Vec::new() };
         let total = &row.total;
         let mut parts = vec![format!("{}/{}", row.key.namespace, row.key.pod)];
-        parts.extend([row.qos.clone(), row.role.clone()].into_iter().filter(|word| !word.is_empty()));
-        if !row.job.is_empty() {
+        let words = [&row.qos, &row.role].into_iter().map(ToString::to_string);
+        parts.extend(words.filter(|word| !word.is_empty()));
+        if !row.job.as_str().is_empty() {
             parts.push(format!("job {}", row.job));
         }
         if let Some(effective) = total.effective.as_ref().filter(|_| total.drift || total.own.is_none()) {
@@ -366,8 +373,12 @@ impl Picture<'_> {
     }
 }
 
-fn troubles(node: &Node) -> Vec<String> {
-    node.status().map(super::status::Status::troubles).unwrap_or_default()
+fn troubles(node: &Node) -> impl Iterator<Item = String> {
+    node.status().into_iter().flat_map(Status::troubles)
+}
+
+fn trouble_count(node: &Node) -> usize {
+    node.status().map_or(0, Status::trouble_count)
 }
 
 fn age(now: Duration, then: Duration) -> String {
@@ -397,7 +408,7 @@ fn help() -> Vec<&'static str> {
         "s, S            sort by the next,      r  the other way round",
         "                the previous column    o  only pods with CPUs of their own",
         "/               filter: words that all have to be in a pod's name, node,",
-        "                role, job, QoS class, own|shared|drift; !word: must not be",
+        "                role, job, QoS class, own|shared|drift|running; !word: no such",
         "n, N, Enter     one node, the next, the chosen pod's; Esc: all of them",
         "c               containers             p  pause",
         "Ctrl-L          draw everything anew   Ctrl-Z  to the shell (fg: back)",

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::text::{Line, Span};
 
 use super::model::NO_LETTER;
 use crate::cpu::{CpuSet, Layout};
@@ -48,9 +48,7 @@ pub(super) fn style(letter: char) -> Style {
 impl Map<'_> {
     /// The map in lines of this width, the CPUs of each NUMA node beginning a line or, where they are short, side by side.
     pub(super) fn lines(&self, width: usize) -> Vec<Line<'static>> {
-        let signs = self.signs();
-        let blocks: Vec<(String, Vec<String>)> =
-            self.numa().into_iter().map(|(title, cpus)| (title, self.caches(&cpus, &signs))).collect();
+        let blocks = self.blocks();
         let titles = blocks.iter().map(|(title, _)| title.len()).max().unwrap_or_default();
         let mut lines: Vec<Vec<Piece>> = Vec::new();
         let mut open = false;
@@ -72,68 +70,64 @@ impl Map<'_> {
 
     /// All signs in a row, for a line with room for so many.
     pub(super) fn strip(&self, width: usize) -> Option<Line<'static>> {
-        let signs = self.signs();
-        let caches: Vec<String> =
-            self.numa().iter().flat_map(|(_, cpus)| self.caches(cpus, &signs)).collect();
+        let caches: Vec<String> = self.blocks().into_iter().flat_map(|(_, caches)| caches).collect();
         let text = caches.join(" ");
         (text.len() <= width).then(|| painted(vec![Piece::Signs(text)]))
     }
 
     fn signs(&self) -> BTreeMap<u32, char> {
-        let of = |cpu: u32| {
-            let mut owners = self.owners.iter().filter(|(_, cpus)| cpus.contains(cpu));
-            match (owners.next(), owners.next()) {
-                _ if self.lost.contains(cpu) => LOST,
-                (Some(_), Some(_)) => TWICE,
-                (Some((letter, _)), None) => *letter,
-                (None, _) if self.reserved.contains(cpu) => RESERVED,
-                (None, _) => SHARED,
-            }
-        };
-        self.online.iter().map(|cpu| (cpu, of(cpu))).collect()
+        let mut signs: BTreeMap<u32, char> = self.online.iter().map(|cpu| (cpu, SHARED)).collect();
+        let mut put =
+            |cpus: &CpuSet, sign| signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)));
+        put(self.reserved, RESERVED);
+        let (mut owned, mut twice) = (CpuSet::new(), CpuSet::new());
+        for (letter, cpus) in &self.owners {
+            // However many owners there are, each CPU is looked at once.
+            put(&cpus.difference(&owned), *letter);
+            twice = twice.union(&cpus.intersection(&owned));
+            owned = owned.union(cpus);
+        }
+        put(&twice, TWICE);
+        put(self.lost, LOST);
+        signs
     }
 
-    /// The NUMA nodes with their titles; all CPUs without one where there is only one.
-    fn numa(&self) -> Vec<(String, CpuSet)> {
+    /// For each NUMA node its title, none where there is only one, and the signs of its CPUs by last-level cache, the CPUs of a
+    /// core beside each other. Whatever the layout says, each online CPU is there once.
+    fn blocks(&self) -> Vec<(String, Vec<String>)> {
+        let Layout { cores, llcs, numa, .. } = self.layout;
+        let ids: Vec<u32> = numa.keys().copied().collect();
+        let numa = self.ranks(numa.values().filter(|_| ids.len() > 1));
+        let (llcs, cores) = (self.ranks(llcs), self.ranks(cores));
+        // What belongs nowhere stands at the end.
+        let rank = |ranks: &BTreeMap<u32, usize>, cpu| ranks.get(&cpu).copied().unwrap_or(usize::MAX);
+        let mut order: Vec<(usize, usize, usize, u32, char)> = self
+            .signs()
+            .into_iter()
+            .map(|(cpu, sign)| (rank(&numa, cpu), rank(&llcs, cpu), rank(&cores, cpu), cpu, sign))
+            .collect();
+        order.sort_unstable();
+        let block = |cpus: &[(usize, usize, usize, u32, char)]| {
+            let title = cpus.first().and_then(|cpu| ids.get(cpu.0));
+            let caches = cpus.chunk_by(|one, other| one.1 == other.1);
+            let signs = caches.map(|cpus| cpus.iter().map(|cpu| cpu.4).collect()).collect();
+            (title.map(|id| format!("NUMA {id} ")).unwrap_or_default(), signs)
+        };
+        order.chunk_by(|one, other| one.0 == other.0).map(block).collect()
+    }
+
+    /// For each online CPU the first of these groups that has it.
+    fn ranks<'g>(&self, groups: impl IntoIterator<Item = &'g CpuSet>) -> BTreeMap<u32, usize> {
         let mut rest = self.online.clone();
-        let mut numa = Vec::new();
-        if self.layout.numa.len() > 1 {
-            for (id, cpus) in &self.layout.numa {
-                let here = cpus.intersection(&rest);
-                rest = rest.difference(&here);
-                numa.push((format!("NUMA {id} "), here));
-            }
-        }
-        // Whatever the layout says, each online CPU is drawn once.
-        if !rest.is_empty() {
-            numa.push((String::new(), rest));
-        }
-        numa.retain(|(_, cpus)| !cpus.is_empty());
-        numa
-    }
-
-    /// The signs of these CPUs by last-level cache, the CPUs of a core beside each other.
-    fn caches(&self, cpus: &CpuSet, signs: &BTreeMap<u32, char>) -> Vec<String> {
-        let mut rest = cpus.clone();
-        let mut take = |group: &CpuSet| {
+        let mut ranks = BTreeMap::new();
+        for (rank, group) in groups.into_iter().enumerate() {
             let here = group.intersection(&rest);
-            rest = rest.difference(&here);
-            here
-        };
-        let mut groups: Vec<CpuSet> = self.layout.llcs.iter().map(&mut take).collect();
-        groups.push(rest);
-        let text = |group: &CpuSet| {
-            let mut rest = group.clone();
-            let mut text = String::new();
-            let cores = self.layout.cores.iter().chain(std::iter::once(group));
-            for core in cores {
-                let here = core.intersection(&rest);
+            if !here.is_empty() {
                 rest = rest.difference(&here);
-                text.extend(here.iter().filter_map(|cpu| signs.get(&cpu)));
+                ranks.extend(here.iter().map(|cpu| (cpu, rank)));
             }
-            text
-        };
-        groups.iter().filter(|group| !group.is_empty()).map(text).collect()
+        }
+        ranks
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`Node`]: what was heard of one agent so far, and its pods as rows: pure, with moments as times since the start.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::numbers::{Numbers, OfContainer, OfPod};
@@ -16,15 +17,22 @@ const LETTERS: &str = "abcdefghijklmnopqstuvwyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 /// What an owner is drawn as when the letters have run out.
 pub(super) const NO_LETTER: char = '+';
 
-/// One answer of an agent.
-#[derive(Debug, Clone, PartialEq)]
+/// What was counted of a node's containers and pods at one moment.
+#[derive(Debug)]
 struct Sample {
     at: Duration,
-    status: Status,
-    numbers: Numbers,
-    /// Where each container stands in the status.
-    places: HashMap<(PodKey, Clean), usize>,
-    pods: HashSet<PodKey>,
+    containers: HashMap<Place, Counted>,
+    pods: HashMap<PodKey, OfPod>,
+}
+
+/// What tells a container from every other of its node.
+type Place = (PodKey, Clean);
+
+/// What was counted of a container, and of which: one that was started anew counts from zero, in a cgroup of its own.
+#[derive(Debug)]
+struct Counted {
+    cgroup: Option<Clean>,
+    numbers: OfContainer,
 }
 
 /// What tells a pod from every other of its node.
@@ -39,14 +47,21 @@ pub(super) struct PodKey {
 /// One agent, and what it has said.
 #[derive(Debug)]
 pub(super) struct Node {
+    number: usize,
     /// As the user calls it, or by its address.
     name: String,
     given: bool,
-    /// The last answers, the newest last.
+    /// What it said last.
+    status: Option<Status>,
+    /// When the agent that said it has started, by its own word.
+    started: Option<f64>,
+    /// What it has counted, the newest last.
     samples: VecDeque<Sample>,
     /// Why it does not answer, and since when.
     error: Option<(String, Duration)>,
     letters: BTreeMap<PodKey, char>,
+    /// Its pods as of its last answer.
+    rows: Vec<Arc<Row>>,
 }
 
 /// A pod as it is shown.
@@ -57,9 +72,9 @@ pub(super) struct Row {
     pub(super) key: PodKey,
     /// How its CPUs are marked on the map; `None` where it owns none.
     pub(super) letter: Option<char>,
-    pub(super) role: String,
-    pub(super) job: String,
-    pub(super) qos: String,
+    pub(super) role: Clean,
+    pub(super) job: Clean,
+    pub(super) qos: Clean,
     /// Of all its containers together.
     pub(super) total: Figures,
     /// Bytes per second.
@@ -139,7 +154,8 @@ impl Figures {
         set(&mut self.own, &other.own);
         set(&mut self.effective, &other.effective);
         if let Some(threads) = other.threads {
-            *self.threads.get_or_insert_default() += threads;
+            let all = self.threads.get_or_insert_default();
+            *all = all.saturating_add(threads);
         }
         if let Some(window) = other.window {
             self.window = Some(self.window.map_or(window, |longest| longest.max(window)));
@@ -161,10 +177,19 @@ impl Figures {
 // === impl Node ===
 
 impl Node {
-    /// A node that nothing is known of yet; a name that was `given` stays.
-    pub(super) fn new(name: &str, given: bool) -> Self {
-        let name = Clean::new(name).to_string();
-        Self { name, given, samples: VecDeque::new(), error: None, letters: BTreeMap::new() }
+    /// A node that nothing is known of yet, with its place among the others; a name that was `given` stays.
+    pub(super) fn new(number: usize, name: &str, given: bool) -> Self {
+        Self {
+            number,
+            name: Clean::new(name).to_string(),
+            given,
+            status: None,
+            started: None,
+            samples: VecDeque::new(),
+            error: None,
+            letters: BTreeMap::new(),
+            rows: Vec::new(),
+        }
     }
 
     /// What it is called: as the user does, as Kubernetes does, or by its address.
@@ -178,7 +203,12 @@ impl Node {
 
     /// The last status.
     pub(super) fn status(&self) -> Option<&Status> {
-        self.samples.back().map(|sample| &sample.status)
+        self.status.as_ref()
+    }
+
+    /// Its pods, in the order in which the agent tells of them.
+    pub(super) fn rows(&self) -> &[Arc<Row>] {
+        &self.rows
     }
 
     /// Why it does not answer, and since when.
@@ -202,40 +232,40 @@ impl Node {
             }
         };
         self.error = None;
-        let restarted = |last: &Sample| last.numbers.started != numbers.started || last.at >= at;
-        if self.samples.back().is_some_and(restarted) {
+        if self.started != numbers.started || self.samples.back().is_some_and(|last| last.at >= at) {
             // Counters of another agent's life tell nothing of this one's.
             self.samples.clear();
         }
+        self.started = numbers.started;
         while self.samples.len() > 1
             && self.samples.get(1).is_some_and(|next| at.saturating_sub(next.at) >= RATES_OVER)
         {
             self.samples.pop_front();
         }
-        self.samples.push_back(Sample::new(at, status, numbers));
-        self.give_letters();
+        self.samples.push_back(Sample::new(at, &status, &numbers));
+        self.give_letters(&status);
+        self.rows = self.arranged(&status);
+        self.status = Some(status);
     }
 
     /// Letters for those who own CPUs: whoever has one keeps it.
-    fn give_letters(&mut self) {
-        let Some(Sample { status, .. }) = self.samples.back() else { return };
+    fn give_letters(&mut self, status: &Status) {
         let owns = |container: &&Container| container.assigned.as_ref().is_some_and(|own| !own.is_empty());
         let known = status.containers.iter().filter(owns).map(key);
         let strangers = status.strangers.iter().map(stranger_key);
         let owners: Vec<PodKey> = known.chain(strangers).collect();
-        self.letters.retain(|key, _| owners.contains(key));
+        let all: HashSet<&PodKey> = owners.iter().collect();
+        self.letters.retain(|key, _| all.contains(key));
+        let given: HashSet<char> = self.letters.values().copied().collect();
+        let mut free = LETTERS.chars().filter(|letter| !given.contains(letter));
         for owner in owners {
-            if self.letters.contains_key(&owner) {
-                continue;
-            }
-            let free = LETTERS.chars().find(|letter| !self.letters.values().any(|given| given == letter));
-            self.letters.insert(owner, free.unwrap_or(NO_LETTER));
+            self.letters.entry(owner).or_insert_with(|| free.next().unwrap_or(NO_LETTER));
         }
     }
 
     /// The owners of its CPUs, by their letters.
     pub(super) fn owners(&self) -> Vec<(char, CpuSet)> {
-        let Some(Sample { status, .. }) = self.samples.back() else { return Vec::new() };
+        let Some(status) = &self.status else { return Vec::new() };
         // Containers of a pod may run in each other's sets: nobody owns these twice.
         let mut pods: BTreeMap<PodKey, CpuSet> = BTreeMap::new();
         let known = status.containers.iter().filter_map(|one| Some((key(one), one.assigned.as_ref()?)));
@@ -247,22 +277,23 @@ impl Node {
         pods.into_iter().map(|(key, cpus)| (letter(&key), cpus)).collect()
     }
 
-    /// Its pods as rows, in the order in which the agent tells of them; `number` is the node's own.
-    pub(super) fn rows(&self, number: usize) -> Vec<Row> {
-        let Some(last) = self.samples.back() else { return Vec::new() };
+    /// The pods of a status as rows.
+    fn arranged(&self, status: &Status) -> Vec<Arc<Row>> {
         let mut rows: Vec<Row> = Vec::new();
-        let mut places: BTreeMap<PodKey, usize> = BTreeMap::new();
-        for container in &last.status.containers {
+        let mut places: HashMap<PodKey, usize> = HashMap::new();
+        for container in &status.containers {
             let key = key(container);
             let at = *places.entry(key.clone()).or_insert(rows.len());
             if at == rows.len() {
-                let traffic = |of: fn(&OfPod) -> Option<f64>| self.rate(|sample| sample.traffic(&key, of));
+                // As long as it is the same pod.
+                let traffic =
+                    |of: fn(&OfPod) -> Option<f64>| self.rate(|sample| sample.pods.get(&key).and_then(of));
                 rows.push(Row {
-                    node: number,
+                    node: self.number,
                     letter: self.letters.get(&key).copied(),
-                    role: container.role.to_string(),
-                    job: container.job.as_ref().map(ToString::to_string).unwrap_or_default(),
-                    qos: container.qos.to_string(),
+                    role: container.role.clone(),
+                    job: container.job.clone().unwrap_or_default(),
+                    qos: container.qos.clone(),
                     total: Figures::default(),
                     receive: traffic(OfPod::receive),
                     transmit: traffic(OfPod::transmit),
@@ -277,36 +308,35 @@ impl Node {
             row.containers.push((container.container.clone(), figures));
             row.notes.extend(notes(container));
         }
-        rows.extend(last.status.strangers.iter().map(|stranger| {
+        for stranger in &status.strangers {
             let key = stranger_key(stranger);
-            Row {
-                node: number,
+            // Rows that can't be told from each other can't be chosen, either.
+            if places.insert(key.clone(), rows.len()).is_some() {
+                continue;
+            }
+            rows.push(Row {
+                node: self.number,
                 letter: self.letters.get(&key).copied(),
-                role: "unknown".to_owned(),
-                job: String::new(),
-                qos: String::new(),
+                role: Clean::new("unknown"),
+                job: Clean::default(),
+                qos: Clean::default(),
                 total: Figures { own: Some(stranger.cpus.clone()), ..Figures::default() },
                 receive: None,
                 transmit: None,
                 containers: Vec::new(),
                 notes: vec![format!("owns CPUs, and nobody told the agent of it: {}", stranger.cgroup)],
                 key,
-            }
-        }));
-        rows
+            });
+        }
+        rows.into_iter().map(Arc::new).collect()
     }
 
     fn figures(&self, container: &Container) -> Figures {
         let place = (key(container), container.container.clone());
         let rate = |of: fn(&OfContainer) -> Option<f64>| {
             self.rate(|sample| {
-                let then = sample.status.containers.get(*sample.places.get(&place)?)?;
-                // A container that was started anew counts from zero, in a cgroup of its own.
-                if then.cgroup != container.cgroup {
-                    return None;
-                }
-                let (PodKey { namespace, pod, .. }, name) = &place;
-                of(&sample.numbers.container(namespace.as_str(), pod.as_str(), name.as_str()))
+                let then = sample.containers.get(&place)?;
+                if then.cgroup == container.cgroup { of(&then.numbers) } else { None }
             })
         };
         let seen = container.seen.as_ref();
@@ -356,17 +386,15 @@ impl Node {
 // === impl Sample ===
 
 impl Sample {
-    fn new(at: Duration, status: Status, numbers: Numbers) -> Self {
-        let containers = status.containers.iter().enumerate();
-        let places = containers.map(|(at, one)| ((key(one), one.container.clone()), at)).collect();
-        let pods = status.containers.iter().map(key).collect();
-        Self { at, status, numbers, places, pods }
-    }
-
-    /// What a pod's network counts, as long as it is the same pod.
-    fn traffic(&self, key: &PodKey, of: fn(&OfPod) -> Option<f64>) -> Option<f64> {
-        let there = self.pods.contains(key);
-        there.then(|| of(&self.numbers.pod(key.namespace.as_str(), key.pod.as_str()))).flatten()
+    /// Of a scrape, what belongs to somebody whom the status knows, and who runs: series have names, which others had before.
+    fn new(at: Duration, status: &Status, numbers: &Numbers) -> Self {
+        let running = || status.containers.iter().filter(|one| one.running);
+        let counted = |one: &Container| {
+            let numbers = numbers.container(one.namespace.as_str(), one.pod.as_str(), one.container.as_str());
+            ((key(one), one.container.clone()), Counted { cgroup: one.cgroup.clone(), numbers })
+        };
+        let pod = |one: &Container| (key(one), numbers.pod(one.namespace.as_str(), one.pod.as_str()));
+        Self { at, containers: running().map(counted).collect(), pods: running().map(pod).collect() }
     }
 }
 

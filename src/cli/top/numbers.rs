@@ -118,6 +118,9 @@ impl Numbers {
 
 type Labels<'a> = Vec<(&'a str, Cow<'a, str>)>;
 
+/// No series of an agent has more labels.
+const MOST_LABELS: usize = 64;
+
 /// The labels and the value in what follows a series' name.
 fn labels_and_value(rest: &str) -> Option<(Labels<'_>, f64)> {
     let mut labels = Vec::new();
@@ -125,6 +128,9 @@ fn labels_and_value(rest: &str) -> Option<(Labels<'_>, f64)> {
     if let Some(inner) = rest.strip_prefix('{') {
         rest = inner.trim_start();
         while !rest.starts_with('}') {
+            if labels.len() == MOST_LABELS {
+                return None;
+            }
             let (name, after) = rest.split_once("=\"")?;
             let (value, after) = quoted(after)?;
             labels.push((name.trim(), value));
@@ -161,6 +167,8 @@ fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::metrics::{AGENT_FAMILIES, FAMILIES};
 
@@ -172,6 +180,27 @@ mod tests {
         {
             assert!(all.contains(name), "{name}");
         }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_served_is_too_much(
+            text in "(process_start_time_seconds|pinfold_pod_network_receive_bytes_total|x)[{}a-z=\",\\\\ 0-9.e漢\n-]{0,60}",
+            cut in 0usize..80,
+        ) {
+            Numbers::parse(&String::from_utf8_lossy(text.as_bytes().get(..cut).unwrap_or(text.as_bytes())));
+        }
+    }
+
+    #[test]
+    fn a_line_of_labels_without_end_is_passed_over() {
+        let parsed = |more: usize| {
+            let labels: String = (0..more).map(|number| format!("l{number}=\"x\",")).collect();
+            let name = "pinfold_pod_network_receive_bytes_total";
+            Numbers::parse(&format!("{name}{{{labels}namespace=\"a\",pod=\"p\"}} 1\n"))
+        };
+        assert_eq!(parsed(MOST_LABELS - 2).pod("a", "p").receive(), Some(1.0));
+        assert_eq!(parsed(MOST_LABELS - 1), Numbers::default());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What of the rows is shown, and in which order: [`Column`], [`Filter`].
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 
@@ -112,14 +113,14 @@ fn node<'a>(row: &Row, names: &'a [String]) -> &'a str {
 }
 
 /// Sorts rows; `names` are those of the nodes. What is not known stands at the end, whichever way round.
-pub(super) fn sort(rows: &mut [Row], by: Column, reverse: bool, names: &[String]) {
+pub(super) fn sort(rows: &mut [Arc<Row>], by: Column, reverse: bool, names: &[String]) {
     let last = |row: &Row| !by.is_name() && by.number(row).is_none();
     let turned = |order: Ordering| if reverse { order.reverse() } else { order };
     let name = |one: &Row, other: &Row| {
         natural(one.key.namespace.as_str(), other.key.namespace.as_str())
             .then_with(|| natural(one.key.pod.as_str(), other.key.pod.as_str()))
     };
-    rows.sort_by(|one, other| {
+    rows.sort_by(|one: &Arc<Row>, other: &Arc<Row>| {
         let by_name = || match by {
             Column::Pod => turned(name(one, other)),
             _ => name(one, other),
@@ -129,12 +130,14 @@ pub(super) fn sort(rows: &mut [Row], by: Column, reverse: bool, names: &[String]
             .then_with(|| turned(by.compare(one, other, names)))
             .then_with(by_name)
             .then_with(|| natural(node(one, names), node(other, names)))
+            // Whoever took another's place stands above it.
+            .then_with(|| other.total.running.cmp(&one.total.running))
             .then_with(|| one.key.cmp(&other.key))
     });
 }
 
 /// Words, all of which a pod has to have somewhere: in its name, namespace, node, role, job, QoS class, or in what is said
-/// of its CPUs (own, shared, drift). A word after an exclamation mark must be nowhere.
+/// of it (own, shared, drift, running). A word after an exclamation mark must be nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Filter(Vec<(bool, String)>);
 
@@ -156,9 +159,10 @@ impl Filter {
         }
         let cpus = if row.total.own.is_some() { "own" } else { "shared" };
         let drift = if row.total.drift { "drift" } else { "" };
+        let running = if row.total.running { "running" } else { "" };
         let (namespace, pod) = (&row.key.namespace, &row.key.pod);
         let text = format!(
-            "{namespace}/{pod} {} {} {} {} {cpus} {drift}",
+            "{namespace}/{pod} {} {} {} {} {cpus} {drift} {running}",
             node(row, names),
             row.role,
             row.job,

@@ -1,13 +1,16 @@
 //! The table of pods: which columns there is room for, and what stands in them.
 
+use std::sync::Arc;
+
 use console::measure_text_width;
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::text::{Line, Span};
 
 use super::map;
-use super::model::{Figures, Row};
+use super::model::{Figures, PodKey, Row};
 use super::order::Column;
-use super::words::{bytes, cut_front, left, number, percent, right, seconds};
+use super::status::Clean;
+use super::words::{self, bytes, cut_front, left, number, percent, right, seconds};
 
 /// Columns of the owner's sign, and of the gap after it.
 const SIGN: usize = 2;
@@ -29,18 +32,17 @@ const EXPENDABLE: [Column; 10] = [
     Column::Cpus,
 ];
 
-/// A table, line by line.
+/// A table, of which only those lines are made that are seen.
 #[derive(Debug)]
-pub(super) struct Table {
-    pub(super) heading: Line<'static>,
-    /// Each with the number of the row that it shows.
-    pub(super) lines: Vec<(usize, Line<'static>)>,
+pub(super) struct Table<'a> {
+    content: &'a Content<'a>,
+    columns: Vec<(Column, usize)>,
 }
 
 /// What is drawn.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Content<'a> {
-    pub(super) rows: &'a [Row],
+    pub(super) rows: &'a [Arc<Row>],
     /// Of the nodes.
     pub(super) names: &'a [String],
     /// Whether rows of several nodes may be among them.
@@ -51,32 +53,49 @@ pub(super) struct Content<'a> {
     pub(super) containers: bool,
 }
 
-/// Draws the table in so many columns.
-pub(super) fn table(content: &Content<'_>, width: usize) -> Table {
-    let columns = columns(content, width);
-    let heading = columns.iter().flat_map(|&(column, width)| {
-        let style = Style::new().add_modifier(if column == content.sort {
-            Modifier::BOLD | Modifier::UNDERLINED
-        } else {
-            Modifier::BOLD
-        });
-        let text =
-            if is_text(column) { left(column.heading(), width) } else { right(column.heading(), width) };
-        [Span::raw(" "), Span::styled(text, style)]
-    });
-    // The first gap is the second column of the sign.
-    let heading = std::iter::once(Span::raw(" ")).chain(heading);
-    let mut lines = Vec::new();
-    for (number, row) in content.rows.iter().enumerate() {
-        lines.push((number, line(content, row, &columns, None)));
-        if content.containers && row.containers.len() > 1 {
-            let inner = row.containers.iter();
-            lines.extend(inner.map(|(name, figures)| {
-                (number, line(content, row, &columns, Some((name.as_str(), figures))))
-            }));
-        }
+// === impl Table ===
+
+impl<'a> Table<'a> {
+    /// A table in so many columns.
+    pub(super) fn new(content: &'a Content<'a>, width: usize) -> Self {
+        Self { content, columns: columns(content, width) }
     }
-    Table { heading: Line::from_iter(heading), lines }
+
+    pub(super) fn heading(&self) -> Line<'static> {
+        let heading = self.columns.iter().flat_map(|&(column, width)| {
+            let style = Style::new().add_modifier(if column == self.content.sort {
+                Modifier::BOLD | Modifier::UNDERLINED
+            } else {
+                Modifier::BOLD
+            });
+            let text =
+                if is_text(column) { left(column.heading(), width) } else { right(column.heading(), width) };
+            [Span::raw(" "), Span::styled(text, style)]
+        });
+        // The first gap is the second column of the sign.
+        Line::from_iter(std::iter::once(Span::raw(" ")).chain(heading))
+    }
+
+    /// In which line a row begins.
+    pub(super) fn place(&self, row: usize) -> usize {
+        self.content.rows.iter().take(row).map(|row| 1 + self.inner(row).len()).sum()
+    }
+
+    /// So many lines from this one on, each with the number of the row that it shows.
+    pub(super) fn lines(&self, first: usize, most: usize) -> Vec<(usize, Line<'static>)> {
+        let all = self.content.rows.iter().enumerate().flat_map(|(number, row)| {
+            let inner = self.inner(row).iter().map(|(name, figures)| Some((name.as_str(), figures)));
+            std::iter::once(None).chain(inner).map(move |container| (number, row, container))
+        });
+        let seen = all.skip(first).take(most);
+        seen.map(|(number, row, container)| (number, line(self.content, row, &self.columns, container)))
+            .collect()
+    }
+
+    /// The containers that have lines of their own.
+    fn inner<'r>(&self, row: &'r Row) -> &'r [(Clean, Figures)] {
+        if self.content.containers && row.containers.len() > 1 { &row.containers } else { &[] }
+    }
 }
 
 /// The columns that there is room for, with their widths.
@@ -91,11 +110,14 @@ fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
             let width = match column {
                 Column::Node => widest(&mut content.names.iter().map(|name| measure_text_width(name)), 4, 16),
                 Column::Role => {
-                    widest(&mut content.rows.iter().map(|row| measure_text_width(&row.role)), 4, 9)
+                    widest(&mut content.rows.iter().map(|row| measure_text_width(row.role.as_str())), 4, 9)
                 }
                 Column::Cpus => widest(&mut content.rows.iter().map(|row| cpus(&row.total).len()), 6, 14),
                 Column::Pod => widest(
-                    &mut content.rows.iter().map(|row| measure_text_width(&full_name(row))),
+                    &mut content.rows.iter().map(|row| {
+                        let PodKey { namespace, pod, .. } = &row.key;
+                        measure_text_width(namespace.as_str()) + 1 + measure_text_width(pod.as_str())
+                    }),
                     NARROWEST_POD,
                     60,
                 ),
@@ -153,7 +175,7 @@ fn line(
             (Column::Pod, None) => name(row, width),
             (Column::Node | Column::Role | Column::In | Column::Out, Some(_)) => String::new(),
             (Column::Node, None) => content.names.get(row.node).cloned().unwrap_or_default(),
-            (Column::Role, None) => row.role.clone(),
+            (Column::Role, None) => row.role.to_string(),
             (Column::In, None) => told(row.receive, bytes),
             (Column::Out, None) => told(row.transmit, bytes),
             _ => text(column, figures),
@@ -203,8 +225,8 @@ fn text(column: Column, figures: &Figures) -> String {
 /// The CPUs that it owns, with a mark where the kernel says otherwise.
 fn cpus(figures: &Figures) -> String {
     match &figures.own {
-        Some(own) if figures.drift => format!("{own}!"),
-        Some(own) => own.to_string(),
+        Some(own) if figures.drift => format!("{}!", words::cpus(own)),
+        Some(own) => words::cpus(own),
         None if !figures.running => "-".to_owned(),
         None => "shared".to_owned(),
     }

@@ -1,9 +1,12 @@
 //! [`View`]: what a person has chosen to see, changed key by key.
 
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use std::sync::Arc;
+
+use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::model::{PodKey, Row};
 use super::order::{Column, Filter, sort};
+use super::status::Clean;
 
 /// The longest filter: more than a line shows.
 const LONGEST_FILTER: usize = 200;
@@ -54,7 +57,7 @@ impl View {
         Self {
             sort,
             reverse,
-            filter: filter.to_owned(),
+            filter: Clean::new(filter).to_string(),
             editing: false,
             before: String::new(),
             node: None,
@@ -68,7 +71,7 @@ impl View {
     }
 
     /// The rows that are wanted, in the order that is wanted; `names` are those of the nodes.
-    pub(super) fn rows(&self, mut rows: Vec<Row>, names: &[String]) -> Vec<Row> {
+    pub(super) fn rows(&self, mut rows: Vec<Arc<Row>>, names: &[String]) -> Vec<Arc<Row>> {
         let filter = Filter::new(&self.filter);
         rows.retain(|row| {
             self.node.is_none_or(|node| node == row.node)
@@ -79,35 +82,41 @@ impl View {
         rows
     }
 
+    /// Which rows are wanted, and in which order: as long as this stays, so do they.
+    pub(super) fn wants(&self) -> impl PartialEq + use<> {
+        (self.sort, self.reverse, self.filter.clone(), self.node, self.owners)
+    }
+
     /// Where the chosen row stands among these; the nearest one, if it is gone.
-    pub(super) fn chosen(&self, rows: &[Row]) -> Option<usize> {
-        let same =
-            |row: &Row| self.chosen.as_ref().is_some_and(|(node, key)| *node == row.node && *key == row.key);
+    pub(super) fn chosen(&self, rows: &[Arc<Row>]) -> Option<usize> {
+        let same = |row: &Arc<Row>| {
+            self.chosen.as_ref().is_some_and(|(node, key)| *node == row.node && *key == row.key)
+        };
         let last = rows.len().checked_sub(1)?;
         Some(rows.iter().position(same).unwrap_or(self.place.min(last)))
     }
 
     /// Takes note of where the chosen row stands now.
-    pub(super) fn settle(&mut self, rows: &[Row]) {
+    pub(super) fn settle(&mut self, rows: &[Arc<Row>]) {
         if let Some(at) = self.chosen(rows) {
             self.choose(rows, at);
         }
     }
 
-    fn choose(&mut self, rows: &[Row], at: usize) {
+    fn choose(&mut self, rows: &[Arc<Row>], at: usize) {
         let at = at.min(rows.len().saturating_sub(1));
         self.place = at;
         self.chosen = rows.get(at).map(|row| (row.node, row.key.clone()));
     }
 
-    fn go(&mut self, rows: &[Row], forward: bool, by: usize) -> Done {
+    fn go(&mut self, rows: &[Arc<Row>], forward: bool, by: usize) -> Done {
         let at = self.chosen(rows).unwrap_or_default();
         self.choose(rows, if forward { at.saturating_add(by) } else { at.saturating_sub(by) });
         Done::Draw
     }
 
     /// Takes a key. `rows` are those on the screen, of which a page holds so many; there are so many nodes.
-    pub(super) fn key(&mut self, key: &KeyEvent, rows: &[Row], page: usize, nodes: usize) -> Done {
+    pub(super) fn key(&mut self, key: &KeyEvent, rows: &[Arc<Row>], page: usize, nodes: usize) -> Done {
         if key.kind == KeyEventKind::Release {
             return Done::Nothing;
         }

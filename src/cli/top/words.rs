@@ -1,6 +1,10 @@
 //! Numbers and texts as short words of a known width.
 
+use std::fmt::{self, Write};
+
 use console::{measure_text_width, truncate_str};
+
+use crate::cpu::CpuSet;
 
 const UNITS: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
 
@@ -42,6 +46,23 @@ pub(super) fn number(value: f64) -> String {
         v if v < 99_999.5 => format!("{v:.0}"),
         v => format!("{:.0}k", v / 1000.0),
     }
+}
+
+/// A list of CPUs, without its end where it is longer than this: who cuts it to a column's width shows that it goes on.
+pub(super) fn cpus(set: &CpuSet) -> String {
+    struct Short(String);
+
+    impl Write for Short {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.push_str(text);
+            if self.0.len() < 64 { Ok(()) } else { Err(fmt::Error) }
+        }
+    }
+
+    let mut short = Short(String::new());
+    // The error only says that it is long enough.
+    let _ = write!(short, "{set}");
+    short.0
 }
 
 /// A text cut to so many columns at its end.
@@ -127,6 +148,13 @@ mod tests {
             (number(1.26), number(1234.5), number(5e6)),
             ("1.3".into(), "1234".into(), "5000k".into())
         );
+    }
+
+    #[test]
+    fn lists_of_cpus_need_not_be_written_to_their_end() {
+        assert_eq!(cpus(&"0-3,8".parse().unwrap()), "0-3,8");
+        let odd: CpuSet = (0..8191).filter(|cpu| cpu % 2 == 1).collect();
+        assert!((64..80).contains(&cpus(&odd).len()) && cpus(&odd).starts_with("1,3,5,"), "{}", cpus(&odd));
     }
 
     #[test]

@@ -1,0 +1,152 @@
+//! What is drawn on which screen.
+
+use super::*;
+
+#[test]
+fn a_frame_fits_a_common_terminal() {
+    insta::assert_snapshot!(on_screen(&looked_at(), 80, 16), @r"
+    node-1  8 CPUs: 6 own, 2 shared (1 reserved)  3 pods  partition
+    ra.a baba
+    . shared  r reserved  x lost  ! two owners; a letter: the pod's own
+      POD              ROLE   CPUS     USE THR/CPU FOREIGN WINDOW    IN/S   OUT/S
+    b train/ps-0       ps     2-3      0.5     5/2   12.5%   12ms   512Ki     512
+      train/worker-2   worker shared   0.0     5/2       -      -       0       0
+    a train/worker-10  worker 4-7!       -    97/2       -   12ms       -       -
+
+
+
+
+
+
+    train/ps-0  Guaranteed  ps  job mnist  1.2 runnable  foreign 12.5% ± 0.2%
+
+    q quit  ? help  s sort:pod  r reverse  / filter  o own  c containers  p pause
+    ");
+}
+
+#[test]
+fn a_frame_without_end_has_every_note() {
+    let state = looked_at();
+    let lines: Vec<String> =
+        Picture { now: at(10), ..state.picture() }.whole(100).iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    node-1  8 CPUs: 6 own, 2 shared (1 reserved)  3 pods  partition
+    ra.a baba
+    . shared  r reserved  x lost  ! two owners; a letter: the pod's own
+
+      POD              ROLE   CPUS     USE THR/CPU   RUN FOREIGN WINDOW    IN/S   OUT/S
+    b train/ps-0       ps     2-3      0.5     5/2   1.2   12.5%   12ms   512Ki     512
+      train/worker-2   worker shared   0.0     5/2   1.2       -      -       0       0
+    a train/worker-10  worker 4-7!       -    97/2   1.2       -   12ms       -       -
+    train/worker-10: more than expected: 97 threads, 4 in the pools
+    ");
+}
+
+#[test]
+fn a_small_screen_keeps_what_matters() {
+    insta::assert_snapshot!(on_screen(&looked_at(), 40, 6), @r"
+    node-1  8 CPUs: 6 own, 2 shared (1 rese…
+      POD              CPUS   THR/CPU
+    b train/ps-0       2-3        5/2
+      train/worker-2   shared     5/2
+    a train/worker-10  4-7!      97/2
+    q quit  ? help  s sort:pod  r reverse  …
+    ");
+}
+
+#[test]
+fn several_nodes_stand_above_their_pods() {
+    let mut state = state(&["node-1", "node-2", "node-10"]);
+    state.note((0, at(1), answer(&status(&job()), "")));
+    let mut other = status(&[container("worker-2", "worker", Some("1-2"))]);
+    other["errors"] = json!(["pods/x.yaml can't be read"]);
+    state.note((2, at(2), answer(&other, "")));
+    state.note((1, at(3), Err("Connection refused".to_owned())));
+    state.note((2, at(6), Err("nothing heard within 5 s".to_owned())));
+    state.arrange();
+    insta::assert_snapshot!(on_screen(&state, 100, 18), @r"
+    3 nodes  2 without an answer  16 CPUs: 12 own  4 pods
+    node-10 no answer for 4 s: nothing heard within 5 s; what is shown is 8 s old
+    node-2  no answer for 7 s: Connection refused
+    node-1     6 of 8    own  partition ra.a baba
+      NODE    POD              ROLE   CPUS     USE THR/CPU   RUN FOREIGN WINDOW    IN/S   OUT/S
+    b node-1  train/ps-0       ps     2-3        -     5/2   1.2       -   12ms       -       -
+      node-1  train/worker-2   worker shared     -     5/2   1.2       -      -       -       -
+    a node-10 train/worker-2   worker 1-2        -     5/2   1.2       -   12ms       -       -
+    a node-1  train/worker-10  worker 4-7!       -    97/2   1.2       -   12ms       -       -
+
+
+
+
+
+
+    train/ps-0  Guaranteed  ps  job mnist  1.2 runnable
+
+    q quit  ? help  s sort:pod  r reverse  / filter  n node  o own  c containers  p pause
+    ");
+    press(&mut state, "n");
+    assert_eq!(pods(&state), ["ps-0", "worker-2", "worker-10"]);
+    press(&mut state, "nn");
+    assert_eq!(pods(&state), ["worker-2"]);
+    press(&mut state, "\u{1b}");
+    assert_eq!(pods(&state).len(), 4);
+}
+
+#[test]
+fn no_screen_is_too_small_and_nothing_leaves_it() {
+    let mut many = looked_at();
+    let mut others = state(&["node-1", "a-node-with-a-very-long-name.example.com", "漢字"]);
+    for node in 0..3 {
+        others.note((node, at(1), answer(&status(&job()), "")));
+    }
+    others.arrange();
+    others.note((1, at(2), Err("Connection refused".to_owned())));
+    for state in [&mut many, &mut others] {
+        for help in [false, true] {
+            state.view.help = help;
+            for (width, height) in
+                (1..130).step_by(3).flat_map(|width| (1..30).map(move |height| (width, height)))
+            {
+                let (frame, _) = draw(state, width, height);
+                assert!(frame.lines.len() <= height.into(), "{width}x{height}: {} lines", frame.lines.len());
+                assert!(frame.page > 0);
+                // The table's own columns are all that may be cut by the screen's edge, and only where it is hardly one.
+                let widest =
+                    frame.lines.iter().map(ratatui_core::text::Line::width).max().unwrap_or_default();
+                assert!(widest <= usize::from(width).max(24), "{width}x{height}: {widest}");
+            }
+        }
+    }
+}
+
+#[test]
+fn going_down_by_one_changes_two_lines() {
+    let mut state = state(&["node-1"]);
+    let all: Vec<Value> = (0..50).map(|number| container(&format!("w-{number}"), "worker", None)).collect();
+    state.note((0, at(1), answer(&status(&all), "")));
+    state.arrange();
+    let (_, before) = draw(&state, 80, 24);
+    press(&mut state, "j");
+    let (_, after) = draw(&state, 80, 24);
+    let lines: std::collections::BTreeSet<u16> = before.diff(&after).into_iter().map(|(_, y, _)| y).collect();
+    assert_eq!(lines.len(), 3, "the two rows, and what is said of the chosen one: {lines:?}");
+}
+
+#[test]
+fn what_an_api_says_is_drawn_as_text() {
+    let mut evil = container("w\u{1b}]0;x\u{7}\u{9b}2J\n", "worker", Some("2"));
+    evil["note"] = json!("note\u{1b}[31m\r");
+    let mut status = status(&[evil]);
+    status["errors"] = json!(["error\u{1b}[2J"]);
+    status["enforcement"] = json!("part\u{8}ition");
+    let mut state = state(&["node\u{1b}-1"]);
+    state.note((0, at(1), answer(&status, "")));
+    state.note((0, at(2), Err("refused\u{1b}[2J".to_owned())));
+    state.arrange();
+    let whole: Vec<String> =
+        Picture { now: at(10), ..state.picture() }.whole(100).iter().map(ToString::to_string).collect();
+    let screen = on_screen(&state, 100, 24).replace('\n', "");
+    for text in whole.iter().chain([&screen]) {
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
+}
