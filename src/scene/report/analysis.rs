@@ -341,12 +341,16 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
             ),
         );
     }
+    let by_cpu = servers.cpu.as_ref().filter(|cpu| cpu.max_over_mean >= HOT).and_then(Balance::hottest);
     let numbers = format!("{} times the mean, Gini {}", number(traffic.max_over_mean), number(traffic.gini));
     if traffic.max_over_mean < HOT {
+        let but = by_cpu.map_or_else(String::new, |busiest| {
+            format!("; but {} takes {} of their CPU time", busiest.task, percent(busiest.share))
+        });
         return found(
             FindingKind::EvenServers,
             format!(
-                "the parameter servers carry about the same: the busiest, {}, moves {} of their bytes ({numbers})",
+                "the parameter servers carry about the same: the busiest, {}, moves {} of their bytes ({numbers}){but}",
                 hottest.task,
                 percent(hottest.share)
             ),

@@ -44,6 +44,8 @@ pub struct Members {
     pub interval: f64,
     /// Seconds in which none of them was seen.
     pub unseen: f64,
+    /// How often none of them was seen for a time.
+    breaks: u32,
 }
 
 /// A time that a pod spent in one place, by all targets that told of it there.
@@ -128,8 +130,9 @@ impl Members {
         let mut all: Vec<f64> = all.filter(|at| (from..=to).contains(at)).collect();
         distinct(&mut all);
         let longest = BREAK * interval.max(step);
-        let unseen = gaps(&all).filter(|gap| *gap > longest).sum();
-        Ok(Self { namespace, job, pods, from, to, interval, unseen })
+        let breaks = gaps(&all).filter(|gap| *gap > longest);
+        let (unseen, breaks) = breaks.fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1));
+        Ok(Self { namespace, job, pods, from, to, interval, unseen, breaks })
     }
 
     /// Reads the answer to [`scrapes`](super::scrapes), which tells of scrapes that are closer to each other than the looks were.
@@ -137,8 +140,8 @@ impl Members {
         let apart = |one: &Series| {
             let (first, last) = self.pods.get(one.label("pod"))?.span()?;
             let seconds = last.min(self.to) - first.max(self.from) - self.unseen;
-            let scrapes = one.last().filter(|scrapes| *scrapes >= 2.0)?;
-            Some(seconds / (scrapes - 1.0)).filter(|apart| *apart > 0.0)
+            let times = one.last()? - 1.0 - f64::from(self.breaks);
+            Some(seconds / times).filter(|apart| times >= 1.0 && *apart > 0.0)
         };
         let mut all: Vec<f64> = series.iter().filter_map(apart).collect();
         all.sort_by(f64::total_cmp);
@@ -328,8 +331,8 @@ mod tests {
         members.count(&[counted(7.0)]);
         assert_eq!(members.interval, 15.0);
         // A time without scrapes makes the others no further apart.
-        members.unseen = 30.0;
-        members.count(&[counted(5.0)]);
+        (members.unseen, members.breaks) = (30.0, 1);
+        members.count(&[counted(6.0)]);
         assert_eq!(members.interval, 15.0);
     }
 

@@ -265,8 +265,10 @@ pub fn presence(subject: &Subject, step: u64) -> String {
 /// How often each of these pods was scraped within so many seconds.
 pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
     let (namespace, pods) = (quoted(namespace), one_of(pods.iter().copied()));
+    // A pod that was begun anew has other series, of the same target.
     format!(
-        "max by (pod) (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s]))"
+        "max by (pod) (sum without (uid, training_job, role, replica_index, qos, host_network) \
+         (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s])))"
     )
 }
 
