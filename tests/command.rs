@@ -348,7 +348,7 @@ fn completions_are_scripts() {
         let (code, script, _) = run(&["completions", shell]);
         assert_eq!(code, Some(0));
         assert!(script.contains("topology") && script.contains("reserved"), "{shell}: {script}");
-        assert!(!script.contains("neighbour"), "what is hidden is not offered");
+        assert!(!script.contains("ps-hosts"), "what is hidden is not offered");
         let check = Command::new(shell).arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut check = match check {
             Ok(check) => check,

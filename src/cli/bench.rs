@@ -4,17 +4,16 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{Args, value_parser};
 use comfy_table::CellAlignment;
 use console::style;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::Format;
 use super::run::{log, runtime};
+use super::{Draft, Format};
 use crate::agent::config::Wanted;
 use crate::cpu::CpuSet;
-use crate::local::bench::plan::{Plan, Way, Wishes, Work};
+use crate::local::bench::plan::{Plan, Way, Wishes, Work, counted};
 use crate::local::bench::report::{Comparison, Metric, Report};
 use crate::local::bench::stats::Summary;
 use crate::local::bench::steps::Pattern;
@@ -34,16 +33,19 @@ use crate::local::bench::{self, Options, job, picture};
                                                   a command: each line of its output that starts with step is one
   pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
                                                   a line counts its steps, and tells how long they took
-  pinfold bench --command 'make -C model' -o json the time to the command's end
+  pinfold bench --command './convert all' -o json the time to the command's end
 
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a command that fails; 130 interrupted.")]
 pub(super) struct Bench {
     /// How often each of the four ways is run; from 5 there is something to say, from 6 with 95 % confidence.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Seconds that each run is measured, after its first step and a warm-up.
+    /// Seconds that each run is measured, after its first step and a warm-up (no matter where the time to the end is taken).
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=3600))]
     seconds: u32,
+    /// Seconds that a run may take; one that takes longer is given up.
+    #[arg(long, default_value_t = 3600, value_parser = value_parser!(u32).range(10..=604_800))]
+    limit: u32,
     /// CPUs of each worker [default: as many as fit, up to 4]
     #[arg(long, value_parser = value_parser!(u32).range(1..=1024))]
     cpus: Option<u32>,
@@ -64,7 +66,7 @@ pub(super) struct Bench {
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     host_threads: Option<u32>,
     /// Busy pods in the shared pool [default: as many as fill the node]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=150))]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1000))]
     neighbours: Option<u32>,
     /// The share of a CPU's time that each neighbour wants.
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = value_parser!(u8).range(1..=100))]
@@ -100,9 +102,15 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        anyhow::ensure!(
+            self.command.as_deref().is_none_or(|line| !line.trim().is_empty()),
+            "--command is empty: name a command, or leave it out for the built-in job"
+        );
+        anyhow::ensure!(self.enforcement != Wanted::Observe, bench::NOTHING_TO_COMPARE);
         let wishes = Wishes {
             rounds: usize::from(self.rounds),
             seconds: u64::from(self.seconds),
+            limit: u64::from(self.limit),
             workers: self.workers,
             cpus: self.cpus,
             ps: self.ps,
@@ -127,10 +135,8 @@ impl Bench {
             "a bench needs root, for cgroups and network namespaces: run it with sudo, or see its plan with --dry-run"
         );
         log("error")?;
-        // Found out before minutes are spent on it.
-        if let Some(path) = &self.svg {
-            write(path, "")?;
-        }
+        // Whether it can be written is found out before minutes are spent on it.
+        let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
         bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} runs, {eta} left: {msg}")?);
         let options = Options { plan, enforcement: self.enforcement, cgroup_root: self.cgroup_root };
@@ -150,15 +156,13 @@ impl Bench {
         let report = match done {
             Ok(Some(report)) => report,
             other => {
-                // An empty picture would look like a result.
-                self.svg.map(std::fs::remove_file);
                 other?;
                 eprintln!("pinfold: interrupted; everything is cleaned up");
                 return Ok(ExitCode::from(super::demo::INTERRUPTED));
             }
         };
-        if let Some(path) = &self.svg {
-            write(path, &picture::draw(&report))?;
+        if let Some(draft) = picture {
+            draft.write(&picture::draw(&report))?;
         }
         match self.output {
             Format::Json => super::json(&report)?,
@@ -168,10 +172,6 @@ impl Bench {
     }
 }
 
-fn write(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("can't write the picture {}", path.display()))
-}
-
 /// What is run, in words.
 fn setting(plan: &Plan) -> String {
     let free = plan.online.difference(&plan.reserved);
@@ -179,17 +179,20 @@ fn setting(plan: &Plan) -> String {
     let work = match &plan.work {
         Work::BuiltIn => {
             let servers = match plan.ps_cpus {
-                0 => format!("{} servers that stay in the shared pool", plan.ps),
-                cpus => format!("{} servers of {cpus} CPUs", plan.ps),
+                0 => format!("{} in the shared pool always", counted(plan.ps, "server")),
+                cpus => format!("{} of {}", counted(plan.ps, "server"), counted(cpus, "CPU")),
             };
-            format!("the built-in training job: {} workers of {} CPUs, {servers}", plan.workers, plan.cpus)
+            let workers = format!("{} of {}", counted(plan.workers, "worker"), counted(plan.cpus, "CPU"));
+            format!("the built-in training job: {workers}, {servers}")
         }
         Work::Command { line, steps } => {
             let steps = match steps {
                 Some(pattern) => format!("steps by {pattern}"),
                 None => "the time to its end".to_owned(),
             };
-            format!("{} copies of {line:?} with {} CPUs each; {steps}", plan.workers, plan.cpus)
+            let each = if plan.workers == 1 { "" } else { " each" };
+            let copies = if plan.workers == 1 { "copy" } else { "copies" };
+            format!("{} {copies} of {line:?} with {}{each}; {steps}", plan.workers, counted(plan.cpus, "CPU"))
         }
     };
     let _ = writeln!(text, "  {work}");
@@ -209,7 +212,8 @@ fn setting(plan: &Plan) -> String {
         count => {
             writeln!(
                 text,
-                "  {count} neighbours in the shared pool, each {} % busy, {asks}{full}",
+                "  {} in the shared pool, {} % busy, {asks}{full}",
+                counted(count, "neighbour"),
                 neighbours.busy_percent
             )
         }
@@ -269,9 +273,9 @@ fn found(report: &Report) -> String {
         });
     let _ = writeln!(
         text,
-        "{}\n{table}\n  median over {} rounds{confidence}\n",
+        "{}\n{table}\n  median over {}{confidence}\n",
         style("What it buys").bold(),
-        report.plan.rounds.len()
+        counted(report.plan.rounds.len() as u64, "round")
     );
     let mut table = super::table(&["", "SHARED, HOST'S", "SHARED, RIGHT", "PINNED, HOST'S", "PINNED, RIGHT"]);
     for metric in Metric::ALL {
@@ -304,6 +308,9 @@ fn found(report: &Report) -> String {
     );
     for (metric, reason) in &report.found.not_counted {
         let _ = writeln!(text, "  {}: not counted here: {reason}", metric.name(step));
+    }
+    for note in &report.found.notes {
+        let _ = writeln!(text, "  {note}");
     }
     let _ = writeln!(text, "\n{}", style("Beside what is claimed").bold());
     let mut said: Vec<&str> = Vec::new();

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use output::{Format, emit, json, table};
+pub(crate) use output::{Draft, Format, emit, json, table};
 
 /// A node agent that gives training pods CPUs of their own and the right thread counts.
 #[derive(Debug, Parser)]

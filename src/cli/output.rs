@@ -1,6 +1,8 @@
 //! How results are printed: tables for people, JSON for programs, and a quiet end when the reader has seen enough.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -43,4 +45,86 @@ pub(crate) fn table(headings: &[&str]) -> Table {
     table.set_width(width);
     table.set_header(headings.to_vec());
     table
+}
+
+/// A file that is to hold what takes minutes to find out: whether it can be written is known now, and what stands there is
+/// replaced when the new text is complete, or not at all.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    path: PathBuf,
+    /// Beside it; `None` where there is a device or a pipe, which is written to at the end.
+    beside: Option<PathBuf>,
+}
+
+// === impl Draft ===
+
+impl Draft {
+    /// # Errors
+    /// It can't be written there.
+    pub(crate) fn new(path: &Path) -> anyhow::Result<Self> {
+        let cannot = || format!("can't write {}", path.display());
+        anyhow::ensure!(!path.is_dir(), "{} is a folder: name a file in it", path.display());
+        if path.exists() && !path.is_file() {
+            fs::OpenOptions::new().write(true).open(path).with_context(cannot)?;
+            return Ok(Self { path: path.to_owned(), beside: None });
+        }
+        // What a link leads to is replaced, and not the link.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if path.exists() {
+            fs::OpenOptions::new().append(true).open(&path).with_context(cannot)?;
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_name().with_context(cannot)?);
+        name.push(format!(".{}", std::process::id()));
+        let beside = path.with_file_name(name);
+        fs::File::create_new(&beside).with_context(cannot)?;
+        Ok(Self { path, beside: Some(beside) })
+    }
+
+    /// Puts the text there.
+    ///
+    /// # Errors
+    /// It can't be written after all; what stood there stands there.
+    pub(crate) fn write(self, text: &str) -> anyhow::Result<()> {
+        let cannot = || format!("can't write {}", self.path.display());
+        let Some(beside) = &self.beside else { return fs::write(&self.path, text).with_context(cannot) };
+        fs::write(beside, text).with_context(cannot)?;
+        fs::rename(beside, &self.path).with_context(cannot)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Once it has been renamed, there is none.
+        self.beside.as_ref().map(fs::remove_file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_there_is_replaced_at_once_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.svg");
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        fs::write(&path, "old").unwrap();
+        drop(Draft::new(&path).unwrap());
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names()), ("old", 1));
+        Draft::new(&path).unwrap().write("new").unwrap();
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names()), ("new", 1));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        Draft::new(&link).unwrap().write("newer").unwrap();
+        assert!(link.is_symlink() && fs::read_to_string(&path).unwrap() == "newer");
+        let error = Draft::new(&folder.path().join("no/a.svg")).unwrap_err().to_string();
+        assert!(error.contains("no/a.svg"), "{error}");
+        let error = Draft::new(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("name a file in it"), "{error}");
+        // A device is written to, and stays.
+        Draft::new(Path::new("/dev/null")).unwrap().write("x").unwrap();
+        drop(Draft::new(Path::new("/dev/null")).unwrap());
+        assert!(Path::new("/dev/null").exists());
+    }
 }

@@ -173,6 +173,7 @@ impl Launcher {
     pub fn new() -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel::<Job>();
         let thread = thread::Builder::new().name("pinfold-launch".to_owned()).spawn(move || {
+            run_anywhere();
             for Job { spawn, reply } in inbox {
                 // Nobody waits for the reply if the caller panicked; the process is then dropped, and so killed.
                 let _ = reply.send(start(&spawn));
@@ -257,8 +258,16 @@ impl Process {
     ///
     /// The kernel's, such as a missing privilege.
     pub fn stop(&mut self, grace: Duration) -> io::Result<ExitStatus> {
+        self.stop_by(Instant::now() + grace)
+    }
+
+    /// The same with a moment until which it may go on, so that many can end within one time.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, such as a missing privilege.
+    pub fn stop_by(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
         self.kill(Signal::SIGTERM)?;
-        let deadline = Instant::now() + grace;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
@@ -276,6 +285,18 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Lets what this thread starts run wherever its cgroup does: a mask that this program was started with, as by taskset, would
+/// go on within any cgroup.
+fn run_anywhere() {
+    let mut all = nix::sched::CpuSet::new();
+    for cpu in 0..nix::sched::CpuSet::count() {
+        // It has room for each of them.
+        let _ = all.set(cpu);
+    }
+    // Refused only where nothing of it is allowed, and then nothing would run at all.
+    let _ = nix::sched::sched_setaffinity(Pid::from_raw(0), &all);
 }
 
 /// Starts a process from the calling thread, whose end will be the process's end.

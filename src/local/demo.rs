@@ -277,10 +277,10 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
             threads: now.pods.get(&pod.name).map_or(0, |counters| counters.threads),
             env: state.threads.variables.clone(),
             steps_per_second: rate(|counters| counters.steps),
-            context_switches_per_second: rate(|counters| counters.context_switches),
+            context_switches_per_second: rate(|counters| counters.context_switches.unwrap_or(0)),
             receive_bytes_per_second: rate(|counters| counters.receive_bytes),
             transmit_bytes_per_second: rate(|counters| counters.transmit_bytes),
-            throttled_periods_per_second: rate(|counters| counters.throttled_periods),
+            throttled_periods_per_second: rate(|counters| counters.throttled_periods.unwrap_or(0)),
             window_seconds: state.window_seconds,
             note: state.note.clone(),
         });
@@ -300,8 +300,8 @@ fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
     Half {
         steps_per_second: steps as f64 / seconds,
         context_switches_per_step: (steps > 0)
-            .then(|| gained(|one| one.context_switches) as f64 / steps as f64),
-        throttled_periods_per_second: gained(|one| one.throttled_periods) as f64 / seconds,
+            .then(|| gained(|one| one.context_switches.unwrap_or(0)) as f64 / steps as f64),
+        throttled_periods_per_second: gained(|one| one.throttled_periods.unwrap_or(0)) as f64 / seconds,
         step_ms_p99: p99.get(p99.len() / 2).copied(),
         threads: job().filter_map(|name| now.pods.get(name)).map(|counters| counters.threads).sum(),
     }

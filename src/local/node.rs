@@ -37,6 +37,9 @@ const FOLDER: &str = "/run/pinfold-demo";
 /// The kernel takes a moment to let go of a killed process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long processes may take to end when they are asked to, all together.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// The longest line of a process that is heard in one piece.
 const LONGEST_LINE: u64 = 1 << 20;
 
@@ -116,8 +119,19 @@ impl LocalNode {
         Path::new(FOLDER)
     }
 
-    /// Starts a pod: its manifest appears, then its cgroups, then its process in them.
-    pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<()> {
+    /// Whether pods can be held to a quota, as a limit does it.
+    pub(super) fn has_quotas(&self) -> bool {
+        matches!(self.cgroups.quota(TREE), Ok(Some(_)))
+    }
+
+    /// The processes of a pod, whatever they have started included.
+    pub(super) fn processes(&self, pod: &str) -> Vec<i32> {
+        let running = self.running.get(pod);
+        running.and_then(|running| self.cgroups.processes(&running.cgroup).ok()).unwrap_or_default()
+    }
+
+    /// Starts a pod: its manifest appears, then its cgroups, then its process in them. Returns when the process began.
+    pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<Instant> {
         let Start { pod, manifest, program, args, env, address, stderr, hear } = start;
         let uid = pod.cgroup_uid().context("a pod of the demo has no uid")?;
         let path = self.folder().join(format!("{}.json", pod.name));
@@ -147,6 +161,7 @@ impl LocalNode {
                 self.cgroups.set_quota(one, Quota { quota: Some(limit * PERIOD / 1000), period: PERIOD })?;
             }
         }
+        let began = Instant::now();
         let mut process = self.launcher.spawn(Spawn {
             program: match program {
                 Some(program) => program,
@@ -165,7 +180,7 @@ impl LocalNode {
             std::thread::spawn(move || follow(stdout, hear));
         }
         self.running.insert(pod.name.clone(), Running { cgroup, manifest: path, process, latest });
-        Ok(())
+        Ok(began)
     }
 
     /// What a pod's process said last.
@@ -202,8 +217,9 @@ impl LocalNode {
             signal(&self.cgroups, &running.cgroup, Signal::SIGTERM);
         }
         self.burstable = 0;
+        let deadline = Instant::now() + GRACE;
         for (_, mut running) in std::mem::take(&mut self.running) {
-            running.process.stop(Duration::from_secs(2))?;
+            running.process.stop_by(deadline)?;
             patiently(|| {
                 // What the process has started itself, such as a shell's commands, must not outlive it.
                 signal(&self.cgroups, &running.cgroup, Signal::SIGKILL);
@@ -261,13 +277,11 @@ fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
 
 /// Removes what a predecessor left: processes (there are none unless it died a moment ago), cgroups, manifests.
 fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
-    if cgroups.exists(TREE) {
-        for pid in cgroups.processes(TREE)? {
-            // It may have ended since; what matters is that the cgroup can be removed below.
-            let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-    }
-    patiently(|| cgroups.remove(TREE))?;
+    patiently(|| {
+        // Again and again: a process may fork between being listed and being killed.
+        signal(cgroups, TREE, Signal::SIGKILL);
+        cgroups.remove(TREE)
+    })?;
     match fs::remove_dir_all(FOLDER) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("can't remove {FOLDER}"))

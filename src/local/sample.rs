@@ -16,10 +16,9 @@ pub(super) struct Sample {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Counters {
     pub(super) threads: u64,
-    pub(super) context_switches: u64,
-    pub(super) throttled_periods: u64,
-    /// Both only where the machine counts them.
-    pub(super) migrations: Option<u64>,
+    /// What a collector may leave out: it was late, or the machine does not count it.
+    pub(super) context_switches: Option<u64>,
+    pub(super) throttled_periods: Option<u64>,
     pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,
     pub(super) transmit_bytes: u64,
@@ -38,10 +37,11 @@ impl Sample {
             let counters = pods.entry(pod.to_owned()).or_default();
             match name {
                 "pinfold_container_threads" => counters.threads += value,
-                "pinfold_container_context_switches_total" => counters.context_switches += value,
-                "pinfold_container_cpu_throttled_periods_total" => counters.throttled_periods += value,
-                "pinfold_container_cpu_migrations_total" => {
-                    *counters.migrations.get_or_insert(0) += value;
+                "pinfold_container_context_switches_total" => {
+                    *counters.context_switches.get_or_insert(0) += value;
+                }
+                "pinfold_container_cpu_throttled_periods_total" => {
+                    *counters.throttled_periods.get_or_insert(0) += value;
                 }
                 "pinfold_container_llc_misses_total" => *counters.llc_misses.get_or_insert(0) += value,
                 "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
@@ -105,12 +105,12 @@ mod tests {
             pinfold_container_threads{namespace=\"demo\",pod=\"ps-0\",container=\"a\"} 3\n\
             pinfold_container_context_switches_total{container=\"a\",kind=\"voluntary\",namespace=\"demo\",pod=\"ps-0\"} 1e3\n\
             pinfold_container_context_switches_total{container=\"a\",kind=\"involuntary\",namespace=\"demo\",pod=\"ps-0\"} 7\n\
-            pinfold_container_cpu_migrations_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 4\n\
+            pinfold_container_llc_misses_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 4\n\
             pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
             process_cpu_seconds_total 1\n";
         let sample = Sample::parse(text);
         let expected =
-            Counters { threads: 3, context_switches: 1007, migrations: Some(4), ..Counters::default() };
+            Counters { threads: 3, context_switches: Some(1007), llc_misses: Some(4), ..Counters::default() };
         assert_eq!(sample.pods, BTreeMap::from([("ps-0".to_owned(), expected)]));
         let reason = "no \"LLC\" here".to_owned();
         assert_eq!(sample.unsupported, BTreeMap::from([("caches".to_owned(), reason)]));

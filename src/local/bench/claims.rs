@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::plan::{Plan, Work};
+use super::plan::{Plan, Work, counted};
 use super::report::{Comparison, Effect, Found, Metric, OfWay};
 
 /// A claim beside what was seen.
@@ -39,10 +39,16 @@ pub(super) fn claims(plan: &Plan, effects: &[Effect], ways: &[OfWay], found: &Fo
             Metric::StepsPerSecond,
             pinned,
         ),
-        claim("right thread counts: +5 % speed", Comparison::Right, Metric::StepsPerSecond, threads.clone()),
+        // By itself: a pinned program may be right without being told, and then it is told wrong for the sake of comparison.
+        claim(
+            "right thread counts: +5 % speed",
+            Comparison::RightShared,
+            Metric::StepsPerSecond,
+            threads.clone(),
+        ),
         claim(
             "right thread counts: -40 % context switches",
-            Comparison::Right,
+            Comparison::RightShared,
             Metric::ContextSwitchesPerStep,
             threads,
         ),
@@ -65,7 +71,11 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
             "the neighbours ask for nothing (best effort), so the kernel lets the job go first even where it shares".to_owned(),
         );
     }
-    let free = plan.online.len() - plan.reserved.len();
+    let (busy, left) = plan.busy();
+    if plan.is_full() && busy < left as f64 {
+        but.push(format!("the neighbours keep {busy:.1} CPUs busy, of {left} that the job leaves"));
+    }
+    let free = plan.online.difference(&plan.reserved).len();
     if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
         but.push(format!(
             "only {free} of {} CPUs can be given away: pinned, the parameter server shares the rest with all neighbours and \
@@ -100,13 +110,23 @@ fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
         ));
     }
     let threads = |index: usize| ways.get(index).and_then(|way| way.thread_count);
-    if let (Some(host), Some(right)) = (threads(0), threads(1))
-        && host == right
-        && !plan.whole()
-    {
-        but.push(format!(
-            "the job has {host} threads both ways: it takes no notice of the variables, or is right by itself"
-        ));
+    for (ways, place) in [((0, 1), "in the shared pool"), ((2, 3), "pinned")] {
+        if let (Some(host), Some(right)) = (threads(ways.0), threads(ways.1))
+            && host == right
+            && !plan.whole()
+        {
+            but.push(format!(
+                "{place}, the job has {} both ways: it takes no notice of the variables, or is right by itself",
+                counted(host, "thread")
+            ));
+        }
+    }
+    if plan.host_threads.is_some() {
+        but.push(
+            "pinned, a program that looks at its CPUs, as TensorFlow does, would not take the host's threads that it is told \
+             here"
+                .to_owned(),
+        );
     }
     but
 }
@@ -128,8 +148,23 @@ mod tests {
             assert!(but.contains(says), "{says}: {but}");
         }
         let but = speed.but.join("\n");
-        assert!(but.contains("only 2.0 times") && but.contains("7 threads both ways"), "{but}");
+        assert!(
+            but.contains("only 2.0 times") && but.contains("pinned, the job has 7 threads both ways"),
+            "{but}"
+        );
         assert_eq!(switches.here, "not counted");
+    }
+
+    #[test]
+    fn neighbours_that_sleep_fill_no_node() {
+        let but = |busy| {
+            let mut plan = plan(6);
+            plan.neighbours.busy_percent = busy;
+            plan.neighbours.request_milli_cpus = 2000;
+            about_pinning(&plan, &Found::default()).join("\n")
+        };
+        assert!(but(40).contains("the neighbours keep 0.4 CPUs busy, of 1 that"), "{}", but(40));
+        assert!(!but(100).contains("busy"), "{}", but(100));
     }
 
     #[test]

@@ -17,8 +17,8 @@ const PORT: u16 = 2222;
 /// Where its addresses begin.
 const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
-/// No more pods than a network of 254 addresses has room for.
-pub const MOST_PODS: u32 = 200;
+/// No more pods with an address than a network of 254 has room for.
+pub const MOST_ADDRESSES: u32 = 200;
 
 /// One pod of a run.
 #[derive(Debug, Clone)]
@@ -52,8 +52,8 @@ pub enum Part {
     Neighbour,
 }
 
-/// The pods of a run, in the order in which they are to be started; `number` sets their uids apart from those of other
-/// runs.
+/// The pods of a run, in the order in which they are to be started: those that others need or suffer from come first.
+/// `number` sets their uids apart from those of other runs.
 ///
 /// # Errors
 /// A manifest that its own reader refuses, which would be a defect.
@@ -62,6 +62,18 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
     let hosts: Vec<String> = (0..plan.ps).map(|index| format!("{}:{PORT}", address(index))).collect();
     let hosts = hosts.join(",");
     let mut pods = Vec::new();
+    for index in 0..plan.ps {
+        let member = Member { part: Part::Ps, index, cpus: plan.ps_cpus.max(1), own: plan.ps_cpus > 0 };
+        let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
+        pod.args.extend(train("ps", index, &hosts));
+        pod.args.extend(["--listen".to_owned(), format!("{}:{PORT}", address(index))]);
+        pod.address = Some(address(index));
+        pods.push(pod);
+    }
+    for index in 0..plan.neighbours.count {
+        let uid = uid(number, pods.len());
+        pods.push(neighbour(plan, index, &uid)?);
+    }
     for index in 0..plan.workers {
         let member = Member { part: Part::Worker, index, cpus: plan.cpus, own: plan.cpus > 0 };
         let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
@@ -75,23 +87,9 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
                 pod.part = Part::Command;
                 pod.args = vec!["-c".to_owned(), line.clone()];
                 pod.env.insert("PINFOLD_BENCH_INDEX".to_owned(), index.to_string());
-                // Lines are heard when they are written, not when a buffer is full.
-                pod.env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
             }
         }
         pods.push(pod);
-    }
-    for index in 0..plan.ps {
-        let member = Member { part: Part::Ps, index, cpus: plan.ps_cpus.max(1), own: plan.ps_cpus > 0 };
-        let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
-        pod.args.extend(train("ps", index, &hosts));
-        pod.args.extend(["--listen".to_owned(), format!("{}:{PORT}", address(index))]);
-        pod.address = Some(address(index));
-        pods.push(pod);
-    }
-    for index in 0..plan.neighbours.count {
-        let uid = uid(number, pods.len());
-        pods.push(neighbour(plan, index, &uid)?);
     }
     Ok(pods)
 }
@@ -245,9 +243,11 @@ mod tests {
         let plan = plan(4, Wishes { host_threads: Some(80), ..Wishes::default() });
         for way in Way::ALL {
             let pods = pods(&plan, way, 0).unwrap();
-            let intra = pods[0].env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
-            assert_eq!(intra, (way.threads == Threads::Host).then_some("80"), "{way:?}");
-            assert!(pods.last().unwrap().env.is_empty());
+            for pod in pods.iter().filter(|pod| pod.part != Part::Ps) {
+                let told = pod.part == Part::Worker && way.threads == Threads::Host;
+                let intra = pod.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
+                assert_eq!(intra, told.then_some("80"), "{way:?} {}", pod.pod.name);
+            }
         }
         assert_eq!(right_variables(&plan).unwrap()["TF_NUM_INTRAOP_THREADS"], "1");
     }
@@ -261,6 +261,17 @@ mod tests {
         assert_eq!(parts, [(Part::Command, None); 2]);
         assert_eq!(pods[1].env["PINFOLD_BENCH_INDEX"], "1");
         assert_eq!(pods[1].args, ["-c", "exec train"]);
+    }
+
+    #[test]
+    fn nobody_waits_for_who_is_started_later() {
+        let order = |wishes| -> Vec<Part> {
+            let pods = pods(&plan(8, Wishes { neighbours: Some(1), ..wishes }), Way::ALL[0], 0).unwrap();
+            pods.iter().map(|pod| pod.part).collect()
+        };
+        assert_eq!(order(Wishes::default()), [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]);
+        let command = Wishes { command: Some("true".to_owned()), ..Wishes::default() };
+        assert_eq!(order(command), [Part::Neighbour, Part::Command]);
     }
 
     #[test]

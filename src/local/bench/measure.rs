@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -15,9 +15,14 @@ use super::stats;
 use super::steps::{Listener, Stretch, stretch};
 use crate::agent::Agent;
 use crate::host::file;
+use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
 use crate::local::node::{Hear, LocalNode, Start};
 use crate::local::sample::{Counters, Sample};
+
+/// Whose reason it is that migrations are not counted, and that steps are not timed, beside the collectors' names.
+pub(super) const MIGRATIONS: &str = "migrations";
+pub(super) const STEPS: &str = "steps";
 
 /// How long the first step, and the first to be measured, may take; frameworks and emulated machines take their time.
 const FIRST_STEP: Duration = Duration::from_secs(120);
@@ -40,6 +45,9 @@ const FEWEST: f64 = 10.0;
 /// A failed command's last words.
 const WORDS: usize = 2000;
 
+/// What a command may have written to standard error: beyond, what is older goes.
+const KEPT: u64 = 8 << 20;
+
 /// What runs a bench's pods.
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
@@ -53,6 +61,14 @@ pub(super) struct Bench<'a> {
     number: usize,
 }
 
+/// What is counted at one moment.
+#[derive(Debug)]
+struct Point {
+    sample: Sample,
+    /// How often each thread of the job was moved so far; `None` where the kernel does not tell.
+    moved: Option<BTreeMap<i32, u64>>,
+}
+
 /// A worker, or a copy of the command, as it is heard.
 #[derive(Debug)]
 struct Heard {
@@ -61,10 +77,10 @@ struct Heard {
 }
 
 /// What became of the pods so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Look {
-    /// Copies of the command that have come to their end.
-    ended: usize,
+    /// The places of those copies of the command that have come to their end.
+    ended: Vec<usize>,
     /// Whether all have the CPUs that they are to have.
     settled: bool,
 }
@@ -92,49 +108,65 @@ impl<'a> Bench<'a> {
     }
 
     async fn measure(&mut self, round: usize, way: Way, pods: &[BenchPod]) -> anyhow::Result<Run> {
-        let began = Instant::now();
-        let mut heard = Vec::new();
+        let origin = Instant::now();
+        let (mut heard, mut started) = (Vec::new(), Vec::new());
         for pod in pods {
-            heard.extend(self.start(pod, began).await?);
+            let (began, listened) = self.start(pod, origin).await?;
+            started.push(began);
+            heard.extend(listened);
         }
         if self.plan.whole() {
-            return self.whole(round, way, pods).await;
+            return self.whole(round, way, pods, &started).await;
         }
+        let began = Instant::now();
         self.until_all_step(began, pods, &heard).await?;
         tokio::time::sleep(WARM_UP).await;
-        let before = self.sample()?;
-        let from = began.elapsed();
+        let before = self.point(pods)?;
+        let from = origin.elapsed();
         let length = Duration::from_secs(self.plan.seconds);
-        let (after, stretches) = loop {
+        let longest = Duration::from_secs(self.plan.limit).max(length * 2);
+        let base: Vec<f64> = heard.iter().map(steps).collect();
+        loop {
             tokio::time::sleep(LOOK).await;
-            let look = self.look(began, pods)?;
-            let to = began.elapsed();
-            let stretches = stretches(&heard, from, to);
-            let steps: f64 = stretches.iter().flatten().map(|one| one.steps).sum();
-            let enough = stretches.iter().all(|one| one.as_ref().is_some_and(|one| one.steps > 0.0));
-            if (to - from >= length && enough && steps >= FEWEST) || look.ended > 0 {
-                anyhow::ensure!(
-                    enough,
-                    "the command ended before it could be measured: let it make more steps, or leave --steps out, so that \
-                     the time to its end is measured"
-                );
-                break (self.sample()?, stretches);
-            }
+            let look = self.look(began, pods, &heard)?;
+            let took = origin.elapsed() - from;
             anyhow::ensure!(
-                to - from < FIRST_STEP.max(length * 2),
-                "fewer than {FEWEST} steps in {} s: make them smaller",
-                (to - from).as_secs()
+                look.ended.is_empty(),
+                "the command ended {:.1} s after the measurement began, and {} s are to be measured: let it make more steps, \
+                 ask for fewer --seconds, or leave --steps out, so that the time to its end is measured",
+                took.as_secs_f64(),
+                self.plan.seconds
             );
-        };
-        let stretches: Vec<Stretch> = stretches.into_iter().flatten().collect();
-        Ok(self.stepped(round, way, pods, (&before, &after), &stretches))
+            let made: Vec<f64> = heard.iter().zip(&base).map(|(one, base)| steps(one) - base).collect();
+            if took >= length && made.iter().sum::<f64>() > FEWEST {
+                let after = self.point(pods)?;
+                if let Some(stretches) = stretches(&heard, from, origin.elapsed()) {
+                    return Ok(self.stepped(round, way, pods, (&before, &after), &stretches));
+                }
+            }
+            let silent = heard.iter().zip(&made).find(|(_, made)| **made == 0.0);
+            anyhow::ensure!(
+                took < longest,
+                "{} in {} s: make steps smaller, or give a run more time with --limit",
+                silent.map_or_else(
+                    || format!("fewer than {FEWEST} steps"),
+                    |(one, _)| format!("{} made no step", one.pod)
+                ),
+                took.as_secs()
+            );
+        }
     }
 
-    /// Starts a pod as a runtime does: asks the agent, then makes the container with what it says.
-    async fn start(&mut self, pod: &BenchPod, origin: Instant) -> anyhow::Result<Option<Heard>> {
+    /// Starts a pod as a runtime does: asks the agent, then makes the container with what it says. Returns when its process
+    /// began, and who listens.
+    async fn start(&mut self, pod: &BenchPod, origin: Instant) -> anyhow::Result<(Instant, Option<Heard>)> {
         let container = pod.pod.containers.first().context("a pod of the bench has no container")?;
         let admission = self.agent.create(&pod.pod, &container.name).await?;
         let mut env = if pod.part == Part::Command { self.environment.clone() } else { BTreeMap::new() };
+        if pod.part == Part::Command {
+            // Lines are heard when they are written, not when a buffer is full.
+            env.entry("PYTHONUNBUFFERED".to_owned()).or_insert_with(|| "1".to_owned());
+        }
         env.extend(pod.env.clone());
         env.extend(admission.threads.variables);
         let listener = matches!(pod.part, Part::Worker | Part::Command)
@@ -169,8 +201,8 @@ impl<'a> Bench<'a> {
             stderr: if command { Stderr::File(words) } else { Stderr::Inherit },
             hear,
         };
-        tokio::task::block_in_place(|| self.local.start(start))?;
-        Ok(listener.map(|listener| Heard { pod: pod.pod.name.clone(), listener }))
+        let began = tokio::task::block_in_place(|| self.local.start(start))?;
+        Ok((began, listener.map(|listener| Heard { pod: pod.pod.name.clone(), listener })))
     }
 
     /// Where a command's standard error goes: beside the manifests, and away with them.
@@ -187,30 +219,42 @@ impl<'a> Bench<'a> {
     ) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(LOOK).await;
-            let look = self.look(began, pods)?;
-            let silent = heard.iter().find(|one| steps(one) == 0.0);
+            let look = self.look(began, pods, heard)?;
+            let silent = heard.iter().find(|one| !one.listener().has_begun());
             match silent {
-                None if look.settled => return Ok(()),
+                None if look.settled && look.ended.is_empty() => return Ok(()),
                 Some(one) => anyhow::ensure!(
-                    began.elapsed() < FIRST_STEP && look.ended == 0,
-                    "{} made no step in {} s: does --steps match what the command writes to standard output?",
+                    began.elapsed() < FIRST_STEP && look.ended.is_empty(),
+                    "{} made no step in {} s: does --steps match what the command writes to standard output? A program that \
+                     keeps its lines in a buffer may need stdbuf -oL",
                     one.pod,
                     began.elapsed().as_secs()
                 ),
-                None => anyhow::ensure!(look.ended == 0, "the command ended before it could be measured"),
+                None => anyhow::ensure!(
+                    look.ended.is_empty(),
+                    "the command ended before it could be measured: let it make more steps"
+                ),
             }
         }
     }
 
     /// Sees that all run and have their CPUs.
-    fn look(&mut self, began: Instant, pods: &[BenchPod]) -> anyhow::Result<Look> {
+    fn look(&mut self, began: Instant, pods: &[BenchPod], heard: &[Heard]) -> anyhow::Result<Look> {
         self.agent.check()?;
-        let mut look = Look { ended: 0, settled: true };
-        for pod in pods {
+        for one in heard {
+            if let Some(trouble) = one.listener().trouble() {
+                anyhow::bail!("the output of {} can't be used: {trouble}", one.pod);
+            }
+        }
+        let mut look = Look { ended: Vec::new(), settled: true };
+        for (place, pod) in pods.iter().enumerate() {
             let name = &pod.pod.name;
+            if pod.part == Part::Command {
+                bound(&self.words(name));
+            }
             match self.local.ended(name)? {
                 None => {}
-                Some(status) if pod.part == Part::Command && status.success() => look.ended += 1,
+                Some(status) if pod.part == Part::Command && status.success() => look.ended.push(place),
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended by itself ({status}){}",
                     if pod.part == Part::Command { last_words(&self.words(name)) } else { String::new() }
@@ -244,14 +288,33 @@ impl<'a> Bench<'a> {
         Ok(sample)
     }
 
+    /// What the agent has counted, and how often each thread was moved: a scrape looks at as many threads as its allowance lets
+    /// it, and here each is to be looked at.
+    fn point(&mut self, pods: &[BenchPod]) -> anyhow::Result<Point> {
+        let proc = Proc::new(Path::new("/"));
+        let moved = match proc.no_migrations() {
+            Some(reason) => {
+                self.unsupported.insert(MIGRATIONS.to_owned(), reason.to_owned());
+                None
+            }
+            None => {
+                let processes = job(pods).flat_map(|name| self.local.processes(name));
+                let tasks = processes.flat_map(|pid| proc.tasks(pid));
+                Some(tasks.filter_map(|task| Some((task.tid, task.migrations?))).collect())
+            }
+        };
+        Ok(Point { sample: self.sample()?, moved })
+    }
+
     fn stepped(
-        &self,
+        &mut self,
         round: usize,
         way: Way,
         pods: &[BenchPod],
-        (before, after): (&Sample, &Sample),
+        (begin, end): (&Point, &Point),
         stretches: &[Stretch],
     ) -> Run {
+        let (before, after) = (&begin.sample, &end.sample);
         let seconds = (after.at - before.at).as_secs_f64();
         let rate: f64 = stretches.iter().map(|one| one.steps / one.seconds).sum();
         let millis: Vec<f64> = stretches.iter().flat_map(|one| one.millis.iter().copied()).collect();
@@ -265,13 +328,25 @@ impl<'a> Bench<'a> {
             Some(sum as f64 / seconds)
         };
         let per_step = |pick| gained(pick).and_then(|per_second| stats::ratio(per_second, rate));
+        let moves = migrations(begin, end).and_then(|moves| stats::ratio(moves / seconds, rate));
+        let millis = if stretches.iter().any(Stretch::is_clumped) {
+            self.unsupported.insert(
+                STEPS.to_owned(),
+                "the command's lines come in clumps, as from a buffer: let it write each at once (stdbuf -oL), or tell its \
+                 time with (?<ms>...)"
+                    .to_owned(),
+            );
+            Vec::new()
+        } else {
+            millis
+        };
         let figures = [
             (Metric::StepsPerSecond, Some(rate)),
             (Metric::StepMsP50, stats::percentile(&millis, 50)),
             (Metric::StepMsP99, stats::percentile(&millis, 99)),
-            (Metric::ContextSwitchesPerStep, per_step(|one| Some(one.context_switches))),
-            (Metric::ThrottledPeriodsPerSecond, gained(|one| Some(one.throttled_periods))),
-            (Metric::MigrationsPerStep, per_step(|one| one.migrations)),
+            (Metric::ContextSwitchesPerStep, per_step(|one| one.context_switches)),
+            (Metric::ThrottledPeriodsPerSecond, gained(|one| one.throttled_periods)),
+            (Metric::MigrationsPerStep, moves),
             (Metric::CacheMissesPerStep, per_step(|one| one.llc_misses)),
         ];
         Run {
@@ -286,18 +361,31 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures how long the command takes, all of its copies together.
-    async fn whole(&mut self, round: usize, way: Way, pods: &[BenchPod]) -> anyhow::Result<Run> {
+    /// Measures how long the command takes, each of its copies from its own start.
+    async fn whole(
+        &mut self,
+        round: usize,
+        way: Way,
+        pods: &[BenchPod],
+        started: &[Instant],
+    ) -> anyhow::Result<Run> {
         let began = Instant::now();
         let copies = pods.iter().filter(|pod| pod.part == Part::Command).count();
         let switches = reaped()?;
-        let mut took = Vec::new();
+        let mut took: BTreeMap<usize, f64> = BTreeMap::new();
         let mut settled = false;
         while took.len() < copies {
             tokio::time::sleep(CLOSE_LOOK).await;
-            let look = self.look(began, pods)?;
+            let look = self.look(began, pods, &[])?;
             settled |= look.settled;
-            took.resize(look.ended.max(took.len()), began.elapsed().as_secs_f64());
+            for place in look.ended {
+                took.entry(place).or_insert_with(|| started[place].elapsed().as_secs_f64());
+            }
+            anyhow::ensure!(
+                began.elapsed() < Duration::from_secs(self.plan.limit),
+                "the command has not come to its end in {} s: give it more time with --limit, or tell its steps with --steps",
+                self.plan.limit
+            );
         }
         let switches = reaped()? - switches;
         anyhow::ensure!(
@@ -308,17 +396,25 @@ impl<'a> Bench<'a> {
         // Their cgroups are still there, and what they counted.
         let after = self.sample()?;
         let seconds = began.elapsed().as_secs_f64();
-        let throttled: u64 =
-            job(pods).filter_map(|name| after.pods.get(name)).map(|one| one.throttled_periods).sum();
-        let millis: Vec<f64> = took.iter().map(|seconds| seconds * 1e3).collect();
+        let throttled: Option<u64> =
+            job(pods).map(|name| after.pods.get(name).and_then(|one| one.throttled_periods)).sum();
+        let millis: Vec<f64> = took.values().map(|seconds| seconds * 1e3).collect();
         let figures = [
-            (Metric::StepsPerSecond, Some(took.iter().map(|seconds| 1.0 / seconds).sum())),
+            (Metric::StepsPerSecond, Some(took.values().map(|seconds| 1.0 / seconds).sum())),
             (Metric::StepMsP50, stats::quantile(&millis, 0.5)),
             (Metric::ContextSwitchesPerStep, Some(switches as f64 / copies as f64)),
-            (Metric::ThrottledPeriodsPerSecond, Some(throttled as f64 / seconds)),
+            (Metric::ThrottledPeriodsPerSecond, throttled.map(|throttled| throttled as f64 / seconds)),
         ];
         let figures = figures.into_iter().filter_map(|(metric, value)| Some((metric, value?))).collect();
         Ok(Run { round, way, seconds, steps: copies as f64, thread_count: None, figures })
+    }
+}
+
+// === impl Heard ===
+
+impl Heard {
+    fn listener(&self) -> MutexGuard<'_, Listener> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -328,17 +424,33 @@ fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
 }
 
 fn steps(heard: &Heard) -> f64 {
-    let listener = heard.listener.lock().unwrap_or_else(PoisonError::into_inner);
-    // A pattern's first count has nothing to be compared with, and shows all the same that there are steps.
-    listener.marks().iter().map(|mark| mark.steps).sum::<f64>().max(listener.marks().len().min(1) as f64)
+    heard.listener().steps()
 }
 
-fn stretches(heard: &[Heard], from: Duration, to: Duration) -> Vec<Option<Stretch>> {
-    let of = |one: &Heard| {
-        let listener = one.listener.lock().unwrap_or_else(PoisonError::into_inner);
-        stretch(listener.marks(), from, to)
-    };
+/// What each has done; `None` where one has done nothing.
+fn stretches(heard: &[Heard], from: Duration, to: Duration) -> Option<Vec<Stretch>> {
+    let of = |one: &Heard| stretch(one.listener().marks(), from, to).filter(|one| one.steps > 0.0);
     heard.iter().map(of).collect()
+}
+
+/// How often threads were moved: one that ended is not counted, and one that shows less than before is another one with its
+/// id.
+fn migrations(before: &Point, after: &Point) -> Option<f64> {
+    let (before, after) = (before.moved.as_ref()?, after.moved.as_ref()?);
+    let gained = after.iter().map(|(tid, now)| {
+        let before = before.get(tid).copied().filter(|before| before <= now).unwrap_or(0);
+        now - before
+    });
+    Some(gained.sum::<u64>() as f64)
+}
+
+/// Lets go of what a command has written, where it is very much: the file lies in memory, beside the runtime's own state.
+fn bound(words: &Path) {
+    let Ok(file) = std::fs::OpenOptions::new().write(true).open(words) else { return };
+    if file.metadata().is_ok_and(|found| found.len() > KEPT) {
+        // It is written at its end, wherever that is; if it can't be cut, the next look tries again.
+        let _ = file.set_len(0);
+    }
 }
 
 /// Context switches of all processes that were started from here and have ended, their threads and descendants included.

@@ -35,11 +35,14 @@ use crate::pin::Enforcement;
 use guard::Guard;
 pub use guard::sweep;
 use measure::Bench;
-use plan::{Plan, Way, Wishes};
+use plan::{Plan, Way, Wishes, Work};
 use report::{Found, Metric, Report};
 
 /// How many descriptors may count the cache misses of containers that share their CPUs.
 const SHARED_COUNTERS: usize = 4096;
+
+/// Why a bench does not run with enforcement observe.
+pub const NOTHING_TO_COMPARE: &str = "with enforcement observe nothing is pinned, so there is nothing to compare: use auto, partition or cpuset";
 
 /// What is run, and where.
 #[derive(Debug, Clone)]
@@ -71,11 +74,11 @@ pub fn plan(wishes: Wishes, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
     let topology = crate::host::topology::read(Path::new("/"))?;
     let reserved = agent::reserved(reserved, &topology)?;
     let plan = Plan::new(wishes, &topology, &reserved)?;
-    let pods = plan.workers.saturating_add(plan.ps).saturating_add(plan.neighbours.count);
+    let pods = plan.workers.saturating_add(plan.ps);
     anyhow::ensure!(
-        pods <= job::MOST_PODS || plan.ps == 0,
-        "{pods} pods are more than the {} that there are addresses for: ask for fewer --workers, --ps or --neighbours",
-        job::MOST_PODS
+        pods <= job::MOST_ADDRESSES || plan.ps == 0,
+        "{pods} tasks are more than the {} that there are addresses for: ask for fewer --workers or --ps",
+        job::MOST_ADDRESSES
     );
     Ok(plan)
 }
@@ -105,13 +108,10 @@ pub async fn run(
         ..Config::default()
     };
     let mut node = Node::apart(config)?;
-    anyhow::ensure!(
-        node.enforcement != Enforcement::Observe,
-        "with enforcement observe nothing is pinned, so there is nothing to compare: use auto, partition or cpuset"
-    );
+    anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
     let (enforcement, enforcement_reason) =
         (node.enforcement.name().to_owned(), node.enforcement_reason.clone());
-    let environment = environment(plan)?;
+    let (environment, left_out) = environment(plan)?;
     // Declared first, so that it is dropped last: it clears away once the local node has let go of its lock.
     let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
@@ -123,7 +123,7 @@ pub async fn run(
         }
     };
     node.config.pods = Some(local.folder().to_owned());
-    let outcome = match Agent::start(node).await {
+    let outcome = match start(node, &local).await {
         Ok(mut agent) => {
             let mut bench = Bench::new(plan, &mut agent, &mut local, &environment);
             let outcome = tokio::select! {
@@ -143,8 +143,18 @@ pub async fn run(
     };
     closed.context("the bench ran, but could not clean up")?;
     let not_counted = not_counted(plan, &runs, &unsupported);
-    let found = Found { enforcement, enforcement_reason, not_counted };
+    let notes = notes(plan, &runs, &left_out);
+    let found = Found { enforcement, enforcement_reason, not_counted, notes };
     Ok(Some(Report::new(plan.clone(), runs, found)))
+}
+
+async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
+    anyhow::ensure!(
+        local.has_quotas(),
+        "there is no cpu controller with CFS quotas here, so pods with limits can't be run as Kubernetes runs them: mount the \
+         cpu hierarchy (cgroup v1), or enable cpu in the root's cgroup.subtree_control (v2)"
+    );
+    Agent::start(node).await
 }
 
 async fn rounds(bench: &mut Bench<'_>, show: &mut impl FnMut(&Progress)) -> anyhow::Result<Vec<report::Run>> {
@@ -176,13 +186,50 @@ fn alone(theirs: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a command has of this program's environment: all but what the agent is to decide.
-fn environment(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
+/// What a command has of this program's environment: all but what the agent is to decide; and the names of what that leaves
+/// out.
+fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
     let decided = job::right_variables(plan)?;
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    Ok(std::env::vars_os().filter_map(text).filter(|(name, _)| !decided.contains_key(name)).collect())
+    let (left_out, taken): (BTreeMap<_, _>, _) =
+        std::env::vars_os().filter_map(text).partition(|(name, _)| decided.contains_key(name));
+    Ok((taken, left_out.into_keys().collect()))
+}
+
+/// What to bear in mind when reading the figures.
+fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Work::Command { steps, .. } = &plan.work {
+        if steps.is_some() {
+            notes.push(
+                "context switches and migrations are those of processes that were there at both ends of a measurement: short-lived \
+                 children are not counted"
+                    .to_owned(),
+            );
+        }
+        if !left_out.is_empty() {
+            notes.push(format!(
+                "set here, and left out for the command, because they are what is compared: {}",
+                left_out.join(", ")
+            ));
+        }
+    }
+    if runs.iter().any(|run| run.figures.contains_key(&Metric::CacheMissesPerStep)) {
+        notes.push(
+            "LLC misses of a pinned task are all on its CPUs, those of a shared one are its cgroup's"
+                .to_owned(),
+        );
+    }
+    if !plan.rounds.len().is_multiple_of(4) {
+        notes.push("the order of the four ways is balanced over each four --rounds".to_owned());
+    }
+    notes.push(
+        "of twenty comparisons in which there is no difference, one may seem to show one by chance"
+            .to_owned(),
+    );
+    notes
 }
 
 /// Why metrics are missing in all runs of a way, or of all four.
@@ -198,7 +245,8 @@ fn not_counted(
         let ways = ways.count();
         let collector = match metric {
             Metric::CacheMissesPerStep => "caches",
-            Metric::MigrationsPerStep => "tasks",
+            Metric::MigrationsPerStep => measure::MIGRATIONS,
+            Metric::StepMsP50 | Metric::StepMsP99 => measure::STEPS,
             _ => "",
         };
         let reason = match unsupported.get(collector) {

@@ -47,6 +47,8 @@ pub struct Wishes {
     pub rounds: usize,
     /// How long each run is measured.
     pub seconds: u64,
+    /// How long a run may take, in seconds.
+    pub limit: u64,
     /// Workers, or copies of the command.
     pub workers: Option<u32>,
     /// CPUs of each.
@@ -93,6 +95,8 @@ pub struct Plan {
     pub neighbours: Neighbours,
     /// How long each run is measured.
     pub seconds: u64,
+    /// How long a run may take, in seconds.
+    pub limit: u64,
     /// The ways of each round, in their order.
     pub rounds: Vec<[Way; 4]>,
 }
@@ -211,8 +215,9 @@ impl Plan {
         let cpus = wishes.cpus.unwrap_or((left / workers).clamp(1, MODEST)).max(1);
         let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
         if wanted > free as u64 {
-            let servers = if ps > 0 { format!(" and {ps} servers of {ps_cpus}") } else { String::new() };
-            let sum = format!("{workers} workers of {cpus}{servers}");
+            let servers =
+                if ps > 0 { format!(" and {} of {ps_cpus}", counted(ps, "server")) } else { String::new() };
+            let sum = format!("{} of {cpus}{servers}", counted(workers, "worker"));
             return Err(PlanError::TooFew { wanted, sum, free, online, reserved: reserved.clone() });
         }
         let asked = 1000 * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
@@ -231,6 +236,7 @@ impl Plan {
             host_threads: wishes.host_threads,
             neighbours,
             seconds: wishes.seconds,
+            limit: wishes.limit,
             rounds: rounds(wishes.rounds),
         })
     }
@@ -247,6 +253,14 @@ impl Plan {
         1000 * job + u64::from(self.neighbours.count) * self.neighbours.request_milli_cpus
     }
 
+    /// How many CPUs the neighbours keep busy if they get them, and how many the job leaves.
+    pub fn busy(&self) -> (f64, u64) {
+        let busy = f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
+        let job =
+            u64::from(self.workers) * u64::from(self.cpus) + u64::from(self.ps) * u64::from(self.ps_cpus);
+        (busy, (self.online.len() as u64).saturating_sub(job))
+    }
+
     /// Whether all CPUs are asked for, and somebody beside the job is there to use them.
     pub fn is_full(&self) -> bool {
         self.neighbours.count > 0 && self.requested() >= 1000 * self.online.len() as u64
@@ -257,6 +271,12 @@ impl Plan {
         let runs = self.rounds.len() * 4;
         (!self.whole()).then_some(runs as f64 * (self.seconds as f64 + AROUND))
     }
+}
+
+/// A number of things, in words.
+pub fn counted(number: impl Into<u64>, thing: &str) -> String {
+    let number = number.into();
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// The neighbours that are wished for; else as many as it takes to ask for what is left of the node.
@@ -343,7 +363,7 @@ mod tests {
             "{error}"
         );
         let error = plan(2, Wishes { ps_cpus: Some(1), ..Wishes::default() }).unwrap_err().to_string();
-        assert!(error.contains("1 workers of 1 and 1 servers of 1"), "{error}");
+        assert!(error.contains("1 worker of 1 and 1 server of 1"), "{error}");
         let error = plan(1, Wishes::default()).unwrap_err().to_string();
         assert!(error.contains("no CPU to give away"), "{error}");
     }

@@ -108,6 +108,8 @@ pub struct Found {
     pub enforcement_reason: String,
     /// Why a metric is not counted here.
     pub not_counted: BTreeMap<Metric, String>,
+    /// What to bear in mind when reading the figures, each in a sentence.
+    pub notes: Vec<String>,
 }
 
 /// What a bench found.
@@ -258,6 +260,9 @@ fn effect(comparison: Comparison, metric: Metric, runs: &[Run]) -> Effect {
     let ratio = if rounds.len() == counted { stats::spread(&rounds) } else { None };
     let verdict = ratio.as_ref().map(stats::verdict);
     let words = match (&ratio, verdict) {
+        (Some(ratio), Some(verdict)) if counted < last => {
+            format!("{}, in {counted} of {last} rounds", words(ratio, verdict))
+        }
         (Some(ratio), Some(verdict)) => words(ratio, verdict),
         _ if counted == 0 => "not counted".to_owned(),
         _ if zero == counted => "none in either".to_owned(),

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use regex::bytes::Regex;
+use regex_lite::Regex;
 use serde::{Serialize, Serializer};
 
+use super::stats;
 use crate::local::train::progress::Line;
+
+/// More times of steps than this are not kept of one process: it floods, and a smaller part of its lines will do.
+const MOST: usize = 1_000_000;
+
+/// Where half of the steps seem to take less than this share of the mean, lines come in clumps.
+const CLUMP: f64 = 0.05;
 
 /// How a command's steps are told in its lines.
 ///
@@ -36,6 +43,8 @@ pub struct Mark {
     pub steps: f64,
     /// How long they took, in milliseconds, where that was told or can be taken from the marks.
     pub millis: Vec<f64>,
+    /// Whether that was told.
+    pub told: bool,
 }
 
 /// Puts marks together from lines.
@@ -45,6 +54,9 @@ pub struct Listener {
     /// How far the process's own clock is behind, where it tells its time.
     offset: Option<f64>,
     counted: Option<f64>,
+    steps: f64,
+    held: usize,
+    trouble: Option<String>,
 }
 
 /// What lies between two moments.
@@ -56,6 +68,8 @@ pub struct Stretch {
     pub seconds: f64,
     /// How long each of them took, in milliseconds.
     pub millis: Vec<f64>,
+    /// Whether that was told for all of them.
+    pub told: bool,
 }
 
 // === impl Pattern ===
@@ -94,6 +108,35 @@ impl Listener {
         &self.marks
     }
 
+    /// How many steps were heard of so far.
+    pub fn steps(&self) -> f64 {
+        self.steps
+    }
+
+    /// Whether there are steps: a count's first line has nothing to be compared with, and shows it all the same.
+    pub fn has_begun(&self) -> bool {
+        self.steps > 0.0 || self.counted.is_some()
+    }
+
+    /// Why what is heard can't be used.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    fn push(&mut self, mark: Mark) {
+        let held = self.held + 1 + mark.millis.len();
+        if held > MOST {
+            self.trouble.get_or_insert_with(|| {
+                "more lines match than can be kept: let fewer match, with their count in (?<step>...)"
+                    .to_owned()
+            });
+            return;
+        }
+        self.held = held;
+        self.steps += mark.steps;
+        self.marks.push(mark);
+    }
+
     /// Hears a line of the built-in job, at a moment.
     pub fn job(&mut self, text: &[u8], at: Duration) {
         let Ok(line) = serde_json::from_slice::<Line>(text) else { return };
@@ -102,20 +145,27 @@ impl Listener {
         let offset = *self.offset.get_or_insert(at.as_secs_f64() - told);
         let at = Duration::try_from_secs_f64(offset + told).unwrap_or(at);
         let millis: Vec<f64> = line.step_ms.iter().map(|&millis| f64::from(millis)).collect();
-        self.marks.push(Mark { at, steps: millis.len() as f64, millis });
+        self.push(Mark { at, steps: millis.len() as f64, millis, told: true });
     }
 
     /// Hears a line of a command, at a moment.
     pub fn command(&mut self, pattern: &Pattern, text: &[u8], at: Duration) {
-        let Some(found) = pattern.0.captures(text) else { return };
+        let text = String::from_utf8_lossy(text);
+        let Some(found) = pattern.0.captures(&text) else { return };
         let number = |name: &str| -> Option<f64> {
-            let number: f64 = std::str::from_utf8(found.name(name)?.as_bytes()).ok()?.trim().parse().ok()?;
+            let number: f64 = found.name(name)?.as_str().trim().parse().ok()?;
             (number.is_finite() && number >= 0.0).then_some(number)
         };
-        let steps = match number("step") {
+        let steps = match (number("step"), found.name("step")) {
             // A count that begins again, as a new epoch may, tells nothing of the steps between.
-            Some(count) => (count - self.counted.replace(count).unwrap_or(count)).max(0.0),
-            None => 1.0,
+            (Some(count), _) => (count - self.counted.replace(count).unwrap_or(count)).max(0.0),
+            (None, Some(text)) => {
+                let text = text.as_str();
+                self.trouble
+                    .get_or_insert_with(|| format!("the group step found {text:?}, which is no number"));
+                return;
+            }
+            (None, None) => 1.0,
         };
         let told = number("ms").or_else(|| number("s").map(|seconds| seconds * 1e3));
         let since = || Some((at - self.marks.last()?.at.min(at)).as_secs_f64() * 1e3 / steps);
@@ -126,7 +176,18 @@ impl Listener {
             reason = "bounded, and at least 1"
         )]
         let millis = each.map_or_else(Vec::new, |millis| vec![millis; steps.min(1e4) as usize]);
-        self.marks.push(Mark { at, steps, millis });
+        self.push(Mark { at, steps, millis, told: told.is_some() });
+    }
+}
+
+// === impl Stretch ===
+
+impl Stretch {
+    /// Whether lines came in clumps, as from a buffer that is written when it is full: then the time between two of them is
+    /// not that of a step.
+    pub fn is_clumped(&self) -> bool {
+        let mean = self.seconds * 1e3 / self.steps;
+        !self.told && stats::percentile(&self.millis, 50).is_some_and(|median| median < mean * CLUMP)
     }
 }
 
@@ -134,10 +195,11 @@ impl Listener {
 pub fn stretch(marks: &[Mark], from: Duration, to: Duration) -> Option<Stretch> {
     let mut inside = marks.iter().filter(|mark| (from..=to).contains(&mark.at));
     let first = inside.next()?;
-    let mut stretch = Stretch::default();
+    let mut stretch = Stretch { told: true, ..Stretch::default() };
     let mut last = None;
     for mark in inside {
         stretch.steps += mark.steps;
+        stretch.told &= mark.told;
         stretch.millis.extend_from_slice(&mark.millis);
         last = Some(mark.at);
     }
@@ -198,12 +260,44 @@ mod tests {
 
     #[test]
     fn a_stretch_is_between_marks() {
-        let mark = |at, steps: f64| Mark { at: millis(at), steps, millis: vec![1.0] };
+        let mark = |at, steps: f64| Mark { at: millis(at), steps, millis: vec![1.0], told: true };
         let marks = [mark(100, 7.0), mark(1000, 3.0), mark(1500, 2.0), mark(3000, 4.0), mark(9000, 9.0)];
         let found = stretch(&marks, millis(900), millis(3000)).unwrap();
-        assert_eq!(found, Stretch { steps: 6.0, seconds: 2.0, millis: vec![1.0, 1.0] });
+        assert_eq!(found, Stretch { steps: 6.0, seconds: 2.0, millis: vec![1.0, 1.0], told: true });
         assert_eq!(stretch(&marks, millis(3001), millis(9000)), None);
         assert_eq!(stretch(&[], millis(0), millis(9)), None);
+    }
+
+    #[test]
+    fn lines_from_a_full_buffer_are_clumps() {
+        let clumped = |pattern: &str, line: &str, at: &dyn Fn(u64) -> Duration| {
+            let pattern: Pattern = pattern.parse().unwrap();
+            let mut listener = Listener::default();
+            for number in 0..1000 {
+                listener.command(&pattern, line.as_bytes(), at(number));
+            }
+            stretch(listener.marks(), Duration::ZERO, millis(100_000)).unwrap().is_clumped()
+        };
+        let buffered = |number: u64| millis(number / 100 * 100) + Duration::from_micros(number % 100);
+        assert!(clumped("x", "x", &buffered));
+        assert!(!clumped("x", "x", &millis), "each line by itself");
+        assert!(!clumped("(?<ms>1)", "1", &buffered), "times were told");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told() {
+        let mut listener = Listener::default();
+        listener.command(&"(?<step>[0-9,]+)".parse().unwrap(), b"1,000 steps", millis(1));
+        assert!(listener.trouble().unwrap().contains("\"1,000\", which is no number"));
+        assert!(!listener.has_begun() && listener.marks().is_empty());
+        let mut listener = Listener::default();
+        let pattern: Pattern = "(?<step>[0-9]+) (?<ms>[0-9]+)".parse().unwrap();
+        for number in 0..105 {
+            listener.command(&pattern, format!("{} 1", number * 10_000).as_bytes(), millis(number));
+            assert!(listener.has_begun());
+        }
+        assert!(listener.trouble().unwrap().contains("let fewer match"));
+        assert!(listener.held <= MOST, "{}", listener.held);
     }
 
     #[test]
