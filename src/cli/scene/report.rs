@@ -10,6 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
 
+use super::super::Draft;
 use crate::cluster::prometheus::{Access, Asked, Prometheus, discover, gather};
 use crate::scene::report::{
     Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures, seconds_of, time,
@@ -263,29 +264,17 @@ impl Of {
     }
 }
 
-/// Everything as files: all of it is made, and written beside its place, before the first takes its place.
+/// Everything as files: all of it is made, and has its place, before the first is written; each is there whole, or as before.
 fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
     let text = markdown(report, &pictures);
     fs::create_dir_all(folder).with_context(|| format!("can't make the folder {}", folder.display()))?;
     let drawn = pictures.iter().map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
-    let mut drafts: Vec<(PathBuf, PathBuf)> = Vec::new();
-    let written = || {
-        for (name, text) in drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]) {
-            let (draft, path) = (folder.join(format!(".{name}.new")), folder.join(name));
-            drafts.push((draft.clone(), path.clone()));
-            fs::write(&draft, text).with_context(|| format!("can't write {}", path.display()))?;
-        }
-        for (draft, path) in &drafts {
-            fs::rename(draft, path).with_context(|| format!("can't write {}", path.display()))?;
-        }
-        Ok(())
-    };
-    let result = written();
-    if result.is_err() {
-        // What has taken its place is gone from here.
-        drafts.iter().for_each(|(draft, _)| drop(fs::remove_file(draft)));
+    let files = drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]);
+    let drafts = files.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
+    for (draft, text) in drafts.collect::<anyhow::Result<Vec<_>>>()? {
+        draft.write(text)?;
     }
-    result
+    Ok(())
 }
