@@ -15,7 +15,7 @@
 //!
 //! | room | its one job | imports | never |
 //! |---|---|---|---|
-//! | [`text`] | documents out of YAML or JSON text, within limits | — | I/O, what they mean |
+//! | [`text`] | documents out of YAML or JSON text, within limits; drawings into SVG | — | I/O, what they mean |
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | I/O, clock, randomness, Kubernetes |
 //! | [`pod`] | what a pod is and is owed: QoS, role, entitlement, thread environment | `text` `cpu` | I/O, current assignments |
 //! | [`scene`] | plans of scenes and cases, their slots, labels, what is wrong with them; training clusters; reports | `text` | I/O |

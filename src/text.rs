@@ -1,7 +1,9 @@
-//! Documents out of YAML or JSON text, within limits.
+//! Documents out of YAML or JSON text, within limits; and shapes into text (`svg`).
 //!
 //! What the rooms that read objects have in common: which form a text has, how much of it is read, and where in it a mistake
 //! is. What the documents mean is theirs.
+
+pub(crate) mod svg;
 
 use std::fmt;
 

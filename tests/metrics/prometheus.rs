@@ -112,7 +112,7 @@ impl Prometheus {
                      labels: {{instance: '{target}'}}\n"
             );
         }
-        Self::with(tempfile::tempdir().unwrap(), &text)
+        Self::with(tempfile::tempdir().unwrap(), &text, &[])
     }
 
     /// One that scrapes nobody and has these series, in OpenMetrics with times.
@@ -124,7 +124,7 @@ impl Prometheus {
         promtool.args(["tsdb", "create-blocks-from", "openmetrics"]);
         let output = promtool.arg(&file).arg(folder.path().join("data")).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let prometheus = Self::with(folder, "global: {}\n");
+        let prometheus = Self::with(folder, "global: {}\n", &[]);
         let deadline = Instant::now() + Duration::from_secs(30);
         while !prometheus.ready() {
             assert!(Instant::now() < deadline, "{} is not ready", prometheus.address);
@@ -139,7 +139,47 @@ impl Prometheus {
         answer.is_ok_and(|answer| answer.status == 200)
     }
 
-    fn with(folder: tempfile::TempDir, text: &str) -> Self {
+    /// One that has nothing, speaks TLS, and lets in whoever is `reader` with the password `let me in`; and the file with the
+    /// certificate that its own follows from.
+    pub(crate) fn guarded() -> (Self, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let made = |name: &str, more: &[&str]| {
+            let mut openssl = Command::new("openssl");
+            openssl.args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ]);
+            openssl.args(["-days", "2", "-subj", &format!("/CN={name}")]);
+            openssl.args(["-keyout", &path(&format!("{name}.key")), "-out", &path(&format!("{name}.pem"))]);
+            let output = openssl.args(more).output();
+            let output =
+                output.unwrap_or_else(|error| panic!("openssl is Debian's package of that name: {error}"));
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        made("authority", &[]);
+        let (authority, key) = (path("authority.pem"), path("authority.key"));
+        let names =
+            ["-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1"];
+        made("server", &[&["-CA", &authority, "-CAkey", &key][..], &names].concat());
+        let text = format!(
+            "tls_server_config: {{cert_file: '{}', key_file: '{}'}}\n\
+             basic_auth_users: {{reader: '$2b$04$abcdefghijklmnopqrstuuTnc8amReAFiMHxaSoW9U22KarbWnkSm'}}\n",
+            path("server.pem"),
+            path("server.key")
+        );
+        let web = path("web.yml");
+        std::fs::write(&web, text).unwrap();
+        let prometheus = Self::with(folder, "global: {}\n", &[&format!("--web.config.file={web}")]);
+        (prometheus, authority)
+    }
+
+    fn with(folder: tempfile::TempDir, text: &str, more: &[&str]) -> Self {
         let config = folder.path().join("prometheus.yml");
         std::fs::write(&config, text).unwrap();
         let address = port();
@@ -147,7 +187,7 @@ impl Prometheus {
         command.arg(format!("--config.file={}", config.display()));
         command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
         command.arg(format!("--web.listen-address={address}"));
-        command.arg("--log.level=warn");
+        command.arg("--log.level=warn").args(more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = command.spawn();
         let child =

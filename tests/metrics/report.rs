@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
-use pinfold::scene::report::{Measure, Pods, Subject, cases, presence, scrapes};
+use pinfold::scene::report::{Measure, Pods, Subject, cases, presence, scrapes, whether};
 use serde_json::Value;
 
 use self::fake::Fake;
@@ -53,7 +53,10 @@ fn kinds(run: &Value) -> Vec<&str> {
 fn it_asks_for_families_that_there_are() {
     let subject = Subject { scene: Some("1".to_owned()), ..Subject::default() };
     known(&cases(&subject, 60), &BTreeSet::new());
-    known(&presence(&subject), &BTreeSet::new());
+    known(&presence(&subject, 15), &BTreeSet::new());
+    // Where a name ends is not told by a colon.
+    known(&presence(&subject, 100).replace("[100s:15s]", "[100s]"), &BTreeSet::new());
+    known(&whether(&subject, 100), &BTreeSet::new());
     let names = ["p"];
     known(&scrapes("n", &names, 60), &BTreeSet::new());
     let pods = Pods { namespace: "n", names: &names, steps: None };
@@ -95,9 +98,11 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         };
         near(&role("worker")["tasks"], workers);
         near(&role("worker")["stepsPerSecond"], workers * rate);
-        // A container begun anew (scene 1 case 2) and a gap (scene 2 case 2) lose nothing.
+        // A container begun anew and a worker that moved (scene 1 case 2) and a gap (scene 2 case 2) lose nothing, and an
+        // agent that is scraped by two names (scene 1 case 1) counts once.
         near(&role("worker")["cpuSeconds"], workers * 0.9 * long);
-        // Two interfaces add up, two who scrape don't (scene 2 case 1).
+        // Two interfaces add up, two who scrape don't (scene 2 case 1); what servers were there for before and after the
+        // workers is none of the run (scene 2 case 2).
         near(&role("ps")["sentBytes"], sent * long);
         near(&role("ps")["receivedBytesPerSecond"], sent / 2.0);
         near(&role("worker")["sentBytes"], workers * 1e6 * long);
@@ -139,6 +144,46 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     near(&pairs[1]["ratio"], 1.025);
     assert!(pairs[1]["text"].as_str().unwrap().contains("ps 0 is hot in both"), "{pairs:?}");
 
+    // Ten minutes are found in three days, too: between two looks are 18.
+    let days = json(
+        &url,
+        &[
+            "--from",
+            "2025-11-20T00:00:00Z",
+            "--to",
+            "2025-11-23T00:00:00Z",
+            "--scene",
+            "1",
+            steps[0],
+            steps[1],
+        ],
+    );
+    assert_eq!(days["notes"], serde_json::json!([]));
+    for (at, sent) in [2e6, 8e6].into_iter().enumerate() {
+        near(&days["runs"][at]["seconds"], 600.0);
+        near(&days["runs"][at]["roles"][0]["sentBytesPerSecond"], sent);
+    }
+    // All cases as one run of a hundred minutes, in which pods of the same name were in many places; what `increase` adds for
+    // the time around ten minutes is up to a scrape's time.
+    let all = json(
+        &url,
+        &[
+            "--run",
+            &format!("name=all,from={},to={}", SPAN[1], SPAN[3]),
+            "--job",
+            "wide-deep",
+            steps[0],
+            steps[1],
+        ],
+    );
+    let worker = &all["runs"][0]["roles"][1];
+    let steps_done = worker["steps"].as_f64().unwrap();
+    let wanted = 600.0 * (2.0 * 5.0 + 4.0 * 4.0 + 2.0 * 5.0 + 4.0 * 4.1);
+    assert!((0.99..1.04).contains(&(steps_done / wanted)), "{steps_done} of {wanted}");
+    let cpu = worker["cpuSeconds"].as_f64().unwrap() / (12.0 * 0.9 * 600.0);
+    assert!((0.99..1.04).contains(&cpu), "{cpu} times what was put in");
+    assert!(all["runs"][0]["missing"].to_string().contains("none of the pods was seen for"), "{all}");
+
     // Without steps, by what the servers send.
     let by_bytes = json(&url, &[&SPAN[..], &["--scene", "1"]].concat());
     near(&by_bytes["efficiency"][0]["speedup"], 4.0);
@@ -178,7 +223,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
 
     if std::env::var_os("PINFOLD_RENEW").is_some() {
         kept.lock().unwrap().clear();
-        json(&url, &[&SPAN[..], &steps, &["--case", "1"]].concat());
+        json(&url, &[&SPAN[..], &steps, &["--case", "2"]].concat());
         let kept = kept.lock().unwrap();
         let line = |(target, body): (&String, &String)| {
             let body: Value = serde_json::from_str(body).unwrap();
@@ -199,7 +244,7 @@ fn recorded_answers_make_the_same_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("a/b");
     let args =
-        ["--case", "1", "--step-metric", "train_steps_total{mode=\"train\"}", "--out", out.to_str().unwrap()];
+        ["--case", "2", "--step-metric", "train_steps_total{mode=\"train\"}", "--out", out.to_str().unwrap()];
     let (code, printed, error) = pinfold(&fake.url(), &[&SPAN[..], &args].concat());
     assert_eq!((code, error.as_str()), (Some(0), ""));
     same(TEXT, &printed.replace(&fake.url(), "http://prometheus:9090"));
@@ -215,10 +260,40 @@ fn recorded_answers_make_the_same_report() {
     assert!(read("run-1.svg").contains("Steps a second, other tasks"));
     let json: Value = serde_json::from_str(&read("report.json")).unwrap();
     assert_eq!(json["runs"].as_array().unwrap().len(), 2);
+    // Written anew, nothing else is left there; and what can't be written leaves everything as it was.
+    let files = || {
+        let names =
+            std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<String>>()
+    };
+    let all = ["report.json", "report.md", "run-1.svg", "run-2.svg", "runs.svg"].map(str::to_owned);
+    assert_eq!(pinfold(&fake.url(), &[&SPAN[..], &args].concat()).0, Some(0));
+    assert_eq!(files(), BTreeSet::from(all.clone()));
+    std::fs::write(out.join("report.md"), "before").unwrap();
+    std::fs::remove_file(out.join("report.json")).unwrap();
+    std::fs::create_dir(out.join("report.json")).unwrap();
+    let (code, printed, error) = pinfold(&fake.url(), &[&SPAN[..], &args].concat());
+    assert_eq!((code, printed.as_str()), (Some(2), ""), "{error}");
+    assert!(error.contains("a/b/report.json is a folder"), "{error}");
+    assert_eq!(read("report.md"), "before");
+    assert_eq!(files(), BTreeSet::from(all));
     // What is not recorded is refused, and that says what was asked.
-    let (code, _, error) = pinfold(&fake.url(), &[&SPAN[..], &["--case", "2"]].concat());
+    let (code, _, error) = pinfold(&fake.url(), &[&SPAN[..], &["--case", "1"]].concat());
     assert_eq!(code, Some(2));
-    assert!(error.contains("/api/v1/query refuses: 404") && error.contains("case=\"2\""), "{error}");
+    assert!(error.contains("/api/v1/query refuses: 404") && error.contains("case=\"1\""), "{error}");
+}
+
+/// The README shows lines of that report.
+#[test]
+fn the_readme_shows_what_is_printed() {
+    let read = |path: &str| std::fs::read_to_string(crate::yaml::here(path)).unwrap();
+    let (readme, report) = (read("README.md"), read(TEXT));
+    let shown = readme.split("$ pinfold scene report").nth(1).unwrap().split("```").next().unwrap();
+    let shown: Vec<&str> = shown.lines().skip(1).filter(|line| !line.is_empty() && *line != "…").collect();
+    assert!(shown.len() > 5, "{shown:?}");
+    for line in shown {
+        assert!(report.lines().any(|other| other == line), "{TEXT} has no line {line:?}");
+    }
 }
 
 const EMPTY: &str = r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#;
@@ -239,7 +314,8 @@ fn what_is_no_prometheus_is_named_with_the_query() {
         ),
         (200, good(r#"[{"metric":{},"value":[1,"x"]}]"#), 2, "\"x\" is no number"),
         (200, good(r#"[{"metric":{},"histogram":[1,{}]}]"#), 2, "histograms"),
-        (302, String::new(), 2, "refuses: 302"),
+        (302, String::new(), 2, "refuses: 302 Found, it is to be asked at https://login"),
+        (200, " ".repeat((64 << 20) + 1), 2, "answers with more than 64 MiB: ask for less"),
         (401, "who are you?".to_owned(), 2, "refuses: 401 Unauthorized: who are you?"),
         (
             422,
@@ -253,6 +329,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
         let told = body.clone();
         let fake = Fake::start(move |_| (status, told.clone()));
         let (found, out, error) = pinfold(&fake.url(), &["--last", "5m"]);
+        let body = body.trim();
         assert_eq!((found, out.as_str()), (Some(code), ""), "{status} {body}: {error}");
         assert!(error.contains(says) && error.contains(&fake.url()), "{status} {body}: {error}");
         assert!(error.contains("asked for") && error.contains("pinfold_"), "{status} {body}: {error}");
@@ -278,7 +355,7 @@ fn the_question_is_asked_as_it_should_be() {
     let token = folder.path().join("token");
     std::fs::write(&token, "s3cret\n").unwrap();
     let many: Vec<String> =
-        (0..200).map(|at| format!(r#"{{"metric":{{"namespace":"t","training_job":"j","pod":"a-long-name-{at}","role":"worker"}},"values":[[5,"T"],[6,"U"]]}}"#)).collect();
+        (0..200).map(|at| format!(r#"{{"metric":{{"namespace":"t","training_job":"j","pod":"a-long-name-{at}","role":"worker"}},"values":[[T,"T"],[U,"U"]]}}"#)).collect();
     let many = many.join(",");
     let first = std::sync::OnceLock::new();
     let fake = Fake::start(move |asked| {
@@ -300,9 +377,7 @@ fn the_question_is_asked_as_it_should_be() {
             .map(|at| *first.get_or_init(|| at));
         match (asked.target.contains("/query_range"), asked.target.contains("pod_info"), seen) {
             (true, true, Some(at)) => {
-                let result = many
-                    .replace("\"T\"", &format!("\"{}\"", at + 10))
-                    .replace("\"U\"", &format!("\"{}\"", at + 40));
+                let result = many.replace('T', &(at + 10).to_string()).replace('U', &(at + 40).to_string());
                 (
                     200,
                     format!(
@@ -328,11 +403,15 @@ fn bad_input_is_refused_before_anybody_is_asked() {
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     let file = file.to_str().unwrap();
+    let (two_lines, word) = (folder.path().join("lines"), folder.path().join("word"));
+    std::fs::write(&two_lines, "a:b\nc:d\n").unwrap();
+    std::fs::write(&word, "word\n").unwrap();
     let below = format!("{file}/x");
     for (url, args, says) in [
         ("prometheus:9090", &[][..], "is no URL of a Prometheus"),
         ("ftp://p", &[], "begins with neither http:// nor https://"),
         ("http://u:pw@p", &[], "--token-file"),
+        ("u:pw@p:9090", &[], "is no URL of a Prometheus"),
         ("http://p/?x=1", &[], "it has a query"),
         ("", &[], "is no URL of a Prometheus"),
         (url, &["--from", "yesterday"], "write a time as RFC 3339 has it"),
@@ -344,11 +423,21 @@ fn bad_input_is_refused_before_anybody_is_asked() {
         (url, &["--run", "name=a,when=now"], "when is unknown"),
         (url, &["--run", "name=a,b"], "\"b\" is no KEY=VALUE"),
         (url, &["--run", "name="], "name is empty"),
+        (url, &["--run", "name=a,name=b"], "name is given twice"),
         (url, &["--run", "name=a,from=2025-11-22T10:00:00Z,last=5m"], "exclude each other"),
         (url, &["--run", "name=a", "--run", "name=a"], "another run is called a"),
         (url, &["--step-metric", "rate(x[1m])"], "write the name of a counter of steps"),
         (url, &["--token-file", "/nowhere/token"], "the token file /nowhere/token: "),
         (url, &["--token-file", file], "it is empty"),
+        (
+            url,
+            &["--token-file", "Cargo.toml"],
+            "the token file Cargo.toml: it holds more than one line or word",
+        ),
+        (url, &["--token-file", "/dev/zero"], "the token file /dev/zero: it has more than 4 MiB"),
+        (url, &["--user-file", two_lines.to_str().unwrap()], "it holds more than one line"),
+        (url, &["--user-file", word.to_str().unwrap()], "write name:password into it"),
+        (url, &["--user-file", file, "--token-file", file], "cannot be used with"),
         (url, &["--ca-file", "Cargo.toml"], "the certificate authority's file Cargo.toml: "),
         (url, &["--ca-file", "/nowhere/ca"], "the certificate authority's file /nowhere/ca: "),
         (url, &["--out", below.as_str()], "can't make the folder"),
@@ -358,6 +447,40 @@ fn bad_input_is_refused_before_anybody_is_asked() {
         assert!(error.contains(says), "{url} {args:?}: {error}");
         assert!(!error.contains("pw") && !error.contains("asked for"), "{url} {args:?}: {error}");
     }
+}
+
+/// Prometheus' own way to keep others out: TLS, and a name with a password.
+#[test]
+fn a_prometheus_that_lets_not_everybody_in_is_asked() {
+    if !crate::gate::meant_for_this_machine("prometheus and openssl of Debian's packages") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (prometheus, authority) = Prometheus::guarded();
+    std::fs::write(path("user"), "reader:let me in\n").unwrap();
+    std::fs::write(path("other"), "reader:let me out\n").unwrap();
+    let url = format!("https://{}", prometheus.address);
+    let (user, other) = (path("user"), path("other"));
+    for (url, args, code, says) in [
+        (&url, &["--ca-file", &authority, "--user-file", &user][..], 1, "no training pod was seen"),
+        (&url, &["--ca-file", &authority, "--user-file", &other], 2, "refuses: 401 Unauthorized"),
+        (&url, &["--ca-file", &authority], 2, "refuses: 401 Unauthorized"),
+        (&url, &["--user-file", &user], 2, "can't be reached: "),
+        (
+            &url.replace("https", "http"),
+            &["--user-file", &user],
+            2,
+            "refuses: 400 Bad Request: Client sent an HTTP request to an HTTPS server",
+        ),
+    ] {
+        let (found, out, error) = pinfold(url, args);
+        assert_eq!((found, out.as_str()), (Some(code), ""), "{args:?}: {error}");
+        assert!(error.contains(says) && !error.contains("let me"), "{args:?}: {error}");
+    }
+    let (_, _, error) = pinfold(&url, &["--user-file", &user]);
+    assert!(error.to_lowercase().contains("certificate"), "{error}");
+    prometheus.stop();
 }
 
 /// A demo's two halves, of which a second target tells that they are a case of two scenes.

@@ -10,7 +10,8 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::cluster::prometheus::{Asked, Prometheus, discover, gather};
+use super::super::Draft;
+use crate::cluster::prometheus::{Access, Asked, Prometheus, discover, gather};
 use crate::scene::report::{
     Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures, seconds_of, time,
 };
@@ -38,6 +39,9 @@ pub(super) struct ReportArgs {
     /// File with a bearer token.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// File with name:password (basic authentication, which Prometheus itself has)
+    #[arg(long, value_name = "FILE", conflicts_with = "token_file")]
+    user_file: Option<PathBuf>,
     /// File with certificates (PEM) that the server's must follow from [default: those of the system]
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
@@ -105,8 +109,14 @@ impl ReportArgs {
         let now = Timestamp::now();
         let asked = self.asked(now)?;
         if let Some(out) = &self.out {
-            // Before anybody is asked: a folder that can't be made is found out now.
-            fs::create_dir_all(out).with_context(|| format!("can't make the folder {}", out.display()))?;
+            // Before anybody is asked: what can't be a folder is found out now, and one is made when there is something for it.
+            let there = out.ancestors().find(|folder| folder.exists());
+            ensure!(
+                there.is_none_or(Path::is_dir),
+                "can't make the folder {}: {} is a file",
+                out.display(),
+                there.unwrap_or(out).display()
+            );
         }
         let runtime = super::super::run::runtime()?;
         let found = runtime.block_on(self.found(&asked))?;
@@ -142,10 +152,15 @@ impl ReportArgs {
     /// What is to be said; `None` where there is nothing, which has been said then.
     async fn found(&self, asked: &[Asked]) -> anyhow::Result<Option<Report>> {
         let deadline = Duration::from_secs(self.timeout.into());
-        let prometheus =
-            Prometheus::new(&self.prometheus, self.token_file.as_deref(), self.ca_file.as_deref(), deadline)?;
+        let access = Access {
+            token: self.token_file.as_deref(),
+            user: self.user_file.as_deref(),
+            authority: self.ca_file.as_deref(),
+        };
+        let prometheus = Prometheus::new(&self.prometheus, access, deadline)?;
+        let (mut warnings, mut runs, mut lacks) = (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
         let discovered = match (self.run.is_empty(), asked) {
-            (true, [all]) => match discover(&prometheus, all).await {
+            (true, [all]) => match discover(&prometheus, all, &mut warnings).await {
                 Err(error) if error.is_no_data() => return Ok(nothing(&error)),
                 found => found?,
             },
@@ -153,7 +168,6 @@ impl ReportArgs {
         };
         // Nodes may be labelled for a case in which nothing ran.
         let may_lack = self.run.is_empty() && discovered.len() > 1;
-        let (mut warnings, mut runs, mut lacks) = (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
         for one in &discovered {
             match gather(&prometheus, one, self.step_metric.as_ref(), &mut warnings).await {
                 Ok(observed) => runs.push(analyse(&observed)),
@@ -218,13 +232,15 @@ impl Of {
 
     /// A run that is named in one argument, with what holds for all of them.
     fn with(&self, run: &str, now: Timestamp) -> anyhow::Result<Asked> {
-        let (mut of, mut name) = (self.clone(), None);
+        let (mut of, mut name, mut own) = (self.clone(), None, BTreeSet::new());
         for part in run.split(',') {
             let (key, value) = part.split_once('=').with_context(|| {
                 format!("{part:?} is no KEY=VALUE: name, from, to, last, job, namespace, scene or case")
             })?;
+            let key = key.trim();
             ensure!(!value.is_empty(), "{key} is empty");
-            let into = match key.trim() {
+            ensure!(own.insert(key), "{key} is given twice");
+            let into = match key {
                 "name" => &mut name,
                 "from" => &mut of.from,
                 "to" => &mut of.to,
@@ -240,24 +256,25 @@ impl Of {
             *into = Some(value.to_owned());
         }
         // What is said of one run holds for it, whatever is said of all.
-        let own = |key: &str| run.split(',').any(|part| part.split('=').next().map(str::trim) == Some(key));
-        ensure!(!(own("from") && own("last")), "from and last exclude each other");
-        if own("last") {
+        ensure!(!(own.contains("from") && own.contains("last")), "from and last exclude each other");
+        if own.contains("last") {
             of.from = None;
         }
         of.asked(name.context("it has no name")?, now)
     }
 }
 
-/// Everything as files. All of it is made before the first is written.
+/// Everything as files: all of it is made, and has its place, before the first is written; each is there whole, or as before.
 fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
     let text = markdown(report, &pictures);
+    fs::create_dir_all(folder).with_context(|| format!("can't make the folder {}", folder.display()))?;
     let drawn = pictures.iter().map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
-    for (name, text) in drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]) {
-        let path = folder.join(name);
-        fs::write(&path, text).with_context(|| format!("can't write {}", path.display()))?;
+    let files = drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]);
+    let drafts = files.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
+    for (draft, text) in drafts.collect::<anyhow::Result<Vec<_>>>()? {
+        draft.write(text)?;
     }
     Ok(())
 }

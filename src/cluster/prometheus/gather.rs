@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Prometheus, PrometheusError};
 use crate::scene::report::{
-    Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series, StepMetric, Subject,
-    Totals, cases, presence, scrapes, time,
+    Answer, Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series, StepMetric,
+    Subject, Totals, cases, presence, reaches_back, scrapes, time, whether,
 };
 
 /// How many points a time is divided into.
@@ -78,20 +78,25 @@ fn words(scene: &str, case: &str) -> String {
 }
 
 /// The runs in a time: one for each scene and case that nodes were labelled for, of those that are asked for; without any such
-/// label, and if none is asked for, everything is one run.
+/// label, and if none is asked for, everything is one run. What Prometheus warned of is added to `warnings`.
 ///
 /// # Errors
 /// Prometheus has no answer, or no node was labelled so.
-pub async fn discover(prometheus: &Prometheus, asked: &Asked) -> Result<Vec<Asked>, GatherError> {
+pub async fn discover(
+    prometheus: &Prometheus,
+    asked: &Asked,
+    warnings: &mut BTreeSet<String>,
+) -> Result<Vec<Asked>, GatherError> {
     let seconds = whole(asked.to - asked.from);
     let query = cases(&asked.subject, seconds);
-    let found = pairs(&prometheus.instant(&query, asked.to).await?.series);
+    let found = pairs(&heard(prometheus.instant(&query, asked.to).await?, warnings));
     let Subject { scene, case, .. } = &asked.subject;
     if found.is_empty() {
         if scene.is_none() && case.is_none() {
             return Ok(vec![asked.clone()]);
         }
-        let any = pairs(&prometheus.instant(&cases(&Subject::default(), seconds), asked.to).await?.series);
+        let any = prometheus.instant(&cases(&Subject::default(), seconds), asked.to).await?;
+        let any = pairs(&heard(any, warnings));
         let any: Vec<String> = any.iter().map(|(scene, case)| words(scene, case)).collect();
         let wanted = [("scene", scene), ("case", case)];
         let wanted = wanted.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
@@ -135,52 +140,50 @@ pub async fn gather(
     steps: Option<&StepMetric>,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Observed, GatherError> {
-    let query = presence(&asked.subject);
-    let nobody = |why| GatherError::Members {
+    let nobody = |query: String, why| GatherError::Members {
         run: format!("{}, {} to {}", asked.name, time(asked.from), time(asked.to)),
         url: prometheus.url().to_owned(),
-        query: query.clone(),
+        query,
         why,
     };
-    let mut seen = (asked.from, asked.to);
-    let mut members = None;
-    // The first look finds when it was, the second looks closer.
-    for look in 0..2 {
-        let (from, to) = seen;
-        let step = step_of(to - from);
-        let answer = prometheus.range(&query, from, to, step).await?;
-        warnings.extend(answer.warnings);
-        let found = Members::read(&answer.series, from, to, step);
-        // A single scrape in the first look may be one of some.
-        if matches!(found, Err(NoMembers::Once { .. })) && look == 0 {
-            let at = |end: fn(f64, f64) -> f64, none| {
-                let points = answer.series.iter().flat_map(|one| one.points.iter().map(|(_, at)| *at));
-                points.filter(|at| (from..=to).contains(at)).fold(none, end)
-            };
-            seen = (at(f64::min, to) - step, at(f64::max, from) + step);
-        } else {
-            let found = found.map_err(nobody)?;
-            seen = (found.from - step, found.to + step);
-            members = Some((found, step));
-        }
-        seen = (seen.0.max(asked.from), seen.1.min(asked.to));
-    }
-    let Some((mut members, looked)) = members else { return Err(nobody(NoMembers::Nobody)) };
+    // The first look finds when it was, the second who it was. Both end after the time, so that none of it is left out.
+    let step = step_of(asked.to - asked.from);
+    let query = whether(&asked.subject, whole(step));
+    let there = heard(prometheus.range(&query, asked.from, asked.to + step, step).await?, warnings);
+    let times = || there.iter().flat_map(|one| one.points.iter().map(|(at, _)| *at));
+    let (Some(first), Some(last)) = (times().min_by(f64::total_cmp), times().max_by(f64::total_cmp)) else {
+        return Err(nobody(query, NoMembers::Nobody));
+    };
+    let (from, to) = ((first - reaches_back(whole(step)) as f64).max(asked.from), last.min(asked.to));
+    let step = step_of(to - from);
+    let query = presence(&asked.subject, whole(step));
+    let present = heard(prometheus.range(&query, from, to + step, step).await?, warnings);
+    let mut members = Members::read(&present, from, to, step).map_err(|why| nobody(query, why))?;
     let names: Vec<String> = members.pods.keys().cloned().collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     // Looks that are as far apart as scrapes don't tell how far these are.
-    if members.interval < 2.0 * looked {
+    if members.interval < 2.0 * step {
         let query = scrapes(&members.namespace, &names, whole(members.seconds()));
-        let answer = prometheus.instant(&query, members.to).await?;
-        members.count(&answer.series);
+        let counted = heard(prometheus.instant(&query, members.to).await?, warnings);
+        members.count(&counted);
     }
     let pods = Pods { namespace: &members.namespace, names: &names, steps };
     let mut totals = Totals::new();
     for measure in Measure::ALL {
         let Some(query) = pods.total(measure, whole(members.seconds())) else { continue };
-        let answer = prometheus.instant(&query, members.to).await?;
-        warnings.extend(answer.warnings);
-        let known = answer.series.iter().filter_map(|one| Some((one.label("pod").to_owned(), one.last()?)));
+        let series = heard(prometheus.instant(&query, members.to).await?, warnings);
+        let mut told: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
+        for one in &series {
+            let told = told.entry(one.label("pod")).or_default();
+            told.extend(one.last().map(|value| (one.label("instance"), value)));
+        }
+        let known = told.into_iter().filter(|(_, told)| !told.is_empty()).map(|(pod, told)| {
+            let value = match measure {
+                Measure::OwnedCpus => members.average(pod, &told),
+                _ => members.sum(pod, &told),
+            };
+            (pod.to_owned(), value)
+        });
         let known: BTreeMap<String, f64> = known.collect();
         if !known.is_empty() {
             totals.insert(measure, known);
@@ -200,10 +203,12 @@ pub async fn gather(
             continue;
         }
         let Some(query) = pods.curve(measure, over) else { continue };
-        let answer = prometheus.range(&query, members.from, members.to, step).await?;
-        warnings.extend(answer.warnings);
-        let pods = answer.series.into_iter().map(|one| (one.label("pod").to_owned(), one.points));
-        curves.push(Curve { measure, pods: pods.collect() });
+        let series = heard(prometheus.range(&query, members.from, members.to, step).await?, warnings);
+        let mut pods: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+        for one in series {
+            pods.entry(one.label("pod").to_owned()).or_default().extend(one.points);
+        }
+        curves.push(Curve { measure, pods });
     }
     Ok(Observed {
         name: asked.name.clone(),
@@ -214,6 +219,12 @@ pub async fn gather(
         curves,
         step_metric: steps.map(ToString::to_string),
     })
+}
+
+/// The series of an answer; what Prometheus has to say beside them is kept.
+fn heard(answer: Answer, warnings: &mut BTreeSet<String>) -> Vec<Series> {
+    warnings.extend(answer.warnings);
+    answer.series
 }
 
 /// Seconds between two points of a time.

@@ -5,10 +5,11 @@
 
 mod gather;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{Request, Uri};
 use kube::client::Body;
 
@@ -18,7 +19,10 @@ use super::call::{short, words};
 use crate::scene::report::{Answer, AnswerError, read_answer};
 
 /// The longest answer that is read: some thousand series of some hundred values stay below.
-const LONGEST_ANSWER: usize = 256 << 20;
+const LONGEST_ANSWER: usize = 64 << 20;
+
+/// The longest file with a token, a password or certificates.
+const LONGEST_FILE: u64 = 4 << 20;
 
 /// A query up to this length is asked by GET, which more proxies let pass; longer ones by POST, as Prometheus allows.
 const LONGEST_GET: usize = 3000;
@@ -67,6 +71,17 @@ pub enum PrometheusError {
         /// How long that was.
         within: Duration,
     },
+    /// An answer that goes on and on.
+    #[error(
+        "{url} answers with more than {} MiB: ask for less, by --job, --namespace, --case or a shorter time (asked for {query})",
+        LONGEST_ANSWER >> 20
+    )]
+    TooLong {
+        /// What was asked.
+        url: String,
+        /// The query.
+        query: String,
+    },
     /// An answer that says no.
     #[error("{url} refuses: {why} (asked for {query})")]
     Refused {
@@ -87,6 +102,17 @@ pub enum PrometheusError {
         /// What is wrong with it.
         why: String,
     },
+}
+
+/// What a Prometheus, or a proxy before it, asks of who comes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access<'a> {
+    /// A file with a bearer token.
+    pub token: Option<&'a Path>,
+    /// A file with a name and a password, as `name:password`.
+    pub user: Option<&'a Path>,
+    /// A file with certificates that the server's must follow from.
+    pub authority: Option<&'a Path>,
 }
 
 /// A Prometheus.
@@ -110,12 +136,7 @@ impl Prometheus {
     ///
     /// # Errors
     /// The URL is none, or a file can't be used.
-    pub fn new(
-        url: &str,
-        token: Option<&Path>,
-        authority: Option<&Path>,
-        deadline: Duration,
-    ) -> Result<Self, PrometheusError> {
+    pub fn new(url: &str, access: Access<'_>, deadline: Duration) -> Result<Self, PrometheusError> {
         let wrong = |why: &str| PrometheusError::Url { url: without_password(url), why: why.to_owned() };
         let uri: Uri =
             url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(&error.to_string()))?;
@@ -124,7 +145,7 @@ impl Prometheus {
         }
         if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
             return Err(wrong(
-                "it holds a name or a password; a bearer token goes into a file (--token-file)",
+                "it holds a name or a password; these go into a file (--user-file, or --token-file for a bearer token)",
             ));
         }
         if uri.query().is_some() {
@@ -134,15 +155,24 @@ impl Prometheus {
         // Every question can be asked again by who asks.
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT);
-        if let Some(path) = token {
-            let token = read("the token file", path)?;
-            config.auth_info.token = Some(token.trim().to_owned().into());
+        if let Some(path) = access.token {
+            let token = secret("the token file", path, |text| text.contains(char::is_whitespace))?;
+            config.auth_info.token = Some(token.into());
         }
-        if let Some(path) = authority {
+        if let Some(path) = access.user {
+            let text = secret("the user file", path, |_| false)?;
+            let Some((name, password)) = text.split_once(':').filter(|(name, _)| !name.is_empty()) else {
+                let (what, why) = ("the user file", "write name:password into it".to_owned());
+                return Err(PrometheusError::File { what, path: path.to_owned(), why });
+            };
+            config.auth_info.username = Some(name.to_owned());
+            config.auth_info.password = Some(password.to_owned().into());
+        }
+        if let Some(path) = access.authority {
             read("the certificate authority's file", path)?;
             config.root_cert_file = Some(path.to_owned());
         }
-        let client = kube::Client::try_from(config).map_err(|error| match authority {
+        let client = kube::Client::try_from(config).map_err(|error| match access.authority {
             Some(path) => {
                 let (what, why) = ("the certificate authority's file", words(&error));
                 PrometheusError::File { what, path: path.to_owned(), why }
@@ -194,13 +224,19 @@ impl Prometheus {
         let answered = tokio::time::timeout(self.deadline, async {
             let response = self.client.send(request).await.map_err(|error| broken(words(&error)))?;
             let status = response.status();
+            let elsewhere = response.headers().get(hyper::header::LOCATION);
+            let elsewhere = elsewhere.map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
             let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
-            Ok((status, body.map_err(|error| broken(words(&*error)))?.to_bytes()))
+            let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+                Some(_) => PrometheusError::TooLong { url: url.clone(), query: asked.clone() },
+                None => broken(words(&*error)),
+            });
+            Ok((status, elsewhere, body?.to_bytes()))
         });
         let timeout = |_| {
             Err(PrometheusError::Timeout { url: url.clone(), query: asked.clone(), within: self.deadline })
         };
-        let (status, bytes) = answered.await.unwrap_or_else(timeout)?;
+        let (status, elsewhere, bytes) = answered.await.unwrap_or_else(timeout)?;
         let refused = |why| PrometheusError::Refused { url: url.clone(), query: asked.clone(), why };
         match read_answer(&bytes) {
             Ok(answer) if status.is_success() => Ok(answer),
@@ -210,7 +246,12 @@ impl Prometheus {
             Err(AnswerError::Shape(why)) if status.is_success() => {
                 Err(PrometheusError::Shape { url, query: asked, why: short(&why) })
             }
-            // A proxy's page, or a login.
+            // A login somewhere else; nobody follows it there with a token.
+            _ if status.is_redirection() => {
+                let elsewhere = elsewhere.unwrap_or_else(|| "somewhere else".to_owned());
+                Err(refused(short(&format!("{status}, it is to be asked at {elsewhere}"))))
+            }
+            // A proxy's page.
             _ => Err(refused(short(&format!("{status}: {}", String::from_utf8_lossy(&bytes).trim())))),
         }
     }
@@ -218,16 +259,37 @@ impl Prometheus {
 
 /// A URL as it may be shown.
 fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), url),
+    };
     let end = rest.find('/').unwrap_or(rest.len());
     match rest.get(..end).and_then(|authority| authority.rfind('@')) {
-        Some(at) => format!("{scheme}://…{}", rest.get(at..).unwrap_or_default()),
+        Some(at) => format!("{scheme}…{}", rest.get(at..).unwrap_or_default()),
         None => url.to_owned(),
     }
 }
 
+/// What a file holds that a header is made of.
+fn secret(what: &'static str, path: &Path, unfit: impl Fn(&str) -> bool) -> Result<String, PrometheusError> {
+    let text = read(what, path)?.trim().to_owned();
+    if text.contains(char::is_control) || unfit(&text) {
+        let why = "it holds more than one line or word".to_owned();
+        return Err(PrometheusError::File { what, path: path.to_owned(), why });
+    }
+    Ok(text)
+}
+
 fn read(what: &'static str, path: &Path) -> Result<String, PrometheusError> {
     let wrong = |why: String| PrometheusError::File { what, path: path.to_owned(), why };
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    if text.trim().is_empty() { Err(wrong("it is empty".to_owned())) } else { Ok(text) }
+    let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let mut text = String::new();
+    file.take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+    match text.trim() {
+        "" => Err(wrong("it is empty".to_owned())),
+        _ if text.len() as u64 > LONGEST_FILE => {
+            Err(wrong(format!("it has more than {} MiB", LONGEST_FILE >> 20)))
+        }
+        _ => Ok(text),
+    }
 }

@@ -1,10 +1,9 @@
-//! A report as a picture: every run as a dot, and the ratios with their spreads. SVG, written by hand.
-
-use std::fmt::Write;
+//! A report as a picture: every run as a dot, and the ratios with their spreads.
 
 use super::plan::{Cpus, Threads, Way};
 use super::report::{Comparison, Metric, Report};
 use super::stats::{Spread, Verdict, percent};
+use crate::text::svg::{Anchor, Svg, shortened};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 560.0;
@@ -28,7 +27,7 @@ pub fn draw(report: &Report) -> String {
         super::plan::Work::BuiltIn => "the built-in training job".to_owned(),
         super::plan::Work::Command { line, .. } => shortened(line, 60),
     };
-    svg.text(20.0, 28.0, 17.0, INK, "start", &format!("What pinning and sizing buy here: {work}"));
+    svg.text((20.0, 28.0), 17.0, Anchor::Start, INK, &format!("What pinning and sizing buy here: {work}"));
     let rounds = report.plan.rounds.len();
     let subtitle = format!(
         "{} CPUs, {} reserved; {} workers of {} CPUs, {} servers; {} neighbours; {rounds} rounds; enforcement {}",
@@ -40,17 +39,17 @@ pub fn draw(report: &Report) -> String {
         report.plan.neighbours.count,
         report.found.enforcement,
     );
-    svg.text(20.0, 46.0, 12.0, PALE, "start", &subtitle);
+    svg.text((20.0, 46.0), 12.0, Anchor::Start, PALE, &subtitle);
     runs(&mut svg, report, &Metric::StepsPerSecond.name(step), Metric::StepsPerSecond, (LEFT, 430.0));
     let switches = Metric::ContextSwitchesPerStep;
     runs(&mut svg, report, &switches.name(step), switches, (490.0, 850.0));
     ratios(&mut svg, report, step);
-    svg.finish()
+    svg.finish(WIDTH, HEIGHT)
 }
 
 /// Every run of each way as a dot, and the median as a line.
 fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, right): (f64, f64)) {
-    svg.text(left, TOP - 4.0, 13.0, INK, "start", title);
+    svg.text((left, TOP - 4.0), 13.0, Anchor::Start, INK, title);
     let top = report.runs.iter().filter_map(|run| run.figures.get(&metric)).copied().fold(0.0, f64::max);
     let scale = if top > 0.0 { (BOTTOM - TOP - 10.0) / top } else { 0.0 };
     svg.line((left, BOTTOM), (right, BOTTOM), PALE, 1.0);
@@ -67,18 +66,18 @@ fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, righ
         if let Some(summary) = summary {
             let y = BOTTOM - summary.median * scale;
             svg.line((middle - 22.0, y), (middle + 22.0, y), INK, 2.0);
-            svg.text(middle + 25.0, y + 4.0, 11.0, INK, "start", &short(summary.median));
+            svg.text((middle + 25.0, y + 4.0), 11.0, Anchor::Start, INK, &short(summary.median));
         }
         let (cpus, threads) = way.name().split_once(", ").unwrap_or((way.name(), ""));
-        svg.text(middle, BOTTOM + 15.0, 11.0, INK, "middle", cpus);
-        svg.text(middle, BOTTOM + 28.0, 11.0, INK, "middle", threads);
+        svg.text((middle, BOTTOM + 15.0), 11.0, Anchor::Middle, INK, cpus);
+        svg.text((middle, BOTTOM + 28.0), 11.0, Anchor::Middle, INK, threads);
     }
 }
 
 /// The comparisons in steps per second: the ratio's median as a dot, its spread as a line, beside the line of 1.
 fn ratios(svg: &mut Svg, report: &Report, step: &str) {
     let title = format!("ratios of {}, median and spread over the rounds", Metric::StepsPerSecond.name(step));
-    svg.text(20.0, ROWS - 24.0, 13.0, INK, "start", &title);
+    svg.text((20.0, ROWS - 24.0), 13.0, Anchor::Start, INK, &title);
     let of = |comparison| report.effect(comparison, Metric::StepsPerSecond);
     let spreads: Vec<Spread> =
         Comparison::ALL.into_iter().filter_map(|comparison| of(comparison)?.ratio).collect();
@@ -93,11 +92,11 @@ fn ratios(svg: &mut Svg, report: &Report, step: &str) {
     let rows = Comparison::ALL.len() as f64;
     svg.line((middle, ROWS - 12.0), (middle, ROWS + ROW * rows - 14.0), PALE, 1.0);
     for mark in [(-furthest).exp(), 1.0, furthest.exp()] {
-        svg.text(at(mark), ROWS + ROW * rows + 2.0, 11.0, PALE, "middle", &percent(mark));
+        svg.text((at(mark), ROWS + ROW * rows + 2.0), 11.0, Anchor::Middle, PALE, &percent(mark));
     }
     let mut y = ROWS;
     for comparison in Comparison::ALL {
-        svg.text(20.0, y + 4.0, 12.0, INK, "start", comparison.name());
+        svg.text((20.0, y + 4.0), 12.0, Anchor::Start, INK, comparison.name());
         if let Some(effect) = of(comparison) {
             if let Some(ratio) = &effect.ratio {
                 let told = matches!(effect.verdict, Some(Verdict::More | Verdict::Less));
@@ -105,7 +104,7 @@ fn ratios(svg: &mut Svg, report: &Report, step: &str) {
                 svg.line((at(ratio.low), y), (at(ratio.high), y), ink, 3.0);
                 svg.dot((at(ratio.median), y), 5.0, ink);
             }
-            svg.text(SCALE.1 + 16.0, y + 4.0, 11.0, INK, "start", &effect.words);
+            svg.text((SCALE.1 + 16.0, y + 4.0), 11.0, Anchor::Start, INK, &effect.words);
         }
         y += ROW;
     }
@@ -127,71 +126,6 @@ fn short(value: f64) -> String {
         value if value.abs() >= 10.0 => format!("{value:.1}"),
         value => format!("{value:.2}"),
     }
-}
-
-fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    text.chars().take(most - 1).chain(['…']).collect()
-}
-
-/// Shapes so far.
-#[derive(Debug, Default)]
-struct Svg {
-    body: String,
-}
-
-// === impl Svg ===
-
-impl Svg {
-    fn text(&mut self, x: f64, y: f64, size: f64, ink: &str, anchor: &str, words: &str) {
-        let words = escaped(words);
-        let _ = writeln!(
-            self.body,
-            r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" fill="{ink}" text-anchor="{anchor}">{words}</text>"#
-        );
-    }
-
-    fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: &str, width: f64) {
-        let _ = writeln!(
-            self.body,
-            r#"<line x1="{:.1}" y1="{:.1}" x2="{:.1}" y2="{:.1}" stroke="{ink}" stroke-width="{width}"/>"#,
-            from.0, from.1, to.0, to.1
-        );
-    }
-
-    fn dot(&mut self, at: (f64, f64), radius: f64, ink: &str) {
-        let _ = writeln!(
-            self.body,
-            r#"<circle cx="{:.1}" cy="{:.1}" r="{radius}" fill="{ink}" fill-opacity="0.8"/>"#,
-            at.0, at.1
-        );
-    }
-
-    fn finish(self) -> String {
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
-             height=\"{HEIGHT}\" font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-             {}</svg>\n",
-            self.body
-        )
-    }
-}
-
-/// Text as XML has it; characters that XML has no room for are left out.
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            letter if letter.is_control() => out.push(' '),
-            letter => out.push(letter),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

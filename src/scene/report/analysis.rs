@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::balance::Balance;
 use super::figures::{bytes, number, percent, time};
-use super::members::Members;
+use super::members::{Members, TRAINING};
 use super::query::{Measure, SCRAPES_OF_A_RATE};
 use super::usage::{Totals, Traffic, Usage};
 
@@ -31,9 +31,6 @@ const NAMED: usize = 5;
 
 /// The parameter servers' role.
 const PS: &str = "ps";
-
-/// Roles that train.
-const TRAINING: [&str; 3] = ["worker", "chief", "master"];
 
 /// The order in which roles are shown; others come after these.
 const ORDER: [&str; 6] = [PS, "chief", "master", "worker", "evaluator", "launcher"];
@@ -200,11 +197,20 @@ impl RunReport {
         self.tasks.iter().filter(|task| task.role == PS)
     }
 
-    /// Steps each second of all tasks of which they are known.
+    /// Steps each second of all tasks that train and of which they are known.
     pub fn steps_per_second(&self) -> Option<f64> {
-        let mut known = self.tasks.iter().filter_map(|task| task.usage.steps_per_second).peekable();
+        let mut known = self.training().filter_map(|task| task.usage.steps_per_second).peekable();
         known.peek()?;
         Some(known.sum())
+    }
+
+    /// Of how many of the tasks that train steps are known.
+    pub(super) fn stepping(&self) -> usize {
+        self.training().filter(|task| task.usage.steps_per_second.is_some()).count()
+    }
+
+    fn training(&self) -> impl Iterator<Item = &TaskUse> {
+        self.tasks.iter().filter(|task| TRAINING.contains(&task.role.as_str()))
     }
 }
 
@@ -282,16 +288,31 @@ pub fn analyse(observed: &Observed) -> RunReport {
 
 /// A curve by task, from the run's beginning on.
 fn over_time(curve: &Curve, tasks: &[TaskUse], members: &Members) -> Vec<(String, Points)> {
+    // A rate that reaches back to before the run is none of the run.
+    let from = members.from + (SCRAPES_OF_A_RATE * members.interval).min(members.seconds() / 2.0);
     let of = |task: &TaskUse| {
-        let points = task.pods.iter().filter_map(|pod| curve.pods.get(pod)).flatten();
-        // A rate that reaches back to before the run is none of the run.
-        let from = members.from + (SCRAPES_OF_A_RATE * members.interval).min(members.seconds() / 2.0);
-        let within = points.filter(|(at, _)| (from..=members.to).contains(at));
-        let mut points: Points = within.map(|(at, value)| (at - members.from, *value)).collect();
-        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        // Two targets tell of a pod the same; two pods of a task, one after the other, are its old one and its new one.
+        let pods = task.pods.iter().filter_map(|pod| curve.pods.get(pod));
+        let pods = pods.flat_map(|points| by_time(points.iter().copied(), f64::max));
+        let within = pods.filter(|(at, _)| (from..=members.to).contains(at));
+        let points = by_time(within.map(|(at, value)| (at - members.from, value)), |one, other| one + other);
         (!points.is_empty()).then(|| (task.task.clone(), points))
     };
     tasks.iter().filter_map(of).collect()
+}
+
+/// Points in the order of time, those of one time made one.
+fn by_time(points: impl Iterator<Item = (f64, f64)>, join: fn(f64, f64) -> f64) -> Points {
+    let mut points: Points = points.collect();
+    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    points.dedup_by(|later, earlier| {
+        let same = later.0.total_cmp(&earlier.0).is_eq();
+        if same {
+            earlier.1 = join(earlier.1, later.1);
+        }
+        same
+    });
+    points
 }
 
 fn servers(tasks: &[TaskUse]) -> Servers {
@@ -320,12 +341,16 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
             ),
         );
     }
+    let by_cpu = servers.cpu.as_ref().filter(|cpu| cpu.max_over_mean >= HOT).and_then(Balance::hottest);
     let numbers = format!("{} times the mean, Gini {}", number(traffic.max_over_mean), number(traffic.gini));
     if traffic.max_over_mean < HOT {
+        let but = by_cpu.map_or_else(String::new, |busiest| {
+            format!("; but {} takes {} of their CPU time", busiest.task, percent(busiest.share))
+        });
         return found(
             FindingKind::EvenServers,
             format!(
-                "the parameter servers carry about the same: the busiest, {}, moves {} of their bytes ({numbers})",
+                "the parameter servers carry about the same: the busiest, {}, moves {} of their bytes ({numbers}){but}",
                 hottest.task,
                 percent(hottest.share)
             ),

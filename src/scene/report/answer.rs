@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 /// The values of one set of labels, each with its time in seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Series {
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its values in the order of time; what is no number is left out.
+    /// Its values in the order of time; what is no number, or none that ends, is left out.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -33,7 +34,7 @@ impl Series {
 pub struct Answer {
     /// The series.
     pub series: Vec<Series>,
-    /// What Prometheus has to say of the query beside its answer.
+    /// What Prometheus has to say of the query beside its answer: its warnings, and its hints.
     pub warnings: Vec<String>,
 }
 
@@ -55,32 +56,59 @@ pub enum AnswerError {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Envelope {
+struct Envelope<'a> {
     status: String,
-    data: Option<Data>,
+    #[serde(borrow)]
+    data: Option<Data<'a>>,
     error_type: Option<String>,
     error: Option<String>,
-    #[serde(default)]
-    warnings: Vec<String>,
+    warnings: Option<Vec<String>>,
+    infos: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Data {
+struct Data<'a> {
     result_type: String,
-    result: Value,
+    /// As it came: what it holds follows from its type, and a long answer is read once.
+    #[serde(borrow)]
+    result: &'a RawValue,
 }
 
 #[derive(Deserialize)]
 struct Instant {
     metric: BTreeMap<String, String>,
-    value: Option<(f64, String)>,
+    value: Option<(f64, Number)>,
 }
 
 #[derive(Deserialize)]
 struct Range {
     metric: BTreeMap<String, String>,
-    values: Option<Vec<(f64, String)>>,
+    values: Option<Vec<(f64, Number)>>,
+}
+
+/// A number as Prometheus writes it: in a text, for JSON has no NaN and no infinity.
+struct Number(f64);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl Visitor<'_> for Reader {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number in a text")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Number, E> {
+                let number = text.parse();
+                number.map(Number).map_err(|_| E::custom(format!("the value {text:?} is no number")))
+            }
+        }
+
+        deserializer.deserialize_str(Reader)
+    }
 }
 
 /// Reads the answer to an instant or a range query.
@@ -97,14 +125,15 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         });
     }
     let data = envelope.data.ok_or_else(|| AnswerError::Shape("it has no data".to_owned()))?;
+    let result = data.result.get();
     let all: Vec<Range> = match data.result_type.as_str() {
         "vector" => {
-            let all: Vec<Instant> = serde_json::from_value(data.result).map_err(shape)?;
+            let all: Vec<Instant> = serde_json::from_str(result).map_err(shape)?;
             let range =
                 |one: Instant| Range { metric: one.metric, values: one.value.map(|value| vec![value]) };
             all.into_iter().map(range).collect()
         }
-        "matrix" => serde_json::from_value(data.result).map_err(shape)?,
+        "matrix" => serde_json::from_str(result).map_err(shape)?,
         other => {
             return Err(AnswerError::Shape(format!(
                 "a result of type {other}, where a vector or a matrix was expected"
@@ -116,17 +145,11 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         let values = values.ok_or_else(|| {
             AnswerError::Shape("series of histograms, where numbers were expected".to_owned())
         })?;
-        let mut points = Vec::with_capacity(values.len());
-        for (at, text) in values {
-            let value: f64 =
-                text.parse().map_err(|_| AnswerError::Shape(format!("the value {text:?} is no number")))?;
-            if value.is_finite() {
-                points.push((at, value));
-            }
-        }
-        series.push(Series { labels, points });
+        let finite = values.into_iter().filter(|(at, Number(value))| at.is_finite() && value.is_finite());
+        series.push(Series { labels, points: finite.map(|(at, Number(value))| (at, value)).collect() });
     }
-    Ok(Answer { series, warnings: envelope.warnings })
+    let said = [envelope.warnings, envelope.infos];
+    Ok(Answer { series, warnings: said.into_iter().flatten().flatten().collect() })
 }
 
 #[cfg(test)]
@@ -138,21 +161,34 @@ mod tests {
         let vector = br#"{"status":"success","data":{"resultType":"vector","result":[
             {"metric":{"pod":"a"},"value":[1700000000.5,"2.5"]},
             {"metric":{"pod":"b"},"value":[1700000000.5,"NaN"]},
-            {"metric":{},"value":[1700000000.5,"+Inf"]}]},"warnings":["w"]}"#;
+            {"metric":{},"value":[1700000000.5,"+Inf"]}]},"warnings":["w"],"infos":["i"]}"#;
         let answer = read_answer(vector).unwrap();
         assert_eq!(answer.series[0].points, [(1_700_000_000.5, 2.5)]);
         assert_eq!((answer.series[0].label("pod"), answer.series[0].label("none")), ("a", ""));
         assert!(answer.series[1].last().is_none() && answer.series[2].last().is_none(), "no number");
-        assert_eq!(answer.warnings, ["w"]);
+        assert_eq!(answer.warnings, ["w", "i"]);
         let matrix = br#"{"status":"success","data":{"resultType":"matrix","result":[
             {"metric":{"pod":"a"},"values":[[1,"1"],[2,"NaN"],[3,"1e3"]]}]}}"#;
         assert_eq!(read_answer(matrix).unwrap().series[0].points, [(1.0, 1.0), (3.0, 1000.0)]);
-        assert_eq!(
-            read_answer(br#"{"status":"success","data":{"resultType":"vector","result":[]}}"#)
-                .unwrap()
-                .series,
-            []
-        );
+        for empty in [
+            r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#,
+            // As some that speak Prometheus' API write it, in another order.
+            r#"{"data":{"result":[],"resultType":"matrix","stats":{}},"warnings":null,"isPartial":false,"status":"success"}"#,
+        ] {
+            assert_eq!(read_answer(empty.as_bytes()), Ok(Answer::default()), "{empty}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Whatever a real answer is cut or changed to is read, or named; nothing else happens.
+        #[test]
+        fn no_text_breaks_it(at in 0_usize..200, letter: char) {
+            let text = r#"{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"pod":"ä"},"values":[[1.5,"1e3"],[2,"NaN"]]}]},"warnings":["w"]}"#;
+            let start: String = text.chars().take(at).collect();
+            let _ = read_answer(start.as_bytes());
+            let rest: String = text.chars().skip(at + 1).collect();
+            let _ = read_answer(format!("{start}{letter}{rest}").as_bytes());
+        }
     }
 
     #[test]

@@ -90,6 +90,7 @@ pub fn compare(
     }
     let mut efficiency = Vec::new();
     for run in &runs {
+        let name = base;
         let mut others = runs.iter().filter(|other| other.name != run.name && other.scene == run.scene);
         let base = match base {
             Some(name) if is_base(run, name) => None,
@@ -99,7 +100,12 @@ pub fn compare(
                 .or_else(|| runs.iter().find(|other| other.name == name)),
             None => others.min_by_key(|other| other.workers).filter(|other| other.workers < run.workers),
         };
-        let Some(base) = base else { continue };
+        let Some(base) = base else {
+            if let Some(name) = name.filter(|name| !is_base(run, name)) {
+                notes.push(format!("how {} scales is not known: its scene has no case {name}", run.name));
+            }
+            continue;
+        };
         match scaled(run, base) {
             Ok(one) => efficiency.push(one),
             Err(why) => {
@@ -126,12 +132,19 @@ pub fn compare(
 
 /// The progress of both by what both are known by.
 fn progress(one: &RunReport, other: &RunReport) -> Result<(By, f64, f64), &'static str> {
-    let steps = (one.steps_per_second(), other.steps_per_second());
+    // A counter of all steps that one task tells of, or what each of them did; some of them are nothing to compare.
+    let all = |run: &RunReport| run.stepping() == run.workers;
+    let alike = all(one) && all(other) || one.stepping() == 1 && other.stepping() == 1;
+    let steps = |run: &RunReport| run.steps_per_second().filter(|_| alike);
     let sent = |run: &RunReport| run.servers_use().and_then(|usage| usage.sent_bytes_per_second);
-    let (by, one, other) = match (steps, (sent(one), sent(other))) {
+    let (by, one, other) = match ((steps(one), steps(other)), (sent(one), sent(other))) {
         ((Some(one), Some(other)), _) => (By::Steps, one, other),
         (_, (Some(one), Some(other))) => (By::ServerBytes, one, other),
-        _ => return Err("neither steps nor what the parameter servers sent is known of both"),
+        _ => {
+            return Err(
+                "neither the steps of all tasks that train nor what the parameter servers sent is known of both",
+            );
+        }
     };
     if one > 0.0 { Ok((by, one, other)) } else { Err("nothing was done in the one that it is measured by") }
 }

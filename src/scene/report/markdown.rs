@@ -64,15 +64,24 @@ fn list(text: &mut String, lines: impl Iterator<Item = String>) {
     }
 }
 
-/// What somebody else has named, in a cell or a line: without what would end it.
+/// What somebody else has named, in a cell or a line: without what would end it, or mean something in it.
 fn inline(words: &str) -> String {
     let mut text = String::with_capacity(words.len());
-    for letter in words.chars() {
+    let mut letters = words.chars().peekable();
+    let mut before = ' ';
+    while let Some(letter) = letters.next() {
+        let after = letters.peek().copied().unwrap_or(' ');
         match letter {
-            '|' | '\\' | '`' | '<' | '*' | '[' => text.extend(['\\', letter]),
+            '|' | '\\' | '`' | '<' | '*' | '[' | ']' | '~' | '&' | '$' => text.extend(['\\', letter]),
+            // Within a word it means nothing, as in train_steps_total.
+            '_' if !(before.is_alphanumeric() && after.is_alphanumeric()) => text.push_str("\\_"),
+            '#' if before == ' ' => text.push_str("\\#"),
+            // At the beginning it would be a list in a list.
+            '-' | '+' if text.is_empty() && after == ' ' => text.extend(['\\', letter]),
             letter if letter.is_control() => text.push(' '),
             letter => text.push(letter),
         }
+        before = letter;
     }
     text
 }
@@ -222,4 +231,25 @@ fn side_by_side(report: &Report) -> String {
     row("its bytes by the mean", &|run| balance(run, &|balance| number(balance.max_over_mean)));
     row("Gini of bytes", &|run| balance(run, &|balance| number(balance.gini)));
     table(&head, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_means_anything_in_markdown() {
+        for (words, text) in [
+            ("ps 0, train_steps_total", "ps 0, train_steps_total"),
+            ("a|b\\`c`<d>*e*", "a\\|b\\\\\\`c\\`\\<d>\\*e\\*"),
+            ("![x](y) ~~z~~ &lt; $1$", "!\\[x\\](y) \\~\\~z\\~\\~ \\&lt; \\$1\\$"),
+            ("_a_ b__ c_d", "\\_a\\_ b\\_\\_ c_d"),
+            ("# a #b c#", "\\# a \\#b c#"),
+            ("- a - b", "\\- a - b"),
+            ("a\nb\u{1b}[0m\r\u{85}c", "a b \\[0m  c"),
+            ("", ""),
+        ] {
+            assert_eq!(inline(words), text, "{words}");
+        }
+    }
 }

@@ -7,6 +7,9 @@ use super::answer::Series;
 /// A break between two scrapes counts as one if it is this many times as long as usual.
 const BREAK: f64 = 3.0;
 
+/// Roles that train: the time in which one of them is there is the run's. Parameter servers wait before it, and after it.
+pub(super) const TRAINING: [&str; 3] = ["worker", "chief", "master"];
+
 /// A pod of a task.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Member {
@@ -20,6 +23,8 @@ pub struct Member {
     pub slots: BTreeSet<String>,
     /// When it was scraped, in seconds since 1970, without gaps' insides: distinct, in order.
     seen: Vec<f64>,
+    /// When each target told of it first and last.
+    told: BTreeMap<String, (f64, f64)>,
 }
 
 /// The pods of one training job in one time.
@@ -31,14 +36,23 @@ pub struct Members {
     pub job: String,
     /// Its pods by name.
     pub pods: BTreeMap<String, Member>,
-    /// When the first of them was seen first, in seconds since 1970.
+    /// When the first of them that trains was seen first, in seconds since 1970; if none trains, the first of all.
     pub from: f64,
-    /// When the last of them was seen last.
+    /// When the last of these was seen last.
     pub to: f64,
     /// The time between two scrapes, as far as could be seen, in seconds.
     pub interval: f64,
     /// Seconds in which none of them was seen.
     pub unseen: f64,
+    /// How often none of them was seen for a time.
+    breaks: u32,
+}
+
+/// A time that a pod spent in one place, by all targets that told of it there.
+struct Stay<'a> {
+    targets: Vec<&'a str>,
+    from: f64,
+    to: f64,
 }
 
 /// Why nobody took part.
@@ -85,6 +99,10 @@ impl Members {
             let slot = [one.label("type"), one.label("index")];
             let slot: Vec<&str> = slot.into_iter().filter(|part| !part.is_empty()).collect();
             member.slots.extend((!slot.is_empty()).then(|| slot.join(" ")));
+            let first = seen.iter().copied().fold(f64::INFINITY, f64::min);
+            let last = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let told = member.told.entry(one.label("instance").to_owned()).or_insert((first, last));
+            *told = (told.0.min(first), told.1.max(last));
             member.seen.extend(seen);
         }
         if jobs.len() > 1 {
@@ -95,26 +113,35 @@ impl Members {
         for member in pods.values_mut() {
             distinct(&mut member.seen);
         }
-        let mut all: Vec<f64> = pods.values().flat_map(|member| member.seen.iter().copied()).collect();
-        distinct(&mut all);
-        let (Some(&from), Some(&to)) = (all.first(), all.last()) else { return Err(NoMembers::Nobody) };
+        let trains = |member: &&Member| TRAINING.contains(&member.role.as_str());
+        let any = pods.values().any(|member| trains(&member));
+        let spans = pods.values().filter(|member| !any || trains(member)).filter_map(Member::span);
+        let (from, to) =
+            spans.fold((f64::INFINITY, f64::NEG_INFINITY), |all, one| (all.0.min(one.0), all.1.max(one.1)));
+        // Who was there only before or after the run takes no part in it.
+        pods.retain(|_, member| member.span().is_some_and(|(first, last)| first <= to && last >= from));
         // Of one pod, since agents are scraped one after the other.
         let mut apart: Vec<f64> = pods.values().flat_map(|member| gaps(&member.seen)).collect();
         apart.sort_by(f64::total_cmp);
-        let Some(&interval) = apart.get(apart.len() / 2) else {
+        let Some(&interval) = apart.get(apart.len() / 2).filter(|_| from < to) else {
             return Err(NoMembers::Once { namespace, job });
         };
+        let all = pods.values().flat_map(|member| member.seen.iter().copied());
+        let mut all: Vec<f64> = all.filter(|at| (from..=to).contains(at)).collect();
+        distinct(&mut all);
         let longest = BREAK * interval.max(step);
-        let unseen = gaps(&all).filter(|gap| *gap > longest).sum();
-        Ok(Self { namespace, job, pods, from, to, interval, unseen })
+        let breaks = gaps(&all).filter(|gap| *gap > longest);
+        let (unseen, breaks) = breaks.fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1));
+        Ok(Self { namespace, job, pods, from, to, interval, unseen, breaks })
     }
 
     /// Reads the answer to [`scrapes`](super::scrapes), which tells of scrapes that are closer to each other than the looks were.
     pub fn count(&mut self, series: &[Series]) {
         let apart = |one: &Series| {
-            let (from, to) = self.pods.get(one.label("pod"))?.span()?;
-            let scrapes = one.last().filter(|scrapes| *scrapes >= 2.0)?;
-            Some((to - from) / (scrapes - 1.0)).filter(|apart| *apart > 0.0)
+            let (first, last) = self.pods.get(one.label("pod"))?.span()?;
+            let seconds = last.min(self.to) - first.max(self.from) - self.unseen;
+            let times = one.last()? - 1.0 - f64::from(self.breaks);
+            Some(seconds / times).filter(|apart| times >= 1.0 && *apart > 0.0)
         };
         let mut all: Vec<f64> = series.iter().filter_map(apart).collect();
         all.sort_by(f64::total_cmp);
@@ -125,6 +152,56 @@ impl Members {
     pub fn seconds(&self) -> f64 {
         self.to - self.from
     }
+
+    /// What a pod has of something of which each target told its own: places in turn add up, and several targets that told of
+    /// it in one place told the same.
+    pub fn sum(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
+        let stays = self.stays(pod);
+        let known: Vec<f64> = stays.iter().filter_map(|stay| stay.most(told)).collect();
+        if known.is_empty() { greatest(told.iter()).unwrap_or_default() } else { known.iter().sum() }
+    }
+
+    /// What a pod has on average over the whole run of something of which each target told the average over its own time.
+    pub fn average(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
+        let part = |stay: &Stay| {
+            let seconds = stay.to.min(self.to) - stay.from.max(self.from);
+            // It was there before it was scraped first, and after it was scraped last.
+            ((seconds + self.interval) / self.seconds()).clamp(0.0, 1.0)
+        };
+        let stays = self.stays(pod);
+        let known = stays.iter().filter_map(|stay| Some(part(stay) * stay.most(told)?));
+        let known: Vec<f64> = known.collect();
+        if known.is_empty() { greatest(told.iter()).unwrap_or_default() } else { known.iter().sum() }
+    }
+
+    fn stays(&self, pod: &str) -> Vec<Stay<'_>> {
+        let told = self.pods.get(pod).into_iter().flat_map(|member| &member.told);
+        let mut told: Vec<(&str, (f64, f64))> = told.map(|(target, span)| (target.as_str(), *span)).collect();
+        told.sort_by(|one, other| one.1.0.total_cmp(&other.1.0));
+        let mut stays: Vec<Stay> = Vec::new();
+        for (target, (from, to)) in told {
+            let near = |one: f64, other: f64| (one - other).abs() <= self.interval;
+            // Who moves is told of by both agents for a moment at most.
+            let same = |stay: &&mut Stay| {
+                from < stay.to - self.interval || near(stay.from, from) && near(stay.to, to)
+            };
+            if let Some(stay) = stays.last_mut().filter(same) {
+                stay.targets.push(target);
+                stay.to = stay.to.max(to);
+            } else {
+                stays.push(Stay { targets: vec![target], from, to });
+            }
+        }
+        stays
+    }
+}
+
+// === impl Stay ===
+
+impl Stay<'_> {
+    fn most(&self, told: &[(&str, f64)]) -> Option<f64> {
+        greatest(told.iter().filter(|(target, _)| self.targets.contains(target)))
+    }
 }
 
 // === impl Member ===
@@ -134,6 +211,10 @@ impl Member {
     pub fn span(&self) -> Option<(f64, f64)> {
         Some((*self.seen.first()?, *self.seen.last()?))
     }
+}
+
+fn greatest<'a>(told: impl Iterator<Item = &'a (&'a str, f64)>) -> Option<f64> {
+    told.map(|(_, value)| *value).max_by(f64::total_cmp)
 }
 
 fn distinct(times: &mut Vec<f64>) {
@@ -174,6 +255,66 @@ mod tests {
         assert!((members.unseen - 75.0).abs() < 1e-9, "from 125 to 200: {}", members.unseen);
     }
 
+    /// A run of workers from 100 to 200; more of each pod, by target.
+    fn of_targets(told: &[(&str, &str, &[f64])]) -> Members {
+        let series = told.iter().map(|(pod, target, at)| {
+            seen(&[("training_job", "j"), ("pod", pod), ("role", "worker"), ("instance", target)], at)
+        });
+        let all = (10..=20).map(|at| f64::from(at) * 10.0).collect::<Vec<_>>();
+        let all = seen(&[("training_job", "j"), ("pod", "all"), ("role", "worker"), ("instance", "x")], &all);
+        Members::read(&series.chain([all]).collect::<Vec<_>>(), 0.0, 999.0, 1.0).unwrap()
+    }
+
+    #[test]
+    fn places_add_up_and_those_who_tell_the_same_do_not() {
+        let near = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} is not {other}");
+        let members = of_targets(&[
+            ("moved", "a", &[100.0, 110.0, 120.0, 130.0, 140.0]),
+            ("moved", "b", &[135.0, 145.0, 155.0, 165.0, 175.0, 185.0, 195.0]),
+            ("twice", "a", &[100.0, 110.0, 120.0, 130.0, 140.0, 200.0]),
+            ("twice", "b", &[103.0, 113.0, 123.0, 133.0, 143.0, 193.0]),
+            ("short", "a", &[120.0]),
+            ("short", "b", &[123.0]),
+        ]);
+        assert_eq!(members.interval, 10.0);
+        let told = [("a", 30.0), ("b", 40.0)];
+        near(members.sum("moved", &told), 70.0);
+        near(members.sum("twice", &told), 40.0);
+        near(members.sum("short", &told), 40.0);
+        near(members.sum("twice", &[("b", 40.0)]), 40.0);
+        // A target that told nothing of the pod, or a pod that nobody told of.
+        near(members.sum("twice", &[("c", 7.0)]), 7.0);
+        near(members.sum("nobody", &told), 40.0);
+        near(members.sum("nobody", &[]), 0.0);
+        // 40 s and a scrape's time of 100 s with 2, 60 s and one with 1.
+        near(members.average("moved", &[("a", 2.0), ("b", 1.0)]), 0.5 * 2.0 + 0.7);
+        near(members.average("twice", &[("a", 2.0), ("b", 2.0)]), 2.0);
+        near(members.average("short", &[("a", 2.0)]), 0.13 * 2.0);
+    }
+
+    #[test]
+    fn servers_that_wait_for_others_do_not_make_a_run_longer() {
+        let pod = |pod: &'static str, role: &'static str| {
+            [("namespace", "t"), ("training_job", "j"), ("pod", pod), ("role", role)]
+        };
+        let every = |from: u32, to: u32| -> Vec<f64> { (from..=to).step_by(10).map(f64::from).collect() };
+        let series = [
+            seen(&pod("ps-0", "ps"), &every(0, 5000)),
+            seen(&pod("w-0", "worker"), &every(100, 400)),
+            seen(&pod("w-1", "worker"), &every(150, 700)),
+            seen(&pod("late", "evaluator"), &every(710, 5000)),
+        ];
+        let members = Members::read(&series, 0.0, 9000.0, 1.0).unwrap();
+        assert_eq!((members.from, members.to, members.unseen), (100.0, 700.0, 0.0));
+        assert_eq!(members.pods.keys().collect::<Vec<_>>(), ["ps-0", "w-0", "w-1"]);
+        // Without anybody who trains, it is the servers'.
+        let alone = Members::read(&series[..1], 0.0, 9000.0, 1.0).unwrap();
+        assert_eq!((alone.from, alone.to), (0.0, 5000.0));
+        // Who trained was seen once: of that nothing can be said, however long others were there.
+        let once = [series[0].clone(), seen(&pod("w-0", "worker"), &[100.0])];
+        assert!(matches!(Members::read(&once, 0.0, 9000.0, 1.0), Err(NoMembers::Once { .. })));
+    }
+
     #[test]
     fn scrapes_closer_than_looks_are_counted() {
         let pod = [("namespace", "t"), ("training_job", "j"), ("pod", "p")];
@@ -188,6 +329,10 @@ mod tests {
         members.count(&[counted(1.0)]);
         assert_eq!(members.interval, 30.0, "one scrape tells nothing");
         members.count(&[counted(7.0)]);
+        assert_eq!(members.interval, 15.0);
+        // A time without scrapes makes the others no further apart.
+        (members.unseen, members.breaks) = (30.0, 1);
+        members.count(&[counted(6.0)]);
         assert_eq!(members.interval, 15.0);
     }
 

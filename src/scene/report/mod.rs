@@ -11,13 +11,13 @@
 mod analysis;
 mod answer;
 mod balance;
+mod chart;
 mod compare;
 mod figures;
 mod markdown;
 mod members;
 mod picture;
 mod query;
-mod svg;
 mod usage;
 
 pub use analysis::{
@@ -31,5 +31,7 @@ pub use figures::{seconds_of, time};
 pub use markdown::markdown;
 pub use members::{Member, Members, NoMembers};
 pub use picture::{Picture, pictures};
-pub use query::{Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, scrapes};
+pub use query::{
+    Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, reaches_back, scrapes, whether,
+};
 pub use usage::{Totals, Traffic, Usage};

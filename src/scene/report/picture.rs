@@ -1,10 +1,10 @@
 //! [`pictures`]: a report as drawings.
 
 use super::analysis::{RunReport, TaskUse};
+use super::chart::{Chart, Row};
 use super::compare::Report;
 use super::figures::{bytes, number, percent};
 use super::query::Measure;
-use super::svg::{Row, Svg};
 
 /// A drawing and its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub fn pictures(report: &Report) -> Vec<Picture> {
 }
 
 fn of_run(run: &RunReport) -> String {
-    let mut svg = Svg::new(&format!("{}: {}/{}, {}", run.name, run.namespace, run.job, run.from));
+    let mut chart = Chart::new(&format!("{}: {}/{}, {}", run.name, run.namespace, run.job, run.from));
     let servers: Vec<&TaskUse> = run.server_tasks().collect();
     let balances = [run.servers.traffic.as_ref(), run.servers.cpu.as_ref()];
     if balances.iter().any(Option::is_some) {
@@ -43,7 +43,7 @@ fn of_run(run: &RunReport) -> String {
             (task.task.clone(), vec![part(0), part(1)])
         };
         let rows: Vec<Row> = servers.iter().map(of).collect();
-        svg.bars("Parameter servers: parts of the whole", &["bytes", "CPU time"], &rows, percent);
+        chart.bars("Parameter servers: parts of the whole", &["bytes", "CPU time"], &rows, percent);
     }
     for (measure, curves) in &run.curves {
         let is_server = |task: &str| servers.iter().any(|one| one.task == task);
@@ -56,19 +56,19 @@ fn of_run(run: &RunReport) -> String {
         };
         for (who, curves) in [("parameter servers", of_servers), ("other tasks", others)] {
             if !curves.is_empty() {
-                svg.curves(&format!("{title}, {who}"), run.seconds, &curves, show);
+                chart.curves(&format!("{title}, {who}"), run.seconds, &curves, show);
             }
         }
     }
-    svg.finish()
+    chart.finish()
 }
 
 fn beside(report: &Report) -> String {
-    let mut svg = Svg::new("Runs side by side");
+    let mut chart = Chart::new("Runs side by side");
     let mut figure = |title: &str, show: fn(f64) -> String, value: &dyn Fn(&RunReport) -> Option<f64>| {
         let rows: Vec<Row> = report.runs.iter().map(|run| (run.name.clone(), vec![value(run)])).collect();
         if rows.iter().any(|(_, values)| values.iter().any(Option::is_some)) {
-            svg.bars(title, &[], &rows, show);
+            chart.bars(title, &[], &rows, show);
         }
     };
     figure("Steps a second", number, &RunReport::steps_per_second);
@@ -83,5 +83,5 @@ fn beside(report: &Report) -> String {
     figure("Scaling efficiency (1 is linear)", number, &|run| {
         report.efficiency.iter().find(|one| one.run == run.name).map(|one| one.efficiency)
     });
-    svg.finish()
+    chart.finish()
 }

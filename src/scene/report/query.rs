@@ -1,12 +1,25 @@
 //! What a Prometheus is asked for a report, in PromQL.
 //!
 //! Counters are asked by `increase` and `rate` alone, which see through resets. An agent that two Prometheus scrape, or two
-//! jobs of one, has each series twice: what agrees in all but that is counted once (`max by`).
+//! jobs of one, has each series twice: what agrees in all but that is counted once (`max by`). What is summed up is answered
+//! by `instance`, so that [`Members`](super::Members) can tell a pod that moved from one of which two targets tell.
 
 use std::fmt::Write;
 
 /// A rate needs samples: over so many scrapes.
 pub const SCRAPES_OF_A_RATE: f64 = 4.0;
+
+/// Labels that say who scraped, and not what.
+const SCRAPER: &str = "job, service, endpoint, prometheus, prometheus_replica";
+
+/// Before a series without an end is forgotten: Prometheus looks back so many seconds.
+const LOOKS_BACK: u64 = 300;
+
+/// Scrapes are seldom closer than so many seconds, and looks into the time between two points need not be either.
+const CLOSEST: u64 = 15;
+
+/// How many looks there are at most into the time between two points.
+const LOOKS: u64 = 48;
 
 /// Which tasks a report is about; what is not given is not asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -170,7 +183,8 @@ fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
             pattern.push('|');
         }
         for letter in name.chars() {
-            if !letter.is_alphanumeric() && !matches!(letter, '-' | '_') {
+            // Of other letters a pattern takes no backslash.
+            if letter.is_ascii_punctuation() && !matches!(letter, '-' | '_') {
                 pattern.push('\\');
             }
             pattern.push(letter);
@@ -190,10 +204,7 @@ pub fn cases(subject: &Subject, seconds: u64) -> String {
     format!("group by (scene, case) (last_over_time(pinfold_scene_info{{{chosen}}}[{seconds}s]))")
 }
 
-/// The tasks' pods; the value is when each was last scraped, the labels say what it is and what slot its node has.
-///
-/// A pod and a slot belong together when the same agent, and so the same target, tells of both.
-pub fn presence(subject: &Subject) -> String {
+fn info(subject: &Subject) -> String {
     let mut chosen = matchers([("namespace", subject.namespace.as_ref())]);
     if !chosen.is_empty() {
         chosen.push(',');
@@ -202,14 +213,51 @@ pub fn presence(subject: &Subject) -> String {
         Some(job) => chosen += &format!("training_job={}", quoted(job)),
         None => chosen += "training_job!=\"\"",
     }
-    let mut query = format!("timestamp(pinfold_pod_info{{{chosen}}})");
-    if subject.scene.is_some() || subject.case.is_some() {
-        let slot = matchers([("scene", subject.scene.as_ref()), ("case", subject.case.as_ref())]);
+    format!("pinfold_pod_info{{{chosen}}}")
+}
+
+/// The slots that are asked for, if any are.
+fn slot(subject: &Subject) -> Option<String> {
+    let wanted = [("scene", subject.scene.as_ref()), ("case", subject.case.as_ref())];
+    let chosen = matchers(wanted);
+    (!chosen.is_empty()).then(|| format!("pinfold_scene_info{{{chosen}}}"))
+}
+
+/// Whether any of the tasks' pods was there, asked each `step` seconds: what lived between two points is seen, too. An answer
+/// tells of the time from [`reaches_back`] seconds before it on.
+pub fn whether(subject: &Subject, step: u64) -> String {
+    let over = reaches_back(step);
+    let info = format!("last_over_time({}[{over}s])", info(subject));
+    match slot(subject) {
+        Some(slot) => {
+            let slot = format!("group by (instance) (last_over_time({slot}[{over}s]))");
+            format!("count({info} * on (instance) group_left () {slot})")
+        }
+        None => format!("count({info})"),
+    }
+}
+
+/// How far an answer to [`whether`] reaches back; enough for a pod and a slot that different scrapes tell of.
+pub fn reaches_back(step: u64) -> u64 {
+    step.max(LOOKS_BACK)
+}
+
+/// The tasks' pods, asked each `step` seconds; the value is when each was last scraped, the labels say what it is and what slot
+/// its node has.
+///
+/// A pod and a slot belong together when the same agent, and so the same target, tells of both.
+pub fn presence(subject: &Subject, step: u64) -> String {
+    let mut query = format!("timestamp({})", info(subject));
+    if let Some(slot) = slot(subject) {
         // A time times 1 stays the time.
         let _ = write!(
             query,
-            " * on (instance) group_left (type, index) group by (instance, type, index) (pinfold_scene_info{{{slot}}})"
+            " * on (instance) group_left (type, index) group by (instance, type, index) ({slot})"
         );
+    }
+    if step > CLOSEST {
+        // What lived between two points is seen, too.
+        query = format!("max_over_time(({query})[{step}s:{}s])", (step / LOOKS).max(CLOSEST));
     }
     query
 }
@@ -217,8 +265,10 @@ pub fn presence(subject: &Subject) -> String {
 /// How often each of these pods was scraped within so many seconds.
 pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
     let (namespace, pods) = (quoted(namespace), one_of(pods.iter().copied()));
+    // A pod that was begun anew has other series, of the same target.
     format!(
-        "max by (pod) (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s]))"
+        "max by (pod) (sum without (uid, training_job, role, replica_index, qos, host_network) \
+         (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s])))"
     )
 }
 
@@ -243,12 +293,12 @@ impl Pods<'_> {
         let Some((family, labels, more)) = measure.family() else {
             let StepMetric { name, matchers } = self.steps?;
             let matchers = if matchers.is_empty() { own } else { format!("{own},{matchers}") };
-            return Some(format!("sum by (namespace, pod) ({function}({name}{{{matchers}}}[{seconds}s]))"));
+            return Some(format!(
+                "sum by (namespace, pod) (max without ({SCRAPER}) ({function}({name}{{{matchers}}}[{seconds}s])))"
+            ));
         };
-        // Who moves to another node has owned them in turn; everything else adds up.
-        let over = if measure == Measure::OwnedCpus { "max" } else { "sum" };
         Some(format!(
-            "{over} by (namespace, pod) (max by ({labels}) ({function}({family}{{{own}{more}}}[{seconds}s])))"
+            "sum by (namespace, pod, instance) (max by ({labels}) ({function}({family}{{{own}{more}}}[{seconds}s])))"
         ))
     }
 
@@ -273,30 +323,39 @@ mod tests {
     fn what_was_given_is_asked_for_and_can_hold_any_letter() {
         let text = |text: &str| Some(text.to_owned());
         let job = Subject { job: text("a\"b\\c\n"), ..Subject::default() };
-        assert_eq!(presence(&job), r#"timestamp(pinfold_pod_info{training_job="a\"b\\c\n"})"#);
-        assert_eq!(presence(&Subject::default()), r#"timestamp(pinfold_pod_info{training_job!=""})"#);
+        assert_eq!(presence(&job, 15), r#"timestamp(pinfold_pod_info{training_job="a\"b\\c\n"})"#);
+        assert_eq!(presence(&Subject::default(), 1), r#"timestamp(pinfold_pod_info{training_job!=""})"#);
         let all = Subject { namespace: text("t"), job: None, scene: text("2"), case: text("1") };
+        let joined = "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left (type, index) \
+             group by (instance, type, index) (pinfold_scene_info{scene=\"2\",case=\"1\"})";
+        assert_eq!(presence(&all, 15), joined);
+        assert_eq!(presence(&all, 90), format!("max_over_time(({joined})[90s:15s])"));
+        assert_eq!(presence(&all, 4800), format!("max_over_time(({joined})[4800s:100s])"));
         assert_eq!(
-            presence(&all),
-            "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left (type, index) \
-             group by (instance, type, index) (pinfold_scene_info{scene=\"2\",case=\"1\"})"
+            whether(&all, 720),
+            "count(last_over_time(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}[720s]) * on (instance) group_left () \
+             group by (instance) (last_over_time(pinfold_scene_info{scene=\"2\",case=\"1\"}[720s])))"
+        );
+        assert_eq!(
+            whether(&Subject::default(), 1),
+            "count(last_over_time(pinfold_pod_info{training_job!=\"\"}[300s]))"
         );
         assert_eq!(
             cases(&Subject { case: text("1"), ..Subject::default() }, 60),
             "group by (scene, case) (last_over_time(pinfold_scene_info{case=\"1\"}[60s]))"
         );
         let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
-        let names = ["ps-0", "w.1"];
+        let names = ["ps-0", "w.1", "ü–x"];
         let pods = Pods { namespace: "t", names: &names, steps: Some(&steps) };
         assert_eq!(
             pods.total(Measure::Steps, 60).unwrap(),
-            r#"sum by (namespace, pod) (increase(steps_total{namespace="t",pod=~"ps-0|w\\.1",mode="a"}[60s]))"#
+            r#"sum by (namespace, pod) (max without (job, service, endpoint, prometheus, prometheus_replica) (increase(steps_total{namespace="t",pod=~"ps-0|w\\.1|ü–x",mode="a"}[60s])))"#
         );
         assert_eq!(Pods { steps: None, ..pods }.total(Measure::Steps, 60), None);
         assert_eq!(
             pods.curve(Measure::Sent, 8).unwrap(),
-            "sum by (namespace, pod) (max by (namespace, pod, interface, instance) \
-             (rate(pinfold_pod_network_transmit_bytes_total{namespace=\"t\",pod=~\"ps-0|w\\\\.1\"}[8s])))"
+            "sum by (namespace, pod, instance) (max by (namespace, pod, interface, instance) \
+             (rate(pinfold_pod_network_transmit_bytes_total{namespace=\"t\",pod=~\"ps-0|w\\\\.1|ü–x\"}[8s])))"
         );
     }
 

@@ -90,9 +90,12 @@ impl Usage {
             Some(values.sum::<f64>())
         };
         let rate = |measure: Measure| sum(measure).map(|total| total / seconds);
-        let ratio = |part: Measure, whole: Measure| match (sum(part), sum(whole)) {
-            (Some(part), Some(whole)) if whole > 0.0 => Some(part / whole),
-            _ => None,
+        // Of the pods of which both are known: what is known of one alone would be held against nothing.
+        let ratio = |part: Measure, whole: Measure| {
+            let (part, whole) = (totals.get(&part)?, totals.get(&whole)?);
+            let both = pods.iter().filter_map(|pod| Some((part.get(*pod)?, whole.get(*pod)?)));
+            let (part, whole) = both.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+            (whole > 0.0).then_some(part / whole)
         };
         Self {
             sent_bytes: sum(traffic.sent()),
@@ -151,6 +154,11 @@ mod tests {
         );
         assert_eq!(usage.throttled_share, Some(0.25));
         assert_eq!((usage.llc_misses_per_kiloinstruction, usage.steps, usage.cpus_owned), (None, None, None));
+        // B is known to have run, and not to have been held back: nobody knows whether it was.
+        let mut half = totals.clone();
+        half.get_mut(&Measure::ThrottledPeriods).unwrap().remove("b");
+        let usage = Usage::of(&half, &["a", "b"], Traffic::Interfaces, 60.0);
+        assert_eq!(usage.throttled_share, Some(1.0));
         let nothing = Usage::of(&totals, &["d"], Traffic::Interfaces, 60.0);
         assert_eq!(nothing, Usage::default());
         assert_eq!(serde_json::to_value(&nothing).unwrap()["sentBytes"], serde_json::Value::Null);

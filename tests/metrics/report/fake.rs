@@ -93,7 +93,7 @@ fn answer(stream: &TcpStream, answers: &Answers) -> std::io::Result<()> {
     let mut stream = stream;
     write!(
         stream,
-        "HTTP/1.1 {status} Word\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+        "HTTP/1.1 {status} Word\r\nLocation: https://login\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
         text.len()
     )
 }

@@ -1,4 +1,5 @@
-//! Series of a made cluster with known answers: two scenes with two cases each, 10 minutes of each case, scraped each 15 s.
+//! Series of a made cluster with known answers: two scenes with two cases each, 10 minutes of each case, scraped each 15 s;
+//! with whatever happens in one: a restart, a move, a gap, two who scrape, servers that wait.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -39,9 +40,16 @@ impl Series {
         let pod = format!("namespace=\"train\",pod=\"wide-deep-{role}-{index}\",{}", place.target);
         let container = format!("{pod},container=\"tensorflow\"");
         let socket_only = place.case == "1" && place.scene == "2" && role == "ps";
-        for second in (0..=LONG).step_by(SCRAPES as usize) {
-            let at = place.start + second;
-            let seen = f64::from(second);
+        for at in place.scrapes(role) {
+            let second = at.saturating_sub(place.start).min(LONG);
+            // Who moved to this node, or away from it, is there for its half alone, and counts from 0.
+            let half = LONG / 2;
+            let seen = match place.half {
+                Half::First if second > half => continue,
+                Half::Second if second <= half => continue,
+                Half::Second => f64::from(second - half),
+                _ => f64::from(second),
+            };
             // For two minutes nobody scraped.
             if place.scene == "2" && place.case == "2" && (240..360).contains(&second) {
                 continue;
@@ -89,11 +97,26 @@ impl Series {
                 at,
             );
             if does.steps > 0.0 {
-                let labels = format!("namespace=\"train\",pod=\"wide-deep-{role}-{index}\",mode=\"train\"");
-                self.sample("train_steps_total", &labels, does.steps * seen, at);
+                // Two jobs scrape each of them, where two do.
+                for job in if place.scene == "2" && place.case == "1" { &["a", "b"][..] } else { &["a"] } {
+                    let labels = format!(
+                        "namespace=\"train\",pod=\"wide-deep-{role}-{index}\",mode=\"train\",job=\"{job}\""
+                    );
+                    if !place.again {
+                        self.sample("train_steps_total", &labels, does.steps * seen, at);
+                    }
+                }
             }
         }
     }
+}
+
+/// When a pod is in a place.
+#[derive(Clone, Copy)]
+enum Half {
+    Both,
+    First,
+    Second,
 }
 
 /// Where a pod runs.
@@ -102,6 +125,22 @@ struct Place<'a> {
     case: &'a str,
     start: u32,
     target: String,
+    half: Half,
+    /// Whether it is told of by a second target under another name.
+    again: bool,
+}
+
+// === impl Place ===
+
+impl Place<'_> {
+    /// When it is scraped. In scene 2 case 2 servers wait for five minutes before the workers come, and stay for ten.
+    fn scrapes(&self, role: &str) -> impl Iterator<Item = u32> {
+        let waits = self.scene == "2" && self.case == "2" && role == "ps";
+        let (before, after) = if waits { (300, 600) } else { (0, 0) };
+        // Two targets are not scraped at the same time.
+        let shift = if self.again { 2 } else { 0 };
+        (self.start - before + shift..=self.start + LONG + after + shift).step_by(SCRAPES as usize)
+    }
 }
 
 /// Everything, in OpenMetrics.
@@ -116,32 +155,59 @@ pub(crate) fn series() -> String {
     ];
     for (at, (scene, case, steps, servers)) in (0..).zip(cases) {
         let start = START + 1800 * at;
+        let named = |node: &str, host: &str| format!("node=\"n-{node}\",instance=\"{host}:9630\"");
         let place = |kind: &str, index: u32| Place {
             scene,
             case,
             start,
-            target: format!(
-                "node=\"n-{scene}-{case}-{kind}{index}\",instance=\"10.{scene}.{case}.{index}{kind}:9630\""
+            target: named(
+                &format!("{scene}-{case}-{kind}{index}"),
+                &format!("10.{scene}.{case}.{index}{kind}"),
             ),
+            half: Half::Both,
+            again: false,
         };
+        // The same agent, scraped by its name as well.
+        let by_name = |kind: &str, index: u32| Place {
+            target: named(&format!("{scene}-{case}-{kind}{index}"), &format!("by-name-{index}{kind}")),
+            again: true,
+            ..place(kind, index)
+        };
+        let twice = scene == "1" && case == "1";
         for (index, sent) in (0..).zip(servers) {
             // In scene 2 servers have nodes of their own.
             let kinds: &[&str] = if scene == "1" { &[""] } else { &["worker", "ps"] };
             for kind in kinds {
-                let slot = format!(
-                    "plan=\"p\",scene=\"{scene}\",case=\"{case}\",type=\"{kind}\",index=\"{index}\",{}",
-                    place(kind, index).target
-                );
-                for second in (0..=LONG).step_by(SCRAPES as usize) {
-                    all.sample("pinfold_scene_info", &slot, 1.0, start + second);
+                let mut places = vec![place(kind, index)];
+                places.extend(twice.then(|| by_name(kind, index)));
+                for place in places {
+                    let slot = format!(
+                        "plan=\"p\",scene=\"{scene}\",case=\"{case}\",type=\"{kind}\",index=\"{index}\",{}",
+                        place.target
+                    );
+                    for at in place.scrapes("ps") {
+                        all.sample("pinfold_scene_info", &slot, 1.0, at);
+                    }
                 }
             }
             let busy = Does { sent: *sent, received: *sent / 2.0, cpu: sent / 5e6, ..Does::default() };
             all.pod(&place(kinds.last().unwrap(), index), "ps", index, busy);
+            if twice {
+                all.pod(&by_name(kinds.last().unwrap(), index), "ps", index, busy);
+            }
             for worker in [2 * index, 2 * index + 1] {
-                let throttled = if scene == "1" && case == "1" { 2.0 } else { 0.0 };
+                let throttled = if twice { 2.0 } else { 0.0 };
                 let does = Does { sent: 1e6, received: 1e6, cpu: 0.9, throttled, steps };
+                // In scene 1 case 2 the last worker moves to the first server's node.
+                if scene == "1" && worker == 3 {
+                    all.pod(&Place { half: Half::First, ..place(kinds[0], index) }, "worker", worker, does);
+                    all.pod(&Place { half: Half::Second, ..place(kinds[0], 0) }, "worker", worker, does);
+                    continue;
+                }
                 all.pod(&place(kinds[0], index), "worker", worker, does);
+                if twice {
+                    all.pod(&by_name(kinds[0], index), "worker", worker, does);
+                }
             }
         }
         // Somebody else's job, on a node without a slot.

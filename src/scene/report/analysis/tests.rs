@@ -152,6 +152,42 @@ fn the_hot_server_is_named() {
 }
 
 #[test]
+fn a_server_may_be_hot_by_its_cpu_alone() {
+    let known = |cpu: f64| vec![(Measure::Sent, 1e9), (Measure::Received, 1e9), (Measure::Cpu, cpu)];
+    let pods = [90.0, 5.0, 5.0].into_iter().enumerate();
+    let pods: Vec<Made> =
+        pods.map(|(at, cpu)| (format!("ps-{at}"), "ps", at.to_string(), known(cpu))).collect();
+    let report = report_of(&pods);
+    assert_eq!(kinds(&report), [FindingKind::EvenServers]);
+    assert!(
+        report.findings[0].text.ends_with("; but ps 0 takes 90 % of their CPU time"),
+        "{:?}",
+        report.findings
+    );
+    assert!(servers_of(&[1e9; 3]).findings[0].text.ends_with("Gini 0.00)"), "by both they are even");
+}
+
+#[test]
+fn curves_of_one_task_are_one() {
+    let mut observed =
+        run(&[("w-0-a", "worker", "0", &[]), ("w-0-b", "worker", "0", &[]), ("w-1", "worker", "1", &[])]);
+    let pods = [
+        // Begun anew after 60 s: the old one's rate fades while the new one's comes.
+        ("w-0-a", vec![(10.0, 9.0), (50.0, 2.0), (60.0, 1.0)]),
+        ("w-0-b", vec![(60.0, 1.0), (70.0, 2.0), (110.0, 9.0)]),
+        // Two targets tell of it.
+        ("w-1", vec![(50.0, 3.0), (60.0, 3.0), (50.0, 2.9), (60.0, 3.0)]),
+    ];
+    let pods = pods.map(|(pod, points)| (pod.to_owned(), points)).into();
+    observed.curves.push(Curve { measure: Measure::Cpu, pods });
+    let curves = [
+        ("worker 0".to_owned(), vec![(50.0, 2.0), (60.0, 2.0), (70.0, 2.0)]),
+        ("worker 1".to_owned(), vec![(50.0, 3.0), (60.0, 3.0)]),
+    ];
+    assert_eq!(analyse(&observed).curves, [(Measure::Cpu, curves.to_vec())]);
+}
+
+#[test]
 fn quotas_and_laggards_are_named() {
     use Measure::{Cpu, Periods, ThrottledPeriods};
     let worker = |cpu: f64, held: f64| vec![(Cpu, cpu), (Periods, 1000.0), (ThrottledPeriods, held)];

@@ -84,6 +84,36 @@ fn each_scene_scales_from_its_own_smallest_case() {
     assert!(error.starts_with("--base 7: no run") && error.contains("scene 2 case 1"), "{error}");
 }
 
+/// Takes the steps of all workers but the first.
+fn some_steps(mut run: RunReport) -> RunReport {
+    let workers = run.tasks.iter_mut().filter(|task| task.role == "worker");
+    workers.skip(1).for_each(|task| task.usage.steps_per_second = None);
+    run
+}
+
+#[test]
+fn steps_of_some_tasks_are_not_held_against_those_of_all() {
+    let small = run("1", "1", 2, Some(20.0), &[1e6]);
+    let large = run("1", "2", 4, Some(40.0), &[2e6]);
+    let one = compared(vec![small.clone(), some_steps(large.clone())], None);
+    assert_eq!((one.efficiency[0].by, one.efficiency[0].efficiency), (By::ServerBytes, 1.0));
+    // One task that tells of all steps, in both.
+    let both = compared(vec![some_steps(small), some_steps(large)], None);
+    assert_eq!((both.efficiency[0].by, both.efficiency[0].speedup), (By::Steps, 1.0));
+    // Whoever evaluates trains nothing.
+    let mut evaluated = run("1", "1", 2, Some(20.0), &[]);
+    evaluated.tasks[0].role = "evaluator".to_owned();
+    assert_eq!(evaluated.steps_per_second(), Some(10.0));
+}
+
+#[test]
+fn a_scene_without_the_base_is_said_to_be() {
+    let runs = vec![run("1", "1", 2, Some(20.0), &[]), run("2", "2", 4, Some(40.0), &[])];
+    let report = compared(runs, Some("1"));
+    assert_eq!(report.efficiency, []);
+    assert_eq!(report.notes, ["how scene 2 case 2 scales is not known: its scene has no case 1"]);
+}
+
 #[test]
 fn without_steps_what_servers_send_is_the_measure_and_without_both_nothing_is_said() {
     let half = vec![run("1", "1", 10, None, &[1e6]), run("1", "2", 20, Some(9.0), &[1e6, 0.5e6])];
