@@ -5,7 +5,7 @@ use super::report::{Comparison, Metric, Report};
 use super::stats::{Spread, Verdict, percent};
 use crate::text::svg::{Anchor, Svg, shortened};
 
-const WIDTH: f64 = 860.0;
+const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 560.0;
 /// The panel of runs.
 const LEFT: f64 = 60.0;
