@@ -43,21 +43,31 @@ impl Owner {
             self.read_again(uid, &pods, seen)?;
         }
         self.find(uid, &pods, seen);
-        let mut ledger = self.with_promises(seen);
-        let mut decisions = self.decided(&pods, moves, seen, &ledger);
-        // Some of those who own CPUs may have gone since.
-        if question.lacks(&pods, &decisions) && self.forget_gone(seen) {
-            ledger = self.with_promises(seen);
-            decisions = self.decided(&pods, moves, seen, &ledger);
+        let mut again = true;
+        loop {
+            let mut ledger = self.with_promises(seen);
+            let mut decisions = self.decided(&pods, moves, seen, &ledger);
+            // Some of those who own CPUs may have gone since.
+            if question.lacks(&pods, &decisions) && self.forget_gone(seen) {
+                ledger = self.with_promises(seen);
+                decisions = self.decided(&pods, moves, seen, &ledger);
+            }
+            if question.lacks(&pods, &decisions) || !decisions.moves.is_empty() {
+                return None;
+            }
+            let gets = question.decided(&pods, &decisions).and_then(|decision| decision.cpus.as_ref());
+            if gets.is_none()
+                || self.node.enforcement == Enforcement::Observe
+                || self.claim_at_once(question, seen, &ledger, &decisions).is_some()
+            {
+                return self.answer(&pods, question, &decisions);
+            }
+            // Whoever has made the pod's cgroup may have been at it when it was seen.
+            if !std::mem::take(&mut again) {
+                return None;
+            }
+            self.read_again(uid, &pods, seen)?;
         }
-        if question.lacks(&pods, &decisions) || !decisions.moves.is_empty() {
-            return None;
-        }
-        let gets = question.decided(&pods, &decisions).and_then(|decision| decision.cpus.as_ref());
-        if gets.is_some() && self.node.enforcement != Enforcement::Observe {
-            self.claim_at_once(question, seen, &ledger, &decisions)?;
-        }
-        self.answer(&pods, question, &decisions)
     }
 
     pub(super) fn with_promises(&self, seen: &Seen) -> Ledger {
