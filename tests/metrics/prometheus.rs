@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -46,17 +47,22 @@ fn end(child: &mut Child, signal: Signal) -> String {
 pub(crate) struct Demo {
     child: Child,
     pub(crate) address: SocketAddr,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// A machine has room for one demo.
+static DEMO: Mutex<()> = Mutex::new(());
 
 // === impl Demo ===
 
 impl Demo {
     pub(crate) fn start() -> Self {
+        let alone = DEMO.lock().unwrap_or_else(PoisonError::into_inner);
         let address = port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
         command.args(["demo", "--seconds", "180", "--listen", &address.to_string()]);
         command.env_remove("PINFOLD_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut demo = Self { child: command.spawn().unwrap(), address };
+        let mut demo = Self { child: command.spawn().unwrap(), address, _alone: alone };
         reachable(&mut demo.child, address);
         demo
     }
