@@ -53,7 +53,8 @@ pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
     match step {
         Step::Cpus { reason: Reason::Narrow | Reason::Share, .. } => true,
         Step::Cpus { reason: Reason::Pod, path, .. } => !owners.contains(path.as_str()),
-        Step::Mark { mark, .. } => mark.as_ref().is_some_and(|mark| mark.claims.is_empty()),
+        Step::Mark { mark: Some(mark), .. } => mark.claims.is_empty(),
+        Step::Mark { mark: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
         _ => false,
     }
 }
@@ -180,6 +181,10 @@ mod tests {
             (step("kubepods/pod1", Reason::Pod), false),
             (step("kubepods/pod1/c", Reason::Own), false),
             (step("kubepods/pod1/c", Reason::Release), false),
+            (Step::Mark { path: "kubepods/pod2/c".to_owned(), mark: None }, true),
+            (Step::Mark { path: "kubepods/pod10".to_owned(), mark: None }, true),
+            (Step::Mark { path: "kubepods/pod1/c".to_owned(), mark: None }, false),
+            (Step::Mark { path: "kubepods/pod1".to_owned(), mark: None }, false),
         ] {
             assert_eq!(is_for_others(&step, &owners), expected, "{step:?}");
         }
