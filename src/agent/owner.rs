@@ -173,8 +173,8 @@ pub(super) struct Owner {
     devices: BTreeMap<(String, String), CpuSet>,
     /// When running containers were moved, within the last hour.
     moved: Vec<Instant>,
-    /// CPUs that were missing in the last reconcile; those still missing in the next are lost.
-    missing: CpuSet,
+    /// CPUs that no cgroup has, and since when; those that stay missing are lost.
+    missing: BTreeMap<u32, Instant>,
     lost: CpuSet,
 }
 
@@ -209,7 +209,7 @@ impl Owner {
             quiet: None,
             devices: BTreeMap::new(),
             moved: Vec::new(),
-            missing: CpuSet::new(),
+            missing: BTreeMap::new(),
             lost: CpuSet::new(),
         }
     }

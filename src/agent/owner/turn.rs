@@ -23,6 +23,9 @@ use crate::pod::Pod;
 /// The time in which moves are counted.
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// How long the kernel may take to give a CPU that has come online to whom it belongs, on a busy machine.
+const HANDED_ON: Duration = Duration::from_millis(900);
+
 // === impl Owner ===
 
 impl Owner {
@@ -214,7 +217,7 @@ impl Owner {
             return Ok(self.interrupted((observed, ledger), &[]));
         }
         if of_node {
-            self.look_for_lost(lost);
+            self.look_for_lost(&lost);
         }
         self.publish(&pods, &observed, &ledger, &decisions, errors);
         self.seen = Some(Seen::all(observed, ledger));
@@ -325,9 +328,14 @@ impl Owner {
         self.quiet = (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
     }
 
-    /// Raises the alarm over CPUs that were missing twice.
-    fn look_for_lost(&mut self, missing: CpuSet) {
-        let lost = missing.intersection(&self.missing);
+    /// Raises the alarm over CPUs that have been missing for longer than the kernel takes to hand on one that comes online.
+    fn look_for_lost(&mut self, missing: &CpuSet) {
+        self.missing.retain(|cpu, _| missing.contains(*cpu));
+        for cpu in missing.iter() {
+            self.missing.entry(cpu).or_insert_with(Instant::now);
+        }
+        let long = self.missing.iter().filter(|(_, since)| since.elapsed() >= HANDED_ON);
+        let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
                 "the kernel has lost CPUs {lost}: no cgroup has them, and only a reboot brings them back; they are not \
@@ -335,7 +343,6 @@ impl Owner {
             );
         }
         self.lost = lost;
-        self.missing = missing;
     }
 
     fn publish(

@@ -1,6 +1,6 @@
 //! A report as a picture: every run as a dot, and the ratios with their spreads.
 
-use super::plan::{Cpus, Threads, Way};
+use super::plan::{Cpus, Threads, Way, counted};
 use super::report::{Comparison, Metric, Report};
 use super::stats::{Spread, Verdict, percent};
 use crate::text::svg::{Anchor, Svg, shortened};
@@ -28,15 +28,15 @@ pub fn draw(report: &Report) -> String {
         super::plan::Work::Command { line, .. } => shortened(line, 60),
     };
     svg.text((20.0, 28.0), 17.0, Anchor::Start, INK, &format!("What pinning and sizing buy here: {work}"));
-    let rounds = report.plan.rounds.len();
     let subtitle = format!(
-        "{} CPUs, {} reserved; {} workers of {} CPUs, {} servers; {} neighbours; {rounds} rounds; enforcement {}",
-        report.plan.online.len(),
+        "{}, {} reserved; {} of {}, {}; {}; {}; enforcement {}",
+        counted(report.plan.online.len() as u64, "CPU"),
         report.plan.reserved.len(),
-        report.plan.workers,
-        report.plan.cpus,
-        report.plan.ps,
-        report.plan.neighbours.count,
+        counted(report.plan.workers, "worker"),
+        counted(report.plan.cpus, "CPU"),
+        counted(report.plan.ps, "server"),
+        counted(report.plan.neighbours.count, "neighbour"),
+        counted(report.plan.rounds.len() as u64, "round"),
         report.found.enforcement,
     );
     svg.text((20.0, 46.0), 12.0, Anchor::Start, PALE, &subtitle);
