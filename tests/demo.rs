@@ -6,16 +6,19 @@
 
 #[path = "support/gate.rs"]
 mod gate;
+#[path = "support/ran.rs"]
+mod ran;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use ran::run;
 
 /// One demo at a time: it owns a tree of cgroups.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -37,12 +40,6 @@ fn demo(arguments: &[&str]) -> Command {
     command.arg("demo").args(["--listen", "127.0.0.1:0"]).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-fn run(command: &mut Command) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
 /// What a demo may leave: cgroups, processes, manifests, network namespaces, links.

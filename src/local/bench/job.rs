@@ -196,21 +196,12 @@ fn uid(run: usize, pod: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{Numbering, Shape, Topology};
-    use crate::local::bench::plan::Wishes;
+    use crate::local::bench::plan::{Wishes, tests::machine};
     use crate::pod::{Entitlement, Qos};
 
     fn plan(cores: u32, wishes: Wishes) -> Plan {
-        let topology = Topology::from_shape(Shape {
-            sockets: 1,
-            numa_per_socket: 1,
-            llcs_per_numa: 1,
-            cores_per_llc: cores,
-            threads_per_core: 1,
-            numbering: Numbering::SiblingsLast,
-        });
         let wishes = Wishes { rounds: 4, seconds: 2, neighbour_busy: 100, ..wishes };
-        Plan::new(wishes, &topology, &"0".parse().unwrap()).unwrap()
+        Plan::new(wishes, &machine(cores), &"0".parse().unwrap()).unwrap()
     }
 
     fn owed(pod: &Pod) -> u32 {

@@ -292,7 +292,7 @@ fn neighbours(wishes: &Wishes, left: u64) -> Neighbours {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
@@ -301,7 +301,8 @@ mod tests {
     use crate::cpu::{Numbering, Shape};
     use crate::pin::decide::default_reserved;
 
-    fn machine(cores: u32) -> Topology {
+    /// A machine with one thread to a core.
+    pub(in crate::local::bench) fn machine(cores: u32) -> Topology {
         Topology::from_shape(Shape {
             sockets: 1,
             numa_per_socket: 1,

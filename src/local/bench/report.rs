@@ -285,20 +285,12 @@ fn words(ratio: &Spread, verdict: Verdict) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::local::bench::plan::Wishes;
+    use crate::local::bench::plan::{Wishes, tests::machine};
 
     /// A plan for a machine of two CPUs.
     pub(in crate::local::bench) fn plan(rounds: usize) -> Plan {
-        let shape = crate::cpu::Shape {
-            sockets: 1,
-            numa_per_socket: 1,
-            llcs_per_numa: 1,
-            cores_per_llc: 2,
-            threads_per_core: 1,
-            numbering: crate::cpu::Numbering::SiblingsLast,
-        };
         let wishes = Wishes { rounds, seconds: 1, neighbour_busy: 100, ..Wishes::default() };
-        Plan::new(wishes, &crate::cpu::Topology::from_shape(shape), &"0".parse().unwrap()).unwrap()
+        Plan::new(wishes, &machine(2), &"0".parse().unwrap()).unwrap()
     }
 
     /// Runs whose figures a function of round and way tells.
