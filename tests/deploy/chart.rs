@@ -131,6 +131,46 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
     }
 }
 
+/// The same for the agents: a namespace or a prefix of the operator's own must not leave the policies holding nobody.
+#[test]
+fn agents_that_were_moved_are_held_to_their_policies() {
+    let Some(kubectl) = program("kubectl") else { return };
+    for (more, account) in [
+        ("", "system:serviceaccount:pinfold:pinfold"),
+        ("namespace: tools\n", "system:serviceaccount:tools:pinfold"),
+        ("namespace: tools\nnamePrefix: our-\n", "system:serviceaccount:tools:our-pinfold"),
+    ] {
+        let folder = tempfile::tempdir_in(here("deploy")).unwrap();
+        let text = format!("{more}resources: [../base]\n");
+        std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+        let objects = kustomize(&kubectl, folder.path());
+        let of_kind = |kind: &str| -> Vec<&Value> { objects.iter().filter(|one| one["kind"] == kind).collect() };
+        let subject = &of_kind("ClusterRoleBinding")[0]["subjects"][0];
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let real = format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
+        assert_eq!(real, account);
+        let policies = of_kind("ValidatingAdmissionPolicy");
+        assert_eq!(policies.len(), 2);
+        for policy in policies {
+            let bindings = of_kind("ValidatingAdmissionPolicyBinding");
+            assert!(bindings.iter().any(|one| one["spec"]["policyName"] == policy["metadata"]["name"]));
+            let policy = Policy::new(policy);
+            let create = |user: &str| {
+                let metadata = json!({"metadata": {"name": "node-b"}, "spec": {}});
+                policy.validate(&Request {
+                    object: metadata,
+                    old: Value::Null,
+                    request: json!({"operation": "CREATE", "name": "node-b", "userInfo": {"username": user}}),
+                })
+            };
+            assert!(matches!(create(account), Verdict::Denied(..)), "{account}: {:?}", create(account));
+            for other in ["system:serviceaccount:tools:admin", "system:serviceaccount:pinfold:pinfold-reclaim", "pinfold"] {
+                assert_eq!(create(other), Verdict::NotMatched, "{other}");
+            }
+        }
+    }
+}
+
 #[test]
 fn values_arrive() {
     let Some(helm) = program("helm") else { return };
