@@ -224,7 +224,7 @@ fn any_resources() -> impl Strategy<Value = Resources> {
     })
 }
 
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 12] = [
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
     "OMP_NUM_THREADS",
@@ -232,6 +232,10 @@ const VARIABLES: [&str; 8] = [
     "NUMEXPR_NUM_THREADS",
     "TF_GRPC_WORKER_CACHE_QUEUES",
     "GOTO_NUM_THREADS",
+    "PET_NPROC_PER_NODE",
+    "TF_CONFIG",
+    "OMPI_MCA_orte_default_hostfile",
+    "KUBERNETES_SERVICE_HOST",
     "PATH",
 ];
 
@@ -322,6 +326,26 @@ proptest! {
                     prop_assert!(threads <= basis.cpus.max(basis.cores).max(1));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn variables_that_do_not_count_change_nothing(pod in any_pod(), cpus in 1usize..300) {
+        let mut without = pod.clone();
+        for container in &mut without.containers {
+            container.env.retain(|name, _| pod::variable_counts(name));
+        }
+        prop_assert_eq!(pod::recognise(&pod), pod::recognise(&without));
+        prop_assert_eq!(pod::wishes(&pod, &pod::Wishes::default()), pod::wishes(&without, &pod::Wishes::default()));
+        let (policy, threads) = (Policy::default(), ThreadPolicy::default());
+        let basis = Some(ThreadBasis::exclusive(cpus, cpus, 1));
+        for (one, other) in pod.containers.iter().zip(&without.containers) {
+            prop_assert_eq!(pod::entitlement(&pod, one, &policy), pod::entitlement(&without, other, &policy));
+            prop_assert_eq!(pod::software(&pod, one), pod::software(&without, other));
+            prop_assert_eq!(
+                pod::thread_environment(&pod, one, &policy, &threads, basis),
+                pod::thread_environment(&without, other, &policy, &threads, basis)
+            );
         }
     }
 

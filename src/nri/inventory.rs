@@ -28,16 +28,12 @@ impl Inventory {
     /// Forgets everything and takes what exists, as [`synchronize`](super::Plugin::synchronize) is told.
     pub fn replace(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
         *self = Self::default();
-        pods.into_iter().for_each(|pod| self.take_pod(pod));
+        pods.into_iter().for_each(|pod| self.put_pod(pod));
         containers.into_iter().for_each(|container| self.put_container(container));
     }
 
     /// Takes note of a pod, or of what is new about it.
-    pub fn put_pod(&mut self, pod: &PodSandbox) {
-        self.take_pod(pod.clone());
-    }
-
-    fn take_pod(&mut self, pod: PodSandbox) {
+    pub fn put_pod(&mut self, pod: PodSandbox) {
         let key = (pod.uid.clone(), pod.id.clone());
         if let Some(before) = self.sandboxes.insert(pod.id.clone(), pod) {
             self.by_uid.remove(&(before.uid, before.id));
@@ -47,9 +43,9 @@ impl Inventory {
 
     /// Takes note of a container and its pod, or of what is new about them. Of several events that tell of a container, the
     /// last has its resources as they are.
-    pub fn put(&mut self, pod: &PodSandbox, container: &Container) {
+    pub fn put(&mut self, pod: PodSandbox, container: Container) {
         self.put_pod(pod);
-        self.put_container(container.clone());
+        self.put_container(container);
     }
 
     fn put_container(&mut self, container: Container) {
@@ -131,14 +127,14 @@ mod tests {
     fn a_pod_has_those_that_are_there() {
         let mut inventory = Inventory::default();
         inventory.replace(vec![sandbox("p")], vec![container("1", "ps", "p")]);
-        inventory.put(&sandbox("p"), &container("2", "proxy", "p"));
-        inventory.put(&sandbox("q"), &container("3", "worker", "q"));
+        inventory.put(sandbox("p"), container("2", "proxy", "p"));
+        inventory.put(sandbox("q"), container("3", "worker", "q"));
         assert_eq!(names(&inventory, "p"), ["proxy", "ps"]);
         assert_eq!(names(&inventory, "q"), ["worker"]);
         assert_eq!(inventory.pods().len(), 2);
         inventory.remove("1");
         // It comes again, after a crash.
-        inventory.put(&sandbox("p"), &container("4", "ps", "p"));
+        inventory.put(sandbox("p"), container("4", "ps", "p"));
         assert_eq!(inventory.pod("p").unwrap().container("ps").unwrap().runtime_id.as_deref(), Some("4"));
         assert_eq!(inventory.container("4").unwrap().0.name, "pod-p");
         inventory.remove_pod("p");
@@ -146,8 +142,8 @@ mod tests {
         // A sandbox that is made anew is another one of the same pod.
         for id in ["s", "t"] {
             let of_pod = PodSandbox { uid: "uid".to_owned(), ..sandbox(id) };
-            inventory.put_pod(&of_pod);
-            inventory.put_pod(&of_pod);
+            inventory.put_pod(of_pod.clone());
+            inventory.put_pod(of_pod);
         }
         let ids = |inventory: &Inventory, uid: &str| {
             inventory.sandboxes_of(uid).map(|sandbox| sandbox.id.clone()).collect::<Vec<_>>()

@@ -34,6 +34,7 @@ mod role;
 mod selector;
 mod software;
 mod threads;
+mod variables;
 mod verdict;
 mod wishes;
 
@@ -51,6 +52,7 @@ pub use threads::{
     BasisOrigin, NoLimit, Profile, Rounding, THREAD_VARIABLES, ThreadBasis, ThreadEnvironment, ThreadPolicy,
     UnknownProfile, thread_environment,
 };
+pub use variables::variable_counts;
 pub use verdict::{CAUSES, Finding, ThreadFacts, Verdict, verdict};
 pub use wishes::{Balancing, Memory, Wishes, wishes};
 

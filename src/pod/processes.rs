@@ -5,6 +5,7 @@
 use std::num::NonZeroUsize;
 
 use super::role::{option, words};
+use super::variables::names_a_hostfile;
 use super::{Container, EnvSource, PROCESSES_ANNOTATION, Pod};
 
 /// The number of processes that share a container's CPUs.
@@ -71,8 +72,7 @@ fn number(text: &str, evidence: String) -> Processes {
 /// Whether an MPI command starts its processes on hosts that are named, which are other pods.
 fn names_hosts(container: &Container, words: &[&str]) -> bool {
     let options = ["H", "host", "hosts", "hostfile", "machinefile", "f"];
-    option(words, &options).is_some()
-        || container.env.keys().any(|name| name.to_ascii_lowercase().contains("hostfile"))
+    option(words, &options).is_some() || container.env.keys().any(|name| names_a_hostfile(name))
 }
 
 #[cfg(test)]

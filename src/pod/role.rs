@@ -28,6 +28,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::variables::TF_CONFIG;
 use super::{Container, ContainerKind, EnvSource, Pod};
 
 /// A pod's part in a training job.
@@ -301,7 +302,7 @@ fn known_role(name: &str) -> Option<Role> {
 
 fn tf_config(pod: &Pod) -> Option<Recognition> {
     apps(pod).find_map(|container| {
-        let Some(EnvSource::Value(text)) = container.env.get("TF_CONFIG") else { return None };
+        let Some(EnvSource::Value(text)) = container.env.get(TF_CONFIG) else { return None };
         let config: serde_json::Value = serde_json::from_str(text).ok()?;
         let task = config.get("task")?;
         let kind = task.get("type")?.as_str()?;

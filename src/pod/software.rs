@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::role::{option, words};
+use super::variables::{TF_CONFIG, TORCHRUN};
 use super::{Container, Pod, Role, recognise};
 
 /// What a container computes with.
@@ -39,7 +40,7 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
     let hosts = option(&words, &["ps_hosts", "ps-hosts", "worker_hosts", "worker-hosts"]).is_some();
     let runs = |name: &str| words.iter().any(|word| word.rsplit('/').next() == Some(name));
     let tensorflow = hosts
-        || has_variable("TF_CONFIG")
+        || has_variable(TF_CONFIG)
         || operator == Some("tfjob-controller")
         || container.name == "tensorflow"
         || image.contains("tensorflow")
@@ -47,17 +48,14 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
     if tensorflow {
         let before_variables = version(&image).map(|version| version < READS_VARIABLES);
         let member = matches!(recognise(pod).role, Role::Ps | Role::Worker | Role::Chief | Role::Evaluator);
-        return Software::Tensorflow {
-            before_variables,
-            server: hosts || has_variable("TF_CONFIG") || member,
-        };
+        return Software::Tensorflow { before_variables, server: hosts || has_variable(TF_CONFIG) || member };
     }
     let torch = operator == Some("pytorchjob-controller")
         || container.name == "pytorch"
         || image.contains("torch")
         || runs("torchrun")
         || words.iter().any(|word| word.starts_with("torch.distributed"))
-        || container.env.keys().any(|name| name.starts_with("PET_"));
+        || container.env.keys().any(|name| name.starts_with(TORCHRUN));
     if torch { Software::Pytorch } else { Software::Unknown }
 }
 

@@ -18,7 +18,7 @@ async fn pods(version: &str) -> Vec<Pod> {
     let (pods, containers) = serving.plugin.existing.lock().unwrap().clone();
     inventory.replace(pods, containers);
     for (pod, container) in serving.plugin.created.lock().unwrap().iter() {
-        inventory.put(pod, container);
+        inventory.put(pod.clone(), container.clone());
     }
     serving.end().await;
     let mut pods = inventory.pods();

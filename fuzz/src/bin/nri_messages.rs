@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
             // They must not panic, and a period is never zero.
             let cpu = resources.cpu.unwrap_or_default();
             assert!(cpu.period() > 0 && cpu.shares() != Some(0) && cpu.quota() != Some(0));
-            inventory.put(&sandbox, &container);
+            inventory.put(sandbox.clone(), container);
             assert!(inventory.pod(&sandbox.id).is_some_and(|pod| pod.name == sandbox.name));
             inventory.remove_pod(&sandbox.id);
             assert!(inventory.pods().is_empty());

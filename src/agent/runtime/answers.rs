@@ -17,7 +17,7 @@ use crate::nri::{
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use crate::pod::{Pod, is_required};
+use crate::pod::{Pod, is_required, variable_counts};
 
 /// The annotation, at the runtime, with the names of the variables that we have put into a container's environment: after a
 /// restart of ours nothing else would tell them from the user's.
@@ -225,7 +225,7 @@ impl nri::Plugin for Answers {
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
-        lock(&self.inventory).replace(pods.clone(), containers);
+        lock(&self.inventory).replace(pods.clone(), containers.iter().map(lean).collect());
         let all = pods.iter().filter_map(|sandbox| self.pod(sandbox)).collect();
         self.tell(Event::Runtime(RuntimeNews::All(all))).await;
         // What runs is taken as it is: what is to change, changes in the cgroups, in the owner's order.
@@ -234,7 +234,7 @@ impl nri::Plugin for Answers {
 
     async fn create(&self, sandbox: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(sandbox, container);
+        lock(&self.inventory).put(sandbox.clone(), lean(container));
         let Some(told) = self.pod(sandbox) else { return Ok(Creation::default()) };
         let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
@@ -257,7 +257,7 @@ impl nri::Plugin for Answers {
 
     async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(sandbox, container);
+        lock(&self.inventory).put(sandbox.clone(), lean(container));
         let Some(told) = self.pod(sandbox) else { return Ok(()) };
         let (uid, required) = (told.pod.cgroup_uid().map(str::to_owned), is_required(&told.pod));
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
@@ -287,7 +287,7 @@ impl nri::Plugin for Answers {
     }
 
     async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
-        lock(&self.inventory).put(sandbox, container);
+        lock(&self.inventory).put(sandbox.clone(), lean(container));
         self.tell_of(sandbox).await;
         self.tell(Event::Changed).await;
     }
@@ -304,7 +304,7 @@ impl nri::Plugin for Answers {
     }
 
     async fn pod_run(&self, sandbox: &PodSandbox) -> Result<(), Refusal> {
-        lock(&self.inventory).put_pod(sandbox);
+        lock(&self.inventory).put_pod(sandbox.clone());
         self.tell_of(sandbox).await;
         Ok(())
     }
@@ -323,6 +323,28 @@ impl nri::Plugin for Answers {
 fn noted(container: &Container, annotation: &str) -> Vec<String> {
     let names = container.annotations.get(annotation).map(String::as_str).unwrap_or_default();
     names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// A container without the variables that decide nothing, which are most, a few for each service of its namespace: a copy of
+/// them all would be kept for as long as it is there.
+fn lean(container: &Container) -> Container {
+    let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
+    // The first shows that the environment is known.
+    let env = container.env.iter().enumerate().filter(|(at, line)| *at == 0 || counts(line));
+    Container {
+        id: container.id.clone(),
+        pod_sandbox_id: container.pod_sandbox_id.clone(),
+        name: container.name.clone(),
+        state: container.state,
+        labels: container.labels.clone(),
+        annotations: container.annotations.clone(),
+        args: container.args.clone(),
+        env: env.map(|(_, line)| line.clone()).collect(),
+        linux: container.linux.clone(),
+        pid: container.pid,
+        created_at: container.created_at,
+        exit_code: container.exit_code,
+    }
 }
 
 /// Takes what we have put there out of the environment: the rest is what the image and the pod's owner have set.
@@ -346,6 +368,21 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn variables_that_decide_nothing_are_not_remembered() {
+        let env = ["PATH=/bin", "A_SERVICE_HOST=10.0.0.1", "OMP_NUM_THREADS=3", "TF_CONFIG={}", "odd"];
+        let container = Container {
+            id: "c".to_owned(),
+            args: vec!["python".to_owned()],
+            env: env.map(str::to_owned).to_vec(),
+            exit_code: 3,
+            ..Container::default()
+        };
+        let kept = lean(&container);
+        assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
+        assert_eq!(kept, Container { env: kept.env.clone(), ..container });
+    }
+
     #[tokio::test]
     async fn what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late() {
         let (owner, mut told) = mpsc::channel(8);
@@ -359,7 +396,7 @@ mod tests {
             ..Container::default()
         };
         for id in ["ps", "proxy"] {
-            lock(&answers.inventory).put(&pod, &container(id));
+            lock(&answers.inventory).put(pod.clone(), container(id));
         }
         let mut too_late = async |event, id: &str| {
             let subject = Subject { pod: pod.clone(), container: container(id), ..Subject::default() };
