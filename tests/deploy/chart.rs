@@ -144,10 +144,12 @@ fn agents_that_were_moved_are_held_to_their_policies() {
         let text = format!("{more}resources: [../base]\n");
         std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
         let objects = kustomize(&kubectl, folder.path());
-        let of_kind = |kind: &str| -> Vec<&Value> { objects.iter().filter(|one| one["kind"] == kind).collect() };
+        let of_kind =
+            |kind: &str| -> Vec<&Value> { objects.iter().filter(|one| one["kind"] == kind).collect() };
         let subject = &of_kind("ClusterRoleBinding")[0]["subjects"][0];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let real = format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
+        let real =
+            format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
         assert_eq!(real, account);
         let policies = of_kind("ValidatingAdmissionPolicy");
         assert_eq!(policies.len(), 2);
@@ -164,7 +166,11 @@ fn agents_that_were_moved_are_held_to_their_policies() {
                 })
             };
             assert!(matches!(create(account), Verdict::Denied(..)), "{account}: {:?}", create(account));
-            for other in ["system:serviceaccount:tools:admin", "system:serviceaccount:pinfold:pinfold-reclaim", "pinfold"] {
+            for other in [
+                "system:serviceaccount:tools:admin",
+                "system:serviceaccount:pinfold:pinfold-reclaim",
+                "pinfold",
+            ] {
                 assert_eq!(create(other), Verdict::NotMatched, "{other}");
             }
         }
