@@ -1,7 +1,10 @@
 //! What this process takes of the machine: files, memory.
 #![allow(unsafe_code)]
 
+use std::sync::Once;
+
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use procfs::process::{MMPermissions, MMapPath, Process};
 
 /// Files that are left for everything else: sockets, watches, whatever is read and closed again.
 const OTHERS: u64 = 512;
@@ -59,4 +62,28 @@ pub fn give_back_memory() {
     unsafe {
         nix::libc::malloc_trim(0);
     }
+}
+
+/// Takes the program's own code out of this process once, when it has started: half of it is for the start, and for commands that
+/// do not run. What runs again is mapped again from the kernel's copy of the file, which stays.
+pub fn give_back_code() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let Ok(maps) = Process::myself().and_then(|this| this.maps()) else { return };
+        let Ok(program) = std::fs::read_link("/proc/self/exe") else { return };
+        let code = MMPermissions::READ | MMPermissions::EXECUTE | MMPermissions::PRIVATE;
+        for map in maps {
+            let (start, end) = map.address;
+            let own = matches!(&map.pathname, MMapPath::Path(path) if *path == program);
+            if let Ok(length) = usize::try_from(end - start)
+                && own
+                && map.perms == code
+            {
+                // SAFETY: the mapping is read-only and private, so all its pages are the file's, and are read from there again.
+                unsafe {
+                    nix::libc::madvise(start as *mut nix::libc::c_void, length, nix::libc::MADV_DONTNEED)
+                };
+            }
+        }
+    });
 }
