@@ -70,6 +70,18 @@ pub enum RuntimeNews {
     Gone(String),
 }
 
+// === impl RuntimeNews ===
+
+impl RuntimeNews {
+    /// The uid of a pod whose containers are still to be created.
+    pub fn of_new_pod(&self) -> Option<&str> {
+        match self {
+            Self::Pod(told) if told.pod.containers.is_empty() => told.pod.cgroup_uid(),
+            _ => None,
+        }
+    }
+}
+
 /// A pod, as a container runtime tells of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RuntimePod {

@@ -313,7 +313,11 @@ impl Owner {
                 Event::Runtime(news) => {
                     // What comes and goes there is seen by its cgroups.
                     let all = matches!(news, RuntimeNews::All(_));
+                    let new = news.of_new_pod().map(str::to_owned);
                     self.told.runtime(news);
+                    if let Some(uid) = new {
+                        self.foresee(&uid);
+                    }
                     self.history.only_waiting(|uid, container| self.told.has(uid, container));
                     if all && self.heard {
                         Due::add(&mut due, Due::now(Why::Runtime));

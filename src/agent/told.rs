@@ -145,10 +145,15 @@ impl Told {
         })
     }
 
-    /// The uids of pods that have a cgroup, or that a runtime is about to create.
-    pub(super) fn here<'a>(&'a self, observed: &'a Observed) -> HashSet<&'a str> {
+    /// The uids of these pods that have a cgroup, or that a runtime is about to create.
+    pub(super) fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
         let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
-        cgroups.chain(self.promises.uids()).collect()
+        let mut all = cgroups.chain(self.promises.uids());
+        match pods {
+            // Who asks about one need not gather all.
+            [pod] => all.find(|uid| pod.cgroup_uid() == Some(*uid)).into_iter().collect(),
+            _ => all.collect(),
+        }
     }
 
     pub(super) fn keep_promises(&mut self, ledger: &mut Ledger, observed: &Observed) {

@@ -125,8 +125,14 @@ pub fn default_reserved(topology: &Topology) -> CpuSet {
 
 /// Decides who shall own which CPUs.
 pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
-    let asked: Vec<Asked> =
-        inputs.pods.iter().enumerate().map(|(index, pod)| Asked::new(index, pod, inputs)).collect();
+    decide_while(inputs, ledger, || true).unwrap_or_default()
+}
+
+/// Decides the same, and breaks off without a result as soon as `on` says no, which is asked before each pod.
+pub fn decide_while(inputs: &Inputs<'_>, ledger: &Ledger, mut on: impl FnMut() -> bool) -> Option<Decisions> {
+    let pods = inputs.pods.iter().enumerate();
+    let asked = pods.map(|(index, pod)| on().then(|| Asked::new(index, pod, inputs)));
+    let asked: Vec<Asked> = asked.collect::<Option<_>>()?;
     let mut placing = place::Placing::new(inputs, ledger, &asked);
     // Those who keep or lose are settled first: what they had is free in the next reconcile.
     for pod in &asked {
@@ -146,7 +152,7 @@ pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
     decisions.desired.all_memory =
         inputs.topology.numa.iter().filter(|numa| numa.memory_bytes != Some(0)).map(|numa| numa.id).collect();
     decisions.desired.claims = claims;
-    decisions
+    Some(decisions)
 }
 
 /// A pod and what its containers are owed.

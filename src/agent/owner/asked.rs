@@ -77,12 +77,20 @@ impl Owner {
     }
 
     pub(super) fn decided(&self, pods: &[Pod], moves: usize, seen: &Seen, ledger: &Ledger) -> Decisions {
-        let here = self.told.here(&seen.observed);
+        let here = self.told.here(&seen.observed, pods);
         let mut decisions = decide(&Inputs { moves, ..self.inputs(pods, &here) }, ledger);
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(pods, ledger);
         }
         decisions
+    }
+
+    /// Looks at a pod whose containers are still to be created, before anybody asks for them.
+    pub(super) fn foresee(&mut self, uid: &str) {
+        let Some(pod) = self.told.pod(uid) else { return };
+        let Some(mut seen) = self.seen.take() else { return };
+        self.find(uid, &[pod], &mut seen);
+        self.seen = Some(seen);
     }
 
     /// Looks at a pod that has not been seen yet. One that comes with claims of its own is a matter for the next reconcile.

@@ -1,6 +1,6 @@
 //! How far a reconcile looks, how it ends, and how it makes room for a question that comes meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::super::event::Reply;
 use super::inbox::Inbox;
@@ -42,9 +42,15 @@ fn is_within(path: &str, top: &str) -> bool {
 
 /// The cgroups that were written to.
 pub(super) struct Written<'a> {
-    paths: BTreeSet<&'a str>,
+    /// They and all above them.
+    within: HashSet<&'a str>,
     /// Those whose children may be other than before.
-    handed_down: BTreeSet<&'a str>,
+    handed_down: HashSet<&'a str>,
+}
+
+/// A cgroup and all above it.
+fn upwards(path: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(path), |path| Some(path.rsplit_once('/')?.0))
 }
 
 /// Whether a step only changes where those run who own nothing: who owns what is the same before and after. `owners` are the
@@ -85,15 +91,17 @@ impl<'a> Written<'a> {
         // Room for a partition further down takes nothing from anybody by itself.
         let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
         let handed_down = steps.clone().filter(|step| !room(step)).map(Step::path).collect();
-        Self { paths: steps.map(Step::path).collect(), handed_down }
+        let mut within = HashSet::new();
+        for step in steps {
+            // What is above one that is known is known, too.
+            let _ = upwards(step.path()).all(|path| within.insert(path));
+        }
+        Self { within, handed_down }
     }
 
     /// Whether a pod may be other than before: something in it was written to, or above it.
     pub(super) fn touches(&self, pod: &str) -> bool {
-        // Names that only begin as the pod's sort between it and what is in it.
-        let mut like = self.paths.range(pod..).take_while(|path| path.starts_with(pod));
-        let mut above = std::iter::successors(Some(pod), |path| Some(path.rsplit_once('/')?.0));
-        like.any(|path| is_within(path, pod)) || above.any(|path| self.handed_down.contains(path))
+        self.within.contains(pod) || upwards(pod).any(|path| self.handed_down.contains(path))
     }
 }
 
@@ -131,7 +139,7 @@ impl Owner {
         done: &[Applied],
     ) -> Ended {
         let written = Written::new(done.iter().map(|done| &done.step));
-        let in_force: BTreeMap<&str, &CpuSet> = done.iter().filter_map(in_force).collect();
+        let in_force: HashMap<&str, &CpuSet> = done.iter().filter_map(in_force).collect();
         let mut stale = BTreeSet::new();
         for pod in observed.pods.iter_mut().filter(|pod| written.touches(&pod.cgroup.path)) {
             for ObservedContainer { cgroup, .. } in &mut pod.containers {

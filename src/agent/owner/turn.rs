@@ -13,7 +13,7 @@ use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PodCgroup;
 use crate::host::limits;
-use crate::pin::decide::{Decisions, Inputs, Refused, decide};
+use crate::pin::decide::{Decisions, Inputs, Refused, decide_while};
 use crate::pin::quiet::{Quiet, Report, Situation};
 use crate::pin::{
     self, Applied, Desired, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
@@ -66,6 +66,7 @@ impl Owner {
         // A look at everything has needed as much again as what is kept of it.
         if why == Why::Timer {
             limits::give_back_memory();
+            limits::give_back_code();
         }
         self.metrics.reconciles.with_label_values(&[why.name()]).inc();
         self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
@@ -101,8 +102,11 @@ impl Owner {
         }
         let of_node = matches!(reach, Reach::Node { .. });
         let moves = self.moves_left();
-        let here = self.told.here(&observed);
-        let mut decisions = decide(&Inputs { moves, ..self.inputs(&pods, &here) }, &ledger);
+        let here = self.told.here(&observed, &pods);
+        let inputs = Inputs { moves, ..self.inputs(&pods, &here) };
+        let Some(mut decisions) = decide_while(&inputs, &ledger, || !gives_way(&mut reach)) else {
+            return Ok(self.interrupted((observed, ledger), &[]));
+        };
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(&pods, &ledger);
         }
