@@ -194,6 +194,7 @@ impl Told {
 
 /// A pod with what the runtime knows of its containers: their ids, and the environment that they really have.
 fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
+    pod.of_runtime = true;
     for container in &mut pod.containers {
         let Some(known) = told.pod.container(&container.name) else { continue };
         container.runtime_id.clone_from(&known.runtime_id);

@@ -91,6 +91,7 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         resources: Resources::default(),
         containers: containers.collect(),
         qos_reported: class,
+        of_runtime: true,
     }
 }
 

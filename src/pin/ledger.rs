@@ -142,7 +142,7 @@ impl ObservedPod {
 
 /// Which of a pod's containers has this runtime id.
 ///
-/// Without any status, a pod's only container is its only cgroup. A mark counts until the status says that another cgroup
+/// Without any status, a pod's only container is its only cgroup, unless a runtime tells which it has. A mark counts until the status says that another cgroup
 /// is the container's: the one that was there first may have been the sandbox's.
 fn name_of(pod: &Pod, id: &str, alone: bool, marked: Option<String>) -> Option<String> {
     if id == IDLE_CGROUP {
@@ -152,7 +152,7 @@ fn name_of(pod: &Pod, id: &str, alone: bool, marked: Option<String>) -> Option<S
     if let Some(container) = pod.containers.iter().find(same) {
         return Some(container.name.clone());
     }
-    let silent = pod.containers.iter().all(|container| container.runtime_id.is_none());
+    let silent = !pod.of_runtime && pod.containers.iter().all(|container| container.runtime_id.is_none());
     match pod.containers.as_slice() {
         [only] if silent && alone => Some(only.name.clone()),
         _ => marked.filter(|name| pod.container(name).is_none_or(|container| container.runtime_id.is_none())),
@@ -313,6 +313,9 @@ mod tests {
     fn an_only_container_is_the_only_cgroup() {
         assert_eq!(names(pod(None), &["c0ffee"], None), [main()]);
         assert_eq!(names(pod(None), &["c0ffee", "pause"], None), [None, None]);
+        // Where a runtime has not named the container yet, the only cgroup is the sandbox's.
+        let told = Pod { of_runtime: true, ..pod(None) };
+        assert_eq!(names(told, &["pause"], None), [None]);
     }
 
     #[test]

@@ -108,6 +108,7 @@ impl Pod {
             resources: whole,
             containers,
             qos_reported: status.qos_class.as_deref().and_then(reported),
+            of_runtime: false,
         })
     }
 }

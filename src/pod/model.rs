@@ -31,6 +31,8 @@ pub struct Pod {
     /// `status.qosClass`, where a status tells it. What counts is [`qos`](super::qos); this is kept so that a
     /// difference can be shown.
     pub qos_reported: Option<Qos>,
+    /// Whether a container runtime tells of the pod, and so which of its containers there are.
+    pub of_runtime: bool,
 }
 
 /// Where the kubelet writes a static pod's own uid: such a pod's cgroup is named after it, not after the uid that the

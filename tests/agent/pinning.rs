@@ -32,7 +32,8 @@ fn manifest_then_cgroup() {
     let pid = tree.start(&main);
     let status = agent.eventually("the worker is pinned", |status| {
         in_force(status, "worker-0")
-            && container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
+            && container(status, "worker-0", "main")
+                .is_some_and(|one| one["running"] == true && one["windowSeconds"].is_number())
             && kernel.quota(&main).is_none()
             && kernel.quota(&pod).is_none()
             && kernel.effective(&web) == others

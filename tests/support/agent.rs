@@ -241,6 +241,9 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("what the agent said:\n{}", self.log());
+        }
         // It may have ended already, and then there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();

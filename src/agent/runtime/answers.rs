@@ -329,8 +329,12 @@ fn noted(container: &Container, annotation: &str) -> Vec<String> {
 /// them all would be kept for as long as it is there.
 fn lean(container: &Container) -> Container {
     let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
-    // The first shows that the environment is known.
-    let env = container.env.iter().enumerate().filter(|(at, line)| *at == 0 || counts(line));
+    let ours = noted(container, INJECTED);
+    let theirs =
+        |line: &String| line.split_once('=').is_some_and(|(name, _)| !ours.iter().any(|one| one == name));
+    // One of the user's own shows that the environment is known.
+    let first = container.env.iter().position(theirs);
+    let env = container.env.iter().enumerate().filter(|(at, line)| Some(*at) == first || counts(line));
     Container {
         id: container.id.clone(),
         pod_sandbox_id: container.pod_sandbox_id.clone(),
@@ -370,7 +374,7 @@ mod tests {
 
     #[test]
     fn variables_that_decide_nothing_are_not_remembered() {
-        let env = ["PATH=/bin", "A_SERVICE_HOST=10.0.0.1", "OMP_NUM_THREADS=3", "TF_CONFIG={}", "odd"];
+        let env = ["odd", "PATH=/bin", "A_SERVICE_HOST=10.0.0.1", "OMP_NUM_THREADS=3", "TF_CONFIG={}"];
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],

@@ -118,6 +118,9 @@ pub enum CgroupError {
     },
 }
 
+/// How often a set is written, at most, where cgroups that were made meanwhile are in the way.
+const TRIES: usize = 4;
+
 impl CgroupError {
     /// Whether the cgroup is gone, which is an ordinary thing to happen.
     pub fn is_gone(&self) -> bool {
@@ -232,6 +235,21 @@ impl Cgroups {
     ///
     /// On v1 a cgroup's set must hold its children's: a container that has made cgroups of its own is narrowed from below.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
+        let busy = |error: &CgroupError| {
+            let CgroupError::File(FileError::Write { source, .. }) = error else { return false };
+            self.version == Version::V1 && source.kind() == io::ErrorKind::ResourceBusy
+        };
+        for _ in 1..TRIES {
+            match self.write_cpus(path, cpus) {
+                // Somebody has made another cgroup in it meanwhile, with the CPUs that it had.
+                Err(error) if busy(&error) => {}
+                done => return done,
+            }
+        }
+        self.write_cpus(path, cpus)
+    }
+
+    fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         let file = self.cpuset.join(path).join("cpuset.cpus");
         if self.version == Version::V1 {
             let old = cpu_list(&file)?;
