@@ -1,6 +1,7 @@
 //! What a switch between two containers costs where their counters are switched with them (`metrics.sharedCounters`): two
 //! processes in cgroups of their own hand a byte to and fro on one CPU. With events that the kernel counts in software; those
 //! of the hardware cost the writing of their registers besides.
+//! And what the counters of a container hold of this process's memory.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench switches`, as root
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -17,6 +18,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 use pinfold::host::perf::{Group, SOFTWARE};
 
@@ -30,6 +32,9 @@ const ROUNDS: usize = 15;
 
 /// Other containers that are counted.
 const OTHERS: usize = 100;
+
+/// How often they are, for what it takes of memory.
+const TIMES: usize = 10;
 
 fn main() {
     match std::env::args().nth(1).as_deref() {
@@ -90,6 +95,8 @@ fn open(kernel: &Kernel, cgroups: &[String]) -> Vec<Group> {
 }
 
 fn measure(kernel: &Kernel) {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let mut tree = kernel.tree();
     let pod = tree.pod("", "switched");
     let pair = ["a", "b"].map(|name| tree.container(&pod, name));
@@ -135,4 +142,20 @@ fn measure(kernel: &Kernel) {
         );
     }
     println!("medians of {ROUNDS} measurements of {TRIPS} round trips each, in turns, over pipes");
+    let before = resident();
+    let groups: Vec<Vec<Group>> = (0..TIMES).map(|_| open(kernel, &others)).collect();
+    let (bytes, containers) = (resident() - before, TIMES * OTHERS);
+    println!(
+        "{} descriptors of {containers} containers on {} CPUs: {} KiB, {} bytes a container",
+        groups.iter().map(Vec::len).sum::<usize>() * SOFTWARE.len(),
+        kernel.online.len(),
+        bytes / 1024,
+        bytes / containers
+    );
+}
+
+/// What this process has in memory, in bytes.
+fn resident() -> usize {
+    let text = fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }

@@ -147,7 +147,8 @@ fn footprint(agent: &Agent) -> Footprint {
     for _ in 0..20 {
         let proc = PathBuf::from(format!("/proc/{}", agent.id()));
         let status = fs::read_to_string(proc.join("status")).unwrap();
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        // Its own memory: of its code, as much is mapped as was run since the start, and with debug information that is much.
+        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         let kib = resident.split_whitespace().next().unwrap().parse().unwrap();
         let files: Vec<_> = fs::read_dir(proc.join("fdinfo")).unwrap().flatten().collect();
         let watches = files.iter().filter_map(|file| fs::read_to_string(file.path()).ok());
