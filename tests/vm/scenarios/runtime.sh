@@ -6,7 +6,7 @@ source tests/vm/check.sh
 
 [[ -x ${PINFOLD_RUNTIME_TESTS:-} ]] || not_here "PINFOLD_RUNTIME_TESTS names no program of tests: tests/run does"
 tools=${PINFOLD_TOOLS:-/var/cache/pinfold-tools}
-export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60 PINFOLD_TEST_CONTAINERS=${PINFOLD_TEST_CONTAINERS:-4}
+export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60 PINFOLD_TEST_CONTAINERS=${PINFOLD_VM_CONTAINERS:-4}
 export PINFOLD_TEST_RUNTIMES=${PINFOLD_TEST_RUNTIMES:-sid}
 # Go's threads wait for each other by spinning; here all CPUs are emulated by one thread, and none gets on meanwhile.
 export GOMAXPROCS=1
