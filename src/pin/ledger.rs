@@ -142,8 +142,8 @@ impl ObservedPod {
 
 /// Which of a pod's containers has this runtime id.
 ///
-/// Without any status, a pod's only container is its only cgroup, unless a runtime tells which it has. A mark counts until the status says that another cgroup
-/// is the container's: the one that was there first may have been the sandbox's.
+/// Without any status, a pod's only container is its only cgroup, unless a runtime tells which it has. A mark counts until the
+/// status says that another cgroup is the container's: the one that was there first may have been the sandbox's.
 fn name_of(pod: &Pod, id: &str, alone: bool, marked: Option<String>) -> Option<String> {
     if id == IDLE_CGROUP {
         return Some(IDLE.to_owned());
