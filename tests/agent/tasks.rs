@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::metrics::{Format, Sources};
+use pinfold::metrics::{Format, Sources, ThreadTruth};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pod::{
     Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
@@ -89,9 +89,13 @@ impl Node<'_> {
         }
     }
 
-    fn verdict(&self) -> Option<(String, String)> {
+    fn truth(&self) -> Option<ThreadTruth> {
         let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
-        let verdict = self.sources.truth(&self.state, &snapshot)?.verdict?;
+        self.sources.truth(&self.state, &snapshot)
+    }
+
+    fn verdict(&self) -> Option<(String, String)> {
+        let verdict = self.truth()?.verdict?;
         Some((verdict.finding.name().to_owned(), verdict.sentence))
     }
 }
@@ -116,7 +120,11 @@ fn masks_migrations_and_threads_that_want_to_run() {
     // One thread that sleeps: nothing is bound, and it is fewer than the four that the pools would be.
     let sleeper =
         start(&kernel, &launcher, &main, "exec sleep 600", &[("OMP_NUM_THREADS", "2"), ("TOKEN", "x")]);
-    let text = node.eventually("it was looked at", |text| value(text, "threads_bound").is_some());
+    // The environment is unknown until the kernel has set up the new program, which may be after the first scrape.
+    let variables = || node.truth().and_then(|truth| truth.variables);
+    let text = node.eventually("the environment was read", |text| {
+        value(text, "threads_bound").is_some() && variables().is_some()
+    });
     assert_eq!(
         (value(&text, "threads_bound"), value(&text, "cpus_allowed_by_tasks")),
         (Some(0.0), Some(2.0))
@@ -127,9 +135,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
         text.contains("verdict=\"fewer than expected\",cause=\"its pools have not started yet"),
         "{text}"
     );
-    let truth =
-        node.sources.truth(&node.state, &snapshot(&kernel, std::slice::from_ref(&node.state))).unwrap();
-    let variables = truth.variables.unwrap();
+    let variables = variables().unwrap();
     assert_eq!(variables, [("OMP_NUM_THREADS".to_owned(), "2".to_owned())].into(), "and no secret");
 
     // It narrows its own mask, as taskset or a bound OpenMP runtime does.

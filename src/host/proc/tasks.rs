@@ -5,6 +5,8 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
+use procfs_core::process::{Stat, StatFlags};
+
 use super::Proc;
 use crate::cpu::CpuSet;
 use crate::host::file;
@@ -52,15 +54,28 @@ impl Proc {
         (!self.counts_migrations).then_some("the kernel was built without CONFIG_SCHED_DEBUG")
     }
 
-    /// Those of these variables with which a process was started; `None` for one that is gone or can't be looked into, or
-    /// whose environment is longer than any. No
-    /// other variable leaves here: there are secrets among them.
+    /// Whether a process still runs the program of a parent outside its container, given the container's processes.
+    ///
+    /// A container runtime forks a process into the container's cgroup before the process executes the container's
+    /// program. Until then `/proc/PID/environ` shows the runtime's environment. A worker that a training program forks
+    /// also never executes a program, but its parent belongs to the container.
+    pub fn awaits_exec(&self, pid: i32, container: &[i32]) -> bool {
+        let forked =
+            |stat: &Stat| StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_FORKNOEXEC);
+        self.stat(pid).is_some_and(|stat| forked(&stat) && !container.contains(&stat.ppid))
+    }
+
+    /// The variables with these names from the environment with which a process was started. No other variable is
+    /// returned, because environments contain secrets.
+    ///
+    /// `None` if the process is gone or unreadable, or if its environment exceeds [`ENVIRONMENT`]. An empty environment
+    /// is `None`, too: the kernel shows an empty one while a process executes its program.
     pub fn variables(&self, pid: i32, names: &[&str]) -> Option<BTreeMap<String, String>> {
         let file = fs::File::open(self.dir.join(format!("{pid}/environ"))).ok()?;
         // A process can say that its environment is anywhere in its memory, and as long as that.
         let mut text = Vec::new();
         file.take(ENVIRONMENT + 1).read_to_end(&mut text).ok()?;
-        if text.len() as u64 > ENVIRONMENT {
+        if text.is_empty() || text.len() as u64 > ENVIRONMENT {
             return None;
         }
         let pairs = text.split(|byte| *byte == 0).filter_map(|pair| {
@@ -109,6 +124,41 @@ mod tests {
         let one = Task { tid: 8, allowed: "2".parse().unwrap(), migrations: None };
         assert_eq!(tasks, [all, one]);
         assert_eq!((proc.tasks(70), proc.no_migrations()), (vec![], None));
+    }
+
+    #[test]
+    fn an_empty_environment_is_unknown() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path(), "7/environ", "");
+        assert_eq!(Proc::new(root.path()).variables(7, &["OMP_NUM_THREADS"]), None);
+    }
+
+    #[test]
+    fn a_fork_of_a_process_outside_the_container_awaits_its_program() {
+        use std::io::BufRead as _;
+        use std::process::{Command, Stdio};
+
+        // The subshell is forked and never executes a program.
+        let mut shell = Command::new("sh")
+            .args(["-c", "exec 3<&0; (read line <&3) & echo $!; wait"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let child: i32 = line.trim().parse().unwrap();
+        let parent = i32::try_from(shell.id()).unwrap();
+        let proc = Proc::new(std::path::Path::new("/"));
+        let found = (
+            proc.awaits_exec(child, &[child]),
+            proc.awaits_exec(child, &[parent, child]),
+            proc.awaits_exec(parent, &[parent, child]),
+        );
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert_eq!(found, (true, false, false));
+        assert!(!proc.awaits_exec(child, &[child]), "a process that is gone awaits nothing");
     }
 
     #[test]

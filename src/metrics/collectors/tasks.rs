@@ -4,6 +4,7 @@
 //! Threads are looked at one by one in turns, a few containers in each scrape; what is counted for all threads together is
 //! taken from the collectors that count it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -126,8 +127,7 @@ impl Tasks {
             }
             let Some((subject, cpus)) = subjects.get(place) else { continue };
             let processes = subject.processes.as_deref().unwrap_or_default();
-            let (tasks, largest) = tasks(proc, processes);
-            let variables = largest.and_then(|pid| proc.variables(pid, &THREAD_VARIABLES));
+            let (tasks, variables) = tasks(proc, processes);
             let look = Look::new(cpus, &tasks, variables);
             let turn = self.book.next_turn();
             self.book.change(subject.number, |known| {
@@ -161,15 +161,19 @@ impl Tasks {
     }
 }
 
-/// All threads of these processes, and the process that has most of them.
-fn tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<i32>) {
-    let (mut all, mut largest) = (Vec::new(), None);
+/// All threads of a container's processes, and the thread variables of the process that has most threads.
+///
+/// The container runtime's own process, which has not executed the container's program yet, does not count.
+fn tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<BTreeMap<String, String>>) {
+    let (mut all, mut sizes) = (Vec::new(), Vec::with_capacity(processes.len()));
     for pid in processes {
         let tasks = proc.tasks(*pid);
-        largest = largest.max(Some((tasks.len(), std::cmp::Reverse(*pid))));
+        sizes.push((Reverse(tasks.len()), *pid));
         all.extend(tasks);
     }
-    (all, largest.map(|(_, pid)| pid.0))
+    sizes.sort_unstable();
+    let largest = sizes.into_iter().find(|(_, pid)| !proc.awaits_exec(*pid, processes));
+    (all, largest.and_then(|(_, pid)| proc.variables(pid, &THREAD_VARIABLES)))
 }
 
 /// The latest look, where it was at the CPUs that the container has now.
