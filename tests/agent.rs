@@ -15,6 +15,8 @@ mod gate;
 mod http;
 #[path = "support/kernel.rs"]
 mod kernel;
+#[path = "support/kubelet.rs"]
+mod kubelet;
 
 #[path = "support/nri.rs"]
 #[allow(dead_code, reason = "shared with tests of the protocol")]
@@ -24,6 +26,8 @@ mod runtime;
 mod api;
 #[path = "agent/asked.rs"]
 mod asked;
+#[path = "agent/beside_kubelet.rs"]
+mod beside_kubelet;
 #[path = "agent/churn.rs"]
 mod churn;
 #[path = "agent/cost.rs"]

@@ -16,8 +16,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use pinfold::agent::devices::{
-    CallError, ContainerDevices, Device, DevicesError, MAX_ANSWER, PodResources, SOCKET, WireError,
-    numa_of_pod,
+    CallError, ContainerDevices, CpuManager, Device, DevicesError, MAX_ANSWER, PodResources, SOCKET,
+    WireError, numa_of_pod,
 };
 use pinfold::cpu::CpuSet;
 use serde_json::Value;
@@ -76,9 +76,19 @@ fn list(answer: &Value) -> Vec<u8> {
     })
 }
 
-fn recorded(name: &str) -> Value {
+/// An `AllocatableResourcesResponse` from its JSON form.
+fn allocatable(answer: &Value) -> Vec<u8> {
+    let cpus = each(&answer["cpu_ids"], |cpu| varint(cpu.as_u64().unwrap()));
+    if cpus.is_empty() { cpus } else { field(2, &cpus) }
+}
+
+fn recording(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/devices").join(name);
-    serde_json::from_str::<Value>(&fs::read_to_string(path).unwrap()).unwrap()["List"].clone()
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn recorded(name: &str) -> Value {
+    recording(name)["List"].clone()
 }
 
 // --- the kubelet ---
@@ -166,7 +176,8 @@ type Body = StreamBody<stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infa
 async fn serve(request: Request<Incoming>, answer: Answer) -> Result<Response<Body>, Infallible> {
     let header = |name: &str| request.headers().get(name).unwrap().to_str().unwrap().to_owned();
     assert_eq!(request.method(), "POST");
-    assert_eq!(request.uri().path(), "/v1.PodResourcesLister/List");
+    let methods = ["List", "GetAllocatableResources"].map(|name| format!("/v1.PodResourcesLister/{name}"));
+    assert!(methods.iter().any(|method| method == request.uri().path()), "{}", request.uri());
     assert_eq!((header("content-type").as_str(), header("te").as_str()), ("application/grpc", "trailers"));
     assert!(header("grpc-timeout").ends_with('m'));
     assert_eq!(request.into_body().collect().await.unwrap().to_bytes().as_ref(), [0; 5]);
@@ -221,6 +232,37 @@ async fn what_a_real_kubelet_said() {
     assert!(containers[1..].iter().all(|one| one.cpus.is_empty()));
 
     assert_eq!(Kubelet::answering(Answer::message(&[])).list().await.unwrap(), [], "a node without pods");
+}
+
+#[tokio::test]
+async fn the_cpu_managers_policy_as_real_kubelets_tell() {
+    for (name, cpus, policy) in
+        [("none.json", "", CpuManager::Disabled), ("static.json", "1-7", CpuManager::Assigns)]
+    {
+        let message = allocatable(&recording(name)["GetAllocatableResources"]);
+        let kubelet = Kubelet::answering(Answer::message(&message));
+        assert_eq!(kubelet.client().allocatable_cpus().await.unwrap(), set(cpus), "{name}");
+        assert_eq!(kubelet.client().cpu_manager(&[]).await.unwrap(), policy, "{name}");
+    }
+    // A container's CPUs in the list are enough.
+    let listed = ContainerDevices { cpus: set("2"), ..ContainerDevices::default() };
+    let absent = Kubelet::absent();
+    assert_eq!(absent.client().cpu_manager(&[listed]).await.unwrap(), CpuManager::Assigns);
+    // Kubelets before 1.23 lack the method.
+    let old = Kubelet::answering(Answer::failed("12", "unknown method"));
+    assert_eq!(old.client().cpu_manager(&[]).await.unwrap(), CpuManager::Disabled);
+}
+
+#[tokio::test]
+async fn a_kubelet_that_does_not_answer_leaves_the_last_answer() {
+    let kubelet = Kubelet::absent();
+    let unanswered = |known| kubelet.client().unanswered(known);
+    assert_eq!(unanswered(None), CpuManager::NoSocket);
+    assert_eq!(unanswered(Some(CpuManager::Assigns)), CpuManager::Assigns);
+    assert_eq!(unanswered(Some(CpuManager::Disabled)), CpuManager::Disabled);
+    drop(kubelet.listen());
+    assert_eq!(unanswered(Some(CpuManager::NoSocket)), CpuManager::Unanswered);
+    assert_eq!(unanswered(Some(CpuManager::Disabled)), CpuManager::Disabled);
 }
 
 #[tokio::test]

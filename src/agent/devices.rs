@@ -1,4 +1,5 @@
-//! Which devices containers were given, and which NUMA nodes those are near: asked of the kubelet.
+//! What the kubelet says on its PodResources socket: the devices of each container with their NUMA nodes, and whether the
+//! kubelet's own CPU Manager assigns CPUs.
 //!
 //! The kubelet answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). What it says comes from device plugins.
 //! A plugin that says nothing of NUMA nodes but names devices by PCI address, as those for network cards do, is helped out
@@ -55,6 +56,19 @@ pub struct Device {
     pub numa: CpuSet,
 }
 
+/// What is known about the kubelet's own CPU Manager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpuManager {
+    /// The kubelet's socket does not exist.
+    NoSocket,
+    /// The socket exists, and no kubelet has answered on it since the agent's start.
+    Unanswered,
+    /// The kubelet assigns no CPUs: policy `none`.
+    Disabled,
+    /// The kubelet assigns CPUs: policy `static`, or another policy that assigns.
+    Assigns,
+}
+
 /// The kubelet's PodResources socket.
 #[derive(Debug, Clone)]
 pub struct PodResources {
@@ -63,11 +77,11 @@ pub struct PodResources {
     deadline: Duration,
 }
 
-/// Why the devices are not known.
+/// Why the kubelet's answer is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum DevicesError {
     /// The kubelet could not be asked.
-    #[error("can't ask the kubelet for devices on {}", socket.display())]
+    #[error("can't ask the kubelet on {}", socket.display())]
     Call {
         /// The socket.
         socket: PathBuf,
@@ -108,16 +122,69 @@ impl PodResources {
     /// # Errors
     /// [`CallError::NoSocket`] where no kubelet listens, which is ordinary off a cluster; everything else is trouble.
     pub async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
-        let answer = grpc::call(&self.socket, "/v1.PodResourcesLister/List", self.deadline, MAX_ANSWER).await;
-        let answer = answer.map_err(|source| DevicesError::Call { socket: self.socket.clone(), source })?;
-        let mut containers = parse_list(&answer)
-            .map_err(|source| DevicesError::Answer { socket: self.socket.clone(), source })?;
+        let mut containers = self.call("/v1.PodResourcesLister/List", parse_list).await?;
         for device in containers.iter_mut().flat_map(|container| &mut container.devices) {
             if device.numa.is_empty() {
                 device.numa = device.ids.iter().filter_map(|id| pci::numa_node(&self.root, id)).collect();
             }
         }
         Ok(containers)
+    }
+
+    /// The CPUs that the kubelet's CPU Manager may assign. The set is empty with policy `none`, and on kubelets before 1.23,
+    /// which do not have the method.
+    ///
+    /// # Errors
+    /// As [`PodResources::list`].
+    pub async fn allocatable_cpus(&self) -> Result<CpuSet, DevicesError> {
+        match self.call("/v1.PodResourcesLister/GetAllocatableResources", parse_allocatable).await {
+            Err(DevicesError::Call { source: CallError::Unimplemented, .. }) => Ok(CpuSet::new()),
+            answer => answer,
+        }
+    }
+
+    /// What the kubelet's CPU Manager does now, given the answer of [`PodResources::list`].
+    ///
+    /// # Errors
+    /// As [`PodResources::list`].
+    pub async fn cpu_manager(&self, containers: &[ContainerDevices]) -> Result<CpuManager, DevicesError> {
+        let owns = containers.iter().any(|container| !container.cpus.is_empty());
+        let assigns = owns || !self.allocatable_cpus().await?.is_empty();
+        Ok(if assigns { CpuManager::Assigns } else { CpuManager::Disabled })
+    }
+
+    /// What is known about the CPU Manager of a kubelet that does not answer. The last answer stands.
+    pub fn unanswered(&self, known: Option<CpuManager>) -> CpuManager {
+        match known {
+            Some(CpuManager::Assigns) => CpuManager::Assigns,
+            Some(CpuManager::Disabled) => CpuManager::Disabled,
+            _ if self.socket.symlink_metadata().is_ok() => CpuManager::Unanswered,
+            _ => CpuManager::NoSocket,
+        }
+    }
+
+    /// Asks once about the CPU Manager and blocks until the answer or the deadline. For the start, before any task runs.
+    pub fn cpu_manager_blocking(&self) -> CpuManager {
+        let ask = async { self.cpu_manager(&self.list().await?).await };
+        // A thread of its own, since the caller may run in a runtime already.
+        let answer = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.ok().and_then(|runtime| runtime.block_on(ask).ok())
+            });
+            thread.join().ok().flatten()
+        });
+        answer.unwrap_or_else(|| self.unanswered(None))
+    }
+
+    async fn call<T>(
+        &self,
+        method: &'static str,
+        parse: impl FnOnce(&[u8]) -> Result<T, WireError>,
+    ) -> Result<T, DevicesError> {
+        let answer = grpc::call(&self.socket, method, self.deadline, MAX_ANSWER).await;
+        let answer = answer.map_err(|source| DevicesError::Call { socket: self.socket.clone(), source })?;
+        parse(&answer).map_err(|source| DevicesError::Answer { socket: self.socket.clone(), source })
     }
 }
 
@@ -144,6 +211,34 @@ pub fn parse_list(message: &[u8]) -> Result<Vec<ContainerDevices>, WireError> {
     Ok(all)
 }
 
+/// The `cpu_ids` of an `AllocatableResourcesResponse`.
+///
+/// # Errors
+/// Bytes that are no protobuf message. Unknown fields are passed over.
+pub fn parse_allocatable(message: &[u8]) -> Result<CpuSet, WireError> {
+    let mut cpus = CpuSet::new();
+    for field in Reader::new(message) {
+        if let (2, value) = field? {
+            cpu_ids(value, &mut cpus)?;
+        }
+    }
+    Ok(cpus)
+}
+
+/// Adds the numbers of a repeated field, which proto3 packs into one field.
+fn cpu_ids(value: Value<'_>, cpus: &mut CpuSet) -> Result<(), WireError> {
+    match value {
+        Value::Varint(cpu) => cpus.extend(id(cpu)),
+        Value::Bytes(packed) => {
+            for cpu in wire::packed(packed) {
+                cpus.extend(id(cpu?));
+            }
+        }
+        Value::Fixed => {}
+    }
+    Ok(())
+}
+
 fn pod_resources(message: &[u8], into: &mut Vec<ContainerDevices>) -> Result<(), WireError> {
     let (mut pod, mut namespace, mut containers) = (String::new(), String::new(), Vec::new());
     for field in Reader::new(message) {
@@ -167,13 +262,7 @@ fn container_resources(message: &[u8]) -> Result<ContainerDevices, WireError> {
         match field? {
             (1, Value::Bytes(text)) => container.container = string(text),
             (2, Value::Bytes(message)) => container.devices.push(device(message)?),
-            (3, Value::Varint(cpu)) => container.cpus.extend(id(cpu)),
-            // proto3 packs repeated numbers into one field.
-            (3, Value::Bytes(packed)) => {
-                for cpu in wire::packed(packed) {
-                    container.cpus.extend(id(cpu?));
-                }
-            }
+            (3, value) => cpu_ids(value, &mut container.cpus)?,
             _ => {}
         }
     }

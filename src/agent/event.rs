@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::sync::oneshot;
 
+use super::devices::CpuManager;
 use crate::cpu::CpuSet;
 use crate::pod::{Pod, ThreadEnvironment};
 
@@ -35,6 +36,8 @@ pub enum Event {
     Unheard,
     /// The NUMA nodes of the devices of pods, by namespace and name.
     Devices(BTreeMap<(String, String), CpuSet>),
+    /// What the kubelet's CPU Manager does, when that has changed.
+    CpuManager(CpuManager),
     /// What a container runtime has, or what is new there.
     Runtime(RuntimeNews),
     /// A runtime is about to create a container.

@@ -1,17 +1,20 @@
 //! [`Node`]: the machine, its cgroups and the configuration, and what follows from them at the start.
 
-use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
-use serde::Deserialize;
 
 use super::config::{Config, Wanted};
+use super::devices::{CpuManager, PodResources};
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{Cgroups, PodCgroup, Version};
-use crate::host::{file, proc::Proc, topology};
+use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;
 use crate::pin::{Enforcement, Ledger, Observed, ObservedPod, Scan};
 use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
+
+/// How long the start waits for the kubelet's answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
 /// The node as it was found at the start, and as a kubelet that pins has it since.
 #[derive(Debug, Clone)]
@@ -30,10 +33,10 @@ pub struct Node {
     pub enforcement: Enforcement,
     /// Why so.
     pub enforcement_reason: String,
-    /// Both as they are where no kubelet pins.
+    /// Both as they are where no kubelet assigns CPUs.
     alone: (Enforcement, String),
-    /// Whether it matters what a kubelet pins.
-    beside_kubelet: bool,
+    /// The last that is known about the kubelet's CPU Manager. `None` for cgroups that no kubelet manages.
+    cpu_manager: Option<CpuManager>,
 }
 
 // === impl Node ===
@@ -45,8 +48,10 @@ impl Node {
     /// No topology, no cpuset controller, reserved CPUs that don't exist.
     pub fn new(config: Config) -> anyhow::Result<Self> {
         let mut node = Self::apart(config)?;
-        node.beside_kubelet = true;
-        node.heed_kubelet();
+        let kubelet = PodResources::new(&node.config.root).with_deadline(FIRST_ANSWER);
+        let cpu_manager = kubelet.cpu_manager_blocking();
+        node.cpu_manager = Some(cpu_manager);
+        node.set_cpu_manager(cpu_manager);
         Ok(node)
     }
 
@@ -62,7 +67,6 @@ impl Node {
         let alone = enforcement(&config, &cgroups)?;
         let (enforcement, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root);
-        let beside_kubelet = false;
         Ok(Self {
             config,
             topology,
@@ -72,21 +76,41 @@ impl Node {
             enforcement,
             enforcement_reason,
             alone,
-            beside_kubelet,
+            cpu_manager: None,
         })
     }
 
-    /// Gives way to a kubelet that pins, and takes over from one that doesn't any more; says whether that is new. A kubelet
-    /// whose state can't be read, or is gone for a moment, is taken to be as it was.
-    pub(super) fn heed_kubelet(&mut self) -> bool {
-        let Some(policy) = kubelet_policy(&self.config).filter(|_| self.beside_kubelet) else { return false };
-        let now = if policy == "none" || self.alone.0 == Enforcement::Observe {
-            self.alone.clone()
-        } else {
-            (Enforcement::Observe, kubelet_pins(&self.config, &policy))
+    /// The last that is known about the kubelet's CPU Manager.
+    pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
+        self.cpu_manager
+    }
+
+    /// Stops assigning CPUs beside a kubelet that assigns CPUs or may do so, and starts again after the kubelet stopped. Says
+    /// whether the enforcement has changed.
+    pub(super) fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
+        // Cgroups that no kubelet manages stay as they are.
+        if self.cpu_manager.is_none() {
+            return false;
+        }
+        self.cpu_manager = Some(now);
+        let socket = PodResources::new(&self.config.root).socket().display().to_string();
+        let blocked = match now {
+            CpuManager::NoSocket | CpuManager::Disabled => None,
+            CpuManager::Assigns => Some(format!(
+                "the kubelet's CPU Manager assigns CPUs (policy static, by {socket}), and two managers would undo each \
+                 other: set its policy to none to let Pinfold pin"
+            )),
+            CpuManager::Unanswered => Some(format!(
+                "nothing has answered on the kubelet's socket {socket} since the start, so the policy of its CPU Manager \
+                 is unknown: nothing new is assigned until the kubelet answers; remove the socket if this node has no kubelet"
+            )),
         };
-        let before = std::mem::replace(&mut self.enforcement, now.0);
-        self.enforcement_reason = now.1;
+        let (enforcement, reason) = match blocked {
+            Some(reason) if self.alone.0 != Enforcement::Observe => (Enforcement::Observe, reason),
+            _ => self.alone.clone(),
+        };
+        let before = std::mem::replace(&mut self.enforcement, enforcement);
+        self.enforcement_reason = reason;
         before != self.enforcement
     }
 
@@ -207,32 +231,6 @@ pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<C
         topology.online
     );
     Ok(asked.clone())
-}
-
-/// The one field of the kubelet's CPU Manager state that matters.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CpuManagerState {
-    policy_name: String,
-}
-
-fn kubelet_state(config: &Config) -> PathBuf {
-    config.root.join("var/lib/kubelet/cpu_manager_state")
-}
-
-/// The policy of the kubelet's own CPU Manager, where its state tells.
-fn kubelet_policy(config: &Config) -> Option<String> {
-    let text = file::read_optional(&kubelet_state(config)).ok().flatten()?;
-    Some(serde_json::from_str::<CpuManagerState>(&text).ok()?.policy_name)
-}
-
-/// Why a kubelet with this policy leaves nothing to pin.
-fn kubelet_pins(config: &Config, policy: &str) -> String {
-    format!(
-        "the kubelet's CPU Manager policy is {policy} ({}): two managers would undo each other; set it to none to let \
-         Pinfold pin",
-        kubelet_state(config).display()
-    )
 }
 
 fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcement, String)> {

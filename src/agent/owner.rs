@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc, watch};
 
+use super::devices::CpuManager;
 use super::event::{Event, RuntimeNews, Source};
 use super::given_up::GivenUp;
 use super::history::History;
@@ -45,6 +46,7 @@ enum Why {
     Create,
     Gate,
     Timer,
+    Kubelet,
 }
 
 // === impl Why ===
@@ -59,6 +61,7 @@ impl Why {
             Self::Create => "create",
             Self::Gate => "gate",
             Self::Timer => "timer",
+            Self::Kubelet => "kubelet",
         }
     }
 }
@@ -283,7 +286,6 @@ impl Owner {
                 }
                 _ = timer.tick() => {
                     self.look_at_cpus();
-                    self.look_at_kubelet();
                     self.refused.clear();
                     if self.heard {
                         Due::add(&mut due, Due::now(Why::Timer));
@@ -310,6 +312,11 @@ impl Owner {
                 }
                 // For those that come; nobody is moved for it.
                 Event::Devices(devices) => self.devices = devices,
+                Event::CpuManager(now) => {
+                    if self.set_cpu_manager(now) && self.heard {
+                        Due::add(&mut due, Due::now(Why::Kubelet));
+                    }
+                }
                 Event::Runtime(news) => {
                     // What comes and goes there is seen by its cgroups.
                     let all = matches!(news, RuntimeNews::All(_));
@@ -411,12 +418,14 @@ impl Owner {
         }
     }
 
-    /// Gives way to a kubelet that pins by now, or takes over from one that doesn't any more.
-    fn look_at_kubelet(&mut self) {
-        if self.node.heed_kubelet() {
+    /// Takes in what the kubelet's CPU Manager does now. Says whether the enforcement has changed.
+    fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
+        let changed = self.node.set_cpu_manager(now);
+        if changed {
             let (name, reason) = (self.node.enforcement.name(), &self.node.enforcement_reason);
-            tracing::warn!("enforcement is {name} from now on: {reason}; what is pinned stays where it is");
+            tracing::warn!("enforcement is {name} from now on: {reason}; existing assignments stay");
         }
+        changed
     }
 
     /// Takes note of CPUs that went offline or came online.

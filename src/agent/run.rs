@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, Link, Running, peers};
 use super::config::Config;
-use super::devices::{CallError, DevicesError, PodResources};
+use super::devices::{CallError, CpuManager, DevicesError, PodResources};
 use super::event::{Admission, Event};
 use super::folder::Folder;
 use super::http::{self, State};
@@ -35,8 +35,8 @@ use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
-/// How long the kubelet is left alone at least, unless a cgroup has come or gone.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// How often a kubelet that has never answered is asked.
+const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
 
 /// How long it is left alone whatever happens.
 const ASK_AT_MOST: Duration = Duration::from_millis(200);
@@ -101,7 +101,14 @@ impl Agent {
         }
         // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
         let kubelet = PodResources::new(&node.config.root);
-        tasks.spawn(ask_for_devices(kubelet, Arc::clone(&appeared), snapshot.clone(), events.clone()));
+        let asking = AskKubelet {
+            kubelet,
+            cpu_manager: node.cpu_manager(),
+            // Each timer's reconcile finds an answer that is younger than the interval.
+            again: Duration::from_secs(node.config.reconcile_seconds) / 2,
+            events: events.clone(),
+        };
+        tasks.spawn(asking.run(Arc::clone(&appeared), snapshot.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.shared_counters > 0 {
             let events = perf::hardware(&node.config.root);
@@ -250,56 +257,93 @@ fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
     sources.know_peers(job, peers);
 }
 
-/// Asks the kubelet which devices pods were given, when cgroups come and go and else with the reconciles, and tells the owner of
-/// what is new. It has no timer of its own: a node at rest is not woken for it.
-async fn ask_for_devices(
+/// Asks the kubelet for the devices of pods and for its CPU Manager's policy.
+///
+/// The kubelet is asked when cgroups come and go, and once in each reconcile interval. An agent at rest has no timer for
+/// this.
+struct AskKubelet {
     kubelet: PodResources,
-    cgroups: Arc<Notify>,
-    mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
+    /// The last that is known about the CPU Manager; `None` where the node's cgroups are not the kubelet's.
+    cpu_manager: Option<CpuManager>,
+    /// How long an answer is good for, unless a cgroup comes or goes.
+    again: Duration,
     events: mpsc::Sender<Event>,
-) -> anyhow::Result<()> {
-    let mut told = BTreeMap::new();
-    let mut complaint = String::new();
-    loop {
-        let asked = tokio::time::Instant::now();
-        match kubelet.list().await {
-            Ok(containers) => {
-                let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
-                for container in containers {
-                    let near = devices.entry((container.namespace, container.pod)).or_default();
-                    *near =
-                        container.devices.iter().fold(near.clone(), |all, device| all.union(&device.numa));
-                }
-                devices.retain(|_, near| !near.is_empty());
-                complaint.clear();
-                if devices != told {
-                    told.clone_from(&devices);
-                    if events.send(Event::Devices(devices)).await.is_err() {
-                        return Ok(());
+}
+
+// === impl AskKubelet ===
+
+impl AskKubelet {
+    async fn run(
+        mut self,
+        cgroups: Arc<Notify>,
+        mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
+    ) -> anyhow::Result<()> {
+        let (mut devices, mut complaint) = (BTreeMap::new(), String::new());
+        loop {
+            let asked = tokio::time::Instant::now();
+            match self.ask(&mut devices).await {
+                Ok(()) => complaint.clear(),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    if error != complaint {
+                        tracing::warn!("the kubelet's last answer stands: {error}");
+                        complaint = error;
                     }
                 }
             }
-            // Off a cluster there is none to ask.
-            Err(DevicesError::Call { source: CallError::NoSocket { .. }, .. }) => {}
-            Err(error) => {
-                let said = format!("{:#}", anyhow::Error::new(error));
-                if said != complaint {
-                    tracing::warn!("which devices pods have is not known: {said}");
-                    complaint = said;
+            if self.events.is_closed() {
+                return Ok(());
+            }
+            let unanswered = self.cpu_manager == Some(CpuManager::Unanswered);
+            loop {
+                tokio::select! {
+                    () = cgroups.notified() => break,
+                    () = tokio::time::sleep(ASK_UNTIL_ANSWERED), if unanswered => break,
+                    reconciled = reconciled.changed() => match reconciled {
+                        Ok(()) if asked.elapsed() < self.again => {}
+                        Ok(()) => break,
+                        Err(_) => return Ok(()),
+                    }
                 }
             }
+            tokio::time::sleep_until(asked + ASK_AT_MOST).await;
         }
-        loop {
-            tokio::select! {
-                () = cgroups.notified() => break,
-                reconciled = reconciled.changed() => match reconciled {
-                    Ok(()) if asked.elapsed() < ASK_AGAIN => {}
-                    Ok(()) => break,
-                    Err(_) => return Ok(()),
-                }
+    }
+
+    /// Asks once, and tells the owner what has changed.
+    async fn ask(&mut self, known: &mut BTreeMap<(String, String), CpuSet>) -> anyhow::Result<()> {
+        let listed = self.kubelet.list().await;
+        let answered = match &listed {
+            Ok(containers) if self.cpu_manager.is_some() => {
+                self.kubelet.cpu_manager(containers).await.map(Some)
+            }
+            _ => Ok(None),
+        };
+        if let Some(before) = self.cpu_manager {
+            let answer = answered.as_ref().ok().copied().flatten();
+            let now = answer.unwrap_or_else(|| self.kubelet.unanswered(Some(before)));
+            if now != before {
+                self.cpu_manager = Some(now);
+                self.events.send(Event::CpuManager(now)).await.context("the agent ended")?;
             }
         }
-        tokio::time::sleep_until(asked + ASK_AT_MOST).await;
+        let containers = match listed {
+            Ok(containers) => containers,
+            // A machine outside a cluster has no kubelet.
+            Err(DevicesError::Call { source: CallError::NoSocket { .. }, .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
+        for container in containers {
+            let near = devices.entry((container.namespace, container.pod)).or_default();
+            *near = container.devices.iter().fold(near.clone(), |all, device| all.union(&device.numa));
+        }
+        devices.retain(|_, near| !near.is_empty());
+        if devices != *known {
+            known.clone_from(&devices);
+            self.events.send(Event::Devices(devices)).await.context("the agent ended")?;
+        }
+        answered.map(|_| ()).map_err(Into::into)
     }
 }
 

@@ -1,7 +1,5 @@
 //! A pod appears and is pinned, whatever comes first and whoever names the cgroups.
 
-use pinfold::cpu::CpuSet;
-
 use crate::agent::{Manifests, Settings, assigned, best_effort, container, in_force, worker, worker_with};
 use crate::kernel::{allowed, kernel_tests};
 
@@ -143,59 +141,5 @@ fn systemd_names() {
     assert_eq!(own.len(), 1);
     assert_eq!(allowed(pid), own);
     agent.eventually("the other one is moved away", |_| allowed(web_pid).is_disjoint(&own));
-    agent.stop();
-}
-
-#[test]
-fn a_kubelet_that_pins_is_left_alone() {
-    let Some(kernel) = kernel_tests() else { return };
-    let mut tree = kernel.tree();
-    let pods = Manifests::new();
-    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
-    let root = tempfile::TempDir::new().unwrap();
-    std::os::unix::fs::symlink("/sys", root.path().join("sys")).unwrap();
-    std::os::unix::fs::symlink("/proc", root.path().join("proc")).unwrap();
-    let kubelet = root.path().join("var/lib/kubelet");
-    std::fs::create_dir_all(&kubelet).unwrap();
-    let state = r#"{"policyName":"static","defaultCpuSet":"0-1","checksum":1353318690}"#;
-    std::fs::write(kubelet.join("cpu_manager_state"), state).unwrap();
-    // Its policy is read with the pace of the timer.
-    let settings = Settings::new(&tree.path, &pods, &kernel.first()).with(&[
-        "--root",
-        root.path().to_str().unwrap(),
-        "--reconcile-seconds",
-        "1",
-    ]);
-    let agent = settings.start();
-    let pod = tree.pod("", "uid-1");
-    let main = tree.container(&pod, "c0ffee");
-    kernel.set_quota(&main, 1);
-    let before = (kernel.written(&pod), kernel.written(&main));
-    let pid = tree.start(&main);
-    let status = agent.eventually("the container is seen running", |status| {
-        container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
-    });
-    assert_eq!(status["enforcement"], "observe");
-    assert!(status["enforcementReason"].as_str().unwrap().contains("static"), "{status:#}");
-    assert_eq!((kernel.written(&pod), kernel.written(&main)), before);
-    assert_eq!(allowed(pid), kernel.online);
-    assert_eq!(kernel.quota(&main), Some(100_000));
-    assert_eq!(kernel.cgroups.mark(&pod).unwrap(), None);
-    assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
-    assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
-    assert_eq!(agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]), Some(1.0));
-    // What nobody enforces is nobody's own.
-    let exclusive: CpuSet = status["exclusive"].as_str().unwrap().parse().unwrap();
-    let labels = [("pod", "worker-0"), ("container", "main")];
-    let said = agent.metric("pinfold_container_cpus_assigned", &labels);
-    assert_eq!((exclusive.to_string().as_str(), said), ("", Some(0.0)), "{status:#}");
-    // Its policy changes: Pinfold takes over, and gives way again without moving anybody.
-    std::fs::write(kubelet.join("cpu_manager_state"), r#"{"policyName":"none","checksum":1}"#).unwrap();
-    let status = agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
-    let own = assigned(&status, "worker-0").unwrap();
-    std::fs::remove_file(kubelet.join("cpu_manager_state")).unwrap();
-    std::fs::write(kubelet.join("cpu_manager_state"), state).unwrap();
-    let status = agent.eventually("the kubelet pins again", |status| status["enforcement"] == "observe");
-    assert_eq!((assigned(&status, "worker-0"), allowed(pid)), (Some(own.clone()), own));
     agent.stop();
 }

@@ -1,0 +1,132 @@
+//! The agent beside a kubelet whose own CPU Manager assigns CPUs, stops assigning, restarts, or is missing.
+
+use pinfold::cpu::CpuSet;
+use serde_json::Value;
+
+use crate::agent::{Agent, Manifests, Settings, assigned, container, in_force, worker};
+use crate::kernel::{Kernel, allowed, kernel_tests};
+use crate::kubelet::Root;
+
+/// Settings with this root, and a reconcile interval of one second.
+fn settings(kernel: &Kernel, tree: &str, pods: &Manifests, root: &Root) -> Settings {
+    Settings::new(tree, pods, &kernel.first()).with(&["--root", root.path(), "--reconcile-seconds", "1"])
+}
+
+fn is_observing(status: &Value) -> bool {
+    status["enforcement"] == "observe"
+}
+
+fn runs_unpinned(agent: &Agent, pod: &str) -> Value {
+    let status = agent.eventually("the container is seen running", |status| {
+        container(status, pod, "main").is_some_and(|one| one["running"] == true)
+    });
+    assert!(is_observing(&status), "{status:#}");
+    assert_eq!(assigned(&status, pod), None, "{status:#}");
+    status
+}
+
+#[test]
+fn a_kubelet_that_assigns_cpus_is_left_alone() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let kubelet = root.kubelet(true);
+    let agent = settings(&kernel, &tree.path, &pods, &root).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    kernel.set_quota(&main, 1);
+    let before = (kernel.written(&pod), kernel.written(&main));
+    let pid = tree.start(&main);
+    let status = runs_unpinned(&agent, "worker-0");
+    assert!(status["enforcementReason"].as_str().unwrap().contains("static"), "{status:#}");
+    assert_eq!((kernel.written(&pod), kernel.written(&main)), before);
+    assert_eq!(allowed(pid), kernel.online);
+    assert_eq!(kernel.quota(&main), Some(100_000));
+    assert_eq!(kernel.cgroups.mark(&pod).unwrap(), None);
+    assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
+    assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
+    assert_eq!(agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]), Some(1.0));
+    // CPUs that Pinfold does not enforce belong to no container.
+    let exclusive: CpuSet = status["exclusive"].as_str().unwrap().parse().unwrap();
+    let labels = [("pod", "worker-0"), ("container", "main")];
+    let exported = agent.metric("pinfold_container_cpus_assigned", &labels);
+    assert_eq!((exclusive.to_string().as_str(), exported), ("", Some(0.0)), "{status:#}");
+
+    // The policy changes to `none` and back. The assignment of the time between stays.
+    kubelet.set_assigns(false);
+    let status = agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    kubelet.set_assigns(true);
+    let status = agent.eventually("the kubelet assigns again", is_observing);
+    assert_eq!((assigned(&status, "worker-0"), allowed(pid)), (Some(own.clone()), own));
+    agent.stop();
+}
+
+#[test]
+fn the_last_answer_stands_while_the_kubelet_restarts() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let kubelet = root.kubelet(true);
+    let agent = settings(&kernel, &tree.path, &pods, &root).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    tree.start(&main);
+    runs_unpinned(&agent, "worker-0");
+
+    // The kubelet is away: first its socket stays, then it is gone.
+    drop(kubelet);
+    let several = std::time::Duration::from_millis(2500);
+    std::thread::sleep(several);
+    runs_unpinned(&agent, "worker-0");
+    std::fs::remove_file(root.socket()).unwrap();
+    std::thread::sleep(several);
+    runs_unpinned(&agent, "worker-0");
+
+    // Its successor has policy `none`, and that stands as well.
+    let kubelet = root.kubelet(false);
+    agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    drop(kubelet);
+    std::thread::sleep(several);
+    assert!(!is_observing(&agent.status().unwrap()));
+    let _kubelet = root.kubelet(true);
+    agent.eventually("the next kubelet assigns CPUs", is_observing);
+    agent.stop();
+}
+
+#[test]
+fn nothing_is_assigned_before_a_kubelet_has_answered() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    root.leave_socket();
+    let agent = settings(&kernel, &tree.path, &pods, &root).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    tree.start(&main);
+    let status = runs_unpinned(&agent, "worker-0");
+    let reason = status["enforcementReason"].as_str().unwrap();
+    assert!(reason.contains("nothing has answered") && reason.contains("remove the socket"), "{reason}");
+    let _kubelet = root.kubelet(false);
+    agent.eventually("the kubelet has answered", |status| in_force(status, "worker-0"));
+    agent.stop();
+}
+
+#[test]
+fn a_node_without_a_kubelets_socket_pins_until_a_kubelet_assigns() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let agent = settings(&kernel, &tree.path, &pods, &root).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    tree.start(&main);
+    agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    let _kubelet = root.kubelet(true);
+    agent.eventually("the kubelet assigns CPUs", is_observing);
+    agent.stop();
+}
