@@ -1,5 +1,6 @@
 //! `pinfold doctor`: what this node offers, what it lacks, what follows, what to do.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -11,14 +12,14 @@ use crate::agent::Node;
 use crate::agent::cluster::Asked;
 use crate::agent::config::{Config, Overrides, Runtime};
 use crate::cpu::Topology;
-use crate::host::cgroup::{Cgroups, Version, join_host};
+use crate::host::cgroup::{CgroupError, Cgroups, Version, join_host};
 use crate::host::topology;
 use crate::pin::Enforcement;
 
 /// Look at this node: what it offers, what it lacks, what follows, what to do.
 ///
-/// To see whether marks can be kept, a cgroup pinfold-doctor is made and removed again; to see how partitions fare here,
-/// pinfold-probe gets one free CPU for some milliseconds. Nothing else is changed.
+/// To see whether marks can be kept, an attribute of the top cgroup is set and removed again. To see how partitions fare here,
+/// a cgroup pinfold-probe gets one free CPU for some milliseconds. Nothing else is changed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold doctor
@@ -224,14 +225,7 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
 }
 
 fn marks(cgroups: &Cgroups) -> Finding {
-    let probe = "pinfold-doctor";
-    let tried = cgroups
-        .create(probe)
-        .and_then(|()| cgroups.set_mark(probe, Some("probe")))
-        .and_then(|()| cgroups.mark(probe))
-        .map(|mark| mark.as_deref() == Some("probe"));
-    let removed = cgroups.remove(probe);
-    match tried.and_then(|kept| removed.map(|()| kept)) {
+    match cgroups.keeps_marks() {
         Ok(true) => {
             good("marks", "cgroups keep extended attributes: a restart will know every assignment".to_owned())
         }
@@ -243,7 +237,7 @@ fn marks(cgroups: &Cgroups) -> Finding {
         Err(error) => bad(
             "marks",
             format!("{:#}", anyhow::Error::new(error)),
-            "CAP_SYS_ADMIN in the first user namespace is needed to write to cgroups and to mark them",
+            "CAP_SYS_ADMIN in the first user namespace is needed to mark cgroups, and a cgroup mount that can be written",
         ),
     }
 }
@@ -297,6 +291,14 @@ fn partitions(node: &Node) -> Option<Finding> {
              broken, until the next boot; Pinfold keeps neighbours apart and mends at once"
                 .to_owned(),
             "use a newer kernel (Linux 6.12 is like this, 7.2 is not)",
+        ),
+        // The agent makes no cgroups: it does without the capability, and so does doctor in the agent's pod.
+        Err(CgroupError::Directory { source, .. }) if source.kind() == ErrorKind::PermissionDenied => weak(
+            what,
+            "not tried: without CAP_DAC_OVERRIDE, which the agent does not need, no cgroup for the trial can be made \
+             at the top"
+                .to_owned(),
+            "run doctor on the node itself, outside the agent's pod, to have it tried",
         ),
         Err(error) => bad(
             what,

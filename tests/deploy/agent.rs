@@ -188,6 +188,39 @@ fn the_daemonsets_capabilities_are_enough_and_each_is_needed() {
     }
 }
 
+/// Nothing is wrong where the agent can do its work: not in its pod, nor as a service, nor by hand.
+#[test]
+fn doctor_is_right_with_the_agents_capabilities() {
+    let Some(kernel) = kernel_tests() else { return };
+    let (tree, pods) = (kernel.tree(), manifests());
+    let doctor = |mut command: Command| {
+        command.args(["doctor", "-o", "json"]);
+        settings(&mut command, &kernel, &tree, &pods);
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), serde_json::from_str::<serde_json::Value>(&text).unwrap())
+    };
+    let manifest = documents("deploy/base/daemonset.yaml").remove(0);
+    let add =
+        &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
+    let pod: Vec<&str> = add.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+    let unit = std::fs::read_to_string(crate::tools::here("systemd/pinfold.service")).unwrap();
+    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let service: Vec<&str> = set.split(' ').map(|one| one.strip_prefix("CAP_").unwrap()).collect();
+    for capabilities in [pod, service] {
+        let (code, said) = doctor(under(&capabilities));
+        assert_eq!((code, &said["canPin"]), (Some(0), &true.into()), "{capabilities:?}: {said:#}");
+    }
+    let (code, said) = doctor(Command::new(env!("CARGO_BIN_EXE_pinfold")));
+    assert_eq!((code, &said["canPin"]), (Some(0), &true.into()), "by hand: {said:#}");
+    // What the agent lacks is named.
+    let (code, said) = doctor(under(&["sys_ptrace", "net_admin"]));
+    assert_eq!((code, &said["canPin"]), (Some(1), &false.into()), "{said:#}");
+    let findings = said["findings"].as_array().unwrap();
+    let marks = findings.iter().find(|finding| finding["what"] == "marks").unwrap();
+    assert!(marks["advice"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{marks}");
+}
+
 #[test]
 fn a_release_that_stays_listens_once_all_is_handed_back() {
     let Some(kernel) = kernel_tests() else { return };

@@ -361,6 +361,21 @@ impl Cgroups {
         done.map_err(|source| CgroupError::Directory { operation: "mark", path, source })
     }
 
+    /// Whether the kernel keeps extended attributes of cgroups: one is set on the top cgroup, read back and removed.
+    ///
+    /// The top cgroup has mode 0555, so only `CAP_DAC_OVERRIDE` could make a cgroup there. An attribute needs `CAP_SYS_ADMIN` alone.
+    pub fn keeps_marks(&self) -> Result<bool, CgroupError> {
+        let name = format!("{MARK}.probe.{}", std::process::id());
+        let tried = (|| {
+            xattr::set(&self.cpuset, &name, b"probe")?;
+            let kept = xattr::get(&self.cpuset, &name)?;
+            xattr::remove(&self.cpuset, &name)?;
+            Ok(kept.as_deref() == Some(b"probe".as_slice()))
+        })();
+        let path = self.cpuset.clone();
+        tried.map_err(|source| CgroupError::Directory { operation: "mark", path, source })
+    }
+
     /// The names of the cgroups directly below one.
     pub fn children(&self, path: &str) -> Result<Vec<String>, CgroupError> {
         directories(&self.cpuset.join(path))
