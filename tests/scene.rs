@@ -5,6 +5,7 @@
 
 #[path = "support/gate.rs"]
 mod gate;
+#[allow(dead_code, reason = "the tests of deploy/ use more of it")]
 #[path = "support/kubectl.rs"]
 mod kubectl;
 #[path = "support/strict.rs"]

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::evaluate::{Policy, Request, Verdict};
-use crate::manifests::faults;
+use crate::manifests::{faults, patched};
 use crate::tools::{find, here, kustomize, output, parse, program, succeed};
 
 fn command(helm: &Path) -> Command {
@@ -135,9 +135,16 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
 #[test]
 fn agents_that_were_moved_are_held_to_their_policies() {
     let Some(kubectl) = program("kubectl") else { return };
+    let renamed = "patches: [{target: {kind: ServiceAccount}, \
+                   patch: '[{\"op\": \"replace\", \"path\": \"/metadata/name\", \"value\": \"agent\"}]'}]\n";
     for (more, account) in [
         ("", "system:serviceaccount:pinfold:pinfold"),
         ("namespace: tools\n", "system:serviceaccount:tools:pinfold"),
+        (
+            "namespace: tools\nnamePrefix: our-\nnameSuffix: -two\n",
+            "system:serviceaccount:tools:our-pinfold-two",
+        ),
+        (renamed, "system:serviceaccount:pinfold:agent"),
     ] {
         let folder = tempfile::tempdir_in(here("deploy")).unwrap();
         let text = format!("{more}resources: [../base]\n");
@@ -150,12 +157,14 @@ fn agents_that_were_moved_are_held_to_their_policies() {
         let real =
             format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
         assert_eq!(real, account);
+        let pod = &of_kind("DaemonSet")[0]["spec"]["template"]["spec"];
+        assert_eq!(pod["serviceAccountName"], subject["name"]);
         let policies = of_kind("ValidatingAdmissionPolicy");
-        assert_eq!(policies.len(), 2);
-        for policy in policies {
+        assert_eq!(policies.len(), 4);
+        for policy in policies.into_iter().filter(|one| !one["spec"]["matchConditions"].is_null()) {
             let bindings = of_kind("ValidatingAdmissionPolicyBinding");
             assert!(bindings.iter().any(|one| one["spec"]["policyName"] == policy["metadata"]["name"]));
-            let policy = Policy::new(policy);
+            let policy = Policy::new(policy).beside(&objects);
             let create = |user: &str| {
                 let metadata = json!({"metadata": {"name": "node-b"}, "spec": {}});
                 policy.validate(&Request {
@@ -168,11 +177,35 @@ fn agents_that_were_moved_are_held_to_their_policies() {
             for other in [
                 "system:serviceaccount:tools:admin",
                 "system:serviceaccount:pinfold:pinfold-reclaim",
+                "system:serviceaccount:pinfold-two:pinfold",
                 "pinfold",
             ] {
                 assert_eq!(create(other), Verdict::NotMatched, "{other}");
             }
         }
+    }
+}
+
+/// The notes hold all that an uninstallation takes: the chart may come from a registry, without this repository.
+#[test]
+fn the_notes_suffice_to_uninstall() {
+    let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else { return };
+    let mut install = command(&helm);
+    install.args(["install", "ours", "--namespace", "tools", "--dry-run=client"]);
+    let text = succeed(install.arg(here("deploy/helm/pinfold")));
+    let notes = text.split_once("NOTES:\n").unwrap().1;
+    assert!(!notes.contains("deploy/"), "{notes}");
+    assert!(notes.contains("kubectl -n tools patch daemonset pinfold --patch '{"), "{notes}");
+    assert!(notes.contains("helm -n tools uninstall ours\n"), "{notes}");
+    let patch = notes.split_once("--patch '").unwrap().1.split('\'').next().unwrap();
+    let file = here("deploy/uninstall.yaml");
+    for values in [&["runtime=crio"][..], &["enforcement=observe"]] {
+        let objects = template(&helm, values);
+        let daemon = find(&objects, "DaemonSet", "pinfold");
+        let by_file = patched(&kubectl, daemon, ["--patch-file", file.to_str().unwrap()]);
+        assert_eq!(patched(&kubectl, daemon, ["--patch", patch]), by_file, "{values:?}");
+        let agent = &by_file["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
     }
 }
 
@@ -188,6 +221,8 @@ fn values_arrive() {
             "reserved=0-1\\,32",
             "config.movesPerHour=3",
             "labelKeys={SCENE,CASE}",
+            "taintKeys={pinfold.io/a,pinfold.io/b}",
+            "noExecute=true",
             "maxUnavailable=3",
             "kubeletDir=/data/kubelet",
         ],
@@ -214,8 +249,23 @@ fn values_arrive() {
     // What arrives is a configuration that the agent takes.
     let config = pinfold::agent::config::Config::parse(text.as_str().unwrap()).unwrap();
     assert_eq!(config.moves_per_hour, 3);
-    let ours = &find(&objects, "ValidatingAdmissionPolicy", "pinfold-node")["spec"]["variables"][0];
-    assert_eq!(ours["expression"], "['SCENE', 'CASE']");
+    let policy = find(&objects, "ValidatingAdmissionPolicy", "pinfold-node");
+    let variables = policy["spec"]["variables"].as_array().unwrap().iter();
+    let expressions: Vec<&str> = variables.map(|one| one["expression"].as_str().unwrap()).collect();
+    assert_eq!(expressions[..3], ["['SCENE', 'CASE']", "['pinfold.io/a', 'pinfold.io/b']", "true"]);
+    let policy = Policy::new(policy).beside(&objects);
+    let update = |taints: Value| {
+        let node = |taints: Value| json!({"metadata": {"name": "n"}, "spec": {"taints": taints}});
+        let extra = json!({"authentication.kubernetes.io/node-name": ["n"]});
+        let user = json!({"username": "system:serviceaccount:pinfold:pinfold", "extra": extra});
+        let request = json!({"operation": "UPDATE", "name": "n", "userInfo": user});
+        policy.validate(&Request { object: node(taints), old: node(json!([])), request })
+    };
+    assert_eq!(update(json!([{"key": "pinfold.io/b", "effect": "NoExecute"}])), Verdict::Allowed);
+    assert!(matches!(
+        update(json!([{"key": "pinfold.io/scene", "effect": "NoSchedule"}])),
+        Verdict::Denied(..)
+    ));
     assert!(spec.to_string().contains("/data/kubelet/pod-resources"));
 }
 
@@ -229,6 +279,8 @@ fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
         ("reserved=all", "/reserved"),
         ("enforcment=auto", "enforcment"),
         ("labelKeys={a'b}", "/labelKeys/0"),
+        ("taintKeys={gpu}", "/taintKeys/0"),
+        ("noExecute=maybe", "/noExecute"),
         ("kubeletDir=var", "/kubeletDir"),
         ("maxUnavailable=0", "/maxUnavailable"),
         ("reclaim.afterSeconds=-1", "/reclaim/afterSeconds"),

@@ -1,10 +1,10 @@
-//! What an agent may touch: its own Node, its own labels and taints, its own claims. The policies are evaluated on requests
+//! What an agent may touch: its own Node, its own labels and taints, its own claims, Events of its node. The policies are evaluated on requests
 //! built here and on those that a real server was sent; that server's own policy gives its recorded answers.
 
 use std::fs;
 
 use pinfold::cluster::claims::NODE_LABEL;
-use pinfold::scene::LabelKeys;
+use pinfold::scene::{LabelKeys, TaintKey};
 use serde_json::{Value, json};
 
 use crate::evaluate::{Policy, Request, Verdict};
@@ -14,6 +14,7 @@ const USER: &str = "system:serviceaccount:pinfold:pinfold";
 
 fn policy(file: &str) -> Policy {
     Policy::new(&documents(&format!("deploy/base/{file}.yaml"))[0])
+        .beside(&documents("deploy/base/rbac.yaml"))
 }
 
 /// The extra words of a token that is bound to a node, as a server reviews it.
@@ -49,8 +50,7 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
         policy.validate(&Request { object, old: old.clone(), request: request.clone() })
     };
     let labelled =
-        node(json!({"kubernetes.io/os": "linux", "SCENCE": "1", "CASE": "2", "INDEX": "0", "TYPE": "PS",
-        "pinfold.io/x": "y"}));
+        node(json!({"kubernetes.io/os": "linux", "SCENCE": "1", "CASE": "2", "INDEX": "0", "TYPE": "PS"}));
     assert_eq!(say(labelled.clone(), &own), Verdict::Allowed);
     // Everyone else is none of its business.
     assert_eq!(say(node(json!({})), &asks("UPDATE", "bench-node", "kubelet", &extra)), Verdict::NotMatched);
@@ -73,9 +73,14 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
     let mut status = own.clone();
     status["subResource"] = json!("status");
     denied(&say(labelled, &status), "never writes its status");
-    denied(&say(node(json!({"kubernetes.io/os": "linux", "evil": "1"})), &own), "pinfold.io/* only");
-    denied(&say(node(json!({"kubernetes.io/os": "windows"})), &own), "pinfold.io/* only");
-    denied(&say(node(json!({})), &own), "pinfold.io/* only");
+    for key in ["evil", "pinfold.io/x", "pinfold.io/node-uid"] {
+        denied(
+            &say(node(json!({"kubernetes.io/os": "linux", key: "1"})), &own),
+            "SCENCE, CASE, INDEX, TYPE only",
+        );
+    }
+    denied(&say(node(json!({"kubernetes.io/os": "windows"})), &own), "SCENCE, CASE, INDEX, TYPE only");
+    denied(&say(node(json!({})), &own), "SCENCE, CASE, INDEX, TYPE only");
     let with = |pointer: &str, key: &str, value: Value| {
         let mut changed = old.clone();
         changed.pointer_mut(pointer).unwrap()[key] = value;
@@ -85,10 +90,12 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
         with("/spec", "taints", json!([{"key": "pinfold.io/scene", "effect": "NoSchedule"}])),
         Verdict::Allowed
     );
-    denied(
-        &with("/spec", "taints", json!([{"key": "other", "effect": "NoSchedule"}])),
-        "taints pinfold.io/*",
-    );
+    for key in ["other", "pinfold.io/x"] {
+        let foreign = json!([{"key": key, "effect": "NoSchedule"}]);
+        denied(&with("/spec", "taints", foreign), "taints pinfold.io/scene only");
+    }
+    let evicting = json!([{"key": "pinfold.io/scene", "effect": "NoExecute"}]);
+    denied(&with("/spec", "taints", evicting), "NoExecute");
     denied(&with("/spec", "unschedulable", json!(true)), "spec");
     denied(&with("/spec", "providerID", json!("x")), "spec");
     denied(&with("/spec", "podCIDR", json!("10.9.0.0/24")), "spec");
@@ -98,12 +105,143 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
     denied(&with("/metadata", "ownerReferences", json!([{"name": "x"}])), "metadata");
 }
 
+/// An operator's taints stay as they are, whatever their effect, while the agent changes its own.
+#[test]
+fn taints_of_others_are_no_reason_to_refuse_the_own_one() {
+    let policy = policy("node-policy");
+    let own = asks("UPDATE", "bench-node", USER, &review()["extra"]);
+    let tainted = |taints: Value| json!({"metadata": {"name": "bench-node"}, "spec": {"taints": taints}});
+    let others = [
+        json!({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "timeAdded": "2026-11-20T15:00:00Z"}),
+        json!({"key": "pinfold.io/scene", "effect": "NoExecute"}),
+        json!({"key": "pinfold.io/maintenance", "effect": "NoSchedule"}),
+    ];
+    let scene = json!({"key": "pinfold.io/scene", "effect": "NoSchedule"});
+    let with = |more: &[Value]| tainted(json!([&others[..], more].concat()));
+    let say = |object: Value, old: Value| policy.validate(&Request { object, old, request: own.clone() });
+    assert_eq!(say(with(std::slice::from_ref(&scene)), with(&[])), Verdict::Allowed);
+    assert_eq!(say(with(&[]), with(std::slice::from_ref(&scene))), Verdict::Allowed);
+    denied(&say(tainted(json!([scene])), with(&[])), "taints pinfold.io/scene only");
+}
+
+#[test]
+fn events_are_written_in_the_name_of_the_own_node_only() {
+    let policy = policy("event-policy");
+    let extra = review()["extra"].clone();
+    // The Event that a real server was sent.
+    let text = fs::read_to_string(here("tests/data/apiserver/70-event-create-201.http"))
+        .unwrap()
+        .replace("\r\n", "\n");
+    let sent = text.split_once("### response").unwrap().0.split_once("\n\n").unwrap().1;
+    let of_node: Value = serde_json::from_str(sent).unwrap();
+    let say = |operation: &str, object: &Value, old: &Value, extra: &Value| {
+        let request = asks(operation, "pinfold-1", USER, extra);
+        policy.validate(&Request { object: object.clone(), old: old.clone(), request })
+    };
+    assert_eq!(say("CREATE", &of_node, &Value::Null, &extra), Verdict::Allowed);
+    let mut of_pod = of_node.clone();
+    of_pod["regarding"] =
+        json!({"apiVersion": "v1", "kind": "Pod", "namespace": "a", "name": "b", "uid": "c"});
+    assert_eq!(say("CREATE", &of_pod, &Value::Null, &extra), Verdict::Allowed);
+    assert_eq!(say("UPDATE", &of_pod, &of_pod, &extra), Verdict::Allowed);
+
+    for unbound in [json!({}), json!({"authentication.kubernetes.io/credential-id": ["JTI=x"]})] {
+        denied(&say("CREATE", &of_pod, &Value::Null, &unbound), "bound to no node");
+    }
+    for (pointer, value, words) in [
+        ("/reportingInstance", json!("node-b"), "agent of node bench-node"),
+        ("/reportingInstance", json!(null), "agent of node bench-node"),
+        ("/regarding/kind", json!("Secret"), "about Pods and about its own Node"),
+        ("/regarding", json!({}), "about Pods and about its own Node"),
+        ("/regarding", json!({"kind": "Node", "name": "node-b"}), "about Pods and about its own Node"),
+    ] {
+        let mut wrong = of_pod.clone();
+        *wrong.pointer_mut(pointer).unwrap() = value;
+        if wrong["reportingInstance"].is_null() {
+            wrong.as_object_mut().unwrap().remove("reportingInstance");
+        }
+        denied(&say("CREATE", &wrong, &Value::Null, &extra), words);
+    }
+    // An Event of the kubelet, or of another agent, is not taken over.
+    let mut foreign = of_pod.clone();
+    foreign["reportingInstance"] = json!("node-b");
+    denied(&say("UPDATE", &of_pod, &foreign, &extra), "agent of node bench-node");
+    // Other reporters are not restricted.
+    let kubelet = Request {
+        object: foreign,
+        old: Value::Null,
+        request: asks("CREATE", "x", "system:node:node-b", &json!({})),
+    };
+    assert_eq!(policy.validate(&kubelet), Verdict::NotMatched);
+}
+
+/// A node's name may be longer than the field that names it in an Event.
+#[test]
+fn events_of_a_node_with_a_long_name_are_taken() {
+    let policy = policy("event-policy");
+    let name = "n".repeat(200);
+    let extra = json!({"authentication.kubernetes.io/node-name": [name]});
+    let event =
+        |instance: &str| json!({"reportingInstance": instance, "regarding": {"kind": "Pod", "name": "a"}});
+    let say = |instance: &str| {
+        let request = asks("CREATE", "x", USER, &extra);
+        policy.validate(&Request { object: event(instance), old: Value::Null, request })
+    };
+    assert_eq!(say(&name[..128]), Verdict::Allowed);
+    denied(&say(&name[..127]), "reportingInstance");
+}
+
+/// A second installation would give its own agents the rights of those that are there.
+#[test]
+fn a_second_installation_is_refused() {
+    let policy = policy("installation-policy");
+    let binding =
+        documents("deploy/base/rbac.yaml").into_iter().find(|one| one["kind"] == "ClusterRoleBinding");
+    let binding = binding.unwrap();
+    let admin =
+        json!({"operation": "UPDATE", "name": "pinfold", "userInfo": {"username": "kubernetes-admin"}});
+    let say = |object: &Value| {
+        let (object, old) = (object.clone(), binding.clone());
+        policy.validate(&Request { object, old, request: admin.clone() })
+    };
+    let mut second = binding.clone();
+    second["subjects"][0]["namespace"] = json!("two");
+    denied(&say(&second), "gives rights to pinfold/pinfold, and this change would take them away");
+    assert_eq!(say(&binding), Verdict::Allowed);
+    // An account more takes nothing away.
+    let mut wider = binding.clone();
+    wider["subjects"].as_array_mut().unwrap().push(json!({"kind": "User", "name": "a"}));
+    assert_eq!(say(&wider), Verdict::Allowed);
+    let mut none = binding.clone();
+    none.as_object_mut().unwrap().remove("subjects");
+    denied(&say(&none), "take them away");
+}
+
+/// A right of all verbs is an administrator's, who is no agent.
+#[test]
+fn an_administrator_is_not_restricted() {
+    let mut objects = documents("deploy/base/rbac.yaml");
+    let policy = Policy::new(&documents("deploy/base/node-policy.yaml")[0]);
+    let create = Request {
+        object: node(json!({})),
+        old: Value::Null,
+        request: asks("CREATE", "node-b", USER, &json!({})),
+    };
+    let policy = policy.beside(&objects);
+    assert!(matches!(policy.validate(&create), Verdict::Denied(..)));
+    let role = objects.iter_mut().find(|one| one["kind"] == "ClusterRole").unwrap();
+    role["rules"] = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
+    assert_eq!(policy.beside(&objects).validate(&create), Verdict::NotMatched);
+}
+
 #[test]
 fn the_policy_knows_the_labels_of_plans() {
     let policy = &documents("deploy/base/node-policy.yaml")[0];
     let ours = policy["spec"]["variables"][0]["expression"].as_str().unwrap();
     let keys = LabelKeys::default();
     assert_eq!(ours, format!("['{}', '{}', '{}', '{}']", keys.scene, keys.case, keys.index, keys.kind));
+    let taints = policy["spec"]["variables"][1]["expression"].as_str().unwrap();
+    assert_eq!(taints, format!("['{}']", TaintKey::default().0));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The manifests: every field is one that the API knows, kubectl takes them, and what they grant is what is said.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1::{
@@ -13,7 +15,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
 
-use crate::kubectl::dry_run;
+use crate::kubectl::{apply_again, dry_run};
 use crate::strict::strictly;
 use crate::tools::{documents, find, here, kustomize, program, succeed};
 
@@ -62,13 +64,14 @@ fn check(objects: &[Value], what: &str) {
 #[test]
 fn every_field_is_known() {
     let mut seen = 0;
-    let files = ["namespace", "crd", "rbac", "node-policy", "claim-policy", "priority", "daemonset"];
+    let policies = ["node-policy", "claim-policy", "event-policy", "installation-policy"];
+    let files = [&["namespace", "crd", "rbac", "priority", "daemonset"][..], &policies].concat();
     for file in files {
         let objects = documents(&format!("deploy/base/{file}.yaml"));
         seen += objects.len();
         check(&objects, file);
     }
-    assert_eq!(seen, 13, "all of the base");
+    assert_eq!(seen, 17, "all of the base");
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
         check(&documents(&format!("deploy/components/{kind}/{kind}.yaml")), kind);
@@ -143,17 +146,23 @@ fn overlays_are_the_base_with_what_they_say() {
     }
 }
 
+/// An object after a patch of kubectl.
+pub(crate) fn patched<A: AsRef<OsStr>>(kubectl: &Path, object: &Value, patch: [A; 2]) -> Value {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), object.to_string()).unwrap();
+    let mut command = Command::new(kubectl);
+    command.args(["patch", "--local", "-o", "json", "-f"]).arg(file.path()).args(patch);
+    serde_json::from_str(&succeed(&mut command)).unwrap()
+}
+
 #[test]
 fn the_uninstall_patch_fits_every_overlay() {
     let Some(kubectl) = program("kubectl") else { return };
     for name in ["base", "overlays/containerd", "overlays/crio", "overlays/observe-only"] {
         let objects = kustomize(&kubectl, &here("deploy").join(name));
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), find(&objects, "DaemonSet", "pinfold").to_string()).unwrap();
-        let mut patch = Command::new(&kubectl);
-        patch.args(["patch", "--local", "-o", "json", "-f"]).arg(file.path());
-        let text = succeed(patch.arg("--patch-file").arg(here("deploy/uninstall.yaml")));
-        let patched: Value = serde_json::from_str(&text).unwrap();
+        let file = here("deploy/uninstall.yaml");
+        let patch = [OsStr::new("--patch-file"), file.as_os_str()];
+        let patched = patched(&kubectl, find(&objects, "DaemonSet", "pinfold"), patch);
         check(std::slice::from_ref(&patched), name);
         let agent = &patched["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
@@ -188,6 +197,21 @@ fn kubectl_takes_them() {
     assert_eq!(find(&taken, "DaemonSet", "pinfold")["apiVersion"], "apps/v1");
 }
 
+/// Only what has changed is reported as changed.
+#[test]
+fn a_second_apply_changes_nothing() {
+    let Some(kubectl) = program("kubectl") else { return };
+    let mut objects = kustomize(&kubectl, &here("deploy/overlays/containerd"));
+    objects.extend(documents("deploy/policies/threads.yaml"));
+    for file in ["rbac", "policy", "deployment"] {
+        objects.extend(documents(&format!("deploy/components/reclaim/{file}.yaml")));
+    }
+    let said = apply_again(&kubectl, &objects);
+    assert_eq!(said.len(), objects.len());
+    let changed: Vec<&String> = said.iter().filter(|line| !line.ends_with(" unchanged")).collect();
+    assert!(changed.is_empty(), "{changed:#?}");
+}
+
 #[test]
 fn the_snippet_is_a_list_of_variables() {
     let snippet = documents("deploy/policies/threads-snippet.yaml").remove(0);
@@ -215,7 +239,13 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
     // A right more or less is a decision: the requests of the room `cluster` are these.
     assert_eq!(
         allowed("ClusterRole"),
-        ["nodes get,patch", "pods list,watch", "events create,patch", "sceneplans list,watch"]
+        [
+            "nodes get,patch",
+            "pods list,watch",
+            "events create,patch",
+            "sceneplans list,watch",
+            "agents restrict"
+        ]
     );
     assert_eq!(allowed("Role"), ["leases create,delete,get,list"]);
     let pod = &documents("deploy/base/daemonset.yaml")[0]["spec"]["template"]["spec"];

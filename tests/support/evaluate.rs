@@ -1,8 +1,8 @@
 //! Admission policies, evaluated as an API server evaluates them: match conditions, variables, validations, and the apply
 //! configuration of a mutation merged into the object.
 //!
-//! The expressions run in the crate `cel`. What Kubernetes adds to the language and the policies use is here: quantities, and
-//! `Object…{}` with the field names of a Pod. The server's type check is not: that the recorded policies of a real server
+//! The expressions run in the crate `cel`. What Kubernetes adds to the language and the policies use is here: quantities,
+//! `Object…{}` with the field names of a Pod, and the authorizer, which answers by given roles and bindings. The server's type check is not: that the recorded policies of a real server
 //! give the recorded answers shows how far this goes.
 
 use std::collections::{BTreeMap, HashMap};
@@ -90,6 +90,8 @@ pub(crate) struct Policy {
     variables: Vec<(String, Program)>,
     validations: Vec<(Program, Json)>,
     mutations: Vec<Program>,
+    /// The roles and bindings by which the authorizer answers.
+    rights: Arc<Vec<Json>>,
 }
 
 /// What an expression sees.
@@ -125,7 +127,13 @@ impl Policy {
                 compile(&one["applyConfiguration"]["expression"])
             })
             .collect();
-        Self { env: Arc::clone(&env), conditions, variables, validations, mutations }
+        Self { env: Arc::clone(&env), conditions, variables, validations, mutations, rights: Arc::default() }
+    }
+
+    /// The policy in a cluster with these roles and bindings.
+    pub(crate) fn beside(mut self, objects: &[Json]) -> Self {
+        self.rights = Arc::new(objects.to_vec());
+        self
     }
 
     fn context(&self, request: &Request) -> Context<'static, 'static> {
@@ -138,6 +146,8 @@ impl Policy {
         #[allow(clippy::cast_possible_truncation, reason = "of a number that is whole")]
         context.add_function("asInteger", |This(amount): This<f64>| amount as i64).unwrap();
         context.add_function("asApproximateFloat", |This(amount): This<f64>| amount).unwrap();
+        let user = request.request["userInfo"]["username"].as_str().unwrap_or_default().to_owned();
+        self.authorize(&mut context, user);
         for (name, value) in
             [("object", &request.object), ("oldObject", &request.old), ("request", &request.request)]
         {
@@ -153,6 +163,21 @@ impl Policy {
         }
         context.add_variable_from_value("variables", Value::from(known));
         context
+    }
+
+    /// The authorizer of a user: each call appends its argument to a text, and the last one looks the right up.
+    fn authorize(&self, context: &mut Context<'static, 'static>, user: String) {
+        context.add_variable("authorizer", json!("")).unwrap();
+        let append = |This(text): This<Arc<String>>, word: Arc<String>| format!("{text}{word} ");
+        for call in ["group", "resource", "check"] {
+            context.add_function(call, append).unwrap();
+        }
+        let rights = Arc::clone(&self.rights);
+        let allowed = move |This(text): This<Arc<String>>| {
+            let words: Vec<&str> = text.split(' ').collect();
+            may(&rights, &user, [words[0], words[1], words[2]])
+        };
+        context.add_function("allowed", allowed).unwrap();
     }
 
     fn matches(&self, context: &Context<'_, '_>) -> Result<bool, ExecutionError> {
@@ -210,6 +235,27 @@ impl Policy {
         }
         Ok(pod)
     }
+}
+
+/// Whether a ClusterRoleBinding among these objects gives a service account the right to a group, resource and verb.
+fn may(objects: &[Json], user: &str, right: [&str; 3]) -> bool {
+    let of_kind = |kind: &'static str| objects.iter().filter(move |object| object["kind"] == kind);
+    let has = |list: &Json, word: &str| {
+        list.as_array().into_iter().flatten().any(|entry| entry == word || entry == "*")
+    };
+    let bound = of_kind("ClusterRoleBinding").filter(|binding| {
+        binding["subjects"].as_array().into_iter().flatten().any(|subject| {
+            let (namespace, name) = (subject["namespace"].as_str(), subject["name"].as_str());
+            let (Some(namespace), Some(name)) = (namespace, name) else { return false };
+            user == format!("system:serviceaccount:{namespace}:{name}")
+        })
+    });
+    let roles = bound.flat_map(|binding| {
+        of_kind("ClusterRole").filter(|role| role["metadata"]["name"] == binding["roleRef"]["name"])
+    });
+    roles.flat_map(|role| role["rules"].as_array().into_iter().flatten()).any(|rule| {
+        ["apiGroups", "resources", "verbs"].iter().zip(right).all(|(key, word)| has(&rule[*key], word))
+    })
 }
 
 /// Merges an apply configuration: lists of containers and variables are maps by name.

@@ -1,6 +1,6 @@
 //! kubectl without a cluster.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,18 @@ use serde_json::{Value, json};
 
 use crate::tools::succeed;
 
-/// Answers discovery for the kinds of these objects, as an API server; nothing else.
-fn discovery(objects: &[Value]) -> std::net::SocketAddr {
+/// The name of a kind in paths.
+fn plural(kind: &str) -> String {
+    let kind = kind.to_lowercase();
+    match kind.strip_suffix('y') {
+        Some(start) => format!("{start}ies"),
+        None if kind.ends_with('s') => format!("{kind}es"),
+        None => format!("{kind}s"),
+    }
+}
+
+/// Answers discovery for the kinds of these objects, as an API server, and requests for those that are `live`; nothing else.
+fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let kinds: Vec<(String, String)> = objects
@@ -50,6 +60,13 @@ fn discovery(objects: &[Value]) -> std::net::SocketAddr {
             let groups: Vec<Value> = groups.collect();
             return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
         }
+        let named = live.iter().find(|one| {
+            let (kind, name) = (one["kind"].as_str().unwrap(), one["metadata"]["name"].as_str().unwrap());
+            path.ends_with(&format!("/{}/{name}", plural(kind)))
+        });
+        if named.is_some() {
+            return named.cloned();
+        }
         let version = path.strip_prefix("/apis/").or_else(|| path.strip_prefix("/api/"))?;
         let mut names: Vec<&String> =
             kinds.iter().filter(|(other, _)| other == version).map(|(_, kind)| kind).collect();
@@ -57,15 +74,8 @@ fn discovery(objects: &[Value]) -> std::net::SocketAddr {
         let resources: Vec<Value> = names
             .iter()
             .map(|kind| {
-                let plural = kind.to_lowercase();
-                let plural = if plural.ends_with('y') {
-                    format!("{}ies", plural.trim_end_matches('y'))
-                } else if plural.ends_with('s') {
-                    format!("{plural}es")
-                } else {
-                    format!("{plural}s")
-                };
-                json!({"name": plural, "singularName": "", "namespaced": !cluster(kind), "kind": kind, "verbs": ["create", "get"]})
+                json!({"name": plural(kind), "singularName": "", "namespaced": !cluster(kind), "kind": kind,
+                    "verbs": ["create", "get", "patch"]})
             })
             .collect();
         (!resources.is_empty()).then(|| {
@@ -75,9 +85,16 @@ fn discovery(objects: &[Value]) -> std::net::SocketAddr {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let mut lines = reader.by_ref().lines().map_while(Result::ok);
             let Some(first) = lines.next() else { continue };
-            while lines.next().is_some_and(|line| !line.is_empty()) {}
+            let mut length = 0;
+            while let Some(line) = lines.next().filter(|line| !line.is_empty()) {
+                if let Some(number) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = number.trim().parse().unwrap();
+                }
+            }
+            let _ = std::io::copy(&mut reader.take(length), &mut std::io::sink());
             let path = first.split(' ').nth(1).unwrap_or_default();
             let path = path.split('?').next().unwrap_or_default();
             let (status, body) = match answer(path) {
@@ -94,17 +111,49 @@ fn discovery(objects: &[Value]) -> std::net::SocketAddr {
     address
 }
 
+/// What an apply of objects says that were applied before, line by line.
+pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+    let live: Vec<Value> = dry_run(kubectl, &list, objects).into_iter().map(kept).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.json");
+    std::fs::write(&file, list).unwrap();
+    let server = format!("http://{}", serve(objects, live));
+    let mut apply = Command::new(kubectl);
+    apply.env("HOME", folder.path()).env_remove("KUBECONFIG");
+    let said = succeed(apply.args(["apply", "--validate=false", "-s", &server, "-f"]).arg(file));
+    said.lines().map(str::to_owned).collect()
+}
+
+/// An object as the API server keeps it: without a `false` that it drops, and with the default scope of admission rules.
+///
+/// The scope matters because the list of rules is replaced as a whole: kubectl leaves any other defaulted field alone.
+fn kept(mut object: Value) -> Value {
+    for (holder, field) in [("", "globalDefault"), ("/spec/template/spec", "hostNetwork")] {
+        let holder = object.pointer_mut(holder).and_then(Value::as_object_mut);
+        if let Some(holder) = holder.filter(|holder| holder.get(field) == Some(&json!(false))) {
+            holder.remove(field);
+        }
+    }
+    let rules = object.pointer_mut("/spec/matchConstraints/resourceRules").and_then(Value::as_array_mut);
+    for rule in rules.into_iter().flatten() {
+        rule.as_object_mut().unwrap().entry("scope").or_insert(json!("*"));
+    }
+    object
+}
+
 /// What kubectl makes of a text of YAML or JSON: the objects, as it would send them. `objects` are their kinds.
 pub(crate) fn dry_run(kubectl: &Path, text: &str, objects: &[Value]) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.yaml");
     std::fs::write(&file, text).unwrap();
-    let server = format!("http://{}", discovery(objects));
+    let server = format!("http://{}", serve(objects, Vec::new()));
     let printed = succeed(
         Command::new(kubectl)
             .env("HOME", folder.path())
             .env_remove("KUBECONFIG")
-            .args(["create", "--dry-run=client", "--validate=false", "-s", &server, "-o", "json", "-f"])
+            .args(["create", "--dry-run=client", "--save-config", "--validate=false"])
+            .args(["-s", &server, "-o", "json", "-f"])
             .arg(file),
     );
     // One object comes alone; several come one behind the other, or in a List.

@@ -300,8 +300,8 @@ impl Keeper {
                 Err(failure) if failure.is_passing() => return Err(failure.into()),
                 Err(failure) => {
                     let says = format!(
-                        "the taint could not be changed: {failure}: the agent needs the right to patch nodes, and a policy \
-                         may know taints pinfold.io/* only"
+                        "the taint could not be changed: {failure}: the agent needs the right to patch nodes, and the \
+                         admission policy pinfold-node knows the keys of taints that `taints` there, or taintKeys of the chart, list"
                     );
                     memory.untaintable = verdict.plan.clone().map(|plan| (plan, says.clone()));
                     self.untainted = Some(Instant::now());
