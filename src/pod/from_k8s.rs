@@ -1,4 +1,8 @@
 //! [`Pod::from_k8s`]: an API object as a [`Pod`], with the defaults that the API server would fill in.
+//!
+//! A resize in place changes the spec at once, and the kubelet may defer or refuse it. The CPUs of a container are therefore
+//! those that the kubelet has granted: `allocatedResources` in the container's status; without that field, the limit in
+//! force as long as a resize is pending; else the spec.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,11 +74,15 @@ impl Pod {
         let node_keys = pod.spec.as_ref().map(node_keys).unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
+        let pending = resize_is_pending(&status, metadata.generation);
         let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
         let name = non_empty(metadata.name).or_else(|| non_empty(metadata.generate_name));
         let name = name.ok_or(PodError::NoName)?;
 
-        let mut ids = runtime_ids(&status);
+        let allocated = cpu(status.allocated, "status.allocatedResources")?;
+        let init = reported_by("initContainerStatuses", status.init_container_statuses, pending)?;
+        let app = reported_by("containerStatuses", status.container_statuses, pending)?;
+        let mut reported: BTreeMap<String, Reported> = init.into_iter().chain(app).collect();
         let init = spec.init_containers.unwrap_or_default().into_iter().zip(0..);
         let init = init.map(|(c, i)| (format!("spec.initContainers[{i}]"), init_kind(&c), c));
         let app = spec.containers.unwrap_or_default().into_iter().zip(0..);
@@ -88,13 +96,18 @@ impl Pod {
             if !names.insert(name.clone()) {
                 return Err(PodError::DuplicateContainer { path, name });
             }
-            let runtime_id = ids.remove(&name);
-            containers.push(convert(name, container, kind, &path, runtime_id)?);
+            containers.push(convert(name, container, kind, &path)?);
         }
 
         let mut whole = resources(spec.resources, "spec.resources")?;
         default_pod_requests(&mut whole, &containers);
         within_limit(&whole, "spec.resources")?;
+        Granted { request: allocated, limit: None }.replace(&mut whole);
+        for container in &mut containers {
+            let Some(reported) = reported.remove(&container.name) else { continue };
+            container.runtime_id = reported.runtime_id;
+            reported.granted.replace(&mut container.resources);
+        }
 
         Ok(Self {
             namespace: non_empty(metadata.namespace).unwrap_or_else(|| "default".to_owned()),
@@ -107,7 +120,7 @@ impl Pod {
             finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             resources: whole,
             containers,
-            qos_reported: status.qos_class.as_deref().and_then(reported),
+            qos_reported: status.qos_class.as_deref().and_then(qos_class),
             of_runtime: false,
         })
     }
@@ -122,15 +135,65 @@ fn node_keys(spec: &object::Spec) -> BTreeSet<String> {
     selector.chain(expressions.filter_map(|requirement| requirement.key.as_ref())).cloned().collect()
 }
 
-/// The runtime's id of each container that has run, by name, without the runtime's name in front.
-fn runtime_ids(status: &object::Status) -> BTreeMap<String, String> {
-    let statuses =
-        [&status.init_container_statuses, &status.container_statuses].into_iter().flatten().flatten();
+/// A container as its status reports it.
+struct Reported {
+    /// The runtime's id, without the runtime's name in front.
+    runtime_id: Option<String>,
+    granted: Granted,
+}
+
+/// Thousandths of a CPU that the kubelet has granted, where the status tells.
+struct Granted {
+    /// The request.
+    request: Option<u64>,
+    /// The limit, while a resize is pending.
+    limit: Option<u64>,
+}
+
+// === impl Granted ===
+
+impl Granted {
+    /// Replaces the amounts of the spec. A limit that equals its request is granted together with the request.
+    fn replace(self, spec: &mut Resources) {
+        let Some(request) = spec.cpu_request else { return };
+        let equal = spec.cpu_limit == Some(request);
+        match self.request {
+            Some(granted) if equal => spec.cpu_limit = Some(granted),
+            _ => spec.cpu_limit = spec.cpu_limit.and(self.limit).or(spec.cpu_limit),
+        }
+        let with_limit = spec.cpu_limit.filter(|_| equal);
+        spec.cpu_request = self.request.or(with_limit).or(spec.cpu_request);
+    }
+}
+
+/// Whether the kubelet has put off or refused a resize, or has not seen the latest spec yet.
+fn resize_is_pending(status: &object::Status, generation: Option<i64>) -> bool {
+    let conditions = status.conditions.iter().flatten();
+    let mut pending = conditions.filter(|condition| condition.kind.as_deref() == Some("PodResizePending"));
+    let unseen = status.observed_generation.zip(generation).is_some_and(|(seen, latest)| seen < latest);
+    pending.any(|condition| condition.status.as_deref() == Some("True"))
+        || status.resize.as_ref().is_some_and(|resize| !resize.is_empty())
+        || unseen
+}
+
+/// The containers of one list of the status, by name.
+fn reported_by(
+    list: &str,
+    statuses: Option<Vec<object::ContainerStatus>>,
+    pending: bool,
+) -> Result<BTreeMap<String, Reported>, PodError> {
+    let statuses = statuses.unwrap_or_default().into_iter().zip(0..);
     statuses
-        .filter_map(|status| {
-            let id = status.container_id.as_deref()?;
-            let id = id.split_once("://").map_or(id, |(_, id)| id);
-            (!id.is_empty()).then(|| (status.name.clone().unwrap_or_default(), id.to_owned()))
+        .map(|(status, index)| {
+            let path = format!("status.{list}[{index}]");
+            let limits = status.resources.and_then(|resources| resources.limits);
+            let limit = cpu(limits, &format!("{path}.resources.limits"))?.filter(|_| pending);
+            let request = cpu(status.allocated, &format!("{path}.allocatedResources"))?;
+            let id = status.container_id.unwrap_or_default();
+            let id = id.split_once("://").map_or(id.as_str(), |(_, id)| id);
+            let runtime_id = Some(id.to_owned()).filter(|id| !id.is_empty());
+            let reported = Reported { runtime_id, granted: Granted { request, limit } };
+            Ok((status.name.unwrap_or_default(), reported))
         })
         .collect()
 }
@@ -147,7 +210,6 @@ fn convert(
     container: object::Container,
     kind: ContainerKind,
     path: &str,
-    runtime_id: Option<String>,
 ) -> Result<Container, PodError> {
     let path = format!("{path}.resources");
     let mut own = resources(container.resources, &path)?;
@@ -171,7 +233,7 @@ fn convert(
         env_from: container.env_from.is_some_and(|sources| !sources.is_empty()),
         image: container.image.unwrap_or_default(),
         args: words.collect(),
-        runtime_id,
+        runtime_id: None,
     })
 }
 
@@ -190,11 +252,25 @@ fn resources(from: Option<object::Resources>, path: &str) -> Result<Resources, P
 /// Thousandths of CPUs, and bytes.
 fn amounts(from: Option<Amounts>, path: &str, field: &str) -> Result<(Option<u64>, Option<u64>), PodError> {
     let Amounts { cpu, memory } = from.unwrap_or_default();
-    let read = |resource: &str, amount: Option<Quantity>, read: fn(&str) -> Result<u64, QuantityError>| {
-        let amount = amount.map(|Quantity(text)| read(&text)).transpose();
-        amount.map_err(|source| PodError::Quantity { path: format!("{path}.{field}.{resource}"), source })
-    };
-    Ok((read("cpu", cpu, quantity::cpu_millis)?, read("memory", memory, quantity::bytes)?))
+    let path = |resource: &str| format!("{path}.{field}.{resource}");
+    Ok((
+        amount(cpu, quantity::cpu_millis, || path("cpu"))?,
+        amount(memory, quantity::bytes, || path("memory"))?,
+    ))
+}
+
+/// Thousandths of CPUs.
+fn cpu(from: Option<Amounts>, path: &str) -> Result<Option<u64>, PodError> {
+    amount(from.and_then(|amounts| amounts.cpu), quantity::cpu_millis, || format!("{path}.cpu"))
+}
+
+fn amount(
+    quantity: Option<Quantity>,
+    read: fn(&str) -> Result<u64, QuantityError>,
+    path: impl FnOnce() -> String,
+) -> Result<Option<u64>, PodError> {
+    let amount = quantity.map(|Quantity(text)| read(&text)).transpose();
+    amount.map_err(|source| PodError::Quantity { path: path(), source })
 }
 
 fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {
@@ -248,6 +324,147 @@ fn asked_together(containers: &[Container], amount: fn(&Resources) -> Option<u64
     Some(most.max(sidecars.saturating_add(apps)))
 }
 
-fn reported(class: &str) -> Option<Qos> {
+fn qos_class(class: &str) -> Option<Qos> {
     [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort].into_iter().find(|qos| qos.to_string() == class)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(object: &Value) -> Pod {
+        Pod::from_k8s(serde_json::from_value(object.clone()).unwrap()).unwrap()
+    }
+
+    /// Requests and limits of all containers, in thousandths of a CPU.
+    fn cpus(pod: &Pod) -> Vec<(Option<u64>, Option<u64>)> {
+        pod.containers.iter().map(|one| (one.resources.cpu_request, one.resources.cpu_limit)).collect()
+    }
+
+    #[test]
+    fn a_recorded_resize_counts_when_the_kubelet_allocates_it() {
+        let recorded = include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/data/apiserver/03-watch-pods-lifecycle.http"
+        ));
+        let (_, answer) = recorded.split_once("### response").unwrap();
+        let events = answer.lines().filter(|line| line.starts_with('{'));
+        let objects = events.map(|line| serde_json::from_str::<Value>(line).unwrap()["object"].take());
+        let seen: Vec<(String, Option<u64>)> = objects
+            .filter(|object| object["metadata"]["name"] == "fx-guaranteed")
+            .map(|object| {
+                let version = object["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+                (version, read(&object).containers[0].resources.cpu_limit)
+            })
+            .collect();
+        let resize: Vec<(&str, Option<u64>)> = seen
+            .iter()
+            .map(|(version, limit)| (version.as_str(), *limit))
+            .filter(|(version, _)| ["719", "744", "746", "748", "762"].contains(version))
+            .collect();
+        // The spec says 200m from 744 on; the kubelet allocates at 746, and a crash follows at 759.
+        let expected =
+            [("719", 100), ("744", 100), ("746", 200), ("748", 200), ("762", 200)].map(|(v, l)| (v, Some(l)));
+        assert_eq!(resize, expected);
+    }
+
+    /// A pod of class Guaranteed whose containers were resized from 2 CPUs to 4, with what the status says of each of them.
+    fn resized(of_container: &Value, status: &Value) -> Pod {
+        let resources =
+            json!({"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}});
+        let container = |name: &str| json!({"name": name, "resources": resources});
+        let mut sidecar = container("sidecar");
+        sidecar["restartPolicy"] = json!("Always");
+        let reported = |name: &str| {
+            let mut reported = of_container.clone();
+            reported["name"] = json!(name);
+            reported
+        };
+        let mut status = status.clone();
+        status["initContainerStatuses"] = json!([reported("init"), reported("sidecar")]);
+        status["containerStatuses"] = json!([reported("main")]);
+        read(&json!({
+            "metadata": {"name": "p", "generation": 2},
+            "spec": {"initContainers": [container("init"), sidecar], "containers": [container("main")]},
+            "status": status,
+        }))
+    }
+
+    #[test]
+    fn a_resize_that_is_not_granted_changes_no_container() {
+        let amounts = |cpu: &str| json!({"cpu": cpu, "memory": "1Gi"});
+        let in_force = json!({"limits": amounts("2"), "requests": amounts("2")});
+        let allocated = json!({"allocatedResources": amounts("2"), "resources": in_force});
+        let actual = json!({"resources": in_force});
+        let condition = |kind: &str, status: &str| json!({"conditions": [{"type": kind, "status": status}]});
+        let deferred = condition("PodResizePending", "True");
+        let cases = [
+            (&allocated, deferred.clone(), 2),
+            (&allocated, json!({}), 2),
+            // Allocated and not in force yet: nobody else can have the CPUs any more.
+            (&json!({"allocatedResources": amounts("4"), "resources": in_force}), json!({}), 4),
+            (&actual, deferred.clone(), 2),
+            (&actual, json!({"resize": "Infeasible"}), 2),
+            (&actual, json!({"observedGeneration": 1}), 2),
+            (&actual, json!({"observedGeneration": 2}), 4),
+            (&actual, condition("PodResizePending", "False"), 4),
+            (&actual, condition("PodResizeInProgress", "True"), 4),
+            // A container that has not run yet has only its spec.
+            (&json!({}), deferred, 4),
+        ];
+        for (of_container, status, expected) in cases {
+            let pod = resized(of_container, &status);
+            let limit = Some(expected * 1000);
+            assert_eq!(cpus(&pod), [(limit, limit); 3], "{of_container} {status}");
+            assert_eq!(super::super::qos(&pod), Qos::Guaranteed, "{of_container} {status}");
+        }
+    }
+
+    #[test]
+    fn a_granted_request_is_no_limit() {
+        let pod = |limits: &Value, status: &Value| {
+            read(&json!({
+                "metadata": {"name": "p"},
+                "spec": {"containers": [{"name": "main", "resources": {"limits": limits, "requests": {"cpu": "2"}}}]},
+                "status": status,
+            }))
+        };
+        let status = json!({
+            "conditions": [{"type": "PodResizePending", "status": "True"}],
+            "containerStatuses": [{
+                "name": "main", "allocatedResources": {"cpu": "1"},
+                "resources": {"limits": {"cpu": "3"}, "requests": {"cpu": "1"}},
+            }],
+        });
+        assert_eq!(cpus(&pod(&json!({"cpu": "4"}), &status)), [(Some(1000), Some(3000))]);
+        assert_eq!(cpus(&pod(&json!({}), &status)), [(Some(1000), None)], "a limit that nobody set");
+        // A smaller limit that is to come does not make the request that is in force a mistake.
+        let smaller = json!({"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "8"}}]});
+        assert_eq!(cpus(&pod(&json!({"cpu": "2"}), &smaller)), [(Some(8000), Some(8000))]);
+    }
+
+    #[test]
+    fn a_pod_level_resize_counts_when_it_is_allocated() {
+        let amounts = |cpu: &str| json!({"cpu": cpu, "memory": "1Gi"});
+        let pod = read(&json!({
+            "metadata": {"name": "p"},
+            "spec": {"resources": {"limits": amounts("4"), "requests": amounts("4")}, "containers": [{"name": "main"}]},
+            "status": {"allocatedResources": amounts("2"), "containerStatuses": [{"name": "main"}]},
+        }));
+        assert_eq!((pod.resources.cpu_request, pod.resources.cpu_limit), (Some(2000), Some(2000)));
+        assert_eq!(super::super::qos(&pod), Qos::Guaranteed);
+    }
+
+    #[test]
+    fn an_amount_in_a_status_that_makes_no_sense_is_named() {
+        let object = json!({
+            "metadata": {"name": "p"}, "spec": {"containers": [{"name": "main"}]},
+            "status": {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "much"}}]},
+        });
+        let error = Pod::from_k8s(serde_json::from_value(object).unwrap()).unwrap_err();
+        assert_eq!(error.to_string(), "status.containerStatuses[0].allocatedResources.cpu is not a quantity");
+    }
 }

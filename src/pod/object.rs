@@ -25,6 +25,7 @@ part! {
         pub(super) generate_name: String = "generateName",
         pub(super) namespace: String = "namespace",
         pub(super) uid: String = "uid",
+        pub(super) generation: i64 = "generation",
         pub(super) labels: BTreeMap<String, String> = "labels",
         pub(super) annotations: BTreeMap<String, String> = "annotations",
     }
@@ -112,8 +113,21 @@ part! {
     pub(super) struct Status: "a pod's status" {
         pub(super) phase: String = "phase",
         pub(super) qos_class: String = "qosClass",
+        /// The generation of the spec that the kubelet has seen.
+        pub(super) observed_generation: i64 = "observedGeneration",
+        pub(super) conditions: Vec<Condition> = "conditions",
+        /// The state of a resize, where the kubelet is older than the condition for it.
+        pub(super) resize: String = "resize",
+        pub(super) allocated: Amounts = "allocatedResources",
         pub(super) init_container_statuses: Vec<ContainerStatus> = "initContainerStatuses",
         pub(super) container_statuses: Vec<ContainerStatus> = "containerStatuses",
+    }
+}
+
+part! {
+    pub(super) struct Condition: "a pod's condition" {
+        pub(super) kind: String = "type",
+        pub(super) status: String = "status",
     }
 }
 
@@ -121,5 +135,9 @@ part! {
     pub(super) struct ContainerStatus: "a container's status" {
         pub(super) name: String = "name",
         pub(super) container_id: String = "containerID",
+        /// The requests that the kubelet has granted.
+        pub(super) allocated: Amounts = "allocatedResources",
+        /// The requests and limits in force.
+        pub(super) resources: Resources = "resources",
     }
 }
