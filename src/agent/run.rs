@@ -14,7 +14,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Cluster, Link, Running, peers};
+use super::cluster::{Cluster, Running, peers};
 use super::config::Config;
 use super::devices::{CallError, CpuManager, DevicesError, PodResources};
 use super::event::{Admission, Event};
@@ -134,10 +134,10 @@ impl Agent {
         let cluster = cluster
             .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
-        let place = link.as_ref().and_then(Link::place);
         let runtime = node.config.runtime.wanted();
         let runtime = runtime.then(|| {
-            runtime::start(&node, &mut tasks, events.clone(), place, snapshot.clone(), &metrics, &stop)
+            let events = events.clone();
+            runtime::start(&node, &mut tasks, events, cluster.as_ref(), snapshot.clone(), &metrics, &stop)
         });
         let runtime = runtime.transpose()?;
         let state =

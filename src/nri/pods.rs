@@ -20,8 +20,9 @@
 //!   what it owned is free until it comes again. Where an API server tells of the pod, it stays the pod's.
 //! - *Memory requests.* In a Guaranteed pod a request equals its limit; elsewhere it stays unknown, and so the class that
 //!   [`qos`](crate::pod::qos()) computes from the result is never Guaranteed unless the kubelet says so.
-//! - *Resources of the pod as a whole.* A pod that is Guaranteed by those alone, with containers that are not, is not taken
-//!   for Guaranteed.
+//! - *Resources of the pod as a whole.* The kubelet (1.32 and newer) gives a container without a limit the limit of its pod, as
+//!   weight, quota and memory. Such a limit can't be told from the container's own. An older kubelet gives no limit, and the
+//!   container's threads can't be counted. The API's word is therefore waited for where an API tells of pods.
 //! - *What a quota was before it was lifted.* In a Guaranteed pod the request tells the limit, and the other way round.
 //! - Labels of nodes that the pod asks for, and whether it has run to its end.
 //!

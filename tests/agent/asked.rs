@@ -324,3 +324,49 @@ fn a_pod_learns_its_nodes_place() {
     assert!(runtime.create(&web).env.is_empty(), "who does not train has no place");
     agent.stop();
 }
+
+#[test]
+fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    let mut runtime = Runtime::new();
+    let settings = cluster.settings(&tree, &kernel).with(&["--api=always"]);
+    let agent = runtime.settings(&settings).start();
+    agent.eventually("the first list is there", |status| status["cluster"]["complete"] == true);
+    runtime.connect(&agent);
+    // The limit of the pod is all that there is. Kubelets pass it on as the container's, or they pass on nothing.
+    for (name, passed_on) in [("passed-on", true), ("kept", false)] {
+        let mut worker = told(&tree, name, 1);
+        if !passed_on {
+            let of_container = worker.container.as_mut().unwrap().linux.as_mut().unwrap();
+            let cpu = LinuxCpu { shares: Some(Unsigned { value: 2 }), ..LinuxCpu::default() };
+            of_container.resources = Some(LinuxResources { cpu: Some(cpu), ..LinuxResources::default() });
+        }
+        runtime.change(1, &worker);
+        let amounts = json!({"cpu": "1", "memory": "1Gi"});
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": "train", "uid": format!("{name}-uid"),
+                "labels": worker.pod.as_ref().unwrap().labels,
+            },
+            "spec": {
+                "nodeName": NODE,
+                "resources": {"limits": amounts, "requests": amounts},
+                "containers": [{"name": "main", "image": "tf"}],
+            },
+        });
+        let given = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                cluster.put(&pod);
+            });
+            runtime.create(&worker)
+        });
+        let threads = given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
+        assert_eq!(threads, Some("1"), "{name}: {given:?}\n{}", agent.log());
+        assert_eq!(given.cpus, None, "{name}: a limit of the pod gives its container no CPUs: {given:?}");
+    }
+    agent.stop();
+}

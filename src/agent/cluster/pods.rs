@@ -43,12 +43,14 @@ pub(super) async fn take(
             next = heard.try_recv().ok();
         }
         if changed && known.is_complete() {
-            // Whoever reads the owner's next snapshot finds the pods that it speaks of.
-            pods.send_replace(Some(known.pods().into()));
             let event = Event::Pods { source: Source::Api, pods: known.pods(), errors: known.unreadable() };
-            if owner.send(event).await.is_err() {
-                return Ok(());
-            }
+            let Ok(permit) = owner.reserve().await else { return Ok(()) };
+            // Under the lock, both orders hold. A reader of these pods asks the owner after the owner's event is in its
+            // channel, and a reader of the owner's next snapshot finds the pods in it.
+            pods.send_modify(|pods| {
+                *pods = Some(known.pods().into());
+                permit.send(event);
+            });
         } else if !known.is_complete() && !waited {
             waited = true;
             if owner.send(Event::Unheard).await.is_err() {

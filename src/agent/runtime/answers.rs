@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::agent::cluster::{ApiPods, Link};
 use crate::agent::event::{Admission, Event, RuntimeNews, RuntimePod};
 use crate::agent::gate;
 use crate::cluster::scenes;
@@ -34,9 +35,22 @@ const CPUS: &str = "PINFOLD_CPUS";
 /// is two seconds, and is for its CPUs.
 const PLACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
+/// The time in which the API server may tell of a pod whose container is being created. A kubelet and an agent hear of a new
+/// pod at the same time, and a busy machine delays either of them.
+const API_WAIT: Duration = Duration::from_millis(500);
+
+/// The pods that the API server tells of.
+pub(super) struct Described {
+    /// The state of the connection.
+    pub(super) link: Link,
+    pub(super) pods: watch::Receiver<ApiPods>,
+}
+
 /// Answers the runtime's questions.
 pub(super) struct Answers {
     owner: mpsc::Sender<Event>,
+    /// The API server's pods, where the API is used.
+    described: Option<Described>,
     /// The Node's place in a scene, where it is kept.
     place: Option<watch::Receiver<scenes::State>>,
     /// What the owner has decided and seen.
@@ -51,11 +65,13 @@ pub(super) struct Answers {
 impl Answers {
     pub(super) fn new(
         owner: mpsc::Sender<Event>,
-        place: Option<watch::Receiver<scenes::State>>,
+        described: Option<Described>,
         snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
     ) -> Self {
-        Self { owner, place, snapshot, inventory: Mutex::default(), metrics, begun: Instant::now() }
+        let place = described.as_ref().and_then(|api| api.link.place());
+        let (inventory, begun) = (Mutex::default(), Instant::now());
+        Self { owner, described, place, snapshot, inventory, metrics, begun }
     }
 
     /// Tells the owner of a pod as it is now.
@@ -121,6 +137,24 @@ impl Answers {
         let (reply, answer) = oneshot::channel();
         self.owner.send(event(reply)).await.ok()?;
         answer.await.ok()
+    }
+
+    /// Waits until the API server has told of a pod, and not for long. A runtime's word alone lacks the resources of the pod as
+    /// a whole and the kinds of its containers: an answer from it would depend on who was heard first.
+    async fn wait_for_api(&self, uid: Option<&str>, asked: Instant) {
+        let (Some(api), Some(uid)) = (&self.described, uid) else { return };
+        // A server that is away tells of no pod.
+        if api.link.trouble().is_some() {
+            return;
+        }
+        let mut pods = api.pods.clone();
+        let told = |pods: &ApiPods| {
+            let first_list = pods.as_deref();
+            first_list.is_none_or(|pods| pods.iter().any(|pod| pod.cgroup_uid() == Some(uid)))
+        };
+        let left = API_WAIT.saturating_sub(asked.elapsed());
+        // A pod that the server never lists is answered by the runtime's word.
+        let _ = tokio::time::timeout(left, pods.wait_for(told)).await;
     }
 
     /// The Node's place, as variables. An agent that has just begun has yet to read it; who is created meanwhile waits.
@@ -238,6 +272,7 @@ impl nri::Plugin for Answers {
         let Some(told) = self.pod(sandbox) else { return Ok(Creation::default()) };
         let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
+        self.wait_for_api(pod.cgroup_uid(), start).await;
         let name = container.name.clone();
         let admission = self.ask(|reply| Event::Create { pod, container: name, reply }).await;
         let answer = match admission {

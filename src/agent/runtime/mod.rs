@@ -19,11 +19,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::Asked;
+use super::cluster::{Asked, Running};
 use super::event::Event;
 use super::node::Node;
 use super::tasks::Tasks;
-use crate::cluster::scenes;
 use crate::metrics::AgentMetrics;
 use crate::nri;
 use crate::pin::Snapshot;
@@ -80,7 +79,7 @@ pub(super) fn start(
     node: &Node,
     tasks: &mut Tasks,
     owner: mpsc::Sender<Event>,
-    place: Option<watch::Receiver<scenes::State>>,
+    cluster: Option<&Running>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
     stop: &CancellationToken,
@@ -92,7 +91,9 @@ pub(super) fn start(
     let (_, updates) = nri::updates(Duration::from_secs(5));
     let (state, seen) = watch::channel(nri::State::default());
     let first = snapshot.clone();
-    let answers = Arc::new(answers::Answers::new(owner, place, snapshot, metrics.clone()));
+    let described =
+        cluster.map(|cluster| answers::Described { link: cluster.link.clone(), pods: cluster.pods.clone() });
+    let answers = Arc::new(answers::Answers::new(owner, described, snapshot, metrics.clone()));
     let ended = stop.clone();
     tasks.spawn_to_its_end(async move {
         // Before the pods are known there is no good answer: containers go their way as if there were no agent yet.
