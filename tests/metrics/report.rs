@@ -126,7 +126,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
             near(&traffic["gini"], 0.375);
             assert_eq!(
                 (&traffic["shares"][0]["task"], kinds(run)),
-                (&Value::from("ps 0"), vec!["oneBigVariable"])
+                (&Value::from("ps 0"), vec!["hotServer"])
             );
         } else {
             assert_eq!(run["servers"], serde_json::json!({"traffic": null, "cpu": null}));

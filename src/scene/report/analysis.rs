@@ -112,8 +112,10 @@ pub struct Servers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FindingKind {
-    /// One server carries most, and the others much less.
+    /// One server of three or more carries most, and the others much less.
     OneBigVariable,
+    /// One of two servers carries most: the load does not tell why.
+    HotServer,
     /// Some servers carry much more than the others.
     UnevenServers,
     /// All servers carry about the same.
@@ -365,6 +367,16 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
         hottest.task,
         percent(hottest.share)
     );
+    // A server that is hot beside one other always carries several times as much.
+    if tasks.iter().filter(|task| task.role == PS).count() == 2 {
+        return found(
+            FindingKind::HotServer,
+            format!(
+                "{head}. With two servers, either one big variable is on it (partition it over both), or variables of different \
+                 sizes are spread by their number (place them by their bytes, with a load-balancing strategy)"
+            ),
+        );
+    }
     if next.share <= APART_FROM_OTHERS * hottest.share {
         return found(
             FindingKind::OneBigVariable,

@@ -195,7 +195,10 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
 
 /// The server that carries most of a run, if one does.
 fn hot(run: &RunReport) -> Option<&str> {
-    let is_hot = |kind| matches!(kind, FindingKind::OneBigVariable | FindingKind::UnevenServers);
+    let is_hot = |kind| {
+        use FindingKind::{HotServer, OneBigVariable, UnevenServers};
+        matches!(kind, OneBigVariable | HotServer | UnevenServers)
+    };
     run.findings.iter().find(|finding| is_hot(finding.kind))?;
     Some(run.servers.traffic.as_ref()?.hottest()?.task.as_str())
 }

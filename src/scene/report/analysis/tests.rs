@@ -133,7 +133,7 @@ fn the_hot_server_is_named() {
         ),
         (
             &[7.6e9, 2.4e9],
-            FindingKind::OneBigVariable,
+            FindingKind::HotServer,
             "ps 0 is hot: it moves 76 % of the parameter servers' bytes (1.52 times",
         ),
         (&[1e9, 1e9, 4e9, 3e9, 1e9], FindingKind::UnevenServers, "and ps 3 another 30 %"),
@@ -141,7 +141,15 @@ fn the_hot_server_is_named() {
         (&[1e9; 8], FindingKind::EvenServers, "(1.00 times the mean, Gini 0.00)"),
         // 100 s: a little below the least, and a little above.
         (&[0.99e6, 0.0], FindingKind::IdleServers, "move 9.90 kB a second together: too little"),
-        (&[1.01e6, 0.0], FindingKind::OneBigVariable, "100 %"),
+        (&[1.01e6, 0.0], FindingKind::HotServer, "100 %"),
+        (
+            &[9e9, 1e9],
+            FindingKind::HotServer,
+            "either one big variable is on it (partition it over both), or variables of",
+        ),
+        (&[9e9, 1e9], FindingKind::HotServer, "place them by their bytes"),
+        (&[8e9, 1e9, 1e9], FindingKind::OneBigVariable, "looks like one big variable"),
+        (&[5e9, 3e9, 1e9], FindingKind::UnevenServers, "and ps 1 another 33 %"),
     ] {
         let report = servers_of(moved);
         assert_eq!(kinds(&report), [kind], "{moved:?}: {:?}", report.findings);
@@ -223,7 +231,8 @@ proptest! {
         let most = moved.iter().copied().fold(0.0, f64::max);
         let share = most / moved.iter().sum::<f64>();
         prop_assert!((balance.hottest().unwrap().share - share).abs() < 1e-9);
-        let hot = matches!(kinds(&report)[..], [FindingKind::OneBigVariable | FindingKind::UnevenServers]);
+        let hot = matches!(kinds(&report)[..], [FindingKind::OneBigVariable | FindingKind::HotServer | FindingKind::UnevenServers]);
+        prop_assert_eq!(kinds(&report) == [FindingKind::HotServer], hot && moved.len() == 2);
         let mean = moved.iter().sum::<f64>() / moved.len() as f64;
         prop_assume!((most / mean - HOT).abs() > 1e-6);
         prop_assert_eq!(hot, most > HOT * mean);
