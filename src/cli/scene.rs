@@ -35,7 +35,7 @@ use crate::scene::{
   pinfold scene import labels.sh > plan.yaml          a plan from kubectl label commands
   pinfold scene simulate plan.yaml --count 10         which task would come to which node
   pinfold scene render plan.yaml --job job.yaml       the objects of a training cluster
-  pinfold scene reclaim --watch                       end parameter servers whose workers have succeeded
+  pinfold scene reclaim --watch                       end parameter servers whose job has ended
   pinfold scene report --prometheus URL               what the jobs of a case did, from a Prometheus
   pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
   pinfold scene status --live                         the same of a cluster: its plan, nodes and claims

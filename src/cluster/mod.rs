@@ -6,7 +6,7 @@
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
-//!                              └─> reclaim  parameter servers whose workers have succeeded (no agent does this)
+//!                              └─> reclaim  parameter servers whose job has ended (no agent does this)
 //!
 //!  prometheus ── what a cluster's Prometheus has of its training jobs, for reports (no agent does this either)
 //! ```

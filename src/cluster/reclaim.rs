@@ -98,7 +98,7 @@ impl Reclaimer {
             looks += 1;
             let (mut old, mut tried) = (false, false);
             for job in round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
-                for item in &job.servers {
+                for item in job.running.iter().chain(&job.servers) {
                     let name = (item.kind, item.namespace.clone(), item.name.clone());
                     if self.dry_run {
                         round.deleted.push(name);
@@ -117,7 +117,13 @@ impl Reclaimer {
                             round.changed.push(name);
                             break;
                         }
-                        Err(failure) => round.failed.push((name.0, name.1, name.2, failure)),
+                        Err(failure) => {
+                            round.failed.push((name.0, name.1, name.2, failure));
+                            // The servers are what the job is found by: as long as a task of it runs, they stay.
+                            if item.kind == ItemKind::Job {
+                                break;
+                            }
+                        }
                     }
                 }
                 if old {

@@ -51,9 +51,9 @@ pub use plan::{
 };
 pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use render::{
-    Asked, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER, RECLAIM_LABEL, ROLES, Reclaim, Rendered,
-    RoleTasks, Share, Slice, TASK_LABELS, Task, TaskOf, TrainingJob, WORKERS, asked, render, roles, settle,
-    tasks,
+    ALL_WORKERS, Asked, CHIEF, EVALUATOR, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER, RECLAIM_LABEL,
+    ROLES, Reclaim, Rendered, RoleTasks, SUCCESS_POLICY, Share, Slice, SuccessPolicy, TASK_LABELS, Task,
+    TaskOf, TrainingJob, WORKERS, asked, render, roles, settle, tasks,
 };
 pub use schema::definition;
 pub use selector::{NodeSelector, Operator, Requirement};

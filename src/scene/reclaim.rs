@@ -1,17 +1,23 @@
 //! [`reclaim()`]: which parameter servers have nobody left to serve.
 //!
+//! A job with a chief has ended when the chief has succeeded: workers of TensorFlow's parameter server strategy run until
+//! somebody ends them. A job without a chief, or with the annotation [`SUCCESS_POLICY`], has ended when all workers have
+//! succeeded.
+//!
 //! Decided from the objects that are there and from nothing else: a decision that was lost is made again, and two who decide
 //! come to the same. Whatever is missing, failed or unclear keeps the servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::render::{PS, RECLAIM_AFTER, RECLAIM_LABEL, TASK_LABELS, WORKERS};
+use super::render::{
+    ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS, WORKERS,
+};
 
 /// The kind of a native job's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ItemKind {
-    /// A worker.
+    /// A worker, a chief or an evaluator.
     Job,
     /// A parameter server.
     Deployment,
@@ -59,19 +65,19 @@ pub struct Item {
 /// What is to be done about the parameter servers of one training job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Workers still run.
+    /// The tasks whose success ends the job still run.
     Running {
-        /// How many have succeeded.
+        /// The number of those that have succeeded.
         succeeded: u32,
-        /// Of so many.
+        /// The number of all of them.
         of: u32,
     },
-    /// Every worker has succeeded; the servers stay until then, in seconds since 1970.
+    /// The job has ended; the servers stay until then, in seconds since 1970.
     Waiting {
         /// The end of the wait.
         until: i64,
     },
-    /// Every worker has succeeded long enough ago.
+    /// The job has ended long enough ago.
     Reclaim,
     /// The servers stay until a person has looked.
     Kept {
@@ -89,13 +95,17 @@ pub struct Reclaimable {
     pub job: String,
     /// What is to be done.
     pub verdict: Verdict,
+    /// Whether the chief's success ends the job.
+    pub by_chief: bool,
+    /// The Jobs that still run although the job has ended. They go before the servers.
+    pub running: Vec<Item>,
     /// Its Deployments, and its parameter servers' Services after them.
     pub servers: Vec<Item>,
 }
 
 /// Which of these jobs' parameter servers are to go at `now`, with `after` seconds of waiting where a job names none.
 pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
-    let [name, role, _] = TASK_LABELS;
+    let [name, ..] = TASK_LABELS;
     let mut jobs: BTreeMap<(&str, &str), Vec<&Item>> = BTreeMap::new();
     for item in items.iter().filter(|item| item.asks()) {
         if let Some(job) = item.labels.get(name) {
@@ -103,31 +113,73 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
         }
     }
     let decided = jobs.into_iter().filter_map(|((namespace, job), all)| {
-        let is_server = |item: &Item| {
-            item.kind != ItemKind::Job
-                && item.labels.get(role).is_some_and(|role| role == PS)
-                && !item.leaving
-        };
+        let is_server = |item: &Item| item.kind != ItemKind::Job && role(item) == PS && !item.leaving;
         let mut servers: Vec<Item> =
             all.iter().filter(|item| is_server(item)).map(|item| (*item).clone()).collect();
         servers.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         if servers.is_empty() {
             return None;
         }
-        let verdict = verdict(&all, &servers, now, after).unwrap_or_else(|reason| Verdict::Kept { reason });
-        Some(Reclaimable { namespace: namespace.to_owned(), job: job.to_owned(), verdict, servers })
+        let jobs: Vec<&Item> = all.into_iter().filter(|item| item.kind == ItemKind::Job).collect();
+        let ended = ended(&jobs, &servers);
+        let by_chief = ended.as_ref().is_ok_and(|ended| ended.by_chief);
+        let (verdict, running) = ended
+            .and_then(|ended| verdict(&ended, &jobs, &servers, (now, after)))
+            .unwrap_or_else(|reason| (Verdict::Kept { reason }, Vec::new()));
+        let (namespace, job) = (namespace.to_owned(), job.to_owned());
+        Some(Reclaimable { namespace, job, verdict, by_chief, running, servers })
     });
     decided.collect()
 }
 
-/// What is to be done, or why the servers are kept.
-fn verdict(all: &[&Item], servers: &[Item], now: i64, after: u32) -> Result<Verdict, String> {
-    let [_, role, task] = TASK_LABELS;
-    let workers: Vec<&Item> = all
-        .iter()
-        .copied()
-        .filter(|item| item.kind == ItemKind::Job && item.labels.get(role).is_some_and(|role| role != PS))
-        .collect();
+/// How far a job is on its way to the end.
+struct Ended {
+    by_chief: bool,
+    /// The number of tasks that have succeeded, of those whose success ends the job.
+    succeeded: u32,
+    /// The number of tasks whose success ends the job.
+    of: u32,
+    /// When the last of them succeeded, in seconds since 1970.
+    last: i64,
+}
+
+fn role(item: &Item) -> &str {
+    item.labels.get(TASK_LABELS[1]).map_or("", String::as_str)
+}
+
+/// How far a job is, or why that is not known.
+fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
+    let workers: Vec<&Item> =
+        jobs.iter().copied().filter(|item| !["", PS, EVALUATOR].contains(&role(item))).collect();
+    let mut all_workers = false;
+    for item in jobs.iter().copied().chain(servers) {
+        let Some(policy) = item.annotations.get(SUCCESS_POLICY) else { continue };
+        if policy != ALL_WORKERS {
+            return Err(format!(
+                "{SUCCESS_POLICY} of {item} is {policy:?}: write {ALL_WORKERS}, or leave it out for the default"
+            ));
+        }
+        all_workers = true;
+    }
+    let chiefs: Vec<&Item> = workers.iter().copied().filter(|item| role(item) == CHIEF).collect();
+    if !chiefs.is_empty() && !all_workers {
+        // Workers of a job that has ended may be deleted already, and their number does not matter.
+        let (succeeded, last) = successes(&chiefs)?;
+        let of = u32::try_from(chiefs.len()).unwrap_or(u32::MAX);
+        return Ok(Ended { by_chief: true, succeeded, of, last });
+    }
+    let of = promised(&workers, servers)?;
+    let (succeeded, last) = successes(&workers)?;
+    let there = u32::try_from(workers.len()).unwrap_or(u32::MAX);
+    if there != of {
+        let what = if there < of { "missing" } else { "too many" };
+        return Err(format!("there are {there} workers and should be {of}: {} {what}", there.abs_diff(of)));
+    }
+    Ok(Ended { by_chief: false, succeeded, of, last })
+}
+
+/// The number of workers that the job should have, as all of its objects say.
+fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
     let mut of: Option<u32> = None;
     for item in workers.iter().copied().chain(servers) {
         let text = item.annotations.get(WORKERS);
@@ -143,17 +195,21 @@ fn verdict(all: &[&Item], servers: &[Item], now: i64, after: u32) -> Result<Verd
             return Err(format!("{item} says that there are {number} workers, and others say {before}"));
         }
     }
-    let of = of.unwrap_or_default();
+    Ok(of.unwrap_or_default())
+}
+
+/// The number of these tasks that have succeeded, and when the last of them did.
+fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
     let (mut seen, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
-    for worker in &workers {
-        if !seen.insert((worker.labels.get(role), worker.labels.get(task))) {
-            return Err(format!("{worker} is a worker that is there twice"));
+    for item in tasks {
+        if !seen.insert((role(item), item.labels.get(TASK_LABELS[2]))) {
+            return Err(format!("{item} is a {} that is there twice", role(item)));
         }
-        match worker.outcome {
-            Outcome::Failed => return Err(format!("{worker} has failed")),
-            // A worker that is deleted is not one that can be counted on.
-            _ if worker.leaving => return Err(format!("{worker} is being deleted")),
-            Outcome::Succeeded(None) => return Err(format!("{worker} has succeeded, and doesn't say when")),
+        match item.outcome {
+            Outcome::Failed => return Err(format!("{item} has failed")),
+            // A task that is deleted can't be counted on.
+            _ if item.leaving => return Err(format!("{item} is being deleted")),
+            Outcome::Succeeded(None) => return Err(format!("{item} has succeeded, and doesn't say when")),
             Outcome::Succeeded(Some(at)) => {
                 succeeded = succeeded.saturating_add(1);
                 last = last.max(at);
@@ -161,14 +217,23 @@ fn verdict(all: &[&Item], servers: &[Item], now: i64, after: u32) -> Result<Verd
             Outcome::Open => {}
         }
     }
-    let there = u32::try_from(workers.len()).unwrap_or(u32::MAX);
-    if there != of {
-        let what = if there < of { "missing" } else { "too many" };
-        return Err(format!("there are {there} workers and should be {of}: {} {what}", there.abs_diff(of)));
-    }
+    Ok((succeeded, last))
+}
+
+/// What is to be done at `now` with `after` seconds of waiting, and which Jobs still run although the job has ended; or why the
+/// servers are kept.
+fn verdict(
+    ended: &Ended,
+    jobs: &[&Item],
+    servers: &[Item],
+    (now, after): (i64, u32),
+) -> Result<(Verdict, Vec<Item>), String> {
+    let Ended { succeeded, of, last, .. } = *ended;
     if succeeded < of {
-        return Ok(Verdict::Running { succeeded, of });
+        return Ok((Verdict::Running { succeeded, of }, Vec::new()));
     }
+    let runs = |item: &&Item| item.outcome == Outcome::Open && !item.leaving && !role(item).is_empty();
+    let running: Vec<Item> = jobs.iter().copied().filter(runs).cloned().collect();
     let mut wait = None;
     for server in servers {
         let Some(text) = server.annotations.get(RECLAIM_AFTER) else { continue };
@@ -177,10 +242,10 @@ fn verdict(all: &[&Item], servers: &[Item], now: i64, after: u32) -> Result<Verd
             .map_err(|_| format!("{RECLAIM_AFTER} of {server} is {text:?}, and no number of seconds"))?;
         wait = wait.max(Some(own));
     }
-    // Servers that are younger than the last success were made by somebody who wants them; they get the same time.
-    let youngest = servers.iter().map(|server| server.created).max().unwrap_or(last);
+    // Objects that are younger than the last success were made by somebody who wants them; they get the same time.
+    let youngest = servers.iter().chain(&running).map(|item| item.created).max().unwrap_or(last);
     let until = last.max(youngest).saturating_add(i64::from(wait.unwrap_or(after)));
-    Ok(if now < until { Verdict::Waiting { until } } else { Verdict::Reclaim })
+    Ok((if now < until { Verdict::Waiting { until } } else { Verdict::Reclaim }, running))
 }
 
 // === impl Item ===

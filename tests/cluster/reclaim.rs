@@ -1,4 +1,4 @@
-//! `pinfold scene reclaim`: parameter servers end when every worker has succeeded, and on no other ground.
+//! `pinfold scene reclaim`: parameter servers end when every worker or the chief has succeeded, and on no other ground.
 //!
 //! The objects are those of `scene render`; the account has the rights and the policy of `deploy/components/reclaim`.
 
@@ -34,6 +34,45 @@ fn objects(name: &str) -> Vec<Value> {
     let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
     let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
     render(&plan, ("2", "2"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap().objects
+}
+
+/// The plan of a job with a chief, 2 workers, an evaluator and 2 parameter servers.
+const WITH_CHIEF: &str = "
+apiVersion: pinfold.io/v1alpha1
+kind: ScenePlan
+metadata: {name: chief}
+spec:
+  nodes: {names: [a, b, c]}
+  roles:
+    ps: {requests: {cpu: 1, memory: 1Gi}}
+    chief: {requests: {cpu: 1, memory: 1Gi}}
+    worker: {requests: {cpu: 1, memory: 1Gi}}
+    evaluator: {requests: {cpu: 1, memory: 1Gi}}
+  scenes:
+  - scene: '1'
+    groups:
+    - {name: first, type: first, perNode: {chief: 1, evaluator: 1}}
+    - {name: rest, type: rest, perNode: {ps: 1, worker: 1}}
+    cases:
+    - {case: '1', nodes: {first: 1, rest: 2}}
+";
+
+/// That job as it stands so long after its chief has succeeded, if it has; everything else runs.
+fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
+    let plan = read(WITH_CHIEF, "plan.yaml").unwrap().remove(0).plan.unwrap();
+    let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
+    let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
+    let mut all =
+        render(&plan, ("1", "1"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap().objects;
+    for object in &mut all {
+        object["metadata"]["creationTimestamp"] = json!(ago(7200));
+        match (object["kind"].as_str(), chief) {
+            (Some("Job"), Some(seconds)) if role(object) == "chief" => done(object, "Complete", seconds),
+            (Some("Job"), _) => object["status"] = json!({"active": 1, "startTime": ago(7100)}),
+            _ => {}
+        }
+    }
+    all
 }
 
 fn ago(seconds: i64) -> String {
@@ -291,6 +330,120 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
     assert_eq!(verdicts(&cluster.once().await), [("a", &Verdict::Running { succeeded: 49, of: 50 })]);
 }
 
+/// The names of the Jobs that are there.
+fn jobs(cluster: &Cluster) -> Vec<String> {
+    let mut names: Vec<String> = cluster
+        .fake
+        .all("batch/v1", "Job")
+        .iter()
+        .map(|job| job["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
+    let cluster = Cluster::new().await;
+    cluster.put(&with_chief("a", None));
+    let round = cluster.once().await;
+    assert_eq!(verdicts(&round), [("a", &Verdict::Running { succeeded: 0, of: 1 })]);
+    assert!(round.jobs[0].by_chief && round.jobs[0].running.is_empty());
+    // The workers run in `server.join()` for ever: only the chief counts, also where one of them has failed or is gone.
+    let mut all = with_chief("a", Some(10));
+    cluster.put(&all);
+    let round = cluster.once().await;
+    assert!(matches!(round.jobs[0].verdict, Verdict::Waiting { .. }), "{:?}", round.jobs[0].verdict);
+    assert_eq!((cluster.servers(), cluster.deletes()), ((2, 2), 0));
+    all = with_chief("a", Some(60));
+    let worker = all.iter_mut().find(|object| object["metadata"]["name"] == "a-worker-1").unwrap();
+    if worker["kind"] == "Service" {
+        // The Service comes before its Job.
+        let job = all
+            .iter_mut()
+            .find(|object| object["kind"] == "Job" && object["metadata"]["name"] == "a-worker-1");
+        done(job.unwrap(), "Failed", 100);
+    }
+    cluster.put(&all);
+    let round = cluster.once().await;
+    let gone: Vec<&str> = round.deleted.iter().map(|(_, _, name)| name.as_str()).collect();
+    let expected = ["a-evaluator-0", "a-worker-0", "a-ps-0", "a-ps-1", "a-ps-0", "a-ps-1"];
+    assert_eq!((gone, round.failed.len()), (expected.to_vec(), 0));
+    // What has ended stays, for a person to look at.
+    assert_eq!(jobs(&cluster), ["a-chief-0", "a-worker-1"]);
+    assert_eq!(cluster.servers(), (0, 0));
+}
+
+#[tokio::test]
+async fn servers_stay_while_a_task_of_an_ended_job_could_not_be_deleted() {
+    let cluster = Cluster::new().await;
+    cluster.put(&with_chief("a", Some(60)));
+    let refuse = Fault::Refuse { code: 500, text: "no", retry_after: None };
+    cluster.fake.fail(When::always().verb("delete").on("jobs").times(1), refuse);
+    let round = cluster.once().await;
+    assert_eq!((round.deleted.len(), round.failed.len()), (0, 1));
+    assert_eq!(cluster.servers(), (2, 2), "by its servers the job is found again");
+    // What is left is finished, although workers are missing by then.
+    cluster.fake.fail(
+        When::always().verb("delete").on("deployments").times(2),
+        Fault::Refuse { code: 503, text: "no", retry_after: None },
+    );
+    cluster.once().await;
+    assert_eq!((jobs(&cluster), cluster.servers()), (vec!["a-chief-0".to_owned()], (2, 0)));
+    cluster.once().await;
+    assert_eq!(cluster.servers(), (0, 0));
+}
+
+#[tokio::test]
+async fn a_job_may_wait_for_all_workers_although_it_has_a_chief() {
+    let with_policy = |policy: &str, chief| {
+        let mut all = with_chief("a", Some(chief));
+        for object in &mut all {
+            object["metadata"]["annotations"]["pinfold.io/success-policy"] = json!(policy);
+        }
+        all
+    };
+    let cluster = Cluster::new().await;
+    let mut all = with_policy("AllWorkers", 600);
+    cluster.put(&all);
+    let round = cluster.once().await;
+    assert_eq!(verdicts(&round), [("a", &Verdict::Running { succeeded: 1, of: 3 })]);
+    for object in all.iter_mut().filter(|object| object["kind"] == "Job" && role(object) == "worker") {
+        done(object, "Complete", 60);
+    }
+    cluster.put(&all);
+    let round = cluster.once().await;
+    assert!(!round.jobs[0].by_chief);
+    assert_eq!(jobs(&cluster), ["a-chief-0", "a-worker-0", "a-worker-1"], "nobody waits for an evaluator");
+    assert_eq!(cluster.servers(), (0, 0));
+
+    let cluster = Cluster::new().await;
+    cluster.put(&with_policy("Chief", 600));
+    let words = "is \"Chief\": write AllWorkers, or leave it out for the default";
+    assert!(why(&cluster.once().await).contains(words));
+    assert_eq!(cluster.deletes(), 0);
+}
+
+#[tokio::test]
+async fn a_chief_that_failed_or_is_missing_keeps_everything() {
+    for (condition, words) in [
+        (Some("Failed"), "Job a-chief-0 has failed"),
+        (None, "there are 2 workers and should be 3: 1 missing"),
+    ] {
+        let cluster = Cluster::new().await;
+        let mut all = with_chief("a", Some(600));
+        let place = all.iter().position(|object| object["kind"] == "Job" && role(object) == "chief").unwrap();
+        match condition {
+            Some(condition) => done(&mut all[place], condition, 600),
+            None => drop(all.remove(place)),
+        }
+        cluster.put(&all);
+        let round = cluster.once().await;
+        assert!(why(&round).contains(words), "{words}: {}", why(&round));
+        assert_eq!((cluster.servers(), cluster.deletes()), ((2, 2), 0));
+    }
+}
+
 #[tokio::test]
 async fn what_was_begun_is_finished_by_the_next_one() {
     let cluster = Cluster::new().await;
@@ -466,11 +619,18 @@ async fn an_api_server_in_trouble_decides_nothing() {
 async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
     let cluster = Cluster::new().await;
     cluster.fake.install_shipped();
-    let mut all = succeeded("a", 60);
-    for object in all.iter_mut().filter(|object| object["metadata"]["name"] == "a-ps-1") {
-        object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+    let mut all = with_chief("a", None);
+    for object in &mut all {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if ["a-worker-1", "a-evaluator-0"].contains(&name) {
+            object["metadata"]["annotations"]["pinfold.io/success-policy"] = json!("AllWorkers");
+        } else if name == "a-ps-1" {
+            object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+        }
     }
     cluster.put(&all);
+    let other = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "other", "namespace": "train"}, "spec": {}});
+    cluster.put(&[other]);
     let agent = cluster.fake.agent_on("node-1");
     let ask = async |token: &str, path: &str| {
         let api = Api::new(cluster.fake.client(token), Duration::from_secs(5));
@@ -479,17 +639,21 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
     };
     let deployment = |name: &str| format!("/apis/apps/v1/namespaces/train/deployments/{name}");
     let service = |name: &str| format!("/api/v1/namespaces/train/services/{name}");
+    let job = |name: &str| format!("/apis/batch/v1/namespaces/train/jobs/{name}");
     let refused = [
         deployment("a-ps-1"),
         service("a-ps-1"),
         // It asks for it, and is no parameter server.
         service("a-worker-0"),
-        "/apis/batch/v1/namespaces/train/jobs/a-worker-0".to_owned(),
+        job("a-chief-0"),
+        // Its own success counts.
+        job("a-worker-1"),
+        job("other"),
     ];
     for path in &refused {
         assert_eq!(ask("reclaimer", path).await, Some(ErrorKind::Forbidden), "{path}");
     }
-    for path in [deployment("a-ps-0"), service("a-ps-0")] {
+    for path in [deployment("a-ps-0"), service("a-ps-0"), job("a-worker-0"), job("a-evaluator-0")] {
         assert_eq!(ask(&agent, &path).await, Some(ErrorKind::Forbidden), "{path}");
         assert_eq!(ask("reclaimer", &path).await, None, "{path}");
     }

@@ -267,7 +267,10 @@ fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
         .iter()
         .map(|rule| format!("{} {}", words(&rule["resources"]).join(","), words(&rule["verbs"]).join(",")))
         .collect();
-    assert_eq!(allowed, ["jobs list", "deployments list,delete", "services list,delete", "tfjobs list"]);
+    assert_eq!(
+        allowed,
+        ["jobs list,delete", "deployments list,delete", "services list,delete", "tfjobs list"]
+    );
     let deployment = &documents("deploy/components/reclaim/deployment.yaml")[0];
     let pod = &deployment["spec"]["template"];
     let binding = find(&objects, "ClusterRoleBinding", "pinfold-reclaim");

@@ -158,6 +158,7 @@ impl Enforced {
         }
         let mut request = json!({
             "operation": write.operation, "name": write.name, "namespace": write.namespace,
+            "resource": {"group": write.kind.group, "version": write.kind.version, "resource": write.kind.plural},
             "userInfo": {"username": write.user.name, "extra": write.user.extra},
         });
         if !write.subresource.is_empty() {

@@ -15,16 +15,18 @@ use super::super::Format;
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::reclaim::{Reclaimer, Round};
 use crate::cluster::{Api, ErrorKind, Failure};
-use crate::scene::{Reclaimable, Verdict};
+use crate::scene::{Item, Reclaimable, Verdict};
 
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Take parameter servers away when every worker of their job has succeeded.
+/// Take parameter servers away when their job has ended.
 ///
-/// Jobs ask for it by the label pinfold.io/reclaim=ps, which pinfold scene render sets with --reclaim. Their Deployments and Services
-/// are deleted some seconds after the last worker has succeeded; if a worker has failed or is missing, they stay. Only
-/// what the API server has decides: it may be run twice, by several, or after a break. TFJobs are left to their operator.
+/// Jobs ask for it by the label pinfold.io/reclaim=ps, which pinfold scene render sets with --reclaim. A job with a chief has ended when
+/// the chief has succeeded. Without a chief, or with the annotation pinfold.io/success-policy=AllWorkers, every worker has to
+/// succeed. Some seconds later the Deployments and Services of the parameter servers are deleted, and before them the Jobs that still
+/// run. If a task that has to succeed has failed or is missing, everything stays. Only what the API server has decides: it may be
+/// run twice, by several, or after a break. TFJobs are left to their operator.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene reclaim --dry-run                     what would go, what stays and why
@@ -37,7 +39,7 @@ pub(super) struct ReclaimArgs {
     /// Only in this namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Seconds after the last worker has succeeded, where the job names none.
+    /// Seconds after the job has ended, where the job names none.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86400))]
     after: u32,
     /// Say what would be deleted, and delete nothing.
@@ -184,14 +186,24 @@ impl ReclaimArgs {
 
 /// One job in a sentence.
 fn line(job: &Reclaimable) -> String {
+    let ended = if job.by_chief { "the chief has succeeded" } else { "every worker has succeeded" };
+    let running = match job.running.len() {
+        0 => String::new(),
+        count => format!(" and {} still running", super::many(count, "task")),
+    };
     let what = match &job.verdict {
-        Verdict::Running { succeeded, of } => format!("{succeeded} of {of} workers have succeeded"),
+        Verdict::Running { .. } if job.by_chief => "the chief has not succeeded yet".to_owned(),
+        Verdict::Running { of: 1, .. } => "the worker has not succeeded yet".to_owned(),
+        Verdict::Running { succeeded, of } => {
+            let have = if *succeeded == 1 { "has" } else { "have" };
+            format!("{succeeded} of {of} workers {have} succeeded")
+        }
         Verdict::Waiting { until } => {
             let at = k8s_openapi::jiff::Timestamp::from_second(*until)
                 .map_or_else(|_| until.to_string(), |at| at.to_string());
-            format!("every worker has succeeded; the parameter servers go at {at}")
+            format!("{ended}; the parameter servers{running} go at {at}")
         }
-        Verdict::Reclaim => "every worker has succeeded; nobody needs the parameter servers".to_owned(),
+        Verdict::Reclaim => format!("{ended}; nobody needs the parameter servers{running}"),
         Verdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
     };
     format!("{}/{}: {what}", job.namespace, job.job)
@@ -221,9 +233,10 @@ fn object(round: &Round, dry_run: bool) -> Value {
         let mut object = json!({"namespace": job.namespace, "job": job.job, "verdict": verdict});
         if let (Some(fields), Some(more)) = (object.as_object_mut(), more.as_object()) {
             fields.extend(more.clone());
-            let servers =
-                job.servers.iter().map(|item| json!({"kind": item.kind.to_string(), "name": item.name}));
-            fields.insert("servers".to_owned(), servers.collect());
+            let named = |item: &Item| json!({"kind": item.kind.to_string(), "name": item.name});
+            fields.insert("servers".to_owned(), job.servers.iter().map(named).collect());
+            fields.insert("running".to_owned(), job.running.iter().map(named).collect());
+            fields.insert("byChief".to_owned(), json!(job.by_chief));
         }
         object
     });
@@ -241,7 +254,7 @@ fn object(round: &Round, dry_run: bool) -> Value {
 /// A failure, with what to do about it.
 fn told(failure: Failure, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
-        ErrorKind::Forbidden => "it needs list on jobs, deployments and services, and delete on the last two",
+        ErrorKind::Forbidden => "it needs list and delete on jobs, deployments and services",
         ErrorKind::Unauthorized => "is the token in it still valid?",
         ErrorKind::Connection | ErrorKind::Timeout => {
             "is the API server up, and can it be reached from here?"

@@ -46,7 +46,7 @@ pub(super) struct RenderArgs {
     /// Whether tasks get CPUs of their own: requests equal limits.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pin: Option<bool>,
-    /// That the parameter servers are taken away when every worker has succeeded (pinfold scene reclaim).
+    /// That the parameter servers are taken away when the job has ended (pinfold scene reclaim).
     #[arg(long)]
     reclaim: bool,
     /// Kind of the objects.

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
 use super::words::expanded;
-use super::{Cluster, Faults, Folder, Format, PS, RoleTasks, folder, value};
+use super::{CHIEF, Cluster, EVALUATOR, Faults, Folder, Format, PS, RoleTasks, folder, value};
 
 /// The longest text, with the zero byte at its end, that Linux passes to a program as one argument or one variable.
 const LONGEST: u64 = 128 << 10;
@@ -41,14 +41,19 @@ impl Cluster<'_> {
     /// The roles whose addresses have a variable: its name, its key in the ConfigMap, the role.
     fn listed(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
         let all =
-            [("PS_HOSTS", "ps", PS), ("WORKER_HOSTS", "worker", "worker"), ("CHIEF_HOSTS", "chief", "chief")];
-        all.into_iter().filter(|(_, _, role)| *role != "chief" || self.count(role) > 0)
+            [("PS_HOSTS", "ps", PS), ("WORKER_HOSTS", "worker", "worker"), ("CHIEF_HOSTS", "chief", CHIEF)];
+        all.into_iter().filter(|(_, _, role)| *role != CHIEF || self.count(role) > 0)
+    }
+
+    /// The roles of TensorFlow's cluster specification, in which evaluators must not stand.
+    fn specified(&self) -> impl Iterator<Item = &RoleTasks> {
+        self.roles.iter().filter(|role| role.role != EVALUATOR)
     }
 
     /// The addresses, written out.
     pub(super) fn written(&self) -> Hosts {
         let lists = self.listed().map(|(name, key, role)| (name, key, self.addresses(role).join(",")));
-        let roles = self.roles.iter().map(|role| (role.role.clone(), json!(self.addresses(&role.role))));
+        let roles = self.specified().map(|role| (role.role.clone(), json!(self.addresses(&role.role))));
         Hosts { lists: lists.collect(), cluster: Value::Object(roles.collect()).to_string() }
     }
 
@@ -65,7 +70,7 @@ impl Cluster<'_> {
 
     /// How long the cluster specification is.
     fn cluster_length(&self) -> u64 {
-        let roles = self.roles.iter().map(|role| {
+        let roles = self.specified().map(|role| {
             let quotes = u64::from(role.count()).saturating_mul(2);
             self.list_length(&role.role).saturating_add(quotes).saturating_add(length(&role.role) + 6)
         });

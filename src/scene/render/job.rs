@@ -49,7 +49,7 @@ pub struct TrainingJob {
     /// The port that each task listens on; 2222 if not given.
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<u16>,
-    /// What differs from the plan and from other roles, by role: `ps`, `worker`, `chief`.
+    /// What differs from the plan and from other roles, by role: `ps`, `worker`, `chief`, `evaluator`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub roles: BTreeMap<String, TaskOf>,
     /// Whether tasks are to have CPUs of their own: their requests then equal their limits. The plan's word if not given.
@@ -60,8 +60,12 @@ pub struct TrainingJob {
     pub log: Option<Folder>,
     /// A scheduler that starts all tasks or none.
     pub gang: Option<Gang>,
-    /// That the parameter servers are taken away when every worker has succeeded (`pinfold scene reclaim`).
+    /// That the parameter servers are taken away when the job has ended (`pinfold scene reclaim`), and tasks that still run
+    /// with them.
     pub reclaim: Option<Reclaim>,
+    /// When the job has ended. `AllWorkers`: when the chief and every worker have succeeded. If not given, the chief's success
+    /// ends the job; without a chief every worker has to succeed.
+    pub success_policy: Option<SuccessPolicy>,
     /// The service account of the pods.
     pub service_account: Option<String>,
     /// Secrets with credentials for the image.
@@ -130,11 +134,18 @@ pub struct Gang {
     pub queue: Option<String>,
 }
 
+/// Whose success ends a job, where the chief's alone does not.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SuccessPolicy {
+    /// All workers have to succeed, the chief among them.
+    AllWorkers,
+}
+
 /// When parameter servers are taken away.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Reclaim {
-    /// Seconds after the last worker succeeded; the reclaimer's own setting (30) if not given.
+    /// Seconds after the job has ended; the reclaimer's own setting (30) if not given.
     #[schemars(range(max = 86400))]
     pub after_seconds: Option<u32>,
 }

@@ -2,7 +2,7 @@
 //!
 //! | format | objects | where each task goes |
 //! |---|---|---|
-//! | [`Format::Native`] | a headless Service and a Job for each worker, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
+//! | [`Format::Native`] | a headless Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
 //! | [`Format::Volcano`] | one Job of Volcano with a task for each, a Service, a ConfigMap with the hosts | the same |
 //! | [`Format::Jobset`] | one JobSet with a replicated job for each, a ConfigMap with the hosts | the same |
 //! | [`Format::Tfjob`] | one TFJob of the Kubeflow training operator | an even share for each INDEX, by a spread constraint: its replicas have one template |
@@ -31,8 +31,8 @@ use serde_json::Value;
 use self::hosts::Hosts;
 use super::{Amounts, NoSuchCase, ScenePlan};
 pub use amounts::{Asked, asked};
-pub use job::{Folder, Gang, Reclaim, TaskOf, TrainingJob};
-pub use task::{PS, ROLES, RoleTasks, Share, Task, roles, tasks};
+pub use job::{Folder, Gang, Reclaim, SuccessPolicy, TaskOf, TrainingJob};
+pub use task::{CHIEF, EVALUATOR, PS, ROLES, RoleTasks, Share, Task, roles, tasks};
 
 /// The label by which a native job asks that its parameter servers be taken away; its value is [`PS`].
 pub const RECLAIM_LABEL: &str = "pinfold.io/reclaim";
@@ -42,6 +42,12 @@ pub const WORKERS: &str = "pinfold.io/workers";
 
 /// The annotation with the seconds to wait after the last worker, where the job says.
 pub const RECLAIM_AFTER: &str = "pinfold.io/reclaim-after-seconds";
+
+/// The annotation that says whose success ends the job, where the job says: [`ALL_WORKERS`].
+pub const SUCCESS_POLICY: &str = "pinfold.io/success-policy";
+
+/// The success policy by which all workers have to succeed, although there is a chief.
+pub const ALL_WORKERS: &str = "AllWorkers";
 
 /// The labels of each task's objects: the job's name, the role, the task's number.
 pub const TASK_LABELS: [&str; 3] = ["name", "job", "task"];
@@ -287,10 +293,20 @@ impl Cluster<'_> {
         self.roles.iter().find(|one| one.role == role).map_or(0, RoleTasks::count)
     }
 
-    /// How many tasks have to succeed: all but the parameter servers.
+    /// The number of tasks that have to succeed where all workers have to: the chief counts as a worker.
     fn workers(&self) -> u32 {
-        let workers = self.roles.iter().filter(|role| role.role != PS);
+        let workers = self.roles.iter().filter(|role| role.role != PS && role.role != EVALUATOR);
         workers.map(RoleTasks::count).fold(0, u32::saturating_add)
+    }
+
+    /// Whether the chief's success ends the job.
+    fn ends_with_chief(&self) -> bool {
+        self.count(CHIEF) > 0 && self.job.success_policy.is_none()
+    }
+
+    /// Whether the job has ended when the tasks of this role have succeeded.
+    fn decides(&self, role: &str) -> bool {
+        if self.ends_with_chief() { role == CHIEF } else { role != PS && role != EVALUATOR }
     }
 
     fn all(&self) -> u32 {

@@ -1,4 +1,4 @@
-//! Kubernetes' own kinds: a Service and a Job for each worker, a Service and a Deployment for each parameter server.
+//! Kubernetes' own kinds: a Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
 use super::pod::Of;
-use super::{Cluster, PS, RECLAIM_AFTER, RECLAIM_LABEL, Task, WORKERS, value};
+use super::{ALL_WORKERS, Cluster, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, Task, WORKERS, value};
 
 impl Cluster<'_> {
     /// The objects of these tasks, and what they share before them.
@@ -43,6 +43,9 @@ impl Cluster<'_> {
         if let Some(reclaim) = &self.job.reclaim {
             labels.insert(RECLAIM_LABEL.to_owned(), PS.to_owned());
             annotations.insert(WORKERS.to_owned(), self.workers().to_string());
+            if self.job.success_policy.is_some() {
+                annotations.insert(SUCCESS_POLICY.to_owned(), ALL_WORKERS.to_owned());
+            }
             let after = reclaim.after_seconds.map(|seconds| (RECLAIM_AFTER.to_owned(), seconds.to_string()));
             annotations.extend(after);
         }

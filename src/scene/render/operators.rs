@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::pod::Of;
-use super::{Cluster, PS, RETRIES, value};
+use super::{ALL_WORKERS, CHIEF, Cluster, EVALUATOR, PS, RETRIES, value};
 
 /// A pod whose phase is Failed, as of one that its node has evicted, stays if nobody says what is to become of it. A pod that was
 /// deleted (PodEvicted) is made anew without a policy; with one, it would be counted as a retry.
@@ -17,6 +17,9 @@ const LOST: Lifecycle = Lifecycle { event: "PodFailed", action: "RestartTask" };
 
 /// A worker whose container was started again more often than its task's `maxRetry`: nobody would end it, nor the job.
 const BROKEN: Lifecycle = Lifecycle { event: "TaskFailed", action: "TerminateJob" };
+
+/// A task whose success ends the whole job.
+const DECIDES: Lifecycle = Lifecycle { event: "TaskCompleted", action: "CompleteJob" };
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,7 +34,8 @@ struct Object<S> {
 #[serde(rename_all = "camelCase")]
 struct TfJobSpec {
     run_policy: RunPolicy,
-    success_policy: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    success_policy: Option<&'static str>,
     tf_replica_specs: BTreeMap<&'static str, ReplicaSpec>,
 }
 
@@ -66,7 +70,8 @@ struct ReplicaSpec {
 struct VolcanoSpec {
     scheduler_name: String,
     min_available: u32,
-    min_success: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_success: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<String>,
     max_retry: u32,
@@ -81,8 +86,8 @@ struct VolcanoTask {
     replicas: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_retry: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    policies: Option<[Lifecycle; 1]>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    policies: Vec<Lifecycle>,
     template: PodTemplateSpec,
 }
 
@@ -157,6 +162,13 @@ impl Cluster<'_> {
                 .to_owned(),
         );
         self.no_reclaim("the operator takes them away by cleanPodPolicy: Running", warnings);
+        if self.count(CHIEF) > 0 && self.job.success_policy.is_some() {
+            warnings.push(
+                "successPolicy AllWorkers: the training operator ends a TFJob when its chief has succeeded, whatever the policy \
+                 is: render it as native, volcano or jobset"
+                    .to_owned(),
+            );
+        }
         if let Some(retries) = self.job.retries {
             warnings.push(format!(
                 "retries: a TFJob has one limit (backoffLimit: {retries}) for the restarts of all its tasks together, parameter \
@@ -167,7 +179,8 @@ impl Cluster<'_> {
         let replicas = self.roles.iter().map(|role| {
             let (name, restart_policy) = match role.role.as_str() {
                 PS => ("PS", "Always"),
-                "chief" => ("Chief", "OnFailure"),
+                CHIEF => ("Chief", "OnFailure"),
+                EVALUATOR => ("Evaluator", "OnFailure"),
                 _ => ("Worker", "OnFailure"),
             };
             let template = self.template(Of::Role(role), restart_policy);
@@ -186,8 +199,8 @@ impl Cluster<'_> {
                         .group()
                         .map(|_| SchedulingPolicy { min_available: self.all(), queue: self.queue() }),
                 },
-                // The default is that the first worker has succeeded.
-                success_policy: "AllWorkers",
+                // The default is that the chief has succeeded, or without a chief the first worker.
+                success_policy: (!self.ends_with_chief()).then_some(ALL_WORKERS),
                 tf_replica_specs: replicas.collect(),
             },
         })?);
@@ -195,21 +208,25 @@ impl Cluster<'_> {
     }
 
     pub(super) fn volcano(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
-        self.no_reclaim("Volcano ends them when minSuccess tasks have succeeded", warnings);
+        let by_chief = self.ends_with_chief();
+        let ends = if by_chief { "the chief has succeeded" } else { "minSuccess tasks have succeeded" };
+        self.no_reclaim(&format!("Volcano ends them when {ends}"), warnings);
         let mut objects = self.shared()?;
         objects.push(self.hosts_config()?);
         let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
         objects.push(value(&self.service(self.whole(self.name.to_owned()), selector))?);
         let retries = self.job.retries.unwrap_or(RETRIES);
         let tasks = self.tasks().map(|task| {
-            // As natively, parameter servers are started again without an end.
-            let limited = task.role != PS;
+            // As natively, parameter servers are started again without an end. Volcano counts the success of any task, so where
+            // tasks are counted, evaluators are started again, too.
+            let limited = task.role != PS && (by_chief || task.role != EVALUATOR);
+            let decides = (by_chief && self.decides(&task.role)).then_some(DECIDES);
             VolcanoTask {
                 name: format!("{}-{}", task.role, task.index),
                 replicas: 1,
                 // Volcano acts when the number is reached, and takes 0 for its own default.
                 max_retry: limited.then(|| retries.saturating_add(1)),
-                policies: limited.then_some([BROKEN]),
+                policies: decides.into_iter().chain(limited.then_some(BROKEN)).collect(),
                 // A parameter server that ends, for whatever reason, is not a worker that succeeded.
                 template: self.template(Of::Task(&task), if limited { "OnFailure" } else { "Always" }),
             }
@@ -223,7 +240,7 @@ impl Cluster<'_> {
             spec: VolcanoSpec {
                 scheduler_name: self.scheduler().unwrap_or("volcano").to_owned(),
                 min_available: self.all(),
-                min_success: self.workers(),
+                min_success: (!by_chief).then(|| self.workers()),
                 queue: self.queue(),
                 max_retry: lost.min(i32::MAX.unsigned_abs()),
                 policies: [LOST],
@@ -234,7 +251,9 @@ impl Cluster<'_> {
     }
 
     pub(super) fn jobset(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
-        self.no_reclaim("JobSet ends them when its success policy, all workers, is fulfilled", warnings);
+        let ends =
+            if self.ends_with_chief() { "the chief has succeeded" } else { "all workers have succeeded" };
+        self.no_reclaim(&format!("JobSet ends them by its success policy, when {ends}"), warnings);
         let mut objects = self.shared()?;
         objects.push(self.hosts_config()?);
         objects.extend(self.pod_group());
@@ -244,7 +263,8 @@ impl Cluster<'_> {
             replicas: 1,
             template: JobTemplateSpec { metadata: None, spec: Some(self.job_spec(&task)) },
         });
-        let targets = self.tasks().filter(|task| task.role != PS).map(|task| name(&task.role, task.index));
+        let targets = self.tasks().filter(|task| self.decides(&task.role));
+        let targets = targets.map(|task| name(&task.role, task.index));
         objects.push(value(&Object {
             api_version: "jobset.x-k8s.io/v1alpha2",
             kind: "JobSet",

@@ -6,10 +6,16 @@ use super::super::slot::slots;
 use super::super::{NoSuchCase, ScenePlan, Slot};
 
 /// The roles that a training cluster has, in the order in which their objects are written.
-pub const ROLES: [&str; 3] = ["ps", "chief", "worker"];
+pub const ROLES: [&str; 4] = [PS, CHIEF, "worker", EVALUATOR];
 
 /// The role of parameter servers, which run until somebody ends them.
 pub const PS: &str = "ps";
+
+/// The role of the task that coordinates the others: its success is the job's, unless the job says otherwise.
+pub const CHIEF: &str = "chief";
+
+/// The role of tasks that evaluate checkpoints: no other task talks to an evaluator, and no job waits for it.
+pub const EVALUATOR: &str = "evaluator";
 
 /// One task of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]

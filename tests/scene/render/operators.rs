@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::batch::v1::JobTemplateSpec;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pinfold::scene::{Format, Slice, render};
+use pinfold::scene::{Format, Slice, SuccessPolicy as JobsPolicy, render};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -158,6 +158,113 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
         (rendered(&full(), "1", "1", Format::Jobset), rendered(&full(), "1", "4", Format::Jobset));
     let told = |one: &pinfold::scene::Rendered| one.warnings.iter().any(|one| one.contains("--server-side"));
     assert_eq!((told(&small), told(&large)), (false, true));
+}
+
+/// A plan whose only case has a chief, 2 workers, an evaluator and 2 parameter servers.
+const WITH_CHIEF: &str = "
+apiVersion: pinfold.io/v1alpha1
+kind: ScenePlan
+metadata: {name: chief}
+spec:
+  nodes: {names: [a, b, c]}
+  roles:
+    ps: {requests: {cpu: 1, memory: 1Gi}}
+    chief: {requests: {cpu: 1, memory: 1Gi}}
+    worker: {requests: {cpu: 1, memory: 1Gi}}
+    evaluator: {requests: {cpu: 1, memory: 1Gi}}
+  scenes:
+  - scene: '1'
+    groups:
+    - {name: first, type: first, perNode: {chief: 1, evaluator: 1}}
+    - {name: rest, type: rest, perNode: {ps: 1, worker: 1}}
+    cases:
+    - {case: '1', nodes: {first: 1, rest: 2}}
+";
+
+/// That case's cluster, whose job may name a success policy.
+fn with_chief(policy: Option<JobsPolicy>, format: Format) -> pinfold::scene::Rendered {
+    let job = pinfold::scene::TrainingJob { success_policy: policy, ..full() };
+    render(&super::plan(WITH_CHIEF), ("1", "1"), &job, format, &Slice::default(), super::AMOUNTS).unwrap()
+}
+
+#[test]
+fn a_chiefs_success_ends_the_job_in_every_format() {
+    let last = |policy, format| with_chief(policy, format).objects.pop().unwrap()["spec"].clone();
+    let all_workers = Some(JobsPolicy::AllWorkers);
+    let tfjob = last(None, Format::Tfjob);
+    assert_eq!(tfjob.get("successPolicy"), None, "the operator's default");
+    let roles: Vec<(&String, &serde_json::Value)> = tfjob["tfReplicaSpecs"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(name, role)| (name, &role["replicas"]))
+        .collect();
+    let expected = [("Chief", 1), ("Evaluator", 1), ("PS", 2), ("Worker", 2)];
+    assert!(roles.iter().map(|(name, count)| (name.as_str(), count.as_u64().unwrap())).eq(expected));
+
+    let policies = |spec: &serde_json::Value, task: &str| {
+        let tasks = spec["tasks"].as_array().unwrap().iter();
+        tasks.clone().find(|one| one["name"] == task).unwrap().clone()
+    };
+    let volcano = last(None, Format::Volcano);
+    assert_eq!(volcano.get("minSuccess"), None, "workers that end do not count");
+    let ends = json!({"event": "TaskCompleted", "action": "CompleteJob"});
+    let breaks = json!({"event": "TaskFailed", "action": "TerminateJob"});
+    assert_eq!(policies(&volcano, "chief-0")["policies"], json!([ends, breaks]));
+    assert_eq!(policies(&volcano, "worker-1")["policies"], json!([breaks]));
+    assert_eq!(policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"], "OnFailure");
+
+    let jobset = last(None, Format::Jobset);
+    assert_eq!(jobset["successPolicy"], json!({"operator": "All", "targetReplicatedJobs": ["chief-0"]}));
+
+    // The rule of jobs without a chief, where the job asks for it.
+    let rendered = with_chief(all_workers, Format::Tfjob);
+    assert_eq!(rendered.objects.last().unwrap()["spec"]["successPolicy"], "AllWorkers");
+    let told = |one: &String| one.contains("ends a TFJob when its chief has succeeded");
+    assert!(rendered.warnings.iter().any(told) && !with_chief(None, Format::Tfjob).warnings.iter().any(told));
+    let volcano = last(all_workers, Format::Volcano);
+    assert_eq!(volcano["minSuccess"], 3);
+    assert!(!volcano.to_string().contains("TaskCompleted"));
+    // Its success would count as a worker's.
+    assert_eq!(policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"], "Always");
+    let targets = json!(["chief-0", "worker-0", "worker-1"]);
+    assert_eq!(last(all_workers, Format::Jobset)["successPolicy"]["targetReplicatedJobs"], targets);
+}
+
+#[test]
+fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
+    for format in super::render::FORMATS {
+        for object in &with_chief(None, format).objects {
+            assert_eq!(super::render::faults(object), Vec::<String>::new(), "{format:?} {}", object["kind"]);
+        }
+    }
+    for format in [Format::Native, Format::Volcano, Format::Jobset] {
+        let objects = with_chief(None, format).objects;
+        let pods = super::render::pods(&objects);
+        assert_eq!(pods.len(), 6);
+        let is_evaluator =
+            |pod: &&super::render::Seen| pod.template["metadata"]["labels"]["job"] == "evaluator";
+        let evaluator = pods.iter().find(is_evaluator).unwrap();
+        assert_eq!(evaluator.kind, "Job", "{format:?}");
+        for pod in &pods {
+            let (env, _) = super::render::started(&objects, &pod.template);
+            let config: serde_json::Value = serde_json::from_str(&env["TF_CONFIG"]).unwrap();
+            let roles: Vec<&String> = config["cluster"].as_object().unwrap().keys().collect();
+            assert_eq!(roles, ["ps", "chief", "worker"], "{format:?}");
+            assert_eq!(config["task"]["type"], pod.template["metadata"]["labels"]["job"]);
+        }
+        let workers = objects.iter().filter(|object| object["kind"] == "Job" && format == Format::Native);
+        for job in workers {
+            let annotations = &job["metadata"]["annotations"];
+            assert_eq!(annotations["pinfold.io/workers"], "3", "an evaluator is no worker");
+            assert_eq!(annotations.get("pinfold.io/success-policy"), None);
+        }
+    }
+    let all_workers = with_chief(Some(JobsPolicy::AllWorkers), Format::Native);
+    let asking = |object: &&serde_json::Value| object["metadata"]["labels"]["pinfold.io/reclaim"] == "ps";
+    for object in all_workers.objects.iter().filter(asking) {
+        assert_eq!(object["metadata"]["annotations"]["pinfold.io/success-policy"], "AllWorkers");
+    }
 }
 
 /// By Volcano's controller (1.11 on): a pod that is Failed stays so without a policy, a container that fails is started again by its
