@@ -18,30 +18,38 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Link, LinkState};
+use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
 use crate::metrics::{self, AgentMetrics, Chunk, Format, Page, Sources, ThreadTruth};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
-/// Connections served at once; more wait.
+/// Connections served at once. A further client takes the place of the oldest connection, so that clients that are slow or
+/// hostile never keep a probe waiting.
 const CONNECTIONS: usize = 32;
 
 /// A client that sends its request more slowly than this is cut off.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// No client keeps its place for longer, whatever it does.
+/// The longest life of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a client may leave an answer unread, in milliseconds. The kernel then ends the connection.
+const WRITE_TIMEOUT_MS: u32 = 10_000;
 
 /// What requests are answered from.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    pub(super) heartbeat: Heartbeat,
     pub(super) sources: Sources,
     pub(super) metrics: AgentMetrics,
     /// What is known of the API, where it is used.
@@ -164,9 +172,8 @@ impl State {
 
 /// Serves until told to stop.
 pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: CancellationToken) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut open: VecDeque<JoinHandle<()>> = VecDeque::with_capacity(CONNECTIONS);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
@@ -180,8 +187,17 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
                 continue;
             }
         };
+        if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &WRITE_TIMEOUT_MS) {
+            tracing::debug!("a connection has no write timeout: {error}");
+        }
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
         let (state, stop) = (Arc::clone(&state), stop.clone());
-        tokio::spawn(async move {
+        open.push_back(tokio::spawn(async move {
             let answer = service_fn(move |request| {
                 let state = Arc::clone(&state);
                 async move { Ok::<_, Infallible>(answer(&request, &state)) }
@@ -196,8 +212,7 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
                 // A client that goes away in the middle, or never reads its answer, is no concern of ours.
                 _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
             }
-            drop(place);
-        });
+        }));
     }
 }
 
@@ -209,7 +224,13 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Pieces> {
     }
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri().path(), snapshot) {
-        ("/healthz", _) => text(StatusCode::OK, "ok\n".to_owned()),
+        ("/healthz", _) => match state.heartbeat.health() {
+            Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
+            Health::Starting(reason) => {
+                text(StatusCode::SERVICE_UNAVAILABLE, format!("starting: {reason}\n"))
+            }
+            Health::Stuck(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("stuck: {reason}\n")),
+        },
         ("/readyz", Some(snapshot)) => match (state.awaited(), state.troubles(&snapshot)) {
             (Some(awaited), _) => text(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -17,6 +17,7 @@ mod event;
 mod folder;
 mod gate;
 mod given_up;
+mod heartbeat;
 mod history;
 mod http;
 mod isolation;

@@ -10,11 +10,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc, watch};
+use anyhow::Context;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::devices::CpuManager;
 use super::event::{Event, RuntimeNews, Source};
 use super::given_up::GivenUp;
+use super::heartbeat::Heartbeat;
 use super::history::History;
 use super::isolation::Isolation;
 use super::node::Node;
@@ -160,6 +162,7 @@ pub(super) struct Owner {
     drift: Vec<Drift>,
     metrics: AgentMetrics,
     published: watch::Sender<Option<Arc<Snapshot>>>,
+    heartbeat: Heartbeat,
     /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
     heard: bool,
     given_up: GivenUp,
@@ -189,6 +192,7 @@ impl Owner {
         api: bool,
         metrics: AgentMetrics,
         published: watch::Sender<Option<Arc<Snapshot>>>,
+        heartbeat: Heartbeat,
     ) -> Self {
         let (placer, layout) = (Placer::new(&node.topology), Arc::new(node.topology.layout()));
         let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
@@ -202,6 +206,7 @@ impl Owner {
             drift: Vec::new(),
             metrics,
             published,
+            heartbeat,
             heard: false,
             given_up: GivenUp::default(),
             isolation: Isolation::default(),
@@ -217,8 +222,27 @@ impl Owner {
         }
     }
 
+    /// Handles events on a thread of its own until there can be no more. The future ends with the thread.
+    ///
+    /// File I/O blocks. On a thread of its own a system call that hangs holds up neither HTTP nor the runtime's connection.
+    pub(super) async fn run_on_thread(
+        self,
+        events: mpsc::Receiver<Event>,
+        cgroups: Arc<Notify>,
+        stop: tokio_util::sync::CancellationToken,
+    ) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let (ended, end) = oneshot::channel();
+        std::thread::Builder::new().name("reconciler".to_owned()).spawn(move || {
+            runtime.block_on(self.run(events, cgroups, stop));
+            // The receiver is gone if the agent ended before this thread.
+            let _ = ended.send(());
+        })?;
+        end.await.context("the reconciler's thread broke")
+    }
+
     /// Handles events until there can be no more.
-    pub(super) async fn run(
+    async fn run(
         mut self,
         events: mpsc::Receiver<Event>,
         cgroups: Arc<Notify>,
@@ -285,7 +309,9 @@ impl Owner {
                     continue;
                 }
                 _ = timer.tick() => {
+                    self.heartbeat.begin("read the CPU topology");
                     self.look_at_cpus();
+                    self.heartbeat.idle();
                     self.refused.clear();
                     if self.heard {
                         Due::add(&mut due, Due::now(Why::Timer));
@@ -361,13 +387,7 @@ impl Owner {
                     let required = self.told.requires(&uid);
                     let by_writes = self.node.enforcement == Enforcement::Cpuset;
                     let owed = by_writes && due.as_ref().is_some_and(|due| !due.is_a_look());
-                    // systemd takes its time, and this thread is given up for others meanwhile.
-                    let slow = by_writes && self.node.cgroups.systemd;
-                    let mut at_once = || match slow {
-                        true => tokio::task::block_in_place(|| self.started_at_once(&uid, &container)),
-                        false => self.started_at_once(&uid, &container),
-                    };
-                    if !required && !owed && at_once().is_some() {
+                    if !required && !owed && self.started_at_once(&uid, &container).is_some() {
                         let _ = reply.send(Ok(()));
                         dirty = dirty.or(Some(Instant::now()));
                         give_way(&mut due, &mut rest);

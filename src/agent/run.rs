@@ -19,6 +19,7 @@ use super::config::Config;
 use super::devices::{CallError, CpuManager, DevicesError, PodResources};
 use super::event::{Admission, Event};
 use super::folder::Folder;
+use super::heartbeat::Heartbeat;
 use super::http::{self, State};
 use super::node::Node;
 use super::owner::Owner;
@@ -41,8 +42,8 @@ const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
 /// How long it is left alone whatever happens.
 const ASK_AT_MOST: Duration = Duration::from_millis(200);
 
-/// How long work in hand is waited for when the agent stops, and how long Events that were not written yet.
-const GRACE: Duration = Duration::from_millis(800);
+/// How long the stop waits for answers to the runtime, which have at most 1.5 s, and for Events that are not written yet.
+const GRACE: Duration = Duration::from_millis(1800);
 
 /// A running agent.
 #[derive(Debug)]
@@ -135,13 +136,23 @@ impl Agent {
             .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
         let runtime = node.config.runtime.wanted();
+        // The reconciler ends after the connection to the runtime, so that each request that was read gets its answer.
+        let answered = if runtime { CancellationToken::new() } else { stop.clone() };
         let runtime = runtime.then(|| {
-            let events = events.clone();
-            runtime::start(&node, &mut tasks, events, cluster.as_ref(), snapshot.clone(), &metrics, &stop)
+            let stop = runtime::Stop { asked: stop.clone(), answered: answered.clone() };
+            let (events, cluster) = (events.clone(), cluster.as_ref());
+            runtime::start(&node, &mut tasks, events, cluster, snapshot.clone(), &metrics, stop)
         });
         let runtime = runtime.transpose()?;
-        let state =
-            Arc::new(State { snapshot: snapshot.clone(), sources, metrics: metrics.clone(), link, runtime });
+        let heartbeat = Heartbeat::new(Duration::from_secs(node.config.reconcile_seconds));
+        let state = Arc::new(State {
+            snapshot: snapshot.clone(),
+            heartbeat: heartbeat.clone(),
+            sources,
+            metrics: metrics.clone(),
+            link,
+            runtime,
+        });
         if !between.is_zero() {
             let (unknown, asked) = mpsc::channel(1);
             tasks.spawn(look_at_connections(Arc::clone(&state), between, unknown));
@@ -157,12 +168,8 @@ impl Agent {
             http::serve(listener, served, ended).await;
             Ok(())
         });
-        let owner = Owner::new(node, cluster.is_some(), metrics, published);
-        let ended = stop;
-        tasks.spawn_to_its_end(async move {
-            owner.run(inbox, cgroups, ended).await;
-            Ok(())
-        });
+        let owner = Owner::new(node, cluster.is_some(), metrics, published, heartbeat);
+        tasks.spawn_to_its_end(owner.run_on_thread(inbox, cgroups, answered));
         Ok(Self { address, events, snapshot, tasks, cluster, state })
     }
 
@@ -377,9 +384,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         let Cluster { server, origin, node, namespace, .. } = cluster;
         tracing::info!("node {node}, namespace {namespace}; pods from the API server {server} ({origin})");
     }
-    let reconcile = Duration::from_secs(node.config.reconcile_seconds);
     let mut agent = Agent::start_in(cluster.as_ref(), node).await?;
-    let told = service::tell(agent.snapshot.clone(), reconcile);
+    let told = service::tell(agent.snapshot.clone(), agent.state.heartbeat.clone());
     agent.tasks.spawn(async move {
         told.await;
         Ok(())

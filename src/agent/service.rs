@@ -1,19 +1,17 @@
 //! What the service manager is told of the agent: ready, alive, and how it is.
 //!
-//! The sign of life is the owner's: it publishes the state after every reconcile, and without one for too long there is none.
-//! A service manager that waits for it then starts the agent anew, which loses nothing.
+//! The watchdog is told that the agent is alive as long as the reconciler's [`Heartbeat`] is in time. Without that, a service
+//! manager that waits for it starts the agent anew, which loses nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
-
 use tokio::sync::watch;
-use tokio::time::Instant;
 
+use super::heartbeat::{Health, Heartbeat};
 use crate::host::notify::Notifier;
 use crate::pin::Snapshot;
 
 /// Tells the service manager until the agent stops.
-pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, reconcile: Duration) {
+pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, heartbeat: Heartbeat) {
     let notifier = Notifier;
     let told = |result: std::io::Result<()>| {
         if let Err(error) = result {
@@ -26,17 +24,16 @@ pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, r
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer
     });
-    let (mut seen, mut said) = (Instant::now(), None);
+    let mut said = None;
     loop {
         tokio::select! {
-            changed = snapshot.changed() => match changed {
-                Ok(()) => seen = Instant::now(),
-                Err(_) => return,
+            changed = snapshot.changed() => if changed.is_err() {
+                return;
             },
-            () = tick(timer.as_mut()) => {
-                if is_alive(seen.elapsed(), reconcile) {
-                    told(notifier.alive());
-                }
+            // Before the first pass the service manager waits for `ready`, and its start timeout decides.
+            () = tick(timer.as_mut()) => match heartbeat.health() {
+                Health::Alive | Health::Starting(_) => told(notifier.alive()),
+                Health::Stuck(reason) => tracing::error!("the watchdog gets no sign of life: {reason}"),
             }
         }
         let status = snapshot.borrow_and_update().as_deref().map(status);
@@ -55,11 +52,6 @@ async fn tick(timer: Option<&mut tokio::time::Interval>) {
     }
 }
 
-/// Whether the owner is alive, by the time since it published: it looks at the node at least once in `reconcile`.
-fn is_alive(since: Duration, reconcile: Duration) -> bool {
-    since < reconcile.saturating_mul(2).saturating_add(Duration::from_secs(5))
-}
-
 fn status(snapshot: &Snapshot) -> String {
     let owned = snapshot.containers.iter().filter(|container| container.assigned.is_some()).count();
     let errors = match snapshot.errors.len() {
@@ -68,19 +60,4 @@ fn status(snapshot: &Snapshot) -> String {
         errors => format!(", {errors} errors"),
     };
     format!("{owned} of {} containers with CPUs of their own{errors}", snapshot.containers.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_owner_that_misses_two_looks_is_dead() {
-        let seconds = Duration::from_secs;
-        assert!(is_alive(seconds(0), seconds(10)) && is_alive(seconds(24), seconds(10)));
-        assert!(!is_alive(seconds(25), seconds(10)));
-        assert!(is_alive(seconds(6), seconds(1)) && !is_alive(seconds(7), seconds(1)));
-        // No overflow, whatever the configuration says.
-        assert!(is_alive(seconds(9), Duration::MAX));
-    }
 }

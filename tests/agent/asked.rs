@@ -2,7 +2,9 @@
 //! real kernel, and the runtime's half of the protocol.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use pinfold::cpu::CpuSet;
 use pinfold::nri::{
     Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox, Signed,
@@ -15,7 +17,8 @@ use serde_json::json;
 use crate::agent::{Agent, Settings, container};
 use crate::api::{Cluster, NODE};
 use crate::kernel::{Kernel, Tree, kernel_tests};
-use crate::runtime::{FakeRuntime, Socket, StateChange, Told};
+use crate::kubelet::Root;
+use crate::runtime::{FakeRuntime, PLUGIN, Reply, Socket, StateChange, Told};
 
 // The answers, by the numbers of their fields.
 
@@ -211,6 +214,60 @@ fn creations_in_a_row_get_cpus_of_their_own() {
     tree.remove(path(gone).trim_end_matches("/worker-0-main"));
     assert_eq!(runtime.create(&late).cpus.as_ref(), Some(&places[0]), "{}", agent.log());
     agent.stop();
+}
+
+#[test]
+fn what_was_asked_before_sigterm_is_answered() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let root = Root::new();
+    let mut runtime = Runtime::new();
+    let settings = Settings::without_manifests(&tree.path, &kernel.first()).with(&[
+        "--api=never",
+        "--root",
+        root.path(),
+        "--reconcile-seconds=1",
+    ]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+    let burst: Vec<Told> = (0..20).map(|number| told(&tree, &format!("worker-{number}"), 1)).collect();
+    burst.iter().for_each(|one| runtime.change(1, one));
+    let pipe = root.hang();
+    let link = runtime.link.as_mut().unwrap();
+    for one in &burst {
+        runtime.tokio.block_on(link.begin("CreateContainer", one.encode_to_vec()));
+    }
+    // The agent reads the requests while its reconciler hangs.
+    std::thread::sleep(Duration::from_millis(200));
+    agent.signal(Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(200));
+    drop(pipe);
+    let (mut answers, mut owners) = (0, 0);
+    while let Some(frame) = runtime.tokio.block_on(link.next(PLUGIN)) {
+        let reply = Reply::decode(frame.data.as_slice()).unwrap();
+        assert_eq!(reply.status, None, "{}", agent.log());
+        let adjust = Created::decode(reply.payload.as_slice()).unwrap().adjust.unwrap_or_default();
+        assert!(
+            adjust.env.iter().any(|one| one.key == "TF_NUM_INTRAOP_THREADS"),
+            "{adjust:?}\n{}",
+            agent.log()
+        );
+        let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
+        owners += usize::from(cpu.is_some_and(|cpu| !cpu.cpus.is_empty()));
+        answers += 1;
+    }
+    assert_eq!(answers, burst.len(), "each is answered before the connection ends: {}", agent.log());
+    // The first ones got the free CPUs, and their records outlive the agent.
+    let free = kernel.online.len() - 1;
+    assert_eq!(owners, free);
+    let owned = burst.iter().filter(|one| {
+        let pod = path(one);
+        let pod = pod.rsplit_once('/').unwrap().0;
+        kernel.cgroups.mark(pod).unwrap().is_some()
+    });
+    assert_eq!(owned.count(), free);
+    let (status, _, log) = agent.terminate();
+    assert_eq!(status.code(), Some(0), "{log}");
 }
 
 #[test]

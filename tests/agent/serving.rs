@@ -12,6 +12,7 @@ use pinfold::metrics::{FAMILIES, Kind};
 use crate::agent::{Agent, Manifests, Settings, best_effort, container, in_force, pinfold, worker};
 use crate::http::{ask, exchange};
 use crate::kernel::kernel_tests;
+use crate::kubelet::Root;
 
 #[test]
 fn answers() {
@@ -112,16 +113,47 @@ fn slow_clients_hold_nobody_up() {
     let start = Instant::now();
     assert_eq!(agent.get("/metrics").status, 200);
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-    // More than are served at once: they are cut off after a while, also those that say nothing or have been served.
-    for text in ["GET /metrics HTTP/1.1\r\nHost: slow", "", "GET /healthz HTTP/1.1\r\nHost: slow\r\n\r\n"] {
+    // More clients than are served at once: clients that send half a request, nothing, or never read an answer.
+    for text in ["GET /metrics HTTP/1.1\r\nHost: slow", "", "GET /metrics HTTP/1.1\r\nHost: slow\r\n\r\n"] {
         let many = slow(40, text);
         let start = Instant::now();
         assert_eq!(agent.get("/metrics").status, 200);
-        assert!(start.elapsed() < Duration::from_secs(15), "{text:?}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(1), "{text:?}: {:?}", start.elapsed());
+        for path in ["/healthz", "/readyz"] {
+            let start = Instant::now();
+            assert_eq!(agent.get(path).status, 200);
+            assert!(start.elapsed() < Duration::from_secs(1), "{text:?} {path}: {:?}", start.elapsed());
+        }
         drop(many);
     }
     drop(few);
     agent.stop();
+}
+
+#[test]
+fn a_reconciler_that_hangs_is_unhealthy_and_named() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    let settings = Settings::new(&tree.path, &pods, &kernel.first());
+    let agent = settings.with(&["--root", root.path(), "--reconcile-seconds", "1"]).start();
+    assert_eq!(agent.get("/healthz").status, 200);
+    let _pipe = root.hang();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let answer = loop {
+        let answer = agent.get("/healthz");
+        if answer.status != 200 {
+            break answer;
+        }
+        assert!(Instant::now() < deadline, "{answer:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(
+        answer.body.starts_with("stuck: ") && answer.body.contains("read the CPU topology"),
+        "{answer:?}"
+    );
+    agent.kill();
 }
 
 #[test]
@@ -140,7 +172,9 @@ fn is_not_ready_before_it_has_read_the_manifests() {
         assert_eq!(answer.status, 503, "{path}: {answer:?}");
         assert!(answer.body.contains("not ready"), "{answer:?}");
     }
-    assert_eq!(agent.get("/healthz").status, 200);
+    // The startup probe decides how long that may take.
+    let answer = agent.get("/healthz");
+    assert!(answer.status == 503 && answer.body.starts_with("starting: "), "{answer:?}");
     // And it ends at once, whatever it is doing.
     agent.stop();
 }

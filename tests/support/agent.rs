@@ -38,18 +38,25 @@ pub(crate) fn pinfold() -> Command {
     command
 }
 
-/// A folder of manifests.
-pub(crate) struct Manifests(TempDir);
+/// A folder of manifests, in a folder of its own: the agent also watches the folder above, and other programs write to the
+/// system's folder for temporary files.
+pub(crate) struct Manifests {
+    _above: TempDir,
+    path: PathBuf,
+}
 
 // === impl Manifests ===
 
 impl Manifests {
     pub(crate) fn new() -> Self {
-        Self(TempDir::new().unwrap())
+        let above = TempDir::new().unwrap();
+        let path = above.path().join("pods");
+        fs::create_dir(&path).unwrap();
+        Self { _above: above, path }
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        &self.path
     }
 
     /// Writes a file as careful writers do: beside its place, then moved there.

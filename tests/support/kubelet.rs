@@ -3,9 +3,11 @@
 
 use std::convert::Infallible;
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::stream;
 use http_body_util::StreamBody;
@@ -20,6 +22,9 @@ use tokio::net::UnixListener;
 
 /// A root with the machine's own `sys` and `proc`, and a place for a kubelet's socket.
 pub(crate) struct Root(tempfile::TempDir);
+
+/// The writing end of a pipe from which the reconciler reads. Dropping it lets the reconciler go on.
+pub(crate) struct Pipe(#[expect(dead_code, reason = "held open")] fs::File);
 
 /// A kubelet that answers until it is dropped. As a real one, it leaves its socket behind.
 pub(crate) struct Kubelet {
@@ -45,6 +50,30 @@ impl Root {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.0.path().join(SOCKET)
+    }
+
+    /// Makes the agent's reconciler hang as it reads the CPU topology: a pipe takes the place of a file. Returns when the
+    /// reconciler hangs.
+    pub(crate) fn hang(&self) -> Pipe {
+        let sys = self.0.path().join("sys");
+        fs::remove_file(&sys).unwrap();
+        let cpus = sys.join("devices/system/cpu");
+        fs::create_dir_all(&cpus).unwrap();
+        let pipe = cpus.join("online");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            // Opening it succeeds once the other end is open, and the reader then waits for bytes.
+            match fs::OpenOptions::new()
+                .write(true)
+                .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
+                .open(&pipe)
+            {
+                Ok(file) => return Pipe(file),
+                Err(error) => assert!(Instant::now() < deadline, "nobody reads {}: {error}", pipe.display()),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// A socket on which nobody listens any more.

@@ -23,7 +23,9 @@ impl Owner {
     /// may be free by now, somebody would have to move, or the pod's cgroup can't take the CPUs yet.
     pub(super) fn answered_at_once<'a>(&mut self, question: Question<'a>) -> Option<Question<'a>> {
         let Some(mut seen) = self.seen.take() else { return Some(question) };
+        self.heartbeat.begin("answer the creation of a container");
         let answer = self.recalled(&question, &mut seen);
+        self.heartbeat.idle();
         self.seen = Some(seen);
         let Some(answer) = answer else { return Some(question) };
         // Whoever asked may have given up waiting; the promise lapses by itself.
@@ -156,7 +158,7 @@ impl Owner {
         let steps = pin::plan(&alone, ledger, &decisions.desired, self.node.enforcement);
         let of_pod =
             |step: &Step| matches!(step, Step::Mark { path: other, mark: Some(_) } if *other == path);
-        let applied = pin::apply(vec![steps.into_iter().find(of_pod)?], &self.node.cgroups);
+        let applied = self.apply(vec![steps.into_iter().find(of_pod)?]);
         self.account(&applied);
         let done = applied.into_iter().find(|done| matches!(done.outcome, Outcome::Done))?;
         let Step::Mark { mark: Some(mark), .. } = done.step else { return None };

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;
-use crate::pin::{self, Desired, Enforcement, Ledger, Observed, ObservedContainer, Scan};
+use crate::pin::{self, Applied, Desired, Enforcement, Ledger, Observed, ObservedContainer, Scan, Step};
 use crate::pod::Pod;
 
 // === impl Owner ===
@@ -21,6 +21,7 @@ impl Owner {
     pub(super) fn started_at_once(&mut self, uid: &str, container: &str) -> Option<()> {
         let start = Instant::now();
         let mut seen = self.seen.take()?;
+        self.heartbeat.begin(format!("pin container {container} of pod {uid} before it starts"));
         let done = self.pinned_alone(uid, &mut seen);
         if done.is_some() {
             self.keep_quiet(&seen.observed);
@@ -29,7 +30,16 @@ impl Owner {
             self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
         }
         self.seen = Some(seen);
+        self.heartbeat.idle();
         done
+    }
+
+    /// Carries out steps, each with a note for whoever asks whether the agent hangs.
+    pub(super) fn apply(&self, steps: Vec<Step>) -> Vec<Applied> {
+        pin::apply_while(steps, &self.node.cgroups, |next| {
+            self.heartbeat.begin(next.to_string());
+            true
+        })
     }
 
     fn pinned_alone(&mut self, uid: &str, seen: &mut Seen) -> Option<()> {
@@ -60,7 +70,7 @@ impl Owner {
         if steps.is_empty() {
             return Some(());
         }
-        let applied = pin::apply(steps, &self.node.cgroups);
+        let applied = self.apply(steps);
         // What went wrong is tried again by the look that follows, and told then.
         self.account(&applied);
         self.read_again(uid, &pods, seen)?;

@@ -45,10 +45,9 @@ impl Owner {
         self.reconciled(why, reach, &mut None)
     }
 
-    /// File work blocks, so this thread is given up for others meanwhile.
     fn reconciled(&mut self, why: Why, reach: Reach<'_>, question: &mut Option<Question<'_>>) -> Ended {
         let start = Instant::now();
-        let ended = tokio::task::block_in_place(|| self.reconcile(reach, question)).unwrap_or_else(|error| {
+        let ended = self.reconcile(reach, question).unwrap_or_else(|error| {
             tracing::error!("reconcile failed: {error:#}");
             self.seen = None;
             // What was known stays known, and says that it is old.
@@ -61,8 +60,10 @@ impl Owner {
             Ended::Failed
         });
         if matches!(ended, Ended::TooShort | Ended::Interrupted) {
+            self.heartbeat.idle();
             return ended;
         }
+        self.heartbeat.finish();
         // A look at everything has needed as much again as what is kept of it.
         if why == Why::Timer {
             limits::give_back_memory();
@@ -84,6 +85,7 @@ impl Owner {
         question: &mut Option<Question<'_>>,
     ) -> anyhow::Result<Ended> {
         let pods = self.told.known();
+        self.heartbeat.begin("read the pods' cgroups");
         let (mut observed, mut ledger) = match self.look(&pods, &mut reach)? {
             Ok(found) => found,
             Err(ended) => return Ok(ended),
@@ -101,6 +103,7 @@ impl Owner {
             return Ok(self.interrupted((observed, ledger), &[]));
         }
         let of_node = matches!(reach, Reach::Node { .. });
+        self.heartbeat.begin("decide what each container gets");
         let moves = self.moves_left();
         let here = self.told.here(&observed, &pods);
         let inputs = Inputs { moves, ..self.inputs(&pods, &here) };
@@ -154,13 +157,16 @@ impl Owner {
             let owns = |pod: &&PodCgroup| claims.iter().any(|claims| claims.contains_key(&pod.uid));
             let pods_seen = observed.pods.iter().map(|pod| &pod.cgroup);
             let owners: BTreeSet<&str> = pods_seen.filter(owns).map(|pod| pod.path.as_str()).collect();
+            let heartbeat = &self.heartbeat;
             let applied = pin::apply_while(steps, &self.node.cgroups, |next| {
+                heartbeat.begin(next.to_string());
                 let on = !(calm && reach.is_asked());
                 calm &= is_for_others(next, &owners);
                 on
             });
             errors.extend(self.account(&applied));
             // What a partition takes from everybody else is in order by the kernel's word, and seen by the next look.
+            self.heartbeat.begin("read again the cgroups that were written");
             let written = Written::new(applied.iter().map(|done| &done.step));
             let touched = |pod: &PodCgroup| written.touches(&pod.path);
             let again = match applied.len() == planned {
@@ -298,6 +304,7 @@ impl Owner {
 
     /// Keeps the kernel's own work off the CPUs that are somebody's own by now.
     pub(super) fn keep_quiet(&mut self, observed: &Observed) {
+        self.heartbeat.begin("move interrupts, workqueues and slices off exclusive CPUs");
         let node = &self.node;
         let options = match node.enforcement {
             Enforcement::Observe => Quiet::default(),

@@ -74,6 +74,14 @@ impl Runtime {
     }
 }
 
+/// How the connection to the runtime ends.
+pub(super) struct Stop {
+    /// Cancelled from outside: no further request is read.
+    pub(super) asked: CancellationToken,
+    /// Cancelled by the connection's task, after each request that was read has its answer.
+    pub(super) answered: CancellationToken,
+}
+
 /// Starts the task that speaks with the runtime.
 pub(super) fn start(
     node: &Node,
@@ -82,7 +90,7 @@ pub(super) fn start(
     cluster: Option<&Running>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
-    stop: &CancellationToken,
+    stop: Stop,
 ) -> anyhow::Result<Link> {
     let wanted = &node.config.runtime;
     let mut settings = nri::Settings::new(NAME, wanted.index)?;
@@ -94,8 +102,10 @@ pub(super) fn start(
     let described =
         cluster.map(|cluster| answers::Described { link: cluster.link.clone(), pods: cluster.pods.clone() });
     let answers = Arc::new(answers::Answers::new(owner, described, snapshot, metrics.clone()));
-    let ended = stop.clone();
+    let Stop { asked: ended, answered } = stop;
     tasks.spawn_to_its_end(async move {
+        // The reconciler ends with this task, whichever way this task ends.
+        let _answered = answered.drop_guard();
         // Before the pods are known there is no good answer: containers go their way as if there were no agent yet.
         let mut first = first;
         tokio::select! {

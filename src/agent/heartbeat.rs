@@ -1,0 +1,126 @@
+//! [`Heartbeat`]: whether the reconciler still works, for the service manager's watchdog and for `/healthz`.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The reconciler's sign of life. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Heartbeat {
+    /// How often a pass runs at least.
+    interval: Duration,
+    beat: Arc<Mutex<Beat>>,
+}
+
+#[derive(Debug, Default)]
+struct Beat {
+    /// When the last pass ended.
+    finished: Option<Instant>,
+    /// The operation that runs now, and since when. Between two passes there is none.
+    operation: Option<(Cow<'static, str>, Instant)>,
+}
+
+/// How the reconciler is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Health {
+    /// The first pass has not ended. The startup probe, or the service manager's start timeout, decides how long to wait.
+    Starting(String),
+    /// The last pass ended in time.
+    Alive,
+    /// No pass has ended for too long. The text says how long, and names the operation that hangs.
+    Stuck(String),
+}
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    /// A reconciler that runs a pass in each `interval` at least.
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, beat: Arc::default() }
+    }
+
+    /// Notes the operation that begins now. A thread that hangs in a system call is found by this note.
+    pub(super) fn begin(&self, operation: impl Into<Cow<'static, str>>) {
+        self.beat().operation = Some((operation.into(), Instant::now()));
+    }
+
+    /// Notes that no operation runs now.
+    pub(super) fn idle(&self) {
+        self.beat().operation = None;
+    }
+
+    /// Notes that a pass has ended, with success or with an error.
+    pub(super) fn finish(&self) {
+        *self.beat() = Beat { finished: Some(Instant::now()), operation: None };
+    }
+
+    /// How the reconciler is now.
+    pub(super) fn health(&self) -> Health {
+        self.health_at(Instant::now())
+    }
+
+    fn health_at(&self, now: Instant) -> Health {
+        let beat = self.beat();
+        let operation = match &beat.operation {
+            Some((operation, since)) => {
+                format!("it has been at this for {} s: {operation}", now.duration_since(*since).as_secs())
+            }
+            None => "no operation runs: the reconciler waits or its task ended".to_owned(),
+        };
+        // Two missed passes, and some time for a busy machine.
+        let limit = self.interval.saturating_mul(2).saturating_add(Duration::from_secs(5));
+        match beat.finished.map(|finished| now.duration_since(finished)) {
+            None => Health::Starting(format!("the first pass of the reconciler has not ended; {operation}")),
+            Some(since) if since < limit => Health::Alive,
+            Some(since) => {
+                let (since, limit) = (since.as_secs(), limit.as_secs());
+                Health::Stuck(format!(
+                    "no pass of the reconciler has ended for {since} s, and {limit} s are allowed; {operation}"
+                ))
+            }
+        }
+    }
+
+    fn beat(&self) -> MutexGuard<'_, Beat> {
+        self.beat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reconciler_that_misses_two_passes_is_stuck() {
+        let health = |interval: Duration, since: u64| {
+            let heartbeat = Heartbeat::new(interval);
+            heartbeat.finish();
+            heartbeat.health_at(Instant::now() + Duration::from_secs(since))
+        };
+        let seconds = Duration::from_secs;
+        assert_eq!([health(seconds(10), 0), health(seconds(10), 24)], [Health::Alive, Health::Alive]);
+        assert!(matches!(health(seconds(10), 26), Health::Stuck(_)));
+        assert_eq!(health(seconds(1), 6), Health::Alive);
+        assert!(matches!(health(seconds(1), 8), Health::Stuck(_)));
+        assert_eq!(health(Duration::MAX, 9), Health::Alive, "no overflow with any configuration");
+    }
+
+    #[test]
+    fn the_operation_that_hangs_is_named() {
+        let heartbeat = Heartbeat::new(Duration::from_secs(10));
+        heartbeat.begin("read the cgroups");
+        let Health::Starting(text) = heartbeat.health() else { panic!("it has not started") };
+        assert!(text.contains("read the cgroups"), "{text}");
+        heartbeat.finish();
+        heartbeat.begin("write cpuset.cpus of kubepods/pod1".to_owned());
+        let Health::Stuck(text) = heartbeat.health_at(Instant::now() + Duration::from_secs(60)) else {
+            panic!("it is stuck")
+        };
+        assert!(text.contains("60 s: write cpuset.cpus of kubepods/pod1"), "{text}");
+        heartbeat.idle();
+        let Health::Stuck(text) = heartbeat.health_at(Instant::now() + Duration::from_secs(60)) else {
+            panic!("it is stuck")
+        };
+        assert!(!text.contains("kubepods"), "{text}");
+    }
+}
