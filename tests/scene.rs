@@ -23,6 +23,8 @@ mod agent;
 mod check;
 #[path = "scene/command.rs"]
 mod command;
+#[path = "scene/definition.rs"]
+mod definition;
 #[path = "scene/import.rs"]
 mod import;
 #[path = "scene/properties.rs"]

@@ -2,36 +2,53 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::Slot;
 
+/// The longest key of a label: a prefix of 253 characters, a slash and a name of 63.
+const LONGEST_KEY: u32 = 253 + 1 + 63;
+
+/// What the value of a label, or of a taint, looks like; it may be empty.
+pub(super) const VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
+
 /// The keys of the labels that a plan owns.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[schemars(extend("x-kubernetes-validations" = [{
-    "rule": "self.scene != self.case && self.scene != self.index && self.scene != self.type && \
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "self.scene != self.case && self.scene != self.index && self.scene != self.type && \
              self.case != self.index && self.case != self.type && self.index != self.type",
-    "message": "the four label keys must differ",
-}]))]
+        "message": "the four label keys must differ",
+    },
+    {
+        "rule": "!has(self.aliases) || self.aliases.all(k, k in [self.scene, self.case, self.index, self.type])",
+        "message": "an alias must stand after one of the plan's four label keys",
+    },
+    {
+        "rule": "!has(self.aliases) || self.aliases.all(k, self.aliases.exists_one(o, self.aliases[o] == self.aliases[k]) && \
+             !(self.aliases[k] in [self.scene, self.case, self.index, self.type]))",
+        "message": "an alias must be a key that the plan does not have already",
+    },
+]))]
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelKeys {
     /// The key whose value is the scene. The spelling of the default is what existing templates match.
-    #[schemars(length(min = 1, max = 316))]
+    #[schemars(schema_with = "own_key_schema")]
     pub scene: String,
     /// The key whose value is the case.
-    #[schemars(length(min = 1, max = 316))]
+    #[schemars(schema_with = "own_key_schema")]
     pub case: String,
     /// The key whose value is the server's index within its type.
-    #[schemars(length(min = 1, max = 316))]
+    #[schemars(schema_with = "own_key_schema")]
     pub index: String,
     /// The key whose value is the group's type, where the scene has types.
     #[serde(rename = "type")]
-    #[schemars(length(min = 1, max = 316))]
+    #[schemars(schema_with = "own_key_schema")]
     pub kind: String,
     /// A second key with the same value, by the first: `{SCENCE: SCENE}`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 4))]
+    #[schemars(schema_with = "aliases_schema")]
     pub aliases: BTreeMap<String, String>,
 }
 
@@ -131,6 +148,61 @@ impl LabelKeys {
             None => Holding::Slot(slot),
         }
     }
+}
+
+/// The rule of the definition on a label's key: the same as [`key_fault`]. `key` is the name of the key in the rule.
+fn key_rule(key: &str) -> String {
+    let form = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?\
+                [A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+    format!("{key}.matches('{form}') && {key}.matches('^([^/]{{1,253}}/)?[^/]+$')")
+}
+
+/// What the definition says where [`key_rule`] fails.
+const KEY_MESSAGE: &str = "a label's key is a name of at most 63 letters, digits, '-', '_' and '.', or a DNS name, '/' and such a name";
+
+/// Any label's key.
+pub(super) fn key_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "minLength": 1,
+        "maxLength": LONGEST_KEY,
+        "x-kubernetes-validations": [{"rule": key_rule("self"), "message": KEY_MESSAGE}],
+    })
+}
+
+/// The key of a label that the plan writes: see [`reserved_domain`].
+fn own_key_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "minLength": 1,
+        "maxLength": LONGEST_KEY,
+        "x-kubernetes-validations": [
+            {"rule": key_rule("self"), "message": KEY_MESSAGE},
+            {
+                "rule": "!self.matches('^([^/]*[.])?(kubernetes|k8s)[.]io/')",
+                "message": "Kubernetes keeps keys in the domains kubernetes.io and k8s.io for itself",
+            },
+        ],
+    })
+}
+
+fn aliases_schema(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "additionalProperties": own_key_schema(generator),
+        "maxProperties": 4,
+    })
+}
+
+/// Labels by key, as a selector has them.
+pub(super) fn labels_schema(_: &mut SchemaGenerator) -> Schema {
+    let rule = format!("self.all(k, {})", key_rule("k"));
+    json_schema!({
+        "type": "object",
+        "additionalProperties": {"type": "string", "pattern": VALUE},
+        "maxProperties": 32,
+        "x-kubernetes-validations": [{"rule": rule, "message": KEY_MESSAGE}],
+    })
 }
 
 /// An index as the plan writes it: nodeAffinity's Gt and Lt read numbers, so `01` would be another label and the same number.

@@ -13,6 +13,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::label::VALUE;
 use super::{LabelKeys, NodeSelector};
 
 /// The most servers that a group can have in a case, and the most names in an explicit list.
@@ -26,6 +27,10 @@ pub const TAINT_PREFIX: &str = "pinfold.io/";
 
 /// What a label's value looks like.
 const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
+
+/// What a quantity looks like that is not negative: a number, and perhaps a suffix or an exponent.
+const QUANTITY: &str =
+    "^([+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|-(0+[.]?0*|[.]0+))([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,9})?$";
 
 /// What the name of a node looks like.
 const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
@@ -132,9 +137,11 @@ pub enum OnBusy {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CaseTaint {
-    /// The taint's key. It starts with pinfold.io/, since agents may set no others.
+    /// The taint's key. It starts with pinfold.io/, since agents may set no others. Another than the default one has to be known to
+    /// the admission policy, too: `taints` in node-policy.yaml, or taintKeys of the chart.
     #[schemars(
         length(min = 1, max = 316),
+        regex(pattern = "^([^/]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
         extend("x-kubernetes-validations" = [{
             "rule": "self.startsWith('pinfold.io/')",
             "message": "a taint's key must start with pinfold.io/",
@@ -143,7 +150,7 @@ pub struct CaseTaint {
     pub key: TaintKey,
     /// The taint's value.
     #[serde(skip_serializing_if = "String::is_empty")]
-    #[schemars(length(max = 63))]
+    #[schemars(regex(pattern = VALUE))]
     pub value: String,
     /// The taint's effect.
     pub effect: TaintEffect,
@@ -286,7 +293,7 @@ fn counts_schema(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn amounts_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
-        "additionalProperties": {"x-kubernetes-int-or-string": true},
+        "additionalProperties": {"x-kubernetes-int-or-string": true, "minimum": 0, "pattern": QUANTITY},
         "maxProperties": 16,
     })
 }

@@ -166,8 +166,17 @@ fn list(items: &[Tree], schema: &JSONSchemaProps, path: &Path, found: &mut Vec<V
 }
 
 fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Violation>) {
-    if schema.x_kubernetes_int_or_string == Some(true) && (value.is_string() || value.is_number()) {
-        return;
+    if schema.x_kubernetes_int_or_string == Some(true) {
+        let number = value.as_f64();
+        // A negative number is a mistake of the quantity, which `check` names.
+        if number.is_some_and(|number| number.fract() != 0.0) {
+            let text =
+                format!("{value} is a number with a fraction, which the API server takes as a text only");
+            return found.push((path.clone(), text, format!("write it in quotes: \"{value}\"")));
+        }
+        if value.is_string() || number.is_some() {
+            return;
+        }
     }
     match (schema.type_.as_deref(), value) {
         (Some("string"), Value::String(text)) => {

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::label::{VALUE, key_schema, labels_schema};
+
 /// Conditions on a node's labels, all of which must hold. Without any, every node matches.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelector {
     /// Labels that a node has, with these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 32))]
+    #[schemars(schema_with = "labels_schema")]
     pub match_labels: BTreeMap<String, String>,
     /// Further conditions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -21,15 +23,19 @@ pub struct NodeSelector {
 
 /// A condition on one label.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
+    "message": "In and NotIn need values; Exists and DoesNotExist take none",
+}]))]
 pub struct Requirement {
     /// The label's key.
-    #[schemars(length(min = 1, max = 316))]
+    #[schemars(schema_with = "key_schema")]
     pub key: String,
     /// How key and values relate.
     pub operator: Operator,
     /// The values, for In and NotIn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256), inner(length(max = 63)))]
+    #[schemars(length(max = 256), inner(regex(pattern = VALUE)))]
     pub values: Vec<String>,
 }
 
