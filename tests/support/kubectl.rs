@@ -114,7 +114,8 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
 /// What an apply of objects says that were applied before, line by line.
 pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
-    let live: Vec<Value> = dry_run(kubectl, &list, objects).into_iter().map(kept).collect();
+    let live: Vec<Value> =
+        create(kubectl, &list, objects, &["--save-config"]).into_iter().map(kept).collect();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.json");
     std::fs::write(&file, list).unwrap();
@@ -144,6 +145,10 @@ fn kept(mut object: Value) -> Value {
 
 /// What kubectl makes of a text of YAML or JSON: the objects, as it would send them. `objects` are their kinds.
 pub(crate) fn dry_run(kubectl: &Path, text: &str, objects: &[Value]) -> Vec<Value> {
+    create(kubectl, text, objects, &[])
+}
+
+fn create(kubectl: &Path, text: &str, objects: &[Value], more: &[&str]) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.yaml");
     std::fs::write(&file, text).unwrap();
@@ -152,7 +157,8 @@ pub(crate) fn dry_run(kubectl: &Path, text: &str, objects: &[Value]) -> Vec<Valu
         Command::new(kubectl)
             .env("HOME", folder.path())
             .env_remove("KUBECONFIG")
-            .args(["create", "--dry-run=client", "--save-config", "--validate=false"])
+            .args(["create", "--dry-run=client", "--validate=false"])
+            .args(more)
             .args(["-s", &server, "-o", "json", "-f"])
             .arg(file),
     );
