@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -219,6 +220,57 @@ fn doctor_is_right_with_the_agents_capabilities() {
     let findings = said["findings"].as_array().unwrap();
     let marks = findings.iter().find(|finding| finding["what"] == "marks").unwrap();
     assert!(marks["advice"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{marks}");
+}
+
+/// A hierarchy of cgroup v2 that offers partitions, with a top that only `CAP_DAC_OVERRIDE` can write to, as the kernel's.
+fn offers_partitions() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let kubepods = folder.path().join("kubepods");
+    std::fs::create_dir(&kubepods).unwrap();
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    for dir in [folder.path(), &kubepods] {
+        let files = [
+            ("cgroup.controllers", "cpuset cpu"),
+            ("cgroup.subtree_control", "cpuset cpu"),
+            ("cgroup.procs", ""),
+            ("cpuset.cpus.effective", online.trim()),
+            ("cpuset.cpus.isolated", ""),
+            ("cpuset.mems.effective", "0"),
+        ];
+        for (name, text) in files {
+            std::fs::write(dir.join(name), format!("{text}\n")).unwrap();
+        }
+    }
+    let files = [
+        ("cpuset.cpus", ""),
+        ("cpuset.cpus.exclusive", ""),
+        ("cpuset.cpus.partition", "member"),
+        ("cpuset.mems", ""),
+        ("cpu.max", "max 100000"),
+    ];
+    for (name, text) in files {
+        std::fs::write(kubepods.join(name), format!("{text}\n")).unwrap();
+    }
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    folder
+}
+
+/// A trial that needs more rights than the agent is no reason to say that the agent can't work.
+#[test]
+fn doctor_tries_no_partition_where_it_can_make_no_cgroup() {
+    if kernel_tests().is_none() {
+        return;
+    }
+    let cgroups = offers_partitions();
+    let mut doctor = under(&["sys_admin", "sys_ptrace", "net_admin"]);
+    doctor.args(["doctor", "-o", "json", "--enforcement", "partition", "--cgroup-root"]).arg(cgroups.path());
+    let output = doctor.output().unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = said["findings"].as_array().unwrap();
+    let partitions = findings.iter().find(|finding| finding["what"] == "partitions").unwrap();
+    assert_eq!(partitions["verdict"], "weak", "{said:#}");
+    assert!(partitions["finding"].as_str().unwrap().contains("CAP_DAC_OVERRIDE"), "{partitions}");
+    assert_eq!((output.status.code(), &said["canPin"]), (Some(0), &true.into()), "{said:#}");
 }
 
 #[test]
