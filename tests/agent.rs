@@ -38,6 +38,8 @@ mod counters;
 mod drift;
 #[path = "agent/endurance.rs"]
 mod endurance;
+#[path = "agent/hotplug.rs"]
+mod hotplug;
 #[path = "agent/life.rs"]
 mod life;
 #[path = "agent/partition/mod.rs"]

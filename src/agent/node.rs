@@ -80,6 +80,37 @@ impl Node {
         })
     }
 
+    /// Whether the configuration names no reserved CPUs.
+    fn has_default_reserved(&self) -> bool {
+        self.config.reserved.as_ref().is_none_or(CpuSet::is_empty)
+    }
+
+    /// Forgets the default reserved CPUs, so that [`Node::choose_reserved`] takes the owners of CPUs into account.
+    pub(super) fn forget_default_reserved(&mut self) {
+        if self.has_default_reserved() {
+            self.reserved = CpuSet::new();
+        }
+    }
+
+    /// Chooses the default reserved CPUs at the start, and again when all of them are offline. Owned CPUs are never chosen.
+    pub(super) fn choose_reserved(&mut self, ledger: &Ledger) {
+        if !self.has_default_reserved() || !self.reserved.is_disjoint(&self.topology.online) {
+            return;
+        }
+        let owned = ledger.exclusive().union(&ledger.barred);
+        let chosen = default_reserved(&self.topology, &owned);
+        if chosen != self.reserved {
+            match chosen.is_empty() {
+                true => tracing::error!(
+                    "no CPU is reserved: each of the online CPUs {} is owned",
+                    self.topology.online
+                ),
+                false => tracing::info!("CPUs {chosen} are reserved"),
+            }
+            self.reserved = chosen;
+        }
+    }
+
     /// The last that is known about the kubelet's CPU Manager.
     pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
         self.cpu_manager
@@ -218,12 +249,14 @@ impl Node {
     }
 }
 
-/// The reserved CPUs: those asked for, else the core of the lowest CPU.
+/// The reserved CPUs: those asked for, else the core of the lowest CPU, as long as no container owns CPUs.
 ///
 /// # Errors
 /// Reserved CPUs that are not online here.
 pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<CpuSet> {
-    let Some(asked) = asked.filter(|asked| !asked.is_empty()) else { return Ok(default_reserved(topology)) };
+    let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
+        return Ok(default_reserved(topology, &CpuSet::new()));
+    };
     let missing = asked.difference(&topology.online);
     anyhow::ensure!(
         missing.is_empty(),

@@ -25,7 +25,7 @@ use super::told::Told;
 use crate::cpu::{CpuSet, Layout, Placer};
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
-use crate::pin::decide::{Inputs, default_reserved};
+use crate::pin::decide::Inputs;
 use crate::pin::quiet::{Keeper, Report};
 use crate::pin::{Drift, Enforcement, Ledger, Observed, Snapshot};
 use crate::pod::Pod;
@@ -155,6 +155,8 @@ pub(super) struct Owner {
     placer: Placer,
     /// Of the machine as it is now, for those who draw it.
     layout: Arc<Layout>,
+    /// The CPUs and NUMA nodes for which the topology was read.
+    presence: topology::Presence,
     /// Whether pods come from the API.
     api: bool,
     told: Told,
@@ -195,10 +197,14 @@ impl Owner {
         heartbeat: Heartbeat,
     ) -> Self {
         let (placer, layout) = (Placer::new(&node.topology), Arc::new(node.topology.layout()));
+        let presence = topology::Presence::read(&node.config.root);
+        let mut node = node;
+        node.forget_default_reserved();
         let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {
             placer,
             layout,
+            presence,
             node,
             api,
             told: Told::default(),
@@ -448,19 +454,21 @@ impl Owner {
         changed
     }
 
-    /// Takes note of CPUs that went offline or came online.
+    /// Takes note of CPUs and NUMA nodes that went offline or came online. Without such a change no other file of the topology
+    /// is read.
     fn look_at_cpus(&mut self) {
+        let presence = topology::Presence::read(&self.node.config.root);
+        if presence == self.presence {
+            return;
+        }
         match topology::read(&self.node.config.root) {
-            Ok(topology) if topology != self.node.topology => {
+            Ok(topology) => {
                 tracing::info!("the machine has changed: online CPUs are now {}", topology.online);
                 self.placer = Placer::new(&topology);
                 self.layout = Arc::new(topology.layout());
-                if self.node.config.reserved.is_none() {
-                    self.node.reserved = default_reserved(&topology);
-                }
                 self.node.topology = topology;
+                self.presence = presence;
             }
-            Ok(_) => {}
             Err(error) => tracing::error!("the topology stays as it was: {:#}", anyhow::Error::new(error)),
         }
     }

@@ -61,6 +61,21 @@ pub enum TopologyError {
     },
 }
 
+/// The files that change when a CPU or a NUMA node goes offline or comes online, each with its text as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Presence([Option<Vec<u8>>; 4]);
+
+// === impl Presence ===
+
+impl Presence {
+    /// Reads the files of the machine whose `sys/` lies in `root`. A file that is missing or unreadable counts as such.
+    pub fn read(root: &Path) -> Self {
+        let files = ["cpu/online", "cpu/present", "node/online", "node/has_memory"];
+        let system = root.join("sys/devices/system");
+        Self(files.map(|file| fs::read(system.join(file)).ok()))
+    }
+}
+
 /// Reads the topology of the machine whose `sys/` lies in `root`.
 ///
 /// # Errors

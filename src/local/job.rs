@@ -176,7 +176,7 @@ mod tests {
     fn the_job_fits_the_machine() {
         for (cores, threads) in [(2, 1), (3, 1), (4, 1), (4, 2), (8, 1), (64, 2)] {
             let topology = machine(cores, threads);
-            let reserved = crate::pin::decide::default_reserved(&topology);
+            let reserved = crate::pin::decide::default_reserved(&topology, &CpuSet::new());
             let size = Size::of(&topology, &reserved).unwrap();
             let free = topology.online.len() - reserved.len();
             assert!((size.workers * size.worker_cpus) as usize <= free, "{cores} cores: {size:?}");

@@ -118,9 +118,13 @@ impl Decisions {
     }
 }
 
-/// The default reservation: the core of the lowest online CPU.
-pub fn default_reserved(topology: &Topology) -> CpuSet {
-    topology.online.first().map(|cpu| topology.core_of(cpu)).unwrap_or_default()
+/// The default reserved CPUs: the lowest core on which no CPU is owned. Without such a core, the CPUs that are not owned on the
+/// lowest core that has one. Empty if every online CPU is owned.
+pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
+    let cores = || topology.online.iter().map(|cpu| topology.core_of(cpu));
+    let whole = cores().find(|core| core.is_disjoint(owned));
+    let part = || cores().map(|core| core.difference(owned)).find(|rest| !rest.is_disjoint(&topology.online));
+    whole.or_else(part).unwrap_or_default()
 }
 
 /// Decides who shall own which CPUs.

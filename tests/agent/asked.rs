@@ -416,7 +416,7 @@ fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
         });
         let given = std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100));
                 cluster.put(&pod);
             });
             runtime.create(&worker)

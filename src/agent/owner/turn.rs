@@ -95,6 +95,7 @@ impl Owner {
             self.history.begin(&observed, self.node.enforcement);
         }
         self.told.keep_promises(&mut ledger, &observed);
+        self.node.choose_reserved(&ledger);
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
         let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
         // Nothing was told yet, nor written, and what is to be told may be gone by the next look.
@@ -143,6 +144,13 @@ impl Owner {
         }
         self.drift = drift;
         let mut errors: Vec<String> = self.told.errors().cloned().collect();
+        if self.node.reserved.is_disjoint(&online) {
+            errors.push(
+                "no reserved CPU is online and free: every CPU is owned, or the configured reserved CPUs are offline. \
+                 The last shared CPU is not assigned; end a pod that owns CPUs, or name other CPUs with --reserved"
+                    .to_owned(),
+            );
+        }
         for tree in &self.node.config.trees {
             if !self.node.cgroups.hands_down(tree)? {
                 errors.push(format!(

@@ -316,7 +316,7 @@ pub(super) mod tests {
     fn plan(cores: u32, wishes: Wishes) -> Result<Plan, PlanError> {
         let topology = machine(cores);
         let wishes = Wishes { rounds: 4, seconds: 2, neighbour_busy: 100, ..wishes };
-        Plan::new(wishes, &topology, &default_reserved(&topology))
+        Plan::new(wishes, &topology, &default_reserved(&topology, &CpuSet::new()))
     }
 
     fn sizes(plan: &Plan) -> [u32; 5] {

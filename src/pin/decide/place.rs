@@ -42,10 +42,18 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// CPUs that can be given.
+    /// CPUs that can be given. The last shared CPU is not among them.
     fn free(&self) -> CpuSet {
         let owned = union(self.claims.values().flat_map(BTreeMap::values));
-        self.inputs.topology.online.difference(&owned.union(&self.barred))
+        let online = &self.inputs.topology.online;
+        let mut free = online.difference(&owned.union(&self.barred));
+        // Reserved CPUs are shared, unless all of them are offline.
+        if self.inputs.reserved.difference(&owned).is_disjoint(online)
+            && let Some(last) = free.first()
+        {
+            free.remove(last);
+        }
+        free
     }
 
     fn near(&self, pod: &Asked<'_>) -> CpuSet {

@@ -48,7 +48,7 @@ fn app(uid: &str, cpus: u64) -> Pod {
 fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     let topology = machine();
     let placer = Placer::new(&topology);
-    let reserved = default_reserved(&topology);
+    let reserved = default_reserved(&topology, &CpuSet::new());
     let policy = Policy::default();
     let here = ["a", "b", "c"].into();
     decide(
@@ -230,4 +230,45 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
     let one_stays = pair(5, 5);
     assert_eq!(cpus(&one_stays), ["2-6", "shared"]);
     assert!(one_stays.containers[1].note.as_deref().unwrap().contains("no NUMA node has more than 4"));
+}
+
+#[test]
+fn default_reserved_cpus_are_a_core_that_nobody_owns() {
+    let topology = machine();
+    let reserved = |owned: &str| default_reserved(&topology, &set(owned)).to_string();
+    // Each core has two CPUs, which follow each other.
+    let core = |number: u32| topology.core_of(2 * number);
+    assert_eq!(reserved(""), core(0).to_string());
+    assert_eq!(reserved(&core(0).to_string()), core(1).to_string());
+    let half = core(0).first().unwrap().to_string();
+    assert_eq!(reserved(&half), core(1).to_string(), "a whole core before a part of a lower one");
+    let rest = topology.online.difference(&core(1)).union(&set(&core(1).first().unwrap().to_string()));
+    assert_eq!(reserved(&rest.to_string()), core(1).iter().last().unwrap().to_string());
+    assert_eq!(reserved(&topology.online.to_string()), "", "every CPU is owned");
+}
+
+#[test]
+fn the_last_shared_cpu_is_never_assigned() {
+    let topology = machine();
+    let placer = Placer::new(&topology);
+    // The configured reserved CPU is offline.
+    let reserved = set("1000");
+    let pods = [app("a", topology.online.len() as u64 - 1), app("b", 1)];
+    let here = ["a", "b"].into();
+    let inputs = Inputs {
+        topology: &topology,
+        placer: &placer,
+        reserved: &reserved,
+        policy: &Policy::default(),
+        wishes: &Wishes::default(),
+        devices: &BTreeMap::new(),
+        moves: 0,
+        pods: &pods,
+        here: Some(&here),
+    };
+    let decisions = decide(&inputs, &Ledger::default());
+    let owned: Vec<usize> =
+        decisions.containers.iter().map(|one| one.cpus.as_ref().map_or(0, CpuSet::len)).collect();
+    assert_eq!(owned, [topology.online.len() - 1, 0]);
+    assert_eq!(decisions.desired.shared().len(), 1);
 }

@@ -1,0 +1,91 @@
+//! CPUs that go offline and come back, as the kernel's files tell it. The CPUs themselves stay online: other programs use
+//! this machine.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pinfold::cpu::CpuSet;
+
+use crate::agent::{Manifests, Settings, assigned, container, in_force, worker};
+use crate::kernel::kernel_tests;
+use crate::kubelet::Root;
+
+/// A machine's `sys` in a folder.
+struct Machine {
+    root: Root,
+    system: PathBuf,
+}
+
+impl Machine {
+    fn new(online: &CpuSet) -> Self {
+        let root = Root::new();
+        let sys = PathBuf::from(root.path()).join("sys");
+        fs::remove_file(&sys).unwrap();
+        let machine = Self { root, system: sys.join("devices/system") };
+        for cpu in online.iter() {
+            machine.write(&format!("cpu/cpu{cpu}/topology/thread_siblings_list"), &cpu.to_string());
+        }
+        machine.write("cpu/present", &online.to_string());
+        machine.write("cpu/online", &online.to_string());
+        machine.write("node/has_memory", "0");
+        machine.write("node/online", "0");
+        machine.write("node/node0/cpulist", &online.to_string());
+        machine.write("node/node0/meminfo", "Node 0 MemTotal:  1000 kB");
+        machine
+    }
+
+    /// Replaces a file at once, so that no half of it is read.
+    fn write(&self, name: &str, text: &str) {
+        let path = self.system.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let new = path.with_extension("new");
+        fs::write(&new, format!("{text}\n")).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+}
+
+#[test]
+fn default_reserved_cpus_never_move_onto_an_owned_core() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let machine = Machine::new(&kernel.online);
+    let pods = Manifests::new();
+    // A worker that owns every CPU but the first, which is the default reserved core.
+    let (first, others) = (kernel.first(), kernel.online.difference(&kernel.first()));
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", others.len()));
+    let settings = Settings::new(&tree.path, &pods, &CpuSet::new());
+    let agent = settings.with(&["--root", machine.root.path(), "--reconcile-seconds=1"]).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "main");
+    tree.start(&main);
+    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    assert_eq!(status["reserved"], first.to_string());
+
+    // More memory is no change of the machine.
+    machine.write("node/node0/meminfo", "Node 0 MemTotal:  2000 kB");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(!agent.log().contains("the machine has changed"), "{}", agent.log());
+
+    machine.write("cpu/online", &others.to_string());
+    let status =
+        agent.eventually("the first CPU is offline", |status| status["online"] == others.to_string());
+    assert_eq!(assigned(&status, "worker-0"), Some(others.clone()), "{status:#}");
+    let status = agent.eventually("nothing is reserved", |status| status["reserved"] == "");
+    assert!(status["errors"].to_string().contains("no reserved CPU is online"), "{status:#}");
+    // A further pod gets nothing.
+    pods.put("late.yaml", &worker("late", "uid-2", 1));
+    let late = tree.pod("", "uid-2");
+    tree.start(&tree.container(&late, "late"));
+    let status = agent.eventually("it runs", |status| {
+        container(status, "late", "main").is_some_and(|one| one["running"] == true)
+    });
+    assert_eq!(assigned(&status, "late"), None);
+
+    machine.write("cpu/online", &kernel.online.to_string());
+    let status = agent.eventually("it is reserved again", |status| status["reserved"] == first.to_string());
+    assert_eq!(assigned(&status, "worker-0"), Some(others));
+    let changes = agent.log().matches("the machine has changed").count();
+    assert_eq!(changes, 2, "{}", agent.log());
+    agent.stop();
+}
