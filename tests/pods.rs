@@ -105,10 +105,24 @@ fn a_real_list_of_pods() {
 }
 
 #[test]
-fn a_static_pod_s_cgroup_has_its_hash() {
+fn a_mirror_pod_says_which_static_pod_it_stands_for() {
     let pods = read("static.yaml");
-    assert_eq!(pods[0].uid.as_deref(), Some("7a1d9c52-8f0e-4c59-a8c2-09f2c1b0f001"));
-    assert_eq!(pods[0].cgroup_uid(), Some("0c1d2e3f405162738495a6b7c8d9eaf0"));
+    let own = "7a1d9c52-8f0e-4c59-a8c2-09f2c1b0f001";
+    assert_eq!((pods[0].cgroup_uid(), pods[0].api_uid.clone()), (Some(own), Some(own.into())));
+    let (uid, node) =
+        ("0c1d2e3f405162738495a6b7c8d9eaf0".into(), "4be0c4a1-3c6f-4c6d-8f57-0d1f8f6a9c11".into());
+    assert_eq!(pods[0].mirror, Some(pod::Mirror { uid, node }));
+    // One annotation, other ones, or another owner is no mirror pod.
+    let text = fs::read_to_string(data().join("static.yaml")).unwrap();
+    let changes = [
+        ("config.mirror: 0c1d", "config.mirror: 1c1d"),
+        ("config.hash", "config.other"),
+        ("kind: Node", "kind: Job"),
+    ];
+    for (before, after) in changes {
+        let other = pod::parse(&text.replace(before, after), "static.yaml").unwrap();
+        assert_eq!((&other[0].mirror, other[0].cgroup_uid()), (&None, Some(own)), "{after}");
+    }
     assert!(pods[0].host_network);
 }
 

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::devices::CpuManager;
 use crate::cpu::CpuSet;
-use crate::pod::{Pod, ThreadEnvironment};
+use crate::pod::{ApiUid, Pod, ThreadEnvironment};
 
 /// Where the answer to a start goes: why the container must not start, if it must not.
 pub(super) type Reply = oneshot::Sender<Result<(), String>>;
@@ -34,6 +34,8 @@ pub enum Event {
     },
     /// The API server has told nothing so far: what the kernel says is all there is.
     Unheard,
+    /// The uid of this Node at the API server.
+    Node(ApiUid),
     /// The NUMA nodes of the devices of pods, by namespace and name.
     Devices(BTreeMap<(String, String), CpuSet>),
     /// What the kubelet's CPU Manager does, when that has changed.

@@ -20,6 +20,7 @@ mod given_up;
 mod heartbeat;
 mod history;
 mod http;
+mod identity;
 mod isolation;
 mod node;
 mod owner;

@@ -28,7 +28,7 @@ use crate::metrics::AgentMetrics;
 use crate::pin::decide::Inputs;
 use crate::pin::quiet::{Keeper, Report};
 use crate::pin::{Drift, Enforcement, Ledger, Observed, Snapshot};
-use crate::pod::Pod;
+use crate::pod::{ContainerIds, Pod};
 use inbox::Inbox;
 use reach::{Ended, Reach};
 
@@ -200,6 +200,11 @@ impl Owner {
         let presence = topology::Presence::read(&node.config.root);
         let mut node = node;
         node.forget_default_reserved();
+        // Manifests have no status, and the folder's pods have no other source than these two.
+        let folder_ids = match api || node.config.runtime.wanted() {
+            true => ContainerIds::Awaited,
+            false => ContainerIds::Untold,
+        };
         let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {
             placer,
@@ -207,7 +212,7 @@ impl Owner {
             presence,
             node,
             api,
-            told: Told::default(),
+            told: Told::new(folder_ids),
             history: History::default(),
             drift: Vec::new(),
             metrics,
@@ -340,6 +345,12 @@ impl Owner {
                     if !self.heard && self.node.config.pods.is_none() {
                         self.heard = true;
                         due = Some(Due::now(Why::Start));
+                    }
+                }
+                Event::Node(uid) => {
+                    self.told.node(uid);
+                    if self.heard {
+                        Due::add(&mut due, Due::now(Why::Pods));
                     }
                 }
                 // For those that come; nobody is moved for it.

@@ -47,6 +47,11 @@ impl Promises {
         self.announced.iter().filter_map(|(pod, _)| pod.cgroup_uid())
     }
 
+    /// The uids of pods that were promised CPUs.
+    pub(super) fn promised(&self) -> impl Iterator<Item = &str> {
+        self.promises.iter().map(|promise| promise.uid.as_str())
+    }
+
     /// Promises a container its CPUs.
     pub(super) fn add(&mut self, uid: &str, container: &str, cpus: CpuSet) {
         self.promises.retain(|promise| promise.uid != uid || promise.container != container);

@@ -1,18 +1,31 @@
 //! [`Told`]: the pods of this node, by everyone who tells of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::event::{RuntimeNews, RuntimePod, Source};
+use super::identity::{self, Evidence, PodName};
 use super::promises::Promises;
 use crate::pin::{Ledger, Observed};
-use crate::pod::{Pod, is_required};
+use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
 
 /// What was told, as it was told last.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pods: BTreeMap<Source, Vec<Pod>>,
     errors: BTreeMap<Source, Vec<String>>,
+    /// Who tells the ids of containers of pods in the folder of manifests.
+    folder_ids: ContainerIds,
+    /// The uid of this Node, once it was read.
+    node: Option<ApiUid>,
+    /// The pods that assignment records name, as far as mirror pods name the same uid.
+    records: BTreeMap<String, PodName>,
+    /// All of `pods`, with the mirror pods' uids settled.
+    described: Vec<Pod>,
+    /// The uids that mirror pods name as their static pods'.
+    mirrored: BTreeSet<String>,
+    /// Mirror pods that do not count, as sentences.
+    conflicts: Vec<String>,
     /// What the container runtime has, by uid.
     runtime: BTreeMap<String, RuntimePod>,
     promises: Promises,
@@ -58,10 +71,61 @@ impl Known {
 // === impl Told ===
 
 impl Told {
-    pub(super) fn pods(&mut self, source: Source, pods: Vec<Pod>, errors: Vec<String>) {
-        self.known = None;
+    /// `folder_ids`: who tells the ids of containers of pods in the folder of manifests.
+    pub(super) fn new(folder_ids: ContainerIds) -> Self {
+        Self { folder_ids, ..Self::default() }
+    }
+
+    pub(super) fn pods(&mut self, source: Source, mut pods: Vec<Pod>, errors: Vec<String>) {
+        let ids = match source {
+            Source::Api => ContainerIds::Awaited,
+            Source::Folder => self.folder_ids,
+        };
+        for pod in &mut pods {
+            pod.ids = ids;
+        }
         self.pods.insert(source, pods);
         self.errors.insert(source, errors);
+        self.identify();
+    }
+
+    /// Takes note of this Node's uid.
+    pub(super) fn node(&mut self, uid: ApiUid) {
+        self.node = Some(uid);
+        self.identify();
+    }
+
+    /// Takes note of the pods that assignment records name; says whether the pods are others than before.
+    pub(super) fn note_records(&mut self, observed: &Observed) -> bool {
+        if self.mirrored.is_empty() {
+            return false;
+        }
+        let named = observed.pods.iter().filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
+        let records = named.filter_map(|pod| {
+            let mark = pod.mark.as_ref().filter(|mark| !mark.claims.is_empty() && !mark.pod.is_empty())?;
+            Some((pod.cgroup.uid.clone(), (mark.namespace.clone(), mark.pod.clone())))
+        });
+        let records = records.collect();
+        if self.records == records {
+            return false;
+        }
+        self.records = records;
+        let before = std::mem::take(&mut self.described);
+        self.identify();
+        self.described != before
+    }
+
+    /// Settles which static pods the mirror pods stand for.
+    fn identify(&mut self) {
+        self.known = None;
+        self.described = self.pods.values().flatten().cloned().collect();
+        self.mirrored = identity::named(&self.described);
+        let evidence = Evidence { node: self.node.as_ref(), runtime: &self.runtime, records: &self.records };
+        let conflicts = identity::resolve(&mut self.described, &evidence);
+        for conflict in conflicts.iter().filter(|conflict| !self.conflicts.contains(conflict)) {
+            tracing::warn!("{conflict}");
+        }
+        self.conflicts = conflicts;
     }
 
     pub(super) fn runtime(&mut self, news: RuntimeNews) {
@@ -72,6 +136,9 @@ impl Told {
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();
                 before.keys().for_each(|uid| self.settle(uid));
+                if !self.mirrored.is_empty() {
+                    self.identify();
+                }
             }
             RuntimeNews::Pod(one) => {
                 let told = keyed(*one);
@@ -89,6 +156,9 @@ impl Told {
     /// One pod of the runtime's is another than before; all others are as they were.
     fn changed(&mut self, uid: &str) {
         self.settle(uid);
+        if self.mirrored.contains(uid) {
+            self.identify();
+        }
         let Some(mut known) = self.known.take() else { return };
         known.renew(uid, self.is_described(uid), self.pod(uid));
         self.known = Some(known);
@@ -107,7 +177,7 @@ impl Told {
 
     /// What could not be read, as sentences.
     pub(super) fn errors(&self) -> impl Iterator<Item = &String> {
-        self.errors.values().flatten()
+        self.errors.values().flatten().chain(&self.conflicts)
     }
 
     /// The pods of the API, then those of the folder, then those of the runtime, then those that were only asked about; each
@@ -125,7 +195,7 @@ impl Told {
             Some(of_runtime) => with(pod.clone(), of_runtime),
             None => pod.clone(),
         };
-        let mut all: Vec<Pod> = self.pods.values().flatten().filter(&mut once).map(whole).collect();
+        let mut all: Vec<Pod> = self.described.iter().filter(&mut once).map(whole).collect();
         let described = all.len();
         all.extend(runtime.values().map(|told| &told.pod).chain(announced).filter(once).map(whole));
         let all = Arc::new(all);
@@ -137,7 +207,7 @@ impl Told {
     /// One of them.
     pub(super) fn pod(&mut self, uid: &str) -> Option<Pod> {
         let runtime = self.runtime.get(uid);
-        let told = self.pods.values().flatten().chain(runtime.map(|told| &told.pod));
+        let told = self.described.iter().chain(runtime.map(|told| &told.pod));
         let pod = told.chain(self.promises.announced()).find(|pod| pod.cgroup_uid() == Some(uid))?.clone();
         Some(match runtime {
             Some(of_runtime) => with(pod, of_runtime),
@@ -145,10 +215,11 @@ impl Told {
         })
     }
 
-    /// The uids of these pods that have a cgroup, or that a runtime is about to create.
+    /// The uids of these pods that have a container, or that a runtime is about to give one.
     pub(super) fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
-        let cgroups = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str());
-        let mut all = cgroups.chain(self.promises.uids());
+        let begun = observed.pods.iter().filter(|pod| pod.begun || self.has_any(&pod.cgroup.uid));
+        let begun = begun.map(|pod| pod.cgroup.uid.as_str());
+        let mut all = begun.chain(self.promises.uids()).chain(self.promises.promised());
         match pods {
             // Who asks about one need not gather all.
             [pod] => all.find(|uid| pod.cgroup_uid() == Some(*uid)).into_iter().collect(),
@@ -170,6 +241,11 @@ impl Told {
         self.runtime.get(uid).is_some_and(|told| told.pod.container(container).is_some())
     }
 
+    /// Whether a runtime has any container of a pod.
+    fn has_any(&self, uid: &str) -> bool {
+        self.runtime.get(uid).is_some_and(|told| !told.pod.containers.is_empty())
+    }
+
     /// Whether a runtime has told of a pod.
     pub(super) fn is_of_runtime(&self, uid: &str) -> bool {
         self.runtime.contains_key(uid)
@@ -177,12 +253,12 @@ impl Told {
 
     /// Whether a pod is described by more than a runtime, which does not know the containers that are still to come.
     pub(super) fn is_described(&self, uid: &str) -> bool {
-        self.pods.values().flatten().any(|pod| pod.cgroup_uid() == Some(uid))
+        self.described.iter().any(|pod| pod.cgroup_uid() == Some(uid))
     }
 
     /// Whether a pod must not run without CPUs of its own, by anybody who tells of it.
     pub(super) fn requires(&self, uid: &str) -> bool {
-        let told = self.pods.values().flatten().chain(self.runtime.get(uid).map(|told| &told.pod));
+        let told = self.described.iter().chain(self.runtime.get(uid).map(|told| &told.pod));
         told.filter(|pod| pod.cgroup_uid() == Some(uid)).any(is_required)
     }
 
@@ -194,7 +270,7 @@ impl Told {
 
 /// A pod with what the runtime knows of its containers: their ids, and the environment that they really have.
 fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
-    pod.of_runtime = true;
+    pod.ids = ContainerIds::Runtime;
     for container in &mut pod.containers {
         let Some(known) = told.pod.container(&container.name) else { continue };
         container.runtime_id.clone_from(&known.runtime_id);
@@ -226,7 +302,7 @@ mod tests {
     fn pod(number: usize, environment: u8) -> Pod {
         let env = [("N".to_owned(), crate::pod::EnvSource::Value(environment.to_string()))];
         let main = Container { name: "main".to_owned(), env: env.into(), ..Container::default() };
-        Pod { uid: Some(format!("uid-{number}")), containers: vec![main], ..Pod::default() }
+        Pod { uid: Some(format!("uid-{number}").into()), containers: vec![main], ..Pod::default() }
     }
 
     fn of_runtime(number: usize, environment: u8) -> RuntimePod {

@@ -156,8 +156,8 @@ fn runtime(runtime: &Runtime) -> Finding {
     }
     let advice = "containerd 1.7 and newer: [plugins.'io.containerd.nri.v1.nri'] disable = false in \
                   /etc/containerd/config.toml (the default from 2.0 on); CRI-O 1.26 and newer: [crio.nri] enable_nri = true \
-                  (the default from 1.30 on); then restart the runtime. Until then containers are pinned milliseconds after \
-                  they have begun, and get no variables";
+                  (the default from 1.30 on); then restart the runtime. Until then containers are pinned when their status \
+                  is known, a second or two after they have begun, and get no variables";
     match std::os::unix::net::UnixStream::connect(&runtime.socket) {
         Ok(_) => {
             good(what, format!("it has NRI ({socket}): containers are pinned and sized before they begin"))

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 use super::job::{self, DemoPod, Mode, Size};
 use super::node::{LocalNode, Start, TREE};
 use super::sample::{Counters, Sample};
-use crate::agent::config::{Config, Metrics};
+use crate::agent::cluster::Asked;
+use crate::agent::config::{Config, Metrics, Runtime};
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
 use crate::host::spawn::Stderr;
@@ -131,6 +132,8 @@ pub async fn run(
         listen: options.listen,
         // It costs next to nothing for so few pods, and there is more to be seen.
         metrics: Metrics { connections: 2, peers: 16, ..Metrics::default() },
+        // No container runtime knows the demo's pods.
+        runtime: Runtime { nri: Asked::Never, ..Runtime::default() },
         ..Config::default()
     };
     // A kubelet that pins by itself has no say in the demo's own tree.

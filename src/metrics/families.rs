@@ -275,5 +275,5 @@ families! {
     NRI_RUNTIME_INFO = info("pinfold_nri_runtime_info", &["name", "version"],
         "The container runtime that is connected, always 1; no series while none is.");
     NRI_SYNCHRONIZED = gauge("pinfold_nri_synchronized", &[],
-        "Whether the container runtime asks Pinfold about every container; without it they are pinned once their cgroups are seen.");
+        "Whether the container runtime asks Pinfold about every container; without it they are pinned once their status is known.");
 }

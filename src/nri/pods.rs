@@ -32,7 +32,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::message::{Container, ContainerState, LinuxCpu, LinuxMemory, PodSandbox};
-use crate::pod::{self, ContainerKind, EnvSource, Pod, Qos, Resources};
+use crate::pod::{self, ContainerIds, ContainerKind, EnvSource, Pod, PodUid, Qos, Resources};
 
 /// The kubelet's weight for nothing asked for, and its least for anything.
 const LEAST_SHARES: u64 = 2;
@@ -81,7 +81,10 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         name: sandbox.name.clone(),
         // Of a static pod's two uids, the one in its cgroup's name; nobody's annotation has a say in it.
         uid: pod_uid(sandbox.cgroup_parent())
-            .or_else(|| Some(sandbox.uid.clone()).filter(|uid| !uid.is_empty())),
+            .or_else(|| Some(sandbox.uid.clone()).filter(|uid| !uid.is_empty()))
+            .map(PodUid::from),
+        api_uid: None,
+        mirror: None,
         labels: without(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
         annotations: without(&sandbox.annotations, |key| {
             key == CONFIG_HASH || ADDED_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))
@@ -92,7 +95,7 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         resources: Resources::default(),
         containers: containers.collect(),
         qos_reported: class,
-        of_runtime: true,
+        ids: ContainerIds::Runtime,
     }
 }
 

@@ -31,8 +31,8 @@ pub struct Inputs<'a> {
     pub wishes: &'a Wishes,
     /// The pods of this node, the earlier the sooner served.
     pub pods: &'a [Pod],
-    /// The uids of pods that have a cgroup or are about to get one: only they are given CPUs. `None` in a plan on paper,
-    /// where every pod is.
+    /// The uids of pods that have a container or are about to get one: only they own CPUs. `None` in a plan on paper, where every
+    /// pod has.
     pub here: Option<&'a HashSet<&'a str>>,
     /// NUMA nodes of the devices of pods, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::mark::{IDLE, Mark, union};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup, Surroundings};
-use crate::pod::{Container, Pod};
+use crate::pod::{Container, ContainerIds, Pod};
 
 /// The name of the cgroup, beside a pod's containers, that keeps CPUs idle.
 pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
@@ -41,6 +41,8 @@ pub struct ObservedPod {
     pub containers: Vec<ObservedContainer>,
     /// Which of the known pods it is.
     pub known: Option<usize>,
+    /// Whether the pod may own CPUs: one of its containers exists, or nobody tells ids at all.
+    pub begun: bool,
 }
 
 /// A container's cgroup.
@@ -50,8 +52,10 @@ pub struct ObservedContainer {
     pub cgroup: ContainerCgroup,
     /// Its mark, if it has a readable one.
     pub mark: Option<Mark>,
-    /// The container's name, where the pod's status, the mark or plain counting tells it.
+    /// The container's name, where the pod's status, the runtime, the mark or plain counting tells it. A pod sandbox has none.
     pub name: Option<String>,
+    /// Whether a status or the runtime told the name, now or when the mark was written.
+    pub by_id: bool,
 }
 
 /// Who owns which CPUs.
@@ -92,14 +96,14 @@ impl Observed {
             let mut containers = Vec::new();
             for container in &cgroup.containers {
                 let mark = ledger.read_mark(&container.path, container.mark.as_deref());
-                let marked = mark.as_ref().and_then(|mark| mark.claims.keys().next().cloned());
-                let name = match known.and_then(|index| pods.get(index)) {
-                    Some(pod) => name_of(pod, &container.id, alone, marked),
-                    None => marked,
+                let (name, by_id) = match known.and_then(|index| pods.get(index)) {
+                    Some(pod) => name_of(pod, &container.id, alone, mark.as_ref()),
+                    None => (marked(mark.as_ref()), mark.as_ref().is_some_and(|mark| mark.by_id)),
                 };
-                containers.push(ObservedContainer { cgroup: container.clone(), mark, name });
+                containers.push(ObservedContainer { cgroup: container.clone(), mark, name, by_id });
             }
-            let pod = ObservedPod { cgroup, mark, containers, known };
+            let begun = known.and_then(|index| pods.get(index)).is_none_or(|pod| has_begun(pod, &containers));
+            let pod = ObservedPod { cgroup, mark, containers, known, begun };
             ledger.enter(&pod);
             observed.pods.push(pod);
         }
@@ -140,23 +144,40 @@ impl ObservedPod {
     }
 }
 
-/// Which of a pod's containers has this runtime id.
+/// The container that a record on a container's cgroup names.
+fn marked(mark: Option<&Mark>) -> Option<String> {
+    mark.and_then(|mark| mark.claims.keys().next().cloned())
+}
+
+/// The name of the container with this runtime id, and whether a status or the runtime told the id.
 ///
-/// Without any status, a pod's only container is its only cgroup, unless a runtime tells which it has. A mark counts until the
-/// status says that another cgroup is the container's: the one that was there first may have been the sandbox's.
-fn name_of(pod: &Pod, id: &str, alone: bool, marked: Option<String>) -> Option<String> {
+/// A pod sandbox has a cgroup like a container's, so a cgroup has no name before a status or the runtime tells its id. Until then
+/// a record counts if Pinfold wrote it for an id. A pod's only cgroup counts as its only container's just where nobody tells
+/// ids at all.
+fn name_of(pod: &Pod, id: &str, alone: bool, mark: Option<&Mark>) -> (Option<String>, bool) {
     if id == IDLE_CGROUP {
-        return Some(IDLE.to_owned());
+        return (Some(IDLE.to_owned()), false);
     }
     let same = |container: &&Container| container.runtime_id.as_deref() == Some(id);
     if let Some(container) = pod.containers.iter().find(same) {
-        return Some(container.name.clone());
+        return (Some(container.name.clone()), true);
     }
-    let silent = !pod.of_runtime && pod.containers.iter().all(|container| container.runtime_id.is_none());
-    match pod.containers.as_slice() {
-        [only] if silent && alone => Some(only.name.clone()),
-        _ => marked.filter(|name| pod.container(name).is_none_or(|container| container.runtime_id.is_none())),
+    let by_id = mark.is_some_and(|mark| mark.by_id);
+    let silent = pod.containers.iter().all(|container| container.runtime_id.is_none());
+    let unknown = |name: &String| pod.container(name).is_none_or(|container| container.runtime_id.is_none());
+    match (pod.ids, pod.containers.as_slice()) {
+        (ContainerIds::Runtime, _) => (None, false),
+        (ContainerIds::Awaited, _) => (marked(mark).filter(|name| by_id && unknown(name)), by_id),
+        (ContainerIds::Untold, [only]) if silent && alone => (Some(only.name.clone()), false),
+        (ContainerIds::Untold, _) => (marked(mark).filter(unknown), by_id),
     }
+}
+
+/// Whether one of a known pod's containers exists. A pod without its images has a sandbox only, and owns no CPUs yet.
+fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
+    pod.ids == ContainerIds::Untold
+        || pod.containers.iter().any(|container| container.runtime_id.is_some())
+        || cgroups.iter().any(|container| container.name.as_deref().is_some_and(|name| name != IDLE))
 }
 
 // === impl Ledger ===
@@ -279,30 +300,38 @@ mod tests {
     use super::*;
     use crate::pin::Before;
 
-    fn pod(runtime_id: Option<&str>) -> Pod {
+    fn pod(ids: ContainerIds, runtime_id: Option<&str>) -> Pod {
         let main = Container {
             name: "main".to_owned(),
             runtime_id: runtime_id.map(str::to_owned),
             ..Container::default()
         };
-        Pod { uid: Some("uid".to_owned()), containers: vec![main], ..Pod::default() }
+        Pod { uid: Some("uid".into()), ids, containers: vec![main], ..Pod::default() }
     }
 
-    /// The names found for a pod's cgroups, of which the marked one carries a claim of `main`.
-    fn names(pod: Pod, cgroups: &[&str], marked: Option<&str>) -> Vec<Option<String>> {
-        let mut mark = Mark::new(Before::default());
-        mark.claims.insert("main".to_owned(), "1".parse().unwrap());
+    /// The pod as it is seen with these cgroups, of which the marked one carries a claim of `main`.
+    fn seen(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> ObservedPod {
+        let mark = |by_id| {
+            let mut mark = Mark::new(Before::default());
+            mark.claims.insert("main".to_owned(), "1".parse().unwrap());
+            mark.by_id = by_id;
+            mark.text()
+        };
         let container = |id: &&str| ContainerCgroup {
             path: format!("kubepods/poduid/{id}"),
             id: (*id).to_owned(),
-            mark: (marked == Some(*id)).then(|| mark.text()),
+            mark: marked.filter(|(marked, _)| marked == id).map(|(_, by_id)| mark(by_id)),
             ..ContainerCgroup::default()
         };
         let containers = cgroups.iter().map(container).collect();
         let cgroup = PodCgroup { uid: "uid".to_owned(), containers, ..PodCgroup::default() };
         let scan = Scan { pods: vec![cgroup], ..Scan::default() };
-        let (observed, _) = Observed::new(scan, &[pod]);
-        observed.containers().map(|container| container.name.clone()).collect()
+        let (mut observed, _) = Observed::new(scan, std::slice::from_ref(pod));
+        observed.pods.remove(0)
+    }
+
+    fn names(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> Vec<Option<String>> {
+        seen(pod, cgroups, marked).containers.into_iter().map(|container| container.name).collect()
     }
 
     fn main() -> Option<String> {
@@ -310,24 +339,51 @@ mod tests {
     }
 
     #[test]
-    fn an_only_container_is_the_only_cgroup() {
-        assert_eq!(names(pod(None), &["c0ffee"], None), [main()]);
-        assert_eq!(names(pod(None), &["c0ffee", "pause"], None), [None, None]);
-        // Where a runtime has not named the container yet, the only cgroup is the sandbox's.
-        let told = Pod { of_runtime: true, ..pod(None) };
-        assert_eq!(names(told, &["pause"], None), [None]);
+    fn an_only_cgroup_is_the_only_container_where_nobody_will_ever_tell() {
+        use ContainerIds::{Awaited, Runtime, Untold};
+        assert_eq!(names(&pod(Untold, None), &["c0ffee"], None), [main()]);
+        assert_eq!(names(&pod(Untold, None), &["c0ffee", "pause"], None), [None, None]);
+        // Before a status or the runtime tells ids, the only cgroup is the sandbox's.
+        for ids in [Awaited, Runtime] {
+            assert_eq!(names(&pod(ids, None), &["pause"], None), [None]);
+        }
     }
 
     #[test]
     fn a_status_names_its_cgroup_and_no_other() {
-        assert_eq!(names(pod(Some("c0ffee")), &["c0ffee", "pause"], None), [main(), None]);
-        assert_eq!(names(pod(Some("c0ffee")), &["pause"], None), [None]);
+        let pod = pod(ContainerIds::Awaited, Some("c0ffee"));
+        assert_eq!(names(&pod, &["c0ffee", "pause"], None), [main(), None]);
+        assert_eq!(names(&pod, &["pause"], None), [None]);
     }
 
     #[test]
-    fn a_mark_counts_until_the_status_says_otherwise() {
-        // The sandbox came first, alone and without a status, and was taken for the container.
-        assert_eq!(names(pod(None), &["c0ffee", "pause"], Some("pause")), [None, main()]);
-        assert_eq!(names(pod(Some("c0ffee")), &["c0ffee", "pause"], Some("pause")), [main(), None]);
+    fn a_record_for_an_id_counts_until_somebody_says_otherwise() {
+        use ContainerIds::{Awaited, Runtime};
+        assert_eq!(names(&pod(Awaited, None), &["c0ffee", "pause"], Some(("c0ffee", true))), [main(), None]);
+        assert_eq!(names(&pod(Awaited, Some("new")), &["c0ffee"], Some(("c0ffee", true))), [None]);
+        assert_eq!(names(&pod(Runtime, None), &["c0ffee"], Some(("c0ffee", true))), [None]);
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_may_lie_on_the_sandbox() {
+        use ContainerIds::{Awaited, Runtime, Untold};
+        for ids in [Awaited, Runtime] {
+            let pod = pod(ids, None);
+            assert_eq!(names(&pod, &["pause"], Some(("pause", false))), [None]);
+            assert!(!seen(&pod, &["pause"], Some(("pause", false))).begun);
+        }
+        let told = pod(Awaited, Some("c0ffee"));
+        assert_eq!(names(&told, &["c0ffee", "pause"], Some(("pause", false))), [main(), None]);
+        assert_eq!(names(&told, &["c0ffee"], Some(("c0ffee", false))), [main()]);
+        assert_eq!(names(&pod(Untold, None), &["a", "b"], Some(("b", false))), [None, main()]);
+    }
+
+    #[test]
+    fn a_pod_begins_with_its_first_container() {
+        use ContainerIds::{Awaited, Untold};
+        assert!(!seen(&pod(Awaited, None), &["pause"], None).begun);
+        assert!(seen(&pod(Awaited, Some("c0ffee")), &["pause"], None).begun);
+        assert!(seen(&pod(Awaited, None), &["c0ffee"], Some(("c0ffee", true))).begun);
+        assert!(seen(&pod(Untold, None), &["a", "b"], None).begun);
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::object::{self, Amounts, Object};
 use super::quantity::{self, QuantityError};
-use super::{Container, ContainerKind, EnvSource, Pod, Qos, Resources};
+use super::{ApiUid, Container, ContainerIds, ContainerKind, EnvSource, Mirror, Pod, PodUid, Qos, Resources};
 
 /// Why an API object is not a pod that could run. Every variant names the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,15 +70,16 @@ impl Pod {
     /// Ephemeral containers are left out: they have no resources and appear only while somebody debugs. A pod that has
     /// no name yet is called by its `generateName`. An object without containers, as a watch may deliver, is taken.
     pub fn from_k8s(pod: Object) -> Result<Self, PodError> {
-        let metadata = pod.metadata.unwrap_or_default();
+        let mut metadata = pod.metadata.unwrap_or_default();
         let node_keys = pod.spec.as_ref().map(node_keys).unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let pending = resize_is_pending(&status, metadata.generation);
         let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let name = non_empty(metadata.name).or_else(|| non_empty(metadata.generate_name));
+        let name = non_empty(metadata.name.take()).or_else(|| non_empty(metadata.generate_name.take()));
         let name = name.ok_or(PodError::NoName)?;
 
+        let (uid, mirror) = (non_empty(metadata.uid.take()), mirror(&metadata));
         let allocated = cpu(status.allocated, "status.allocatedResources")?;
         let init = reported_by("initContainerStatuses", status.init_container_statuses, pending)?;
         let app = reported_by("containerStatuses", status.container_statuses, pending)?;
@@ -112,7 +113,9 @@ impl Pod {
         Ok(Self {
             namespace: non_empty(metadata.namespace).unwrap_or_else(|| "default".to_owned()),
             name,
-            uid: non_empty(metadata.uid),
+            uid: uid.clone().map(PodUid::from),
+            api_uid: uid.map(ApiUid::from),
+            mirror,
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
             host_network: spec.host_network.unwrap_or_default(),
@@ -121,9 +124,26 @@ impl Pod {
             resources: whole,
             containers,
             qos_reported: status.qos_class.as_deref().and_then(qos_class),
-            of_runtime: false,
+            ids: ContainerIds::Untold,
         })
     }
+}
+
+/// The annotation of a static pod, and of its mirror pod, with the uid in the name of the static pod's cgroup.
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
+/// The annotation by which the API server knows a mirror pod. The kubelet gives the same uid there.
+const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// What a pod says as a mirror pod: both annotations agree, and a Node owns the pod.
+fn mirror(metadata: &object::Metadata) -> Option<Mirror> {
+    let annotation = |key| metadata.annotations.as_ref()?.get(key).filter(|uid| !uid.is_empty());
+    let uid = annotation(CONFIG_HASH).filter(|uid| annotation(CONFIG_MIRROR) == Some(*uid))?;
+    let is_node = |owner: &&object::Owner| {
+        owner.kind.as_deref() == Some("Node") && owner.api_version.as_deref() == Some("v1")
+    };
+    let node = metadata.owners.iter().flatten().find(is_node)?.uid.as_deref()?;
+    Some(Mirror { uid: uid.as_str().into(), node: node.into() })
 }
 
 /// The label keys by which a pod chooses its node.

@@ -34,6 +34,7 @@ mod role;
 mod selector;
 mod software;
 mod threads;
+mod uid;
 mod variables;
 mod verdict;
 mod wishes;
@@ -41,7 +42,7 @@ mod wishes;
 pub use entitlement::{Entitlement, Policy, Training, entitlement, is_denied, is_required, training};
 pub use from_k8s::PodError;
 pub use manifest::{ManifestError, SyntaxError, parse};
-pub use model::{Container, ContainerKind, EnvSource, Pod, Qos, Resources};
+pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use object::Object;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};
@@ -52,6 +53,7 @@ pub use threads::{
     BasisOrigin, NoLimit, Profile, Rounding, THREAD_VARIABLES, ThreadBasis, ThreadEnvironment, ThreadPolicy,
     UnknownProfile, thread_environment,
 };
+pub use uid::{ApiUid, Mirror, PodUid};
 pub use variables::variable_counts;
 pub use verdict::{CAUSES, Finding, ThreadFacts, Verdict, verdict};
 pub use wishes::{Balancing, Memory, Wishes, wishes};

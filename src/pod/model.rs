@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::uid::{ApiUid, Mirror, PodUid};
+
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pod {
@@ -12,8 +14,12 @@ pub struct Pod {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// The API server's uid, where known: the kubelet names the pod's cgroup after it.
-    pub uid: Option<String>,
+    /// The uid in the name of the pod's cgroup, where known. An annotation has no say in it.
+    pub uid: Option<PodUid>,
+    /// The object's uid at the API server, where known.
+    pub api_uid: Option<ApiUid>,
+    /// What the pod says as a mirror pod. The agent decides whether that counts.
+    pub mirror: Option<Mirror>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Annotations.
@@ -31,20 +37,32 @@ pub struct Pod {
     /// `status.qosClass`, where a status tells it. What counts is [`qos`](super::qos); this is kept so that a
     /// difference can be shown.
     pub qos_reported: Option<Qos>,
-    /// Whether a container runtime tells of the pod, and so which of its containers there are.
-    pub of_runtime: bool,
+    /// Who tells the runtime ids of the pod's containers.
+    pub ids: ContainerIds,
 }
 
-/// Where the kubelet writes a static pod's own uid: such a pod's cgroup is named after it, not after the uid that the
-/// API server gave to its mirror.
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// Who tells the runtime ids of a pod's containers, and with them which cgroup is which container's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ContainerIds {
+    /// Nobody, unless the manifest has a status: the agent has neither an API server nor a container runtime to ask.
+    #[default]
+    Untold,
+    /// The pod's status or the container runtime, in a moment. Until then the pod sandbox can't be told from a container.
+    Awaited,
+    /// The container runtime has told all containers that exist.
+    Runtime,
+}
 
 impl Pod {
-    /// The uid in the name of the pod's cgroup, as the kubelet writes it: the static pod's hash, else the API
-    /// server's uid.
+    /// The uid in the name of the pod's cgroup.
     pub fn cgroup_uid(&self) -> Option<&str> {
-        let hash = self.annotations.get(CONFIG_HASH).map(String::as_str);
-        hash.filter(|hash| !hash.is_empty()).or(self.uid.as_deref())
+        self.uid.as_ref().map(PodUid::as_str)
+    }
+
+    /// Whether the pod has this uid, or says that it is the mirror of the static pod that has. The latter is no evidence.
+    pub fn names(&self, uid: &str) -> bool {
+        let mirrored = self.mirror.as_ref().map(|mirror| mirror.uid.as_str());
+        [self.cgroup_uid(), mirrored].contains(&Some(uid))
     }
 
     /// The container of that name.

@@ -28,6 +28,15 @@ part! {
         pub(super) generation: i64 = "generation",
         pub(super) labels: BTreeMap<String, String> = "labels",
         pub(super) annotations: BTreeMap<String, String> = "annotations",
+        pub(super) owners: Vec<Owner> = "ownerReferences",
+    }
+}
+
+part! {
+    pub(super) struct Owner: "an owner reference" {
+        pub(super) api_version: String = "apiVersion",
+        pub(super) kind: String = "kind",
+        pub(super) uid: String = "uid",
     }
 }
 

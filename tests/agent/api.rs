@@ -98,7 +98,7 @@ impl Cluster {
     }
 }
 
-/// A TFJob's worker that wants one CPU.
+/// A TFJob's worker that wants one CPU. Its container runs as `main1`.
 pub(crate) fn pod(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -114,7 +114,16 @@ pub(crate) fn pod(name: &str, node: &str) -> Value {
                 "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
             }],
         },
+        "status": status_of("main1"),
     })
+}
+
+/// What the kubelet writes once the container of a pod has this id.
+pub(crate) fn status_of(id: &str) -> Value {
+    json!({"containerStatuses": [{
+        "name": "main", "image": "tf", "imageID": "", "ready": true, "restartCount": 0,
+        "containerID": format!("containerd://{id}"),
+    }]})
 }
 
 /// Waits until the clock has made the agent look twice more.
@@ -138,12 +147,7 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     agent.eventually("the first list is there", |status| status["cluster"]["complete"] == true);
     assert_eq!(agent.get("/readyz").status, 200);
 
-    let mut worker = pod("worker-0", NODE);
-    worker["status"] = json!({"containerStatuses": [{
-        "name": "main", "image": "tf", "imageID": "", "ready": true, "restartCount": 0,
-        "containerID": "containerd://main1",
-    }]});
-    let stored = cluster.put(&worker);
+    let stored = cluster.put(&pod("worker-0", NODE));
     cluster.put(&pod("stranger", "node-2"));
     let cgroup = tree.pod("", "worker-0-uid");
     // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup can't be wider than the one above it.
@@ -229,8 +233,8 @@ fn an_api_that_is_away_takes_nothing_away() {
     let settings = cluster.settings(&tree, &kernel);
     let agent = settings.start();
     let cgroup = tree.pod("", "worker-0-uid");
-    let first = tree.container(&cgroup, "main1");
-    tree.start(&first);
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
     let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
     let own = assigned(&status, "worker-0").unwrap();
     cluster.event(&agent, "Pinned", "worker-0");
@@ -242,13 +246,6 @@ fn an_api_that_is_away_takes_nothing_away() {
     let ready = agent.get("/readyz");
     assert!(ready.status == 200 && ready.body.contains("what is known of them stays"), "{ready:?}");
     assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(0.0));
-    // The next container of a pod that is known needs no API.
-    tree.remove(&first);
-    let second = tree.container(&cgroup, "main2");
-    let pid = tree.start(&second);
-    agent.eventually("the next container is pinned", |status| {
-        in_force(status, "worker-0") && allowed(pid) == own
-    });
     agent.stop();
 
     // A restart without the API: the kernel knows who owns what.
@@ -272,6 +269,196 @@ fn an_api_that_is_away_takes_nothing_away() {
     assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
     assert_eq!((kernel.cgroups.mark(&cgroup).unwrap(), allowed(pid)), (mark, own));
     assert_eq!(cluster.events(), events);
+    agent.stop();
+}
+
+/// Waits until this many Events of a reason are there, and a little longer for one too many.
+pub(crate) fn count_events(cluster: &Cluster, agent: &Agent, reason: &str, pod: &str) -> usize {
+    cluster.event(agent, reason, pod);
+    two_reconciles(agent);
+    cluster.events().iter().filter(|event| event.0 == reason && event.1 == pod).count()
+}
+
+#[test]
+fn a_sandbox_is_no_container() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    let agent = cluster.settings(&tree, &kernel).start();
+    // The image is missing: the pod has a sandbox, and will have nothing else for long.
+    let mut worker = pod("worker-0", NODE);
+    worker["status"] = json!({"containerStatuses": [{
+        "name": "main", "image": "tf", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"waiting": {"reason": "ErrImagePull"}},
+    }]});
+    let stored = cluster.put(&worker);
+    let cgroup = tree.pod("", "worker-0-uid");
+    let pause = tree.container(&cgroup, "pause1");
+    let pause = tree.start(&pause);
+    agent.eventually("the pod is known", |status| container(status, "worker-0", "main").is_some());
+    two_reconciles(&agent);
+    let status = agent.status().unwrap();
+    let main = container(&status, "worker-0", "main").unwrap();
+    assert_eq!((&main["assigned"], &main["cgroup"]), (&Value::Null, &Value::Null), "{main:#}");
+    assert_eq!(allowed(pause), kernel.online);
+    assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(0.0));
+    assert_eq!(agent.metric("pinfold_container_cpus_assigned", &[("pod", "worker-0")]).unwrap_or(0.0), 0.0);
+    assert_eq!(cluster.events(), []);
+
+    // A pod that runs is not refused for its sake.
+    let other = cluster.put(&pod("worker-1", NODE));
+    let second = tree.pod("", "worker-1-uid");
+    let running = tree.container(&second, "main1");
+    tree.start(&running);
+    agent.eventually("the other pod is pinned", |status| in_force(status, "worker-1"));
+    tree.remove(&second);
+    cluster.remove(&other);
+
+    // The container comes, and then its status.
+    let main = tree.container(&cgroup, "main2");
+    let pid = tree.start(&main);
+    two_reconciles(&agent);
+    assert_ne!(allowed(pid), kernel.last(), "nothing says yet which of both is the container");
+    let mut named = stored.clone();
+    named["metadata"]["resourceVersion"] = Value::Null;
+    named["status"] = status_of("main2");
+    cluster.put(&named);
+    agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0") && allowed(pid) == kernel.last()
+    });
+    assert_eq!(count_events(&cluster, &agent, "Pinned", "worker-0"), 1, "{:?}", cluster.events());
+    assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(2.0));
+    assert_ne!(allowed(pause), kernel.last());
+    agent.stop();
+}
+
+#[test]
+fn an_upgrade_frees_what_a_sandbox_holds() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cgroup = tree.pod("", "worker-0-uid");
+    let pause = tree.container(&cgroup, "pause1");
+    let pid = tree.start(&pause);
+    // Without an API nobody ever tells ids, and the record is as an earlier version wrote it everywhere.
+    let pods = crate::agent::Manifests::new();
+    pods.put("worker.yaml", &crate::agent::worker("worker-0", "worker-0-uid", 1));
+    let before = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
+    before.eventually("the sandbox is pinned", |status| in_force(status, "worker-0"));
+    before.stop();
+    assert!(kernel.cgroups.mark(&pause).unwrap().unwrap().contains("main"));
+    assert_eq!(allowed(pid), kernel.last());
+
+    let cluster = Cluster::new();
+    let mut worker = pod("worker-0", NODE);
+    worker.as_object_mut().unwrap().remove("status");
+    cluster.put(&worker);
+    let agent = cluster.settings(&tree, &kernel).start();
+    agent.eventually("the sandbox is free", |_| allowed(pid) == kernel.online);
+    cluster.put(&pod("worker-1", NODE));
+    let second = tree.pod("", "worker-1-uid");
+    let running = tree.container(&second, "main1");
+    tree.start(&running);
+    agent.eventually("its CPU goes to a container", |status| in_force(status, "worker-1"));
+    assert_eq!(kernel.cgroups.mark(&cgroup).unwrap(), None);
+    agent.stop();
+}
+
+/// The annotations of a mirror pod, and its owner.
+fn mirror_of(uid: &str, mut pod: Value) -> Value {
+    pod["metadata"]["annotations"] = json!({
+        "kubernetes.io/config.hash": uid, "kubernetes.io/config.mirror": uid, "kubernetes.io/config.source": "file",
+    });
+    pod["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "node-uid", "controller": true}]);
+    pod
+}
+
+/// A pod of nobody in particular that says that it is another's mirror.
+fn impostor(name: &str, uid: &str) -> Value {
+    let mut impostor = pod(name, NODE);
+    impostor["metadata"]["namespace"] = json!("default");
+    impostor["spec"]["containers"][0]["resources"] = json!({});
+    mirror_of(uid, impostor)
+}
+
+#[test]
+fn an_annotation_takes_nothing_from_the_pod_that_has_the_uid() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}));
+    let agent = cluster.settings(&tree, &kernel).start();
+    cluster.put(&pod("worker-0", NODE));
+    let cgroup = tree.pod("", "worker-0-uid");
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+
+    cluster.put(&impostor("a", "worker-0-uid"));
+    let status = agent.eventually("it is reported", |status| {
+        status["errors"].to_string().contains("pod train/worker-0 has that uid")
+    });
+    assert!(in_force(&status, "worker-0"), "{status:#}");
+    two_reconciles(&agent);
+    assert!(in_force(&agent.status().unwrap(), "worker-0"));
+    assert_eq!(allowed(pid), kernel.last());
+    assert_eq!(agent.metric("pinfold_drift_total", &[]), Some(0.0));
+    agent.stop();
+}
+
+#[test]
+fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}));
+    let settings = cluster.settings(&tree, &kernel);
+    let agent = settings.start();
+    cluster.put(&mirror_of("hash", pod("worker-0", NODE)));
+    let cgroup = tree.pod("", "hash");
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    agent.eventually("the static pod is pinned", |status| in_force(status, "worker-0"));
+    assert!(cluster.event(&agent, "Pinned", "worker-0").contains("of its own"));
+
+    cluster.put(&impostor("a", "hash"));
+    let reported = |status: &Value| {
+        let errors = status["errors"].to_string();
+        errors.contains("pod default/a") && errors.contains("assigned to pod train/worker-0")
+    };
+    agent.eventually("it is reported", reported);
+    two_reconciles(&agent);
+    assert!(in_force(&agent.status().unwrap(), "worker-0"));
+    agent.stop();
+    let agent = settings.start();
+    let status =
+        agent.eventually("it is known again", |status| in_force(status, "worker-0") && reported(status));
+    assert_eq!(allowed(pid), kernel.last(), "{status:#}");
+    assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
+    agent.stop();
+}
+
+#[test]
+fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}));
+    cluster.put(&mirror_of("hash", pod("worker-0", NODE)));
+    cluster.put(&mirror_of("hash", pod("worker-1", NODE)));
+    let agent = cluster.settings(&tree, &kernel).start();
+    let cgroup = tree.pod("", "hash");
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    agent.eventually("both are reported", |status| {
+        let errors = status["errors"].to_string();
+        errors.contains("pod train/worker-0 says") && errors.contains("pod train/worker-1 says")
+    });
+    two_reconciles(&agent);
+    assert_eq!(allowed(pid), kernel.online);
+    // One of them goes, and the other is who is left.
+    cluster.remove(&pod("worker-1", NODE));
+    agent.eventually("the static pod is pinned", |status| in_force(status, "worker-0"));
     agent.stop();
 }
 

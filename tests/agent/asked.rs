@@ -15,8 +15,8 @@ use prost::Message;
 use serde_json::json;
 
 use crate::agent::{Agent, Settings, container};
-use crate::api::{Cluster, NODE};
-use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::api::{Cluster, NODE, count_events, pod, two_reconciles};
+use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::kubelet::Root;
 use crate::runtime::{FakeRuntime, PLUGIN, Reply, Socket, StateChange, Told};
 
@@ -379,6 +379,41 @@ fn a_pod_learns_its_nodes_place() {
     assert_eq!(place("PINFOLD_CPUS"), Some(kernel.last().to_string().as_str()));
     runtime.change(1, &web);
     assert!(runtime.create(&web).env.is_empty(), "who does not train has no place");
+    agent.stop();
+}
+
+#[test]
+fn a_sandbox_that_is_seen_before_its_runtime_tells_is_no_container() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&cluster.settings(&tree, &kernel)).start();
+    runtime.connect(&agent);
+    let worker = told(&tree, "worker-0", 1);
+    let pause = tree.make(&path(&worker).replace("worker-0-main", "crio-pause1.scope"));
+    let pause = tree.start(&pause);
+    let mut known = pod("worker-0", NODE);
+    known.as_object_mut().unwrap().remove("status");
+    cluster.put(&known);
+    agent.eventually("the API's pod is known", |status| container(status, "worker-0", "main").is_some());
+    two_reconciles(&agent);
+    runtime.change(1, &worker);
+    two_reconciles(&agent);
+    let status = agent.status().unwrap();
+    let main = container(&status, "worker-0", "main").unwrap();
+    assert_eq!((&main["assigned"], &main["cgroup"]), (&json!(null), &json!(null)), "{main:#}");
+    assert_eq!(allowed(pause), kernel.online);
+
+    assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()), "{}", agent.log());
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    runtime.change(6, &worker);
+    assert_eq!(kernel.effective(&path(&worker)), kernel.last(), "before its program begins");
+    assert_eq!(count_events(&cluster, &agent, "Pinned", "worker-0"), 1, "{:?}", cluster.events());
+    let window = |part: &str| agent.metric(&format!("pinfold_window_seconds_{part}"), &[]);
+    assert_eq!((window("count"), window("sum")), (Some(1.0), Some(0.0)));
+    assert_ne!(allowed(pause), kernel.last());
     agent.stop();
 }
 

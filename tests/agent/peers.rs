@@ -26,7 +26,7 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
     there["status"] = json!({"phase": "Running", "podIPs": [{"ip": far.to_string()}]});
     cluster.put(&there);
     let of_pod = tree.pod("", "worker-0-uid");
-    let main = tree.container(&of_pod, "worker-0-main");
+    let main = tree.container(&of_pod, "main1");
     tree.start_in(&main, Some(&inside));
     let listener = outside.run(|| TcpListener::bind((far, 0)).unwrap()).unwrap();
     let address = listener.local_addr().unwrap();

@@ -194,7 +194,7 @@ impl Setup {
         let mut pod = Pod {
             namespace: "train".to_owned(),
             name: format!("worker-{index}"),
-            uid: Some(index.to_string()),
+            uid: Some(index.to_string().into()),
             labels: [("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned())].into(),
             ..Pod::default()
         };

@@ -64,7 +64,7 @@ async fn pods_are_what_the_kubelet_made_of_their_manifests() {
         let at_admission = if version == "2.1.9" { set("1") } else { None };
         assert_eq!(value("TF_NUM_INTRAOP_THREADS"), at_admission);
         assert_eq!(live.qos_reported, Some(Qos::Guaranteed));
-        assert!(live.uid.as_deref().is_some_and(|uid| uid.len() == 36));
+        assert!(live.cgroup_uid().is_some_and(|uid| uid.len() == 36));
     }
 }
 

@@ -64,7 +64,7 @@ fn cpus_and_variables_are_there_before_the_first_instruction() {
         let told = plugin.last(Event::CreateContainer, "main");
         let known = nri::pod(&told.pod, [&told.container]);
         assert_eq!((known.namespace.as_str(), known.name.as_str()), ("train", "given"));
-        assert_eq!(known.uid.as_deref(), Some("given-uid"));
+        assert_eq!(known.cgroup_uid(), Some("given-uid"));
         assert_eq!(known.labels, spec.labels);
         assert_eq!(known.annotations, spec.annotations);
         assert!(known.host_network);

@@ -12,6 +12,7 @@
 
 mod link;
 mod news;
+mod own_uid;
 pub(super) mod peers;
 mod place;
 mod pods;
@@ -196,6 +197,8 @@ impl Cluster {
             following.await;
             Ok(())
         });
+        let (api, name) = (self.api.clone(), self.node.clone());
+        tasks.spawn(own_uid::tell(api, name, known.clone(), owner.clone()));
         tasks.spawn(pods::take(heard, said, pods, owner));
 
         let (recorder, writing) = Recorder::new(self.api.clone(), &self.node, events::Settings::default());

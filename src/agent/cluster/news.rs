@@ -81,8 +81,8 @@ impl Told {
         if snapshot.enforcement == Enforcement::Observe {
             return Vec::new();
         }
-        let by_cgroup: BTreeMap<&str, &Pod> =
-            pods.iter().filter_map(|pod| Some((pod.cgroup_uid()?, pod))).collect();
+        let by_name: BTreeMap<(&str, &str), &Pod> =
+            pods.iter().map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod)).collect();
         // A pod some of whose containers own CPUs is as its owner made it; the others are meant to share.
         let served: BTreeSet<&str> = snapshot
             .containers
@@ -93,8 +93,14 @@ impl Told {
         let (mut news, mut there) = (Vec::new(), BTreeSet::new());
         for container in &snapshot.containers {
             let Some(cgroup_uid) = container.uid.as_deref() else { continue };
-            let Some(pod) = by_cgroup.get(cgroup_uid) else { continue };
-            let Some(uid) = pod.uid.clone() else { continue };
+            let Some(pod) = by_name.get(&(container.namespace.as_str(), container.pod.as_str())) else {
+                continue;
+            };
+            // The name may be another pod's by now. A static pod's cgroup has another uid than its mirror pod.
+            if !pod.names(cgroup_uid) {
+                continue;
+            }
+            let Some(uid) = pod.api_uid.as_ref().map(ToString::to_string) else { continue };
             let key = (uid.clone(), container.container.clone());
             there.insert(key.clone());
             // What ends gives its CPUs back, which is no news.

@@ -94,8 +94,11 @@ mod tests {
     use crate::pod::Pod;
 
     fn all(names: &[&str]) -> PodsEvent {
-        let pod =
-            |name: &&str| Pod { name: (*name).to_owned(), uid: Some(format!("u-{name}")), ..Pod::default() };
+        let pod = |name: &&str| Pod {
+            name: (*name).to_owned(),
+            api_uid: Some(format!("u-{name}").into()),
+            ..Pod::default()
+        };
         PodsEvent::Snapshot { pods: names.iter().map(pod).collect(), unreadable: BTreeMap::new() }
     }
 

@@ -84,12 +84,16 @@ impl Owner {
         mut reach: Reach<'_>,
         question: &mut Option<Question<'_>>,
     ) -> anyhow::Result<Ended> {
-        let pods = self.told.known();
+        let mut pods = self.told.known();
         self.heartbeat.begin("read the pods' cgroups");
         let (mut observed, mut ledger) = match self.look(&pods, &mut reach)? {
             Ok(found) => found,
             Err(ended) => return Ok(ended),
         };
+        if self.told.note_records(&observed) {
+            pods = self.told.known();
+            (observed, ledger) = self.node.observe_again(observed, &pods, |_| false)?;
+        }
         let first = self.published.borrow().is_none();
         if first {
             self.history.begin(&observed, self.node.enforcement);

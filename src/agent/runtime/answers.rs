@@ -150,7 +150,7 @@ impl Answers {
         let mut pods = api.pods.clone();
         let told = |pods: &ApiPods| {
             let first_list = pods.as_deref();
-            first_list.is_none_or(|pods| pods.iter().any(|pod| pod.cgroup_uid() == Some(uid)))
+            first_list.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
         };
         let left = API_WAIT.saturating_sub(asked.elapsed());
         // A pod that the server never lists is answered by the runtime's word.

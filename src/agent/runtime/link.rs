@@ -38,7 +38,7 @@ impl Link {
         Self { state, socket: socket.to_owned(), expected }
     }
 
-    /// What is wrong now; containers are pinned all the same, once their cgroups are seen.
+    /// What is wrong now; containers are pinned all the same, once their status is known.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         match &*self.state.borrow() {
             // One that has no NRI is no trouble to anybody who did not ask for it.
@@ -80,6 +80,6 @@ impl Link {
 
 fn trouble(why: &impl std::fmt::Display) -> String {
     format!(
-        "no container runtime (containers are pinned when their cgroups are seen, not before they begin): {why}"
+        "no container runtime (containers are pinned when their status is known, not before they begin): {why}"
     )
 }

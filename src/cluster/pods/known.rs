@@ -67,13 +67,13 @@ impl Known {
     pub fn take(&mut self, event: PodsEvent) -> bool {
         match event {
             PodsEvent::Snapshot { pods, unreadable } => {
-                let by_uid = |pod: Pod| Some((pod.uid.clone()?, pod));
+                let by_uid = |pod: Pod| Some((pod.api_uid.as_ref()?.to_string(), pod));
                 self.pods = pods.into_iter().filter_map(by_uid).collect();
                 self.unreadable = unreadable;
                 self.complete = true;
                 true
             }
-            PodsEvent::Changed(pod) => match pod.uid.clone() {
+            PodsEvent::Changed(pod) => match pod.api_uid.as_ref().map(ToString::to_string) {
                 Some(uid) => {
                     let told = self.unreadable.remove(&uid).is_some();
                     self.pods.insert(uid, (*pod).clone()).as_ref() != Some(&*pod) || told

@@ -28,7 +28,8 @@ use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
 use super::node::{LocalNode, TREE};
-use crate::agent::config::{Config, Metrics, Wanted};
+use crate::agent::cluster::Asked;
+use crate::agent::config::{Config, Metrics, Runtime, Wanted};
 use crate::agent::{self, Agent, Node};
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
@@ -105,6 +106,8 @@ pub async fn run(
         reserved: Some(plan.reserved.clone()),
         enforcement: *enforcement,
         metrics: Metrics { shared_counters: SHARED_COUNTERS, ..Metrics::default() },
+        // No container runtime knows the bench's pods.
+        runtime: Runtime { nri: Asked::Never, ..Runtime::default() },
         ..Config::default()
     };
     let mut node = Node::apart(config)?;

@@ -187,10 +187,10 @@ fn the_rest_of_a_pod() {
     );
     let got = pod(&sandbox, [&sent]);
     assert_eq!(got.to_string(), "default/ps-0");
-    assert_eq!(got.labels.into_iter().collect::<Vec<_>>(), [(text("app"), text("ps"))]);
+    assert_eq!(got.labels.clone().into_iter().collect::<Vec<_>>(), [(text("app"), text("ps"))]);
     let keys: Vec<&String> = got.annotations.keys().collect();
     assert_eq!(keys, ["pinfold.io/cpus"]);
-    assert_eq!(got.uid.as_deref(), Some("8f0d6986-3554"));
+    assert_eq!(got.cgroup_uid(), Some("8f0d6986-3554"));
     let app = &got.containers[0];
     assert_eq!((app.image.as_str(), app.args.join(" ")), ("tf:2", text("sh -c")));
     assert_eq!(app.env.get("A"), Some(&EnvSource::Value(text("3"))));

@@ -75,6 +75,10 @@ impl<'a> Placing<'a> {
     pub(super) fn keep(&mut self, pod: &Asked<'_>) {
         let near = self.near(pod);
         let mut mine = self.claims.remove(&pod.key).unwrap_or_default();
+        // Without a container there is nobody to own them: an earlier version gave them to the pod's sandbox.
+        if self.absent(pod).is_some() {
+            mine.clear();
+        }
         let idle = mine.remove(IDLE).unwrap_or_default();
         mine.retain(|name, cpus| {
             let Some(wanted) = pod.wanted(name) else { return false };
@@ -171,7 +175,9 @@ impl<'a> Placing<'a> {
     fn absent(&self, pod: &Asked<'_>) -> Option<&'static str> {
         match (self.inputs.here?, pod.pod.cgroup_uid()) {
             (_, None) => Some("stays in the shared pool: its cgroup can't be found without metadata.uid"),
-            (here, Some(uid)) if !here.contains(uid) => Some("gets its CPUs when its cgroup is there"),
+            (here, Some(uid)) if !here.contains(uid) => {
+                Some("gets its CPUs when its first container is there")
+            }
             _ => None,
         }
     }

@@ -34,7 +34,7 @@ fn pod(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     Pod {
         namespace: "train".to_owned(),
         name: uid.to_owned(),
-        uid: Some(uid.to_owned()),
+        uid: Some(uid.into()),
         labels: [("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned())].into(),
         containers: containers.iter().map(container).collect(),
         ..Pod::default()
@@ -174,7 +174,7 @@ fn a_pod_whose_cgroup_cannot_be_found_takes_nothing() {
 fn a_pod_that_is_not_here_yet_takes_nothing() {
     let decisions = decided(&[app("later", 8), app("a", 8)], &Ledger::default());
     assert_eq!(cpus(&decisions), ["shared", "8-15"]);
-    assert!(decisions.containers[0].note.as_deref().unwrap().contains("when its cgroup is there"));
+    assert!(decisions.containers[0].note.as_deref().unwrap().contains("when its first container is there"));
 }
 
 /// Two NUMA nodes have 6 and 4 free CPUs, others the rest.

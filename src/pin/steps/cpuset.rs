@@ -186,6 +186,7 @@ impl Phases {
         let none = CpuSet::new();
         let before = if reason == Reason::Own { written_before(own, &target, &none) } else { own };
         let mut next = next_mark(marked, claimed, names, before, quota);
+        next.by_id = owner && container.by_id;
         if owner {
             next = memory::note(next, container, &pod.cgroup.uid, desired);
             self.lift.extend(memory::bind(container, &pod.cgroup.uid, desired));

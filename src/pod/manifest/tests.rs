@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
-use crate::pod::{ContainerKind, EnvSource};
+use crate::pod::{ApiUid, ContainerKind, EnvSource};
 
 const POD: &str = "\
 apiVersion: v1
@@ -42,7 +42,10 @@ fn refused(text: &str) -> String {
 fn every_field_is_read() {
     let pods = parse(POD, "pods.yaml").unwrap();
     let [pod] = &pods[..] else { panic!("{pods:?}") };
-    assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_deref()), ("team", "a", Some("u-1")));
+    assert_eq!(
+        (pod.namespace.as_str(), pod.name.as_str(), pod.api_uid.as_ref().map(ApiUid::as_str)),
+        ("team", "a", Some("u-1"))
+    );
     assert_eq!(pod.cgroup_uid(), Some("u-1"));
     assert_eq!(pod.labels["app"], "train");
     assert_eq!(pod.annotations["x"], "z");

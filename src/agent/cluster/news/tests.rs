@@ -1,6 +1,6 @@
 use super::*;
 use crate::pin::snapshot::Repaired;
-use crate::pod::{ContainerKind, Entitlement, Profile, Qos, Role, ThreadEnvironment};
+use crate::pod::{ContainerKind, Entitlement, Mirror, Profile, Qos, Role, ThreadEnvironment};
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -18,7 +18,8 @@ fn pod(name: &str) -> Pod {
     Pod {
         namespace: "train".to_owned(),
         name: name.to_owned(),
-        uid: Some(format!("u-{name}")),
+        uid: Some(format!("u-{name}").into()),
+        api_uid: Some(format!("u-{name}").into()),
         ..Pod::default()
     }
 }
@@ -249,8 +250,8 @@ fn events_are_on_pods_of_the_api_and_nobody_elses() {
     assert_eq!(Told::default().note(&looks, &[pod("p")]), []);
     // A static pod's cgroup has another uid than its mirror at the API server.
     let mut mirror = pod("p");
-    mirror.uid = Some("of-the-api".to_owned());
-    mirror.annotations.insert("kubernetes.io/config.hash".to_owned(), "u-p".to_owned());
+    (mirror.uid, mirror.api_uid) = (Some("of-the-api".into()), Some("of-the-api".into()));
+    mirror.mirror = Some(Mirror { uid: "u-p".into(), node: "node".into() });
     let news = Told::default().note(&state, &[mirror]);
     assert_eq!((news.len(), &*news[0].uid, news[0].warning), (1, "of-the-api", false));
     // A pod that is gone is forgotten.

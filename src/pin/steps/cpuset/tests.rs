@@ -92,7 +92,7 @@ impl Kernel {
         let known: Vec<crate::pod::Pod> = pods
             .iter()
             .map(|cgroup| crate::pod::Pod {
-                uid: Some(cgroup.uid.clone()),
+                uid: Some(cgroup.uid.clone().into()),
                 containers: cgroup
                     .containers
                     .iter()

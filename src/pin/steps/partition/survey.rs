@@ -144,6 +144,8 @@ impl Leaf<'_> {
         let quota = cgroup.quota.filter(|_| self.owner);
         let none = CpuSet::new();
         let before = written_before(&cgroup.cpuset.cpus, &self.target, &none);
-        next_mark(self.container.mark.as_ref(), claimed, place.names, before, quota)
+        let mut next = next_mark(self.container.mark.as_ref(), claimed, place.names, before, quota);
+        next.by_id = self.owner && self.container.by_id;
+        next
     }
 }

@@ -31,7 +31,7 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             let path = format!("kubepods/{pod}");
             let cpuset = cpuset("", "", member());
             scan.pods.push(PodCgroup { path, uid: (*pod).to_owned(), cpuset, ..PodCgroup::default() });
-            known.push(Pod { uid: Some((*pod).to_owned()), ..Pod::default() });
+            known.push(Pod { uid: Some((*pod).into()), ..Pod::default() });
         }
         let (cgroup, pod) = (scan.pods.last_mut().unwrap(), known.last_mut().unwrap());
         let partition = match says {

@@ -1,0 +1,156 @@
+//! [`resolve`]: which static pods the mirror pods stand for.
+//!
+//! The cgroup of a static pod has another uid than the mirror pod at the API server. The mirror pod names the cgroup's uid in
+//! annotations. The author of any pod can write the same annotations and owner references. A mirror pod therefore counts only
+//! if no pod has the uid, and if neither the container runtime nor an assignment record names another pod for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::event::RuntimePod;
+use crate::pod::{ApiUid, Pod, PodUid};
+
+/// Namespace and name of a pod.
+pub(super) type PodName = (String, String);
+
+/// Facts about the pods on this node that a pod's author can't write.
+pub(super) struct Evidence<'a> {
+    /// The uid of this Node; `None` before the first answer of the API server.
+    pub(super) node: Option<&'a ApiUid>,
+    /// The pods of the container runtime, by the uid in their cgroup's name.
+    pub(super) runtime: &'a BTreeMap<String, RuntimePod>,
+    /// The pods that assignment records name, by the uid in their cgroup's name.
+    pub(super) records: &'a BTreeMap<String, PodName>,
+}
+
+/// The uids of static pods that mirror pods name.
+pub(super) fn named(pods: &[Pod]) -> BTreeSet<String> {
+    pods.iter().filter_map(|pod| Some(pod.mirror.as_ref()?.uid.to_string())).collect()
+}
+
+fn name(pod: &Pod) -> PodName {
+    (pod.namespace.clone(), pod.name.clone())
+}
+
+/// Gives mirror pods the uid of their static pod's cgroup where that is certain. Returns conflicts as sentences.
+pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> {
+    let real: BTreeMap<PodUid, PodName> =
+        pods.iter().filter_map(|pod| Some((pod.uid.clone()?, name(pod)))).collect();
+    let mut claimants: BTreeMap<PodUid, Vec<usize>> = BTreeMap::new();
+    for (index, pod) in pods.iter().enumerate() {
+        let Some(mirror) = pod.mirror.as_ref().filter(|mirror| pod.uid.as_ref() != Some(&mirror.uid)) else {
+            continue;
+        };
+        if Some(&mirror.node) == evidence.node {
+            claimants.entry(mirror.uid.clone()).or_default().push(index);
+        }
+    }
+    let mut conflicts = Vec::new();
+    for (uid, claimants) in claimants {
+        let names: BTreeSet<PodName> =
+            claimants.iter().filter_map(|index| pods.get(*index)).map(name).collect();
+        let (winner, reason) = decide(&uid, &names, real.get(&uid), evidence);
+        for index in claimants {
+            if let Some(pod) = pods.get_mut(index).filter(|pod| Some(name(pod)) == winner) {
+                pod.uid = Some(uid.clone());
+            }
+        }
+        let losers = names.iter().filter(|name| Some(*name) != winner.as_ref());
+        conflicts.extend(losers.map(|(namespace, pod)| {
+            format!(
+                "pod {namespace}/{pod} says in its annotations that it is the mirror of the static pod {uid}: that does not \
+                 count, because {reason}; delete the pod, or remove kubernetes.io/config.hash and config.mirror from it"
+            )
+        }));
+    }
+    conflicts
+}
+
+/// The mirror pod that stands for a static pod, if any, and the reason why the others do not.
+fn decide(
+    uid: &PodUid,
+    names: &BTreeSet<PodName>,
+    real: Option<&PodName>,
+    evidence: &Evidence<'_>,
+) -> (Option<PodName>, String) {
+    if let Some((namespace, pod)) = real {
+        return (None, format!("pod {namespace}/{pod} has that uid"));
+    }
+    let of_runtime = evidence.runtime.get(uid.as_str()).map(|told| name(&told.pod));
+    if let Some((namespace, pod)) = &of_runtime {
+        let reason = format!("the container runtime says that this is pod {namespace}/{pod}");
+        return (of_runtime.filter(|name| names.contains(name)), reason);
+    }
+    if let Some(owner) = evidence.records.get(uid.as_str()) {
+        let reason = format!("its CPUs are assigned to pod {}/{}", owner.0, owner.1);
+        return (Some(owner.clone()).filter(|name| names.contains(name)), reason);
+    }
+    let mut all = names.iter();
+    match (all.next(), all.next()) {
+        (only, None) => (only.cloned(), String::new()),
+        _ => (None, "other pods say the same, and no container runtime tells which one is right".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::Mirror;
+
+    fn pod(namespace: &str, uid: &str) -> Pod {
+        Pod { namespace: namespace.to_owned(), name: "p".to_owned(), uid: Some(uid.into()), ..Pod::default() }
+    }
+
+    fn mirror(namespace: &str, of: &str) -> Pod {
+        let mirror = Some(Mirror { uid: of.into(), node: "node".into() });
+        Pod { mirror, ..pod(namespace, &format!("api-of-{namespace}")) }
+    }
+
+    fn owner(namespace: &str) -> PodName {
+        (namespace.to_owned(), "p".to_owned())
+    }
+
+    /// The namespaces of the pods that have the uid `hash` in the end, and the number of conflicts.
+    fn found(mut pods: Vec<Pod>, runtime: Option<&str>, record: Option<&str>) -> (Vec<String>, usize) {
+        let told = |namespace: &str| RuntimePod { pod: pod(namespace, "hash"), injected: BTreeMap::new() };
+        let runtime = runtime.map(|namespace| ("hash".to_owned(), told(namespace))).into_iter().collect();
+        let records = record.map(|namespace| ("hash".to_owned(), owner(namespace))).into_iter().collect();
+        let node = ApiUid::from("node");
+        let evidence = Evidence { node: Some(&node), runtime: &runtime, records: &records };
+        let conflicts = resolve(&mut pods, &evidence);
+        let has = pods.into_iter().filter(|pod| pod.cgroup_uid() == Some("hash"));
+        (has.map(|pod| pod.namespace).collect(), conflicts.len())
+    }
+
+    #[test]
+    fn a_mirror_pod_never_displaces_a_pod_with_that_uid() {
+        assert_eq!(found(vec![mirror("a", "hash"), pod("z", "hash")], None, None), (vec!["z".to_owned()], 1));
+        let (has, conflicts) = found(vec![mirror("a", "hash"), pod("z", "hash")], Some("a"), Some("a"));
+        assert_eq!((has, conflicts), (vec!["z".to_owned()], 1));
+    }
+
+    #[test]
+    fn a_mirror_pod_counts_where_nothing_contradicts() {
+        assert_eq!(found(vec![mirror("a", "hash")], None, None), (vec!["a".to_owned()], 0));
+        // The same pod, known from two sources.
+        let twice = vec![mirror("a", "hash"), mirror("a", "hash")];
+        assert_eq!(found(twice, None, None), (vec!["a".to_owned(), "a".to_owned()], 0));
+        let mut elsewhere = mirror("a", "hash");
+        elsewhere.mirror = Some(Mirror { uid: "hash".into(), node: "another node".into() });
+        assert_eq!(found(vec![elsewhere], Some("a"), None), (vec![], 0));
+    }
+
+    #[test]
+    fn between_two_mirror_pods_the_runtime_decides_then_the_record_and_else_nobody() {
+        let both = || vec![mirror("a", "hash"), mirror("b", "hash")];
+        assert_eq!(found(both(), Some("b"), Some("a")), (vec!["b".to_owned()], 1));
+        assert_eq!(found(both(), None, Some("a")), (vec!["a".to_owned()], 1));
+        assert_eq!(found(both(), None, None), (vec![], 2));
+        assert_eq!(found(both(), Some("c"), None), (vec![], 2));
+    }
+
+    #[test]
+    fn a_mirror_pod_never_takes_what_is_recorded_as_another_pods() {
+        assert_eq!(found(vec![mirror("a", "hash")], None, Some("z")), (vec![], 1));
+        assert_eq!(found(vec![mirror("a", "hash")], Some("z"), None), (vec![], 1));
+    }
+}

@@ -1,0 +1,55 @@
+//! [`PodUid`] and [`ApiUid`]: the two uids of a pod. Both are equal except for static pods and mirror pods.
+
+use std::fmt;
+
+macro_rules! uid {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(String);
+
+        impl $name {
+            /// The uid as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(uid: String) -> Self {
+                Self(uid)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(uid: &str) -> Self {
+                Self(uid.to_owned())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+uid! {
+    /// The uid in the name of the pod's cgroup. The kubelet takes it from the Pod object; for a static pod, from the manifest.
+    PodUid
+}
+
+uid! {
+    /// `metadata.uid` of an object at the API server.
+    ApiUid
+}
+
+/// The static pod that a mirror pod names. A pod's author can write both fields, so neither is evidence alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// The uid of the static pod: `kubernetes.io/config.hash`, which `kubernetes.io/config.mirror` repeats.
+    pub uid: PodUid,
+    /// The uid of the Node that owns the mirror pod.
+    pub node: ApiUid,
+}
