@@ -148,6 +148,7 @@ mod tests {
             refused: None,
             at_start: None,
             repaired: None,
+            created: true,
         }
     }
 

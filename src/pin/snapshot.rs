@@ -95,6 +95,8 @@ pub struct ContainerState {
     pub cgroup: Option<String>,
     /// Whether it has a process.
     pub running: bool,
+    /// Whether it was ever created, by its cgroup or by the word of the runtime or the API.
+    pub created: bool,
     /// The thread environment it is owed.
     pub threads: ThreadEnvironment,
     /// Variables that a container runtime has put into its environment on our word; `None` where no runtime tells.
@@ -192,6 +194,7 @@ pub fn containers(
             numa: topology.numa_of(cpus),
             cgroup: seen.map(|seen| seen.cgroup.path.clone()),
             running: seen.is_some_and(|seen| seen.cgroup.populated),
+            created: seen.is_some() || container.runtime_id.is_some() || pod.finished,
             threads: threads(pod, decision.container, decision.cpus.as_ref()),
             injected: None,
             required: pod::is_required(pod),

@@ -91,6 +91,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         note: None,
         window_seconds: None,
         refused: None,
+        created: true,
         at_start: None,
         repaired: None,
     }

@@ -99,6 +99,7 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
         note: None,
         window_seconds: None,
         refused: None,
+        created: true,
         at_start: None,
         repaired: None,
     }

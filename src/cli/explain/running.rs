@@ -62,6 +62,7 @@ struct Told {
     partition: Option<String>,
     numa: Option<String>,
     running: bool,
+    created: bool,
     threads: Threads,
     injected: Option<Vec<String>>,
     note: Option<String>,
@@ -114,7 +115,10 @@ pub(super) fn in_words(containers: &[Value]) -> anyhow::Result<String> {
             ));
         }
         lines.push(String::new());
-        lines.push(format!("Container {}{}", one.container, if one.running { "" } else { ", not running" }));
+        lines.push(match one.absence().or((!one.running).then_some("not running")) {
+            Some(state) => format!("Container {}, {state}", one.container),
+            None => format!("Container {}", one.container),
+        });
         lines.push(format!("  owed     {}", one.entitlement.reason));
         lines.push(format!("  CPUs     {}", one.cpus()));
         lines.extend(one.note.iter().map(|note| format!("           {note}")));
@@ -134,8 +138,15 @@ pub(super) fn in_words(containers: &[Value]) -> anyhow::Result<String> {
 // === impl Told ===
 
 impl Told {
+    /// Why there is no container now, if there is none.
+    fn absence(&self) -> Option<&'static str> {
+        let ended = if self.created { "terminated" } else { "not created yet" };
+        (!self.running && self.effective.is_none()).then_some(ended)
+    }
+
     fn cpus(&self) -> String {
-        let in_force = self.effective.as_deref().unwrap_or("none yet");
+        let none = if self.created && !self.running { "none" } else { "none yet" };
+        let in_force = self.effective.as_deref().unwrap_or(none);
         let numa = self.numa.iter().map(|numa| format!(", NUMA {numa}")).collect::<String>();
         match &self.assigned {
             Some(own) => {
@@ -189,9 +200,10 @@ impl Told {
         }
         let missing: Vec<String> = missing.into_iter().map(told).collect();
         if !missing.is_empty() {
-            let why = match self.injected {
-                Some(_) => "not put there when it was created",
-                None => "not put there, because no runtime asks (see pinfold doctor)",
+            let why = match (self.absence(), &self.injected) {
+                (Some(absence), _) => absence,
+                (None, Some(_)) => "not put there when it was created",
+                (None, None) => "not put there, because no runtime asks (see pinfold doctor)",
             };
             lines.push(format!("{why}: {}", missing.join(" ")));
         }
@@ -206,18 +218,41 @@ impl Told {
 mod tests {
     use super::*;
 
-    /// What is said of a container whose program was started with these variables.
-    fn said(there: &Value) -> String {
-        let container = serde_json::json!({
+    /// A container whose program was started with these variables.
+    fn started_with(there: &Value) -> Value {
+        serde_json::json!({
             "namespace": "train", "pod": "w", "container": "main", "role": "worker", "evidence": "a label",
             "qos": "Guaranteed", "entitlement": {"reason": "CPU limit 2"}, "assigned": "2-3", "effective": "2-3",
-            "partition": null, "numa": null, "running": true, "injected": null, "note": null,
+            "partition": null, "numa": null, "running": true, "created": true, "injected": null, "note": null,
             "windowSeconds": null,
             "threads": {"variables": {"A_THREADS": "2", "B_THREADS": "2"}, "kept": [], "reason": "profile limit"},
             "seen": {"allowedByTasks": "2", "bound": 3, "threads": 5, "variables": there,
                 "verdict": {"finding": "as expected", "cause": "c", "sentence": "as expected: 5 threads"}},
-        });
-        in_words(&[container]).unwrap()
+        })
+    }
+
+    /// What is said of it.
+    fn said(there: &Value) -> String {
+        in_words(&[started_with(there)]).unwrap()
+    }
+
+    #[test]
+    fn a_container_that_is_not_there_is_not_yet_created_or_terminated() {
+        for (created, state, cpus) in [(false, "not created yet", "none yet"), (true, "terminated", "none")] {
+            let mut container = started_with(&Value::Null);
+            let changes = serde_json::json!({
+                "running": false, "created": created, "effective": null, "assigned": null, "seen": null,
+            });
+            container.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            let text = in_words(&[container]).unwrap();
+            assert!(text.contains(&format!("Container main, {state}\n")), "{text}");
+            assert!(text.ends_with(&format!("{state}: A_THREADS=2 B_THREADS=2")), "{text}");
+            assert!(text.contains(&format!("  CPUs     {cpus}\n")), "{text}");
+        }
+        // Created, and not started yet.
+        let mut container = started_with(&Value::Null);
+        container["running"] = Value::Bool(false);
+        assert!(in_words(&[container]).unwrap().contains("Container main, not running\n"));
     }
 
     #[test]

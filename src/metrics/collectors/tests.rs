@@ -70,6 +70,7 @@ fn container(root: &Path, number: u32) -> ContainerState {
         note: None,
         window_seconds: None,
         refused: None,
+        created: true,
         at_start: None,
         repaired: None,
     }

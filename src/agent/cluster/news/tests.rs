@@ -60,6 +60,7 @@ fn waiting() -> ContainerState {
         injected: None,
         required: false,
         refused: None,
+        created: true,
         at_start: None,
         repaired: None,
     }

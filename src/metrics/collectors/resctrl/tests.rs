@@ -46,6 +46,7 @@ fn owner(pod: &str, role: Role, cpus: &str) -> ContainerState {
         note: None,
         window_seconds: None,
         refused: None,
+        created: true,
         at_start: None,
         repaired: None,
     }
