@@ -158,6 +158,17 @@ macro_rules! part {
 
 pub(crate) use part;
 
+/// A number of things: `1 worker`, `3 workers`.
+pub fn counted(number: impl fmt::Display, thing: &str) -> String {
+    let number = number.to_string();
+    let plural = match thing {
+        _ if number == "1" => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {thing}{plural}")
+}
+
 /// A key that is one of these; `None` for every other.
 pub(crate) struct OneOf(pub(crate) &'static [&'static str]);
 
@@ -193,6 +204,13 @@ mod tests {
             count: u8 = "count",
             inner: Box<Thing> = "inner",
         }
+    }
+
+    #[test]
+    fn numbers_and_nouns_agree() {
+        let all = [(0, "worker"), (1, "worker"), (2, "worker"), (1, "process"), (3, "process")];
+        let words = all.map(|(number, thing)| counted(number, thing));
+        assert_eq!(words, ["0 workers", "1 worker", "2 workers", "1 process", "3 processes"]);
     }
 
     fn names(text: &str) -> Result<Vec<Option<String>>, (usize, Option<u64>)> {

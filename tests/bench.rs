@@ -284,7 +284,7 @@ fn a_plan_is_printed_and_nothing_done() {
         return;
     }
     assert_eq!(code, 0, "{stderr}");
-    for says in ["TF_NUM_INTRAOP_THREADS=", "round 4:", "16 runs of 3 s", "stay with the system"] {
+    for says in ["TF_NUM_INTRAOP_THREADS=", "round 4:", "16 runs of 3 s", "for the system"] {
         assert!(stdout.contains(says), "{says}: {stdout}");
     }
     let plan: Value = serde_json::from_str(&run(&mut bench(&["--dry-run", "-o", "json"])).1).unwrap();

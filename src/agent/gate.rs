@@ -72,12 +72,14 @@ fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
 /// with less than a CPU belongs into the shared pool.
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
-        Entitlement::Exclusive { cpus, .. } => {
-            Some(note.map_or_else(|| format!("no {cpus} CPUs are free"), str::to_owned))
-        }
+        Entitlement::Exclusive { cpus, .. } => Some(note.map_or_else(|| none_free(*cpus), str::to_owned)),
         Entitlement::Inherit { .. } => Some("its pod's containers can't be given any".to_owned()),
         Entitlement::Shared { reason } => (qos != Qos::Guaranteed).then(|| reason.clone()),
     }
+}
+
+fn none_free(cpus: u32) -> String {
+    if cpus == 1 { "no CPU is free".to_owned() } else { format!("no {cpus} CPUs are free") }
 }
 
 /// Said where what is in force could not be read.
@@ -146,9 +148,9 @@ mod tests {
             note: None,
             window_seconds: None,
             refused: None,
+            created: true,
             at_start: None,
             repaired: None,
-            created: true,
         }
     }
 

@@ -260,7 +260,8 @@ pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<C
     let missing = asked.difference(&topology.online);
     anyhow::ensure!(
         missing.is_empty(),
-        "reserved CPUs {missing} are not online here: the online ones are {}",
+        "reserved, and not online here: {}; online: {}",
+        missing.in_words(),
         topology.online
     );
     Ok(asked.clone())

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use super::heartbeat::{Health, Heartbeat};
 use crate::host::notify::Notifier;
 use crate::pin::Snapshot;
+use crate::text::counted;
 
 /// Tells the service manager until the agent stops.
 pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, heartbeat: Heartbeat) {
@@ -56,8 +57,7 @@ fn status(snapshot: &Snapshot) -> String {
     let owned = snapshot.containers.iter().filter(|container| container.assigned.is_some()).count();
     let errors = match snapshot.errors.len() {
         0 => String::new(),
-        1 => ", 1 error".to_owned(),
-        errors => format!(", {errors} errors"),
+        errors => format!(", {}", counted(errors, "error")),
     };
-    format!("{owned} of {} containers with CPUs of their own{errors}", snapshot.containers.len())
+    format!("{owned} of {} with CPUs of their own{errors}", counted(snapshot.containers.len(), "container"))
 }

@@ -198,8 +198,9 @@ fn setting(plan: &Plan) -> String {
     let _ = writeln!(text, "  {work}");
     let _ = writeln!(
         text,
-        "  CPUs {}: {} stay with the system, {free} can be given away",
-        plan.online, plan.reserved
+        "  {}: {} for the system, {free} can be given away",
+        plan.online.in_words(),
+        plan.reserved
     );
     let neighbours = plan.neighbours;
     let asks = match neighbours.request_milli_cpus {
@@ -219,8 +220,8 @@ fn setting(plan: &Plan) -> String {
         }
     };
     let host = match plan.host_threads {
-        Some(threads) => format!("those of a host with {threads} CPUs"),
-        None => format!("what a program takes by itself on {} CPUs", plan.online.len()),
+        Some(threads) => format!("those of a host with {}", counted(threads, "CPU")),
+        None => format!("what a program takes by itself on {}", counted(plan.online.len(), "CPU")),
     };
     let _ = writeln!(text, "  host's threads: {host}; right threads: {}", plan.cpus);
     text
@@ -240,9 +241,9 @@ fn planned(plan: &Plan) -> anyhow::Result<String> {
     let _ = match plan.estimate() {
         Some(seconds) => writeln!(
             text,
-            "  {runs} runs of {} s, about {:.0} minutes in all",
+            "  {runs} runs of {} s, about {} in all",
             plan.seconds,
-            (seconds / 60.0).ceil()
+            counted((seconds / 60.0).ceil(), "minute")
         ),
         None => writeln!(text, "  {runs} runs, each as long as the command takes"),
     };

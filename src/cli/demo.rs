@@ -222,8 +222,9 @@ fn summary(report: &Report) -> String {
         };
         let _ = writeln!(
             text,
-            "  {}: CPUs {} of its own, TF_NUM_INTRAOP_THREADS={threads}, pinned {window}",
-            row.pod, row.cpus
+            "  {}: {} of its own, TF_NUM_INTRAOP_THREADS={threads}, pinned {window}",
+            row.pod,
+            row.cpus.in_words()
         );
     }
     let _ = write!(

@@ -15,6 +15,7 @@ use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, Cgroups, Version, join_host};
 use crate::host::topology;
 use crate::pin::Enforcement;
+use crate::text::counted;
 
 /// Look at this node: what it offers, what it lacks, what follows, what to do.
 ///
@@ -169,7 +170,10 @@ fn runtime(runtime: &Runtime) -> Finding {
 fn machine(topology: &Topology) -> Vec<Finding> {
     let cpus = topology.online.len();
     let mut findings = vec![if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
-        good("CPUs", format!("{cpus} online ({}), {} cores", topology.online, topology.cores().len()))
+        good(
+            "CPUs",
+            format!("{cpus} online ({}), {}", topology.online, counted(topology.cores().len(), "core")),
+        )
     } else {
         bad(
             "CPUs",
@@ -188,7 +192,7 @@ fn machine(topology: &Topology) -> Vec<Finding> {
     .collect();
     findings.push(if untold.is_empty() {
         let (numa, llcs) = (topology.numa_nodes().len(), topology.llcs().len());
-        good("topology", format!("{numa} NUMA node(s), {llcs} last-level cache(s)"))
+        good("topology", format!("{}, {}", counted(numa, "NUMA node"), counted(llcs, "last-level cache")))
     } else {
         weak(
             "topology",
@@ -315,7 +319,10 @@ fn lost(node: &Node) -> Vec<Finding> {
     if !ledger.lost.is_empty() {
         findings.push(weak(
             "lost CPUs",
-            format!("the kernel has lost CPUs {}: no cgroup has them, and they are not used", ledger.lost),
+            format!(
+                "the kernel has lost {}: no cgroup has a lost CPU, and none is used",
+                ledger.lost.in_words()
+            ),
             "reboot: nothing else brings them back",
         ));
     }

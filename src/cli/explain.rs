@@ -101,10 +101,7 @@ fn in_words(planned: &Planned) -> String {
         lines.push(format!("Container {}", one.container));
         lines.push(format!("  owed     {}", one.entitlement.reason()));
         lines.push(match (&one.cost, &one.note) {
-            (Some(cost), _) => format!(
-                "  CPUs     {}, its own: {} NUMA node(s), {} socket(s), {} LLC(s), {} core(s) shared with others",
-                one.cpus, cost.numa, cost.sockets, cost.llcs, cost.strangers
-            ),
+            (Some(cost), _) => format!("  CPUs     {}, its own: {}", one.cpus, super::place::in_words(*cost)),
             (None, Some(note)) => format!("  CPUs     {}, shared: {note}", one.cpus),
             (None, None) => format!("  CPUs     {}, shared", one.cpus),
         });

@@ -12,6 +12,7 @@ use crate::cpu::{
     Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, Placer, Refusal, Request,
 };
 use crate::host::topology;
+use crate::text::counted;
 
 /// Show which CPUs a container would get on this machine, and how far they spread.
 ///
@@ -108,14 +109,14 @@ fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
     })
 }
 
-fn in_words(cost: Cost) -> String {
-    let many = |count: usize, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
+/// The cost of a placement in words.
+pub(super) fn in_words(cost: Cost) -> String {
     let shared = match cost.strangers {
         0 => "no core shared with others".to_owned(),
-        some => format!("{} shared with others", many(some, "core")),
+        some => format!("{} shared with others", counted(some, "core")),
     };
     let (numa, sockets, llcs) =
-        (many(cost.numa, "NUMA node"), many(cost.sockets, "socket"), many(cost.llcs, "LLC"));
+        (counted(cost.numa, "NUMA node"), counted(cost.sockets, "socket"), counted(cost.llcs, "LLC"));
     format!("{numa}, {sockets}, {llcs}; {shared}")
 }
 

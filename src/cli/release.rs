@@ -138,7 +138,7 @@ impl Release {
                 let done = if self.dry_run { "would be done" } else { "done" };
                 super::emit(&match applied.len() {
                     0 => "nothing is pinned here".to_owned(),
-                    writes => format!("{writes} writes {done}, {failed} failed"),
+                    writes => format!("{} {done}, {failed} failed", crate::text::counted(writes, "write")),
                 })?;
                 if let Ok(Some(left)) = &left {
                     super::emit(&left.text(self.dry_run))?;

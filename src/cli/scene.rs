@@ -194,6 +194,4 @@ fn yaml(object: &impl serde::Serialize) -> anyhow::Result<String> {
     serde_saphyr::to_string(object).context("can't write YAML")
 }
 
-fn many(count: usize, one: &str) -> String {
-    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
-}
+use crate::text::counted as many;

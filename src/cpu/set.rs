@@ -71,9 +71,23 @@ pub enum ParseCpuSetError {
     },
 }
 
+/// A number of CPUs: `1 CPU`, `3 CPUs`.
+pub fn cpu_count(count: usize) -> String {
+    format!("{count} CPU{}", if count == 1 { "" } else { "s" })
+}
+
 // === impl CpuSet ===
 
 impl CpuSet {
+    /// The CPUs with their noun: `CPU 3`, `CPUs 2-3`, `no CPUs`.
+    pub fn in_words(&self) -> String {
+        match self.len() {
+            0 => "no CPUs".to_owned(),
+            1 => format!("CPU {self}"),
+            _ => format!("CPUs {self}"),
+        }
+    }
+
     /// The empty set.
     pub fn new() -> Self {
         Self::default()

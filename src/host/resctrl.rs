@@ -48,7 +48,7 @@ pub enum ResctrlError {
         source: io::Error,
     },
     /// A group can't be bound to these CPUs.
-    #[error("the kernel does not bind a monitoring group to CPUs {cpus}: {says}")]
+    #[error("the kernel does not bind a monitoring group to {}: {says}", cpus.in_words())]
     Refused {
         /// The CPUs.
         cpus: CpuSet,

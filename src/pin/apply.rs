@@ -88,7 +88,7 @@ impl Applied {
             ),
             Outcome::Without { path } => format!("not done, since {path} could not be given the CPUs"),
             Outcome::Blocked { cpus } => {
-                format!("not done, since CPUs {cpus} could not be taken from another")
+                format!("not done, since {} could not be taken from another", cpus.in_words())
             }
         };
         Some(format!("{}: {said}", self.step))

@@ -265,7 +265,8 @@ impl Ledger {
     fn bar(&mut self, path: &str, cpus: &CpuSet) {
         self.barred = self.barred.union(cpus);
         self.unexplained.push(format!(
-            "cgroup {path} holds CPUs {cpus} as exclusive, and Pinfold did not give them: they are left alone"
+            "cgroup {path} holds {} as exclusive, which Pinfold did not give: the cgroup is left alone",
+            cpus.in_words()
         ));
     }
 
@@ -286,8 +287,8 @@ impl Ledger {
             for (other, more) in claims.iter().skip(index + 1) {
                 let both = cpus.intersection(more);
                 if !both.is_empty() {
-                    found
-                        .push(format!("CPUs {both} are claimed by container {one} and by container {other}"));
+                    let both = both.in_words();
+                    found.push(format!("container {one} and container {other} both claim {both}"));
                 }
             }
         }

@@ -159,14 +159,17 @@ impl fmt::Display for Step {
             }
             Self::Mark { path, mark: Some(mark) } => write!(f, "{path}: claim {}", mark.cpus()),
             Self::Mark { path, mark: None } => write!(f, "{path}: forget"),
-            Self::Cpus { path, cpus, .. } => write!(f, "{path}: CPUs {cpus}"),
+            Self::Cpus { path, cpus, .. } => write!(f, "{path}: {}", cpus.in_words()),
             Self::Exclusive { path, cpus, .. } if cpus.is_empty() => write!(f, "{path}: exclusive none"),
             Self::Exclusive { path, cpus, .. } => write!(f, "{path}: exclusive {cpus}"),
             Self::Partition { path, kind, in_force: Some(cpus) } => {
-                write!(f, "{path}: {kind} on CPUs {cpus}")
+                write!(f, "{path}: {kind} on {}", cpus.in_words())
             }
             Self::Partition { path, kind, in_force: None } => write!(f, "{path}: {kind}"),
-            Self::Memory { path, numa } => write!(f, "{path}: memory of NUMA nodes {numa}"),
+            Self::Memory { path, numa } => {
+                let plural = if numa.len() == 1 { "" } else { "s" };
+                write!(f, "{path}: memory of NUMA node{plural} {numa}")
+            }
             Self::Quota { path, quota } => write!(f, "{path}: quota {quota}"),
         }
     }

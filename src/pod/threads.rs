@@ -48,6 +48,7 @@ use super::{
     THREADS_ANNOTATION, recognise, software, training,
 };
 use crate::cpu::{CpuSet, Topology};
+use crate::text::counted;
 
 /// How thread counts follow from CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -307,13 +308,12 @@ fn decide(
     let sizes = Sizes::of(profile, basis, processes);
     let (variables, kept) = variables(profile, &sizes, container);
     let from = match basis.origin {
-        BasisOrigin::Exclusive if basis.cpus == 1 => "1 exclusive CPU".to_owned(),
-        BasisOrigin::Exclusive => format!("{} exclusive CPUs", basis.cpus),
+        BasisOrigin::Exclusive => counted(basis.cpus, "exclusive CPU"),
         BasisOrigin::Limit => format!("a CPU limit that gives {}", basis.cpus),
         BasisOrigin::Request => format!("a CPU request that gives {}", basis.cpus),
     };
-    let divided =
-        shared_by.map_or_else(String::new, |by| format!(", shared by {processes} processes ({by})"));
+    let divided = shared_by
+        .map_or_else(String::new, |by| format!(", shared by {} ({by})", counted(processes, "process")));
     Ok(ThreadEnvironment {
         profile,
         threads: Some(sizes.intra),

@@ -134,18 +134,17 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
             (Finding::Oversubscribed, if user { USER } else { BUSY })
         }
     };
-    let plural = if facts.threads == 1 { "" } else { "s" };
+    let threads = crate::text::counted(facts.threads, "thread");
     let seen = match facts.most > facts.threads {
-        true => format!("{} thread{plural} (at most {} so far)", facts.threads, facts.most),
-        false => format!("{} thread{plural}", facts.threads),
+        true => format!("{threads} (at most {} so far)", facts.most),
+        false => threads,
     };
     let expected = match environment.expected_threads {
         Some(expected) => format!("{seen}, {expected} in the pools that its environment sizes"),
         None => seen,
     };
-    let many = if cpus == 1 { "" } else { "s" };
-    let runnable =
-        running.map(|runnable| format!("; {runnable:.1} of them want to run, on {cpus} CPU{many}"));
+    let on = crate::text::counted(cpus, "CPU");
+    let runnable = running.map(|runnable| format!("; {runnable:.1} of them want to run, on {on}"));
     let sentence = format!("{}: {expected}{}; {cause}", finding.name(), runnable.unwrap_or_default());
     Some(Verdict { finding, cause, sentence })
 }

@@ -13,6 +13,7 @@ use std::fmt;
 use super::render::{
     ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS, WORKERS,
 };
+use crate::text::counted;
 
 /// The kind of a native job's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,7 +174,9 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
     let there = u32::try_from(workers.len()).unwrap_or(u32::MAX);
     if there != of {
         let what = if there < of { "missing" } else { "too many" };
-        return Err(format!("there are {there} workers and should be {of}: {} {what}", there.abs_diff(of)));
+        let are = if there == 1 { "is" } else { "are" };
+        let (there_now, off) = (counted(there, "worker"), there.abs_diff(of));
+        return Err(format!("there {are} {there_now} and should be {of}: {off} {what}"));
     }
     Ok(Ended { by_chief: false, succeeded, of, last })
 }
@@ -192,7 +195,7 @@ fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
             .ok_or_else(|| format!("{WORKERS} of {item} is {text:?}, and no number of workers"))?;
         let before = *of.get_or_insert(number);
         if before != number {
-            return Err(format!("{item} says that there are {number} workers, and others say {before}"));
+            return Err(format!("{item} counts {}, and others say {before}", counted(number, "worker")));
         }
     }
     Ok(of.unwrap_or_default())

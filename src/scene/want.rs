@@ -6,6 +6,7 @@
 use super::{
     Holding, LabelKeys, NoSuchCase, Node, OnBusy, ScenePlan, Slot, Slots, is_candidate, slots, try_order,
 };
+use crate::text::counted;
 
 /// What a node wants of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,10 +105,10 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     match place {
         Some(slot) => Ok(Want::Slot(slot)),
         None => nothing(format!(
-            "scene {} case {} has {} servers, and the node stands further down in the list",
+            "scene {} case {} has {}, and the node stands further down in the list",
             active.scene,
             active.case,
-            slots.len()
+            counted(slots.len(), "server")
         )),
     }
 }

@@ -289,7 +289,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         ),
         (
             |all| worker(all)["metadata"]["annotations"]["pinfold.io/workers"] = json!("49"),
-            "says that there are 49 workers",
+            "counts 49 workers",
         ),
         (
             |all| worker(all)["metadata"]["annotations"]["pinfold.io/workers"] = json!("many"),

@@ -352,7 +352,7 @@ fn nodes_must_be_there_enough_and_large_enough() {
 
     let small = report(SMALL, Some(&pool(3, "2900m", "12Gi")));
     assert!(
-        small.contains("groups[0].perNode: a server of group w in scene 2 needs 3 of cpu, and node-0 has 2900m; 0 candidates can hold the group, and 2 servers are needed"),
+        small.contains("groups[0].perNode: a server of group w in scene 2 needs 3 of cpu, and node-0 has 2900m; 0 candidates can hold the group, which needs 2 servers"),
         "{small}"
     );
     let memory = report(SMALL, Some(&pool(3, "8", "11Gi")));

@@ -202,8 +202,8 @@ impl Known {
             action: "Repair",
             reason: "DriftRepaired",
             says: format!(
-                "ran on CPUs {} instead of {cpus}, since {why}; it was put right",
-                repaired.effective
+                "ran on {} instead of {cpus}, since {why}; it was put right",
+                repaired.effective.in_words()
             ),
         });
     }
@@ -227,13 +227,12 @@ fn where_to(container: &ContainerState, cpus: &CpuSet, before: Option<&CpuSet>, 
         _ => String::new(),
     };
     let moved = before.map(|before| format!(", and no longer {before}")).unwrap_or_default();
-    let kind = if cpus.len() == 1 { "CPU" } else { "CPUs" };
-    let enforcement = snapshot.enforcement.name();
+    let (own, enforcement) = (cpus.in_words(), snapshot.enforcement.name());
     Said {
         warning: false,
         action: "Pin",
         reason: "Pinned",
-        says: format!("runs on {kind} {cpus} of its own{numa}{moved} (enforcement {enforcement})"),
+        says: format!("runs on {own} of its own{numa}{moved} (enforcement {enforcement})"),
     }
 }
 

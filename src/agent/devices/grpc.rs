@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::text::counted;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2;
@@ -145,7 +146,10 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
     match length(&data) {
         Some(length) if data.len() == PREFIX + length => Ok(Bytes::from(data).slice(PREFIX..)),
         _ => Err(CallError::Protocol {
-            what: format!("its {} bytes are not one message of the length told", data.len()),
+            what: format!(
+                "it has {}, which is not one message of the length told",
+                counted(data.len(), "byte")
+            ),
         }),
     }
 }

@@ -361,8 +361,9 @@ impl Owner {
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
-                "the kernel has lost CPUs {lost}: no cgroup has them, and only a reboot brings them back; they are not \
-                 used (a known fault of Linux 6.12 when a partition is left invalid; newer kernels don't have it)"
+                "the kernel has lost {}: no cgroup has a lost CPU, only a reboot brings it back, and it is not used (a known \
+                 fault of Linux 6.12 when a partition is left invalid; newer kernels don't have it)",
+                lost.in_words()
             );
         }
         self.lost = lost;

@@ -12,6 +12,7 @@ use super::status::Status;
 use super::table::{Content, Table};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
+use crate::text::counted;
 
 /// What is drawn.
 #[derive(Debug)]
@@ -156,7 +157,10 @@ impl Picture<'_> {
         );
         if fit < all && room > 0 {
             lines.push(Line::styled(
-                cut(&format!("… and {} more nodes; n shows one after the other", all - fit), width),
+                cut(
+                    &format!("… and {}; n shows one after the other", counted(all - fit, "more node")),
+                    width,
+                ),
                 DIM,
             ));
         }
@@ -217,8 +221,8 @@ impl Picture<'_> {
         if let Some(status) = node.status() {
             let reserved = status.reserved.intersection(&status.shared).len();
             let cpus = format!(
-                "{} CPUs: {} own, {} shared ({reserved} reserved)",
-                status.online.len(),
+                "{}: {} own, {} shared ({reserved} reserved)",
+                counted(status.online.len(), "CPU"),
                 status.exclusive.len(),
                 status.shared.len()
             );
@@ -249,7 +253,7 @@ impl Picture<'_> {
         let mut parts = Vec::new();
         let of =
             if self.rows.len() == self.pods { String::new() } else { format!("{} of ", self.rows.len()) };
-        let pods = format!("{of}{} pod{}", self.pods, if self.pods == 1 { "" } else { "s" });
+        let pods = format!("{of}{}", counted(self.pods, "pod"));
         parts.push((pods, Style::new()));
         if self.view.paused {
             parts.push(("paused".to_owned(), YELLOW));
@@ -263,11 +267,11 @@ impl Picture<'_> {
         let silent = shown.iter().filter(|(_, node)| node.error().is_some()).count();
         let online: usize = statuses().map(|status| status.online.len()).sum();
         let own: usize = statuses().map(|status| status.exclusive.len()).sum();
-        let mut parts = vec![(format!("{} nodes", shown.len()), Style::new().add_modifier(Modifier::BOLD))];
+        let mut parts = vec![(counted(shown.len(), "node"), Style::new().add_modifier(Modifier::BOLD))];
         if silent > 0 {
             parts.push((format!("{silent} without an answer"), RED));
         }
-        parts.push((format!("{online} CPUs: {own} own"), Style::new()));
+        parts.push((format!("{}: {own} own", counted(online, "CPU")), Style::new()));
         parts.extend(self.count());
         joined(parts, width)
     }

@@ -199,7 +199,7 @@ impl Status {
     /// What a person should know of the node, in sentences.
     pub(super) fn troubles(&self) -> impl Iterator<Item = String> {
         let lost = (!self.lost.is_empty())
-            .then(|| format!("CPUs {} are lost to the kernel until the next boot", self.lost));
+            .then(|| format!("lost to the kernel until the next boot: {}", self.lost.in_words()));
         let drift = self.drift.iter().map(|drift| {
             format!(
                 "drift ({}): {} has {} instead of {}",

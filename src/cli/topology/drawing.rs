@@ -379,9 +379,7 @@ fn padded(text: &str, width: usize) -> String {
     format!("{text}{:missing$}", "")
 }
 
-fn count(number: usize, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
-}
+use crate::text::counted as count;
 
 #[cfg(test)]
 mod tests;

@@ -227,7 +227,10 @@ impl Judge<'_> {
         let full = self.memory.full.as_ref() == Some(&version(plan));
         if full || self.seen.node.cordoned || slots.is_empty() {
             let says = if full {
-                format!("all {} slots of {case} are taken", slots.len())
+                match slots.len() {
+                    1 => format!("the only slot of {case} is taken"),
+                    count => format!("all {count} slots of {case} are taken"),
+                }
             } else if slots.is_empty() {
                 format!("{case} has no slots")
             } else {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::CpuSet;
+use crate::cpu::{CpuSet, cpu_count};
 
 /// A request for CPUs; by default none, and placed as [`Placer::place`](super::Placer::place) does.
 ///
@@ -106,7 +106,8 @@ pub enum Refusal {
     },
     /// [`Cores::Whole`], and no choice of the entirely free cores has so many CPUs.
     #[error(
-        "{wanted} CPUs are no sum of whole free cores: the nearest counts that are one are {less} and {more}"
+        "{} no sum of whole free cores: the nearest counts that are one are {less} and {more}",
+        with_verb(*.wanted, ["is", "are"])
     )]
     NotWholeCores {
         /// CPUs asked for.
@@ -126,7 +127,8 @@ pub enum Refusal {
     },
     /// [`Request::fewest_numa`], and what is free lies on too many NUMA nodes.
     #[error(
-        "{wanted} CPUs need {}, and {}{}",
+        "{} {}, and {}{}",
+        with_verb(*.wanted, ["needs", "need"]),
         nodes(*.needs),
         too_few(*.needs, [*.held, *.held_on, *.most], *.cores),
         by_node(.free)
@@ -150,22 +152,34 @@ pub enum Refusal {
     },
 }
 
+/// A number of CPUs, and the verb that agrees with the number.
+fn with_verb(count: usize, [one, many]: [&str; 2]) -> String {
+    format!("{} {}", cpu_count(count), if count == 1 { one } else { many })
+}
+
 fn nodes(count: usize) -> String {
     format!("{count} NUMA node{}", if count == 1 { "" } else { "s" })
 }
 
 /// Why a container can't have its CPUs on so many NUMA nodes.
 fn too_few(needs: usize, [held, held_on, most]: [usize; 3], cores: Cores) -> String {
-    let what = match cores {
-        Cores::Preferred => "free CPUs",
-        Cores::Whole => "CPUs to give on entirely free cores",
-        Cores::Single => "entirely free cores",
+    let what = match (cores, most) {
+        (Cores::Preferred, 1) => "free CPU",
+        (Cores::Preferred, _) => "free CPUs",
+        (Cores::Whole, 1) => "CPU to give on entirely free cores",
+        (Cores::Whole, _) => "CPUs to give on entirely free cores",
+        (Cores::Single, 1) => "entirely free core",
+        (Cores::Single, _) => "entirely free cores",
     };
     match held {
         0 if needs == 1 => format!("no NUMA node has more than {most} {what}"),
         0 => format!("no {} have more than {most} {what} together", nodes(needs)),
+        1 if held_on > needs => format!("the 1 that it has is on {held_on}"),
         _ if held_on > needs => format!("the {held} that it has are on {held_on}"),
-        _ => format!("with the {held} that it has on {held_on}, there are no more than {most} {what}"),
+        _ => {
+            let are = if most == 1 { "is" } else { "are" };
+            format!("with the {held} that it has on {held_on}, there {are} no more than {most} {what}")
+        }
     }
 }
 

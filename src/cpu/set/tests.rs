@@ -27,6 +27,12 @@ fn mask(cpus: &BTreeSet<u32>, at_least: u32) -> String {
 }
 
 #[test]
+fn a_set_and_its_noun_agree() {
+    assert_eq!(["3", "2-3", ""].map(|list| set(list).in_words()), ["CPU 3", "CPUs 2-3", "no CPUs"]);
+    assert_eq!([0, 1, 2].map(cpu_count), ["0 CPUs", "1 CPU", "2 CPUs"]);
+}
+
+#[test]
 fn a_list_is_read_and_printed_in_its_shortest_form() {
     for (text, printed, count) in [
         ("", "", 0),

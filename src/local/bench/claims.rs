@@ -63,8 +63,8 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
     if !plan.is_full() {
         let asked = plan.requested() as f64 / 1000.0;
         but.push(format!(
-            "this node was not full: {asked:.1} of its {} CPUs were asked for",
-            plan.online.len()
+            "this node was not full: {asked:.1} of its {} were asked for",
+            counted(plan.online.len(), "CPU")
         ));
     } else if plan.neighbours.request_milli_cpus == 0 {
         but.push(
@@ -78,12 +78,15 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
     let free = plan.online.difference(&plan.reserved).len();
     if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
         but.push(format!(
-            "only {free} of {} CPUs can be given away: pinned, the parameter server shares the rest with all neighbours and \
+            "only {free} of {} can be given away: pinned, the parameter server shares the rest with all neighbours and \
              the system, and its workers wait for it",
-            plan.online.len()
+            counted(plan.online.len(), "CPU")
         ));
     } else if plan.online.len() < 8 {
-        but.push(format!("{} CPUs are few: what is reserved is a large part of them", plan.online.len()));
+        but.push(format!(
+            "a machine with {} is small: what is reserved is a large part of it",
+            counted(plan.online.len(), "CPU")
+        ));
     }
     if found.enforcement == "cpuset" {
         but.push(
@@ -105,8 +108,9 @@ fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
         ));
     } else if let Some(told) = plan.host_threads.filter(|&told| told as usize != plan.online.len()) {
         but.push(format!(
-            "the host's threads are those of a host of {told} CPUs, on {} CPUs",
-            plan.online.len()
+            "the host's threads are those of a host of {}, on {}",
+            counted(told, "CPU"),
+            counted(plan.online.len(), "CPU")
         ));
     }
     let threads = |index: usize| ways.get(index).and_then(|way| way.thread_count);

@@ -145,8 +145,9 @@ pub enum PlanError {
     },
     /// Fewer CPUs can be given away than are wished for.
     #[error(
-        "the tasks want {wanted} CPUs of their own ({sum}), and of {online} only {free} can be given away ({reserved} stays \
-         with the system): ask for fewer with --workers, --cpus or --ps-cpus 0, or say with --reserved what the system needs"
+        "the tasks want {} of their own ({sum}), and of {online} only {free} can be given away ({reserved} for the system): \
+         ask for fewer with --workers, --cpus or --ps-cpus 0, or say with --reserved what the system needs",
+        counted(.wanted, "CPU")
     )]
     TooFew {
         /// CPUs that are wanted.
@@ -273,11 +274,7 @@ impl Plan {
     }
 }
 
-/// A number of things, in words.
-pub fn counted(number: impl Into<u64>, thing: &str) -> String {
-    let number = number.into();
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
-}
+pub use crate::text::counted;
 
 /// The neighbours that are wished for; else as many as it takes to ask for what is left of the node.
 fn neighbours(wishes: &Wishes, left: u64) -> Neighbours {

@@ -14,6 +14,7 @@ use super::Geometry;
 use super::model::{initial_row, initial_tensor};
 use super::progress::Progress;
 use super::wire::{self, Reply, Request, WireError};
+use crate::text::counted;
 
 /// Locks of the embedding table: enough that workers seldom meet.
 const STRIPES: usize = 64;
@@ -253,12 +254,19 @@ impl Parameters {
     fn push(&self, rows: &[u32], row_gradients: &[f32], dense_gradients: &[f32]) -> Result<(), String> {
         // Checked before anything is changed.
         if row_gradients.len() != rows.len() * self.dim() {
-            return Err(format!("{} numbers are no gradients for {} rows", row_gradients.len(), rows.len()));
+            return Err(format!(
+                "{} came for the gradients of {}",
+                counted(row_gradients.len(), "number"),
+                counted(rows.len(), "row")
+            ));
         }
         let lens =
             || self.dense.iter().map(|tensor| tensor.lock().unwrap_or_else(PoisonError::into_inner).len());
         if dense_gradients.len() != lens().sum::<usize>() {
-            return Err(format!("{} numbers are no gradients for this shard", dense_gradients.len()));
+            return Err(format!(
+                "{} came for the gradients of this shard",
+                counted(dense_gradients.len(), "number")
+            ));
         }
         if let Some(row) = rows.iter().find(|&&row| !self.owns(row)) {
             return Err(format!("row {row} is not in this shard"));

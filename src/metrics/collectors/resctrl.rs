@@ -117,7 +117,7 @@ impl Monitors {
         let theirs = says.contains("belong to parent");
         let reason =
             if theirs { CONTROLLED.to_owned() } else { format!("the kernel does not bind its CPUs: {says}") };
-        tracing::debug!("{name} on CPUs {cpus}: {reason}");
+        tracing::debug!("{name} on {}: {reason}", cpus.in_words());
         self.refused.insert(name.to_owned(), (Instant::now(), cpus.clone(), reason));
         self.resctrl.remove(name).inspect_err(|error| tracing::debug!("{error}")).is_ok()
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::ledger::Ledger;
 use super::super::mark::{IDLE, union, usable};
 use super::{Asked, Inputs, Moved};
-use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request};
+use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
 
 /// Claims in the making.
 pub(super) struct Placing<'a> {
@@ -153,7 +153,9 @@ impl<'a> Placing<'a> {
                 Err(error) => {
                     let text = match own.len() {
                         0 => format!("stays in the shared pool: {error}"),
-                        some => format!("keeps the {some} CPUs that it has, and gets no more: {error}"),
+                        some => {
+                            format!("keeps the {} that it has, and gets no more: {error}", cpu_count(some))
+                        }
                     };
                     self.notes.insert((pod.index, name.to_owned()), Note { text, refused: true });
                 }

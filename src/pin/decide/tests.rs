@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::{Numbering, Shape};
+use crate::cpu::{Numbering, Refusal, Shape};
 use crate::pod::Resources;
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
@@ -216,6 +216,17 @@ fn growth_counts_with_what_is_there() {
     let stuck = fewest(&[("main", ContainerKind::App, 6000)], &[("a", "main", "6-7,12-13")]);
     assert_eq!(cpus(&stuck), ["6-7,12-13"]);
     assert!(stuck.containers[0].note.as_deref().unwrap().contains("the 4 that it has are on 2"));
+}
+
+#[test]
+fn notes_of_one_cpu_are_in_the_singular() {
+    // Of the 14 CPUs that can be given, others have all but 2.
+    let others = [("gone", "main", "4-15"), ("a", "main", "2")];
+    let grown = decided(&[app("a", 3)], &ledger(&others));
+    let note = grown.containers[0].note.as_deref().unwrap();
+    assert!(note.starts_with("keeps the 1 CPU that it has, and gets no more: "), "{note}");
+    let whole = |wanted: usize| Refusal::NotWholeCores { wanted, less: 0, more: 2 }.to_string();
+    assert!(whole(1).starts_with("1 CPU is no sum of") && whole(3).starts_with("3 CPUs are no sum of"));
 }
 
 #[test]

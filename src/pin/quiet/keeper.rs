@@ -207,10 +207,11 @@ impl Report {
             let irqs = self.managed.iter().map(|one| one.irq).collect();
             let names: BTreeSet<&str> = self.managed.iter().map(|one| one.name.as_str()).collect();
             let cpus = self.managed.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+            let stay = if self.managed.len() == 1 { "IRQ" } else { "IRQs" };
             sentences.push(format!(
-                "IRQs {} ({}) stay on exclusive CPUs {cpus}: the kernel manages them itself, mostly one per CPU for what \
-                 that CPU asks of the device; fewer queues (a parameter of the driver), or isolcpus=managed_irq at boot, \
-                 keep them away",
+                "on exclusive {}: {stay} {} ({}), which the kernel manages itself, mostly one per CPU for what that CPU asks \
+                 of the device; fewer queues (a parameter of the driver), or isolcpus=managed_irq at boot, keep the CPUs free",
+                cpus.in_words(),
                 ranges(&irqs),
                 names.into_iter().collect::<Vec<_>>().join(", "),
             ));

@@ -224,6 +224,4 @@ fn repeated<'a>(items: impl Iterator<Item = &'a str>) -> Vec<(usize, usize)> {
     found
 }
 
-fn many(count: u64, one: &str) -> String {
-    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
-}
+use crate::text::counted as many;

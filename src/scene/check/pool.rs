@@ -128,10 +128,15 @@ impl Finder<'_> {
             let free: Vec<&&Node> = chosen.iter().filter(|node| !node.cordoned).collect();
             let cordoned = chosen.len() - free.len();
             let path = path.key("selector");
-            self.enough(&path, chosen.len(), |count| format!("{} match it", many(count, "node")));
+            self.enough(&path, chosen.len(), |count| {
+                let matched = if count == 1 { "matches" } else { "match" };
+                format!("{} {matched} it", many(count, "node"))
+            });
             if cordoned > 0 {
+                let verbs = if cordoned == 1 { ["is", "gets"] } else { ["are", "get"] };
+                let [are, get] = verbs;
                 let text =
-                    format!("{} of the nodes that match it are cordoned, and get no new slot", cordoned);
+                    format!("{cordoned} of the nodes that match it {are} cordoned, and {get} no new slot");
                 self.warning(&path, text, "kubectl uncordon them, or narrow the selector");
             }
         }

@@ -169,7 +169,7 @@ impl Finder<'_> {
         let text = format!("a server of group {} in scene {} needs {first}", group.name, scene.scene);
         if fitting < most as usize {
             let text = format!(
-                "{text}; {} can hold the group, and {} are needed",
+                "{text}; {} can hold the group, which needs {}",
                 many(fitting as u64, "candidate"),
                 many(u64::from(most), "server")
             );

@@ -179,8 +179,9 @@ impl Finder<'_> {
                 if written != servers {
                     let parts =
                         scene.groups.iter().map(|group| format!("{} {}", count(&group.name), group.name));
+                    let fit = if written == 1 { "doesn't fit" } else { "don't fit" };
                     let text = format!(
-                        "{} in all don't fit: the groups of scene {} case {} have {}, {servers} together",
+                        "{} in all {fit}: the groups of scene {} case {} have {}, {servers} together",
                         many(written, "server"),
                         scene.scene,
                         case.case,

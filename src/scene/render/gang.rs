@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Cluster, Format};
+use crate::text::counted;
 
 /// The scheduler whose groups are known here.
 const VOLCANO: &str = "volcano";
@@ -44,22 +45,22 @@ impl Cluster<'_> {
         else {
             return;
         };
-        let (all, ours) = (self.all(), scheduler == VOLCANO);
+        let (all, ours) = (counted(self.all(), "pod"), scheduler == VOLCANO);
         match self.format {
             Format::Native | Format::Jobset if !ours => {
                 let queue = if gang.queue.is_some() { ", with its queue" } else { "" };
                 warnings.push(format!(
                     "gang: the pods name group {group} of scheduler {scheduler}, and no such group is rendered (PodGroups are, for \
-                     volcano): make that scheduler's own for {all} pods{queue}, or nothing makes them start together"
+                     volcano): make that scheduler's own for {all}{queue}, or nothing makes them start together"
                 ));
             }
             Format::Volcano if !ours => warnings.push(format!(
                 "gang: a Volcano Job has a PodGroup that Volcano's scheduler reads: unless {scheduler} is that by another name, \
-                 nothing makes the {all} pods start together"
+                 nothing makes the {all} start together"
             )),
             Format::Tfjob if !ours => warnings.push(format!(
                 "gang: the training operator makes the group, if its own --gang-scheduler-name is one for {scheduler}; else nothing \
-                 makes the {all} pods start together"
+                 makes the {all} start together"
             )),
             _ => {}
         }

@@ -30,6 +30,7 @@ use serde_json::Value;
 
 use self::hosts::Hosts;
 use super::{Amounts, NoSuchCase, ScenePlan};
+use crate::text::counted;
 pub use amounts::{Asked, asked};
 pub use job::{Folder, Gang, Reclaim, SuccessPolicy, TaskOf, TrainingJob};
 pub use task::{CHIEF, EVALUATOR, PS, ROLES, RoleTasks, Share, Task, roles, tasks};
@@ -229,8 +230,8 @@ fn settled(
     for role in roles {
         if !ROLES.contains(&role.role.as_str()) {
             faults.say(format!(
-                "the plan has {} tasks of role {}, and a training cluster is made of {}",
-                role.count(),
+                "the plan has {} of role {}, and a training cluster is made of {}",
+                counted(role.count(), "task"),
                 role.role,
                 ROLES.join(", ")
             ));

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::analysis::{FindingKind, RunReport};
 use super::figures::{number, percent};
+use crate::text::counted;
 
 /// Runs that differ by less are said to do the same.
 pub const APART: f64 = 0.1;
@@ -165,11 +166,11 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
     let what = by.words();
     let mut text = if one.workers != other.workers {
         format!(
-            "{} does {} times what {} does, by {what}, with {} workers beside {}",
+            "{} does {} times what {} does, by {what}, with {} beside {}",
             other.name,
             number(ratio),
             one.name,
-            other.workers,
+            counted(other.workers, "worker"),
             one.workers
         )
     } else if (ratio - 1.0).abs() < APART {

@@ -300,7 +300,7 @@ neighbour_in_the_pod() {
     within 30 "it is off $owned" in_order
     fact "in force" "$standing" "$(standing)"
     within 30 "the quota stays lifted" unlimited "$owner"
-    fact "alarms over lost CPUs" 0 "$(grep -c "has lost CPUs" "$log" || true)"
+    fact "alarms over lost CPUs" 0 "$(grep -c "has lost CPU" "$log" || true)"
     no_loss
 }
 

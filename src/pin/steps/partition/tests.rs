@@ -107,7 +107,7 @@ fn a_pod_by_itself_takes_from_nobody_above_it() {
         there("2-5", &[("a", "x", "2-3", None, ""), ("b", "y", "4-5", None, ""), ("b", "z", "", None, "")]);
     let claims = [("a", "x", "2-3"), ("b", "y", "4-5"), ("b", "z", "6")];
     let only = both.only("b").unwrap();
-    let made = ["kubepods: exclusive 2-6", "b: exclusive 4-6", "b/z: exclusive 6", "b/z: root on CPUs 6"];
+    let made = ["kubepods: exclusive 2-6", "b: exclusive 4-6", "b/z: exclusive 6", "b/z: root on CPU 6"];
     assert_eq!(steps(&only, &desired(&claims)), made);
     // What it gives up goes, and no more than that.
     let ended = ["b/y: member", "b/y: exclusive none", "b: exclusive none", "kubepods: exclusive 2-3"];
@@ -141,7 +141,7 @@ fn an_owner_moves_as_soon_as_its_new_cpus_are_free() {
 fn an_invalid_one_is_a_member_before_anything_else() {
     let broken = there("2-3", &[("a", "x", "2-3", Some("root invalid"), ""), ("a", "z", "", None, "3-4")]);
     let mended = steps(&broken, &desired(&[("a", "x", "2-3")]));
-    assert_eq!(mended, ["a/x: member", "a/z: CPUs 4", "a/x: root on CPUs 2-3"]);
+    assert_eq!(mended, ["a/x: member", "a/z: CPU 4", "a/x: root on CPUs 2-3"]);
 }
 
 #[test]
@@ -215,9 +215,9 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     assert!(!steps(&lives, &wish).iter().any(|step| step.contains("root")));
     // What is none yet becomes one with load balancing.
     let lives = there("", &[("a", "x", "", None, "")]);
-    assert!(steps(&lives, &wish).contains(&"a/x: root on CPUs 2".to_owned()));
+    assert!(steps(&lives, &wish).contains(&"a/x: root on CPU 2".to_owned()));
     wish.balanced_yet.clear();
-    assert!(steps(&lives, &wish).contains(&"a/x: isolated on CPUs 2".to_owned()));
+    assert!(steps(&lives, &wish).contains(&"a/x: isolated on CPU 2".to_owned()));
 }
 
 #[test]
