@@ -60,3 +60,5 @@ mod serving;
 mod switches;
 #[path = "agent/tasks.rs"]
 mod tasks;
+#[path = "agent/threaded.rs"]
+mod threaded;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
-use crate::agent::config::{Config, Overrides};
+use crate::agent::config::{Config, Overrides, Wanted};
 
 /// Run the agent.
 ///
@@ -46,6 +46,10 @@ pub(super) fn join_host(config: &Config) {
     match crate::host::cgroup::join_host(&config.root) {
         Ok(true) => tracing::info!("left the container's own cgroup namespace for the host's"),
         Ok(false) => {}
+        // An agent that only observes moves no process, and its manifests leave the capability out.
+        Err(error) if config.enforcement == Wanted::Observe => {
+            tracing::debug!("stays in a cgroup namespace of its own: {error}");
+        }
         Err(error) => tracing::warn!(
             "in a cgroup namespace of its own, which it can't leave ({error}): on cgroup v2 the kernel may keep it from \
              moving its own container; give it CAP_SYS_ADMIN"

@@ -213,19 +213,26 @@ fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, 
 /// The NUMA nodes by ascending id; none where the kernel was built without NUMA.
 fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
     let ids = numbered(folder, "node")?;
-    let mut nodes = Vec::with_capacity(ids.len());
+    let mut nodes: Vec<NumaNode> = Vec::with_capacity(ids.len());
+    let mut consistent = true;
     for &id in &ids {
         let node = folder.join(format!("node{id}"));
         let path = node.join("distance");
-        let distances = match text(&path)? {
+        // The kernel writes one distance per NUMA node that it has a folder for, in the order of their ids.
+        let row = text(&path)?;
+        let row = row.map(|row| row.split_whitespace().map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>());
+        let distances = match row {
             None => Vec::new(),
-            Some(row) => {
-                let distances: Option<Vec<u32>> = row.split_whitespace().map(|d| d.parse().ok()).collect();
-                // The kernel writes one distance per NUMA node that it has a folder for, in the order of their ids.
-                match distances.filter(|distances| distances.len() == ids.len()) {
-                    Some(distances) => distances,
-                    None => return Err(malformed(&path, "one distance per NUMA node", row)),
-                }
+            Some(Some(distances)) if distances.len() == ids.len() => distances,
+            Some(_) => {
+                consistent = false;
+                tracing::warn!(
+                    "{} does not hold one distance for each of the {} NUMA nodes, as on machines with offline NUMA \
+                     nodes: distances are not used",
+                    path.display(),
+                    ids.len()
+                );
+                Vec::new()
             }
         };
         nodes.push(NumaNode {
@@ -234,6 +241,9 @@ fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
             memory_bytes: memory(&node.join("meminfo"))?,
             distances,
         });
+    }
+    if !consistent {
+        nodes.iter_mut().for_each(|node| node.distances.clear());
     }
     Ok(nodes)
 }

@@ -23,6 +23,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use nix::errno::Errno;
 use serde::Serialize;
 
 use super::file::{self, FileError};
@@ -129,7 +130,7 @@ impl CgroupError {
             Self::Quota(error) => error.gone,
             Self::Directory { source, .. } => {
                 source.kind() == io::ErrorKind::NotFound
-                    || source.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32)
+                    || source.raw_os_error() == Some(Errno::ENODEV as i32)
             }
             _ => false,
         }
@@ -326,7 +327,15 @@ impl Cgroups {
     /// The process ids in a cgroup, those of cgroups below it included.
     pub fn processes(&self, path: &str) -> Result<Vec<i32>, CgroupError> {
         let dir = self.cpuset.join(path);
-        let text = file::read_value(&dir.join("cgroup.procs"))?;
+        let text = match file::read_value(&dir.join("cgroup.procs")) {
+            // The processes of a threaded cgroup are listed in the domain above it, which was read before.
+            Err(FileError::Read { source, .. })
+                if source.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) =>
+            {
+                String::new()
+            }
+            text => text?,
+        };
         let mut found: Vec<i32> = text.lines().filter_map(|line| i32::from_str(line).ok()).collect();
         // A directory is linked to by itself, by the one above, and by each in it.
         if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {

@@ -129,12 +129,15 @@ impl Cgroups {
             }
         }
         let control = self.root().join("cgroup.subtree_control");
-        let handed_down = self.hands_down("")?;
+        let before = file::read_value(&control)?;
         let offered =
             self.create(PROBE).map(|()| self.root().join(PROBE).join("cpuset.cpus.exclusive").exists());
         let removed = self.remove(PROBE);
-        if !handed_down {
-            file::write(&control, "-cpuset")?;
+        let after = file::read_value(&control)?;
+        let enabled =
+            after.split_whitespace().filter(|name| !before.split_whitespace().any(|old| old == *name));
+        for controller in enabled {
+            file::write(&control, &format!("-{controller}"))?;
         }
         removed.and(offered)
     }
