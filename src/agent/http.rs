@@ -6,7 +6,7 @@ use std::io::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::{Link, LinkState};
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
-use crate::metrics::{self, AgentMetrics, Chunk, Format, Page, Sources, ThreadTruth};
+use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadTruth};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
@@ -44,6 +44,12 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a client may leave an answer unread, in milliseconds. The kernel then ends the connection.
 const WRITE_TIMEOUT_MS: u32 = 10_000;
+
+/// The header by which Prometheus tells how many seconds it waits for a page.
+const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
+
+/// The part of a scraper's timeout that is left for the answer's way, at most. Short timeouts leave a quarter.
+const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
 /// What requests are answered from.
 #[derive(Debug)]
@@ -130,7 +136,8 @@ impl State {
         let header =
             |name| request.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
         let format = Format::accepted(header(ACCEPT));
-        let chunks = self.page(self.sources.collect_shared(snapshot)).chunks(format);
+        let until = Instant::now() + page_time(request);
+        let chunks = self.page(self.sources.collect_shared(snapshot, until)).chunks(format);
         let mut response = if accepts_gzip(header(ACCEPT_ENCODING)) {
             let mut response = typed(StatusCode::OK, format.content_type(), gzip(&chunks));
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -147,7 +154,7 @@ impl State {
         let cluster = self.link.as_ref().map(Link::state);
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
         // Whoever asks wants to know how it is now, where nobody scrapes, too.
-        self.sources.collect_shared(snapshot);
+        self.sources.collect_shared(snapshot, Instant::now() + PAGE_TIME);
         let told = |state| Told { state, seen: self.sources.truth(state, snapshot) };
         let containers: Vec<Told<'_>> = snapshot.containers.iter().map(told).collect();
         let mut status = serde_json::to_value(Status { cluster, runtime, snapshot })?;
@@ -263,6 +270,19 @@ fn text(status: StatusCode, text: String) -> Response<Pieces> {
     typed(status, "text/plain; charset=utf-8", Pieces::one(text))
 }
 
+/// How long the page may take, by the scraper's own timeout. Without a usable timeout the default applies.
+fn page_time(request: &HeaderMap) -> Duration {
+    let seconds = request.get(SCRAPE_TIMEOUT).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    match timeout.filter(|timeout| !timeout.is_zero()) {
+        Some(timeout) => {
+            let timeout = timeout.min(CONNECTION_TIMEOUT);
+            timeout - SCRAPE_MARGIN.min(timeout / 4)
+        }
+        None => PAGE_TIME,
+    }
+}
+
 /// Whether a client takes compressed answers, by its `Accept-Encoding` header.
 fn accepts_gzip(header: &str) -> bool {
     let mut others = false;
@@ -299,6 +319,22 @@ fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Piece
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_is_complete_before_the_scraper_gives_up() {
+        let time = |value: &str| {
+            let value = HeaderValue::from_str(value).unwrap();
+            page_time(&HeaderMap::from_iter([(SCRAPE_TIMEOUT.parse().unwrap(), value)]))
+        };
+        assert_eq!(page_time(&HeaderMap::new()), PAGE_TIME);
+        for (header, milliseconds) in [("10", 9500), ("10.000000", 9500), ("1", 750), (" 0.2 ", 150)] {
+            assert_eq!(time(header), Duration::from_millis(milliseconds), "{header:?}");
+        }
+        for header in ["", "x", "0", "-1", "NaN", "inf", "1e300"] {
+            assert_eq!(time(header), PAGE_TIME, "{header:?}");
+        }
+        assert!(time("1e9") < CONNECTION_TIMEOUT);
+    }
 
     #[test]
     fn who_asks_for_it_gets_it_compressed() {

@@ -97,8 +97,8 @@ families! {
         "CPUs that at least one thread of the container may run on by its own mask, when they were last looked at.");
     CONTAINER_CPUS_ASSIGNED = gauge("pinfold_container_cpus_assigned", CONTAINER,
         "CPUs that the container owns; 0 in the shared pool.");
-    CONTAINER_CPUSET_INFO = info("pinfold_container_cpuset_info", &["namespace", "pod", "container", "cpus", "policy"],
-        "The CPUs that the container may run on, as a list, and whether they are its own.");
+    CONTAINER_CPUSET_INFO = info("pinfold_container_cpuset_info", &["namespace", "pod", "container", "cpus"],
+        "The exclusive CPUs on which the container runs, as a list; no series for a container on shared CPUs.");
     CONTAINER_FOREIGN_CPU_ERROR_SECONDS = counter("pinfold_container_foreign_cpu_error_seconds_total", CONTAINER,
         "By how much the foreign CPU time may be wrong, either way.");
     CONTAINER_FOREIGN_CPU_SECONDS = counter("pinfold_container_foreign_cpu_seconds_total", CONTAINER,
@@ -131,8 +131,6 @@ families! {
         "Threads whose own mask leaves out some of the container's CPUs, when they were last looked at.");
     CONTAINER_THREADS_EXPECTED = gauge("pinfold_container_threads_expected", CONTAINER,
         "Threads that the pools sized by the container's thread environment add up to.");
-    CONTAINER_THREADS_RUNNABLE = gauge("pinfold_container_threads_runnable", CONTAINER,
-        "Threads of the container that ran or waited for a CPU, on average since the scrape before.");
     CONTAINER_THREADS_VERDICT = gauge("pinfold_container_threads_verdict", &["namespace", "pod", "container", "verdict", "cause"],
         "What is to be said of the container's threads beside those that its environment explains, always 1.");
     ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],

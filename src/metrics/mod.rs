@@ -51,6 +51,9 @@ pub struct Peer {
     pub role: Role,
 }
 
+/// How long a page may take where the scraper does not limit the time: Prometheus's own default, less the margin.
+pub const PAGE_TIME: Duration = Duration::from_millis(9500);
+
 /// For how long scrapes share what was collected.
 const SHARED: Duration = Duration::from_secs(1);
 
@@ -187,21 +190,24 @@ impl Sources {
 
     /// Collects everything that belongs to the node's pods.
     pub fn collect(&self, snapshot: &Snapshot) -> Page {
-        collectors::collect(snapshot, self, Page::default())
+        collectors::collect(snapshot, self, Page::default(), Instant::now() + PAGE_TIME)
     }
 
     /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes
-    /// meanwhile waits for it.
-    pub fn collect_shared(&self, snapshot: &Arc<Snapshot>) -> Page {
+    /// meanwhile waits for it. Collectors that have not begun by `until` are left out and counted as failed.
+    pub fn collect_shared(&self, snapshot: &Arc<Snapshot>, until: Instant) -> Page {
         let mut last = lock(&self.last);
         let fresh = |last: &&Collected| last.at.elapsed() < SHARED && Arc::ptr_eq(&last.snapshot, snapshot);
         if let Some(last) = last.as_ref().filter(fresh) {
             return last.page.clone();
         }
         let room = last.take().map(|last| last.page.emptied()).unwrap_or_default();
-        let page = collectors::collect(snapshot, self, room);
+        let page = collectors::collect(snapshot, self, room, until);
         let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
-        *last = Some(Collected { at, snapshot, page: page.clone() });
+        // A page that was cut short is not shared with a scraper that has more time.
+        if at < until {
+            *last = Some(Collected { at, snapshot, page: page.clone() });
+        }
         page
     }
 

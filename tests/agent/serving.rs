@@ -354,6 +354,21 @@ fn scrapes_within_a_second_share_what_was_collected() {
     });
 }
 
+/// A scraper that waits for a moment only gets a page in time, which says what is missing.
+#[test]
+fn a_page_keeps_to_the_scrapers_timeout() {
+    busy(|agent, _| {
+        // The page of the first scrape is shared for a second.
+        std::thread::sleep(Duration::from_millis(1100));
+        let header = "X-Prometheus-Scrape-Timeout-Seconds: 0.000001\r\n";
+        let (head, body) = exchange(agent.address, "GET", "/metrics", header).unwrap();
+        let text = String::from_utf8(body).unwrap();
+        assert!(head.contains("200 OK"), "{head}");
+        assert!(text.contains("pinfold_collector_success{collector=\"network\"} 0\n"), "{text}");
+        assert!(agent.get("/metrics").body.contains("pinfold_collector_success{collector=\"network\"} 1\n"));
+    });
+}
+
 #[test]
 fn families_are_as_the_table_says() {
     busy(|_, text| {
@@ -388,9 +403,7 @@ fn families_are_as_the_table_says() {
                 }
                 "pinfold_container_cpu_migrations_total" => reason("tasks"),
                 // An average takes two scrapes, and who is left out others.
-                "pinfold_container_threads_runnable" | "pinfold_collector_containers_left_out" => {
-                    series.is_empty()
-                }
+                "pinfold_collector_containers_left_out" => series.is_empty(),
                 // Nobody has asked for looks at connections.
                 "pinfold_pod_tcp_connections" | "pinfold_pod_tcp_rtt_seconds" => true,
                 name if name.starts_with("pinfold_peer_") => true,

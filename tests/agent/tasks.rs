@@ -150,7 +150,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
     node.scrape();
     std::thread::sleep(Duration::from_millis(1500));
     let text = node.scrape();
-    let runnable = value(&text, "threads_runnable").unwrap();
+    let runnable = node.truth().unwrap().runnable.unwrap();
     assert!((4.5..=7.0).contains(&runnable), "six want to run: {runnable}");
     let (finding, sentence) = node.verdict().unwrap();
     assert_eq!(finding, "oversubscribed", "{sentence}");

@@ -39,7 +39,8 @@ use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use namespaces::Networks;
 
-/// How long a collector may take. What it has not come to by then is missing from the scrape, and the others are not.
+/// How long a collector may take, within the time for the whole page. The series that it has not reached by then are missing
+/// from the page; other collectors' series are not.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// A container that has a cgroup, with the labels of its lines.
@@ -118,16 +119,16 @@ impl Scrape<'_> {
     }
 }
 
-/// Runs every collector, on a page that has nothing on it.
-pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page) -> Page {
+/// Runs every collector, on an empty page that must be complete at `until`.
+pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page, until: Instant) -> Page {
     let mut scrape = Scrape {
         snapshot,
         sources,
         subjects: numbered(subjects(snapshot), sources),
         networks: OnceCell::new(),
-        until: Instant::now(),
+        until,
     };
-    let mut run = Run::new(sources, page);
+    let mut run = Run::new(sources, page, until);
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
     run.collector("threads", &mut scrape, threads::collect);
@@ -194,6 +195,8 @@ fn numbered<'a>(mut subjects: Vec<Subject<'a>>, sources: &Sources) -> Vec<Subjec
 struct Run<'a> {
     sources: &'a Sources,
     page: Page,
+    /// When the page must be complete.
+    until: Instant,
     duration: Lines,
     cpu: Lines,
     success: Lines,
@@ -204,10 +207,11 @@ struct Run<'a> {
 // === impl Run ===
 
 impl<'a> Run<'a> {
-    fn new(sources: &'a Sources, page: Page) -> Self {
+    fn new(sources: &'a Sources, page: Page, until: Instant) -> Self {
         Self {
             sources,
             page,
+            until,
             duration: Lines::of(&COLLECTOR_DURATION_SECONDS),
             cpu: Lines::of(&COLLECTOR_CPU_SECONDS),
             success: Lines::of(&COLLECTOR_SUCCESS),
@@ -223,8 +227,9 @@ impl<'a> Run<'a> {
         collector: impl FnOnce(&mut Page, &mut Scrape<'s>) -> Outcome,
     ) {
         let (start, used) = (Instant::now(), proc::thread_cpu_time());
-        scrape.until = start + DEADLINE;
-        let outcome = collector(&mut self.page, scrape);
+        scrape.until = self.until.min(start + DEADLINE);
+        // The page's time is up: a collector that has not begun counts as failed.
+        let outcome = if scrape.is_late() { Outcome::Partial } else { collector(&mut self.page, scrape) };
         let used = proc::thread_cpu_time().saturating_sub(used);
         let labels = Labels::new(&[("collector", name)]);
         self.duration.put(&labels, start.elapsed().as_secs_f64());

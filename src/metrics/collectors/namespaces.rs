@@ -33,7 +33,7 @@ pub(super) struct Network {
 #[derive(Debug)]
 pub(super) struct Networks {
     pub(super) pods: Vec<Network>,
-    /// Whether nothing stands in the way of telling whose each is.
+    /// Whether the processes of all pods were read, and each pod was reached in time.
     pub(super) complete: bool,
 }
 
@@ -62,14 +62,15 @@ impl Scope {
 // === impl Networks ===
 
 impl Networks {
-    /// Looks at a process of each pod, for as long as there is time.
+    /// Looks at a process of each pod, for as long as there is time. A pod that could not be read changes no other pod's
+    /// scope.
     pub(super) fn of(
         subjects: &[Subject<'_>],
         proc: &Proc,
         ways: &mut Ways,
         is_late: impl Fn() -> bool,
     ) -> Self {
-        let own = i32::try_from(std::process::id()).ok().and_then(|pid| proc.network_namespace(pid));
+        let host = host(proc);
         let mut pods: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
         // The containers of a pod mostly follow each other.
         let is_same = |one: &Subject<'_>, other: &Subject<'_>| {
@@ -105,15 +106,14 @@ impl Networks {
                 *users.entry(namespace).or_default() += 1;
             }
         }
-        // One whose namespace is not known may share any.
         let complete = pods.values().all(|pod| pod.known || pod.namespace.is_some());
         let network = |pod: Seen| {
             // The node's own counters repeated for each such pod would be a wrong number, so there is none; the same goes
             // for a namespace that several pods share.
-            let scope = match (&own, &pod.namespace) {
+            let scope = match (host, pod.namespace) {
                 _ if pod.host_network => Scope::Host,
-                (Some(own), Some(theirs)) if own == theirs => Scope::Host,
-                (_, Some(theirs)) if complete && users.get(theirs) == Some(&1) => Scope::Pod,
+                (Some(host), Some(namespace)) if host == namespace => Scope::Host,
+                (_, Some(namespace)) if users.get(&namespace) == Some(&1) => Scope::Pod,
                 _ => Scope::Unknown,
             };
             Some(Network { labels: pod.labels, process: pod.process?, namespace: pod.namespace, scope })
@@ -121,4 +121,11 @@ impl Networks {
         let pods = pods.into_values().filter_map(network).collect();
         Self { pods, complete }
     }
+}
+
+/// The node's network namespace: that of the first process. The agent's own counts where the kernel does not show the first
+/// process's; a pod that asks for the node's network is known by its specification, too.
+fn host(proc: &Proc) -> Option<u64> {
+    let own = || proc.network_namespace(i32::try_from(std::process::id()).ok()?);
+    proc.network_namespace(1).or_else(own)
 }

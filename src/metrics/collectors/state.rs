@@ -68,19 +68,15 @@ fn containers(page: &mut Page, scrape: &Scrape<'_>) {
         (page.lines(&CONTAINER_CPUS_ASSIGNED), page.lines(&CONTAINER_CPUS_ALLOWED));
     let (mut info, mut expected) =
         (page.lines(&CONTAINER_CPUSET_INFO), page.lines(&CONTAINER_THREADS_EXPECTED));
-    // Most are on the same CPUs, the shared ones.
-    let mut last: Option<(&CpuSet, String)> = None;
     for subject in &scrape.subjects {
         let own = subject.state.own();
         assigned.put(&subject.labels, own.map_or(0, |cpus| cpus.len()));
         if let Some(effective) = &subject.state.effective {
             allowed.put(&subject.labels, effective.len());
-            let policy = if own.is_some_and(|own| !own.is_empty()) { "exclusive" } else { "shared" };
-            let (_, list) = match last.take().filter(|(before, _)| *before == effective) {
-                Some(same) => last.insert(same),
-                None => last.insert((effective, effective.to_string())),
-            };
-            info.put_with(&subject.labels, &[("cpus", list), ("policy", policy)], true);
+        }
+        // The shared CPUs are no label: each assignment changes them, and so would the series of every shared container.
+        if let Some(exclusive) = subject.in_force().filter(|cpus| !cpus.is_empty()) {
+            info.put_with(&subject.labels, &[("cpus", &exclusive.to_string())], true);
         }
         let threads = subject.state.threads.expected_threads;
         expected.put_known(&subject.labels, threads.map(|threads| threads as f64));

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::super::families::{
     CONTAINER_CPU_MIGRATIONS, CONTAINER_CPUS_ALLOWED_BY_TASKS, CONTAINER_THREADS_BOUND,
-    CONTAINER_THREADS_RUNNABLE, CONTAINER_THREADS_VERDICT,
+    CONTAINER_THREADS_VERDICT,
 };
 use super::super::page::Page;
 use super::looks::{Book, Known, Look};
@@ -73,7 +73,6 @@ impl Tasks {
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
         let (now, proc) = (Instant::now(), &scrape.sources.proc);
         self.look(scrape, proc);
-        let mut runnable = page.lines(&CONTAINER_THREADS_RUNNABLE);
         let mut bound = page.lines(&CONTAINER_THREADS_BOUND);
         let mut allowed = page.lines(&CONTAINER_CPUS_ALLOWED_BY_TASKS);
         let mut migrations = page.lines(&CONTAINER_CPU_MIGRATIONS);
@@ -87,7 +86,6 @@ impl Tasks {
                 known.usage = None;
             });
             let Some(known) = self.book.known(subject.number).filter(|_| counted) else { continue };
-            runnable.put_known(&subject.labels, known.runnable);
             migrations.put_known(&subject.labels, known.migrations);
             if let Some(look) = look_of(known, subject.state) {
                 bound.put(&subject.labels, look.bound);
@@ -98,7 +96,7 @@ impl Tasks {
                 verdicts.put_with(&subject.labels, &more, true);
             }
         }
-        [runnable, bound, allowed, migrations, verdicts].into_iter().for_each(|lines| page.add(lines));
+        [bound, allowed, migrations, verdicts].into_iter().for_each(|lines| page.add(lines));
         match proc.no_migrations() {
             Some(reason) => Outcome::Unsupported(reason.to_owned()),
             None => Outcome::Complete,

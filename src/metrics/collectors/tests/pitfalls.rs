@@ -80,6 +80,100 @@ fn a_network_that_two_share_is_nobodys() {
     assert_eq!(series(&text, RECEIVED).len(), 2);
 }
 
+/// The scope of each pod, in order.
+fn scopes(text: &str, pods: &[ContainerState]) -> Vec<String> {
+    let of = |pod: &ContainerState| {
+        let pod = format!("pod=\"{}\"", pod.pod);
+        let mut all = series(text, SCOPE);
+        all.retain(|(labels, _)| labels.contains(&pod));
+        let scope = all.first().and_then(|(labels, _)| labels.split("scope=\"").nth(1));
+        scope.unwrap_or_default().trim_end_matches('"').to_owned()
+    };
+    pods.iter().map(of).collect()
+}
+
+#[test]
+fn an_unreadable_pod_leaves_the_networks_of_others_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let pods: Vec<ContainerState> = (1..=4).map(|number| container(root, number)).collect();
+    // The namespace of one pod can't be read, nor the processes of another.
+    fs::remove_file(root.join("proc/102/ns/net")).unwrap();
+    let processes = root.join("sys/fs/cgroup/kubepods/pod4/c1/cgroup.procs");
+    fs::remove_file(&processes).unwrap();
+    fs::create_dir(&processes).unwrap();
+    let text = scrape(&sources, &pods);
+    assert_eq!(scopes(&text, &pods), ["pod", "unknown", "pod", ""]);
+    for family in [RECEIVED, SEGMENTS] {
+        assert_eq!(series(&text, family).len(), 2, "{family}");
+    }
+    assert_eq!(success(&text, "network"), "0");
+}
+
+#[test]
+fn pods_read_before_the_deadline_have_a_scope() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let snapshot = snapshot((1..=3).map(|number| container(root, number)).collect());
+    let mut subjects = numbered(subjects(&snapshot), &sources);
+    subjects.iter_mut().zip(101..).for_each(|(subject, pid)| subject.processes = Some(vec![pid]));
+    let asked = std::cell::Cell::new(0);
+    let is_late = || asked.replace(asked.get() + 1) >= 2;
+    let networks = Networks::of(&subjects, &sources.proc, &mut lock(&sources.ways), is_late);
+    let scopes: Vec<&str> = networks.pods.iter().map(|pod| pod.scope.name()).collect();
+    assert_eq!((scopes.as_slice(), networks.complete), (["pod", "pod", "unknown"].as_slice(), false));
+}
+
+#[test]
+fn the_network_of_the_first_process_is_the_nodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let pods: Vec<ContainerState> = (1..=2).map(|number| container(root, number)).collect();
+    fs::create_dir_all(root.join("proc/1/ns")).unwrap();
+    symlink("net:[4026532002]", root.join("proc/1/ns/net")).unwrap();
+    // The agent itself runs in a pod with a network of its own.
+    let own = root.join(format!("proc/{}/ns", std::process::id()));
+    fs::create_dir_all(&own).unwrap();
+    symlink("net:[4026532001]", own.join("net")).unwrap();
+    let text = scrape(&sources, &pods);
+    assert_eq!(scopes(&text, &pods), ["pod", "host"]);
+}
+
+#[test]
+fn only_exclusive_cpus_are_a_label() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let info = "pinfold_container_cpuset_info";
+    let mut pods = vec![owner(root, 1, 3), container(root, 2)];
+    let text = scrape(&sources, &pods);
+    let [(labels, "1")] = series(&text, info)[..] else { panic!("{text}") };
+    assert!(labels.contains("pod=\"pod-1\"") && labels.contains("cpus=\"3\""), "{labels}");
+    assert!(!labels.contains("policy"), "{labels}");
+    // The kernel lets an owner run on the shared CPUs, too: these are no label, either.
+    pods[0].effective = Some("0-3".parse().unwrap());
+    assert_eq!(series(&scrape(&sources, &pods), info), []);
+}
+
+#[test]
+fn a_page_without_time_tells_that_its_collectors_are_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root);
+    let pods = std::sync::Arc::new(snapshot(vec![container(root, 1)]));
+    let text = sources.collect_shared(&pods, Instant::now()).text(Format::Text);
+    let outcomes = series(&text, "pinfold_collector_success");
+    assert!(outcomes.len() > 10 && outcomes.iter().all(|(_, value)| *value == "0"), "{text}");
+    assert_eq!(series(&text, "pinfold_collector_duration_seconds").len(), outcomes.len());
+    assert_eq!(series(&text, RECEIVED), []);
+    // A scraper with more time does not get the page that was cut short.
+    let text = sources.collect_shared(&pods, Instant::now() + DEADLINE).text(Format::Text);
+    assert_eq!((success(&text, "network"), series(&text, RECEIVED).len()), ("1", 1));
+}
+
 #[test]
 fn an_interface_in_the_place_of_another_is_itself() {
     let folder = tempfile::tempdir().unwrap();
