@@ -44,6 +44,16 @@ pub enum BpfError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Another program keeps the cgroup for itself.
+    #[error(
+        "the kernel does not let this process attach a BPF program to a cgroup: another program is attached to this cgroup or \
+         to one above without BPF_F_ALLOW_MULTI, so no second program may be; find that program with `bpftool cgroup tree`, \
+         and detach it or attach it with that flag"
+    )]
+    Conflict {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The kernel can't do it.
     #[error(
         "this kernel can't {operation}: it takes Linux 5.8 or newer, with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF{says}"
@@ -113,8 +123,11 @@ const RECENT_HASH: u32 = 9;
 const NO_PREALLOCATION: u32 = 1;
 const CGROUP_SKB: u32 = 8;
 
-/// Entries read at once.
+/// Entries read at once, at most.
 const BATCH: usize = 256;
+
+/// Bytes of values read at once, unless the entries of one hash bucket need more.
+const READ: usize = 1 << 20;
 
 /// What a verifier may say.
 const LOG: usize = 64 * 1024;
@@ -164,6 +177,12 @@ fn size(numbers: usize) -> u32 {
     u32::try_from(8 * numbers).unwrap_or(u32::MAX)
 }
 
+/// How many entries to read at once. Each entry has values for all CPUs that the machine can ever have.
+fn batch<const V: usize>(cpus: usize) -> usize {
+    let entry = cpus.saturating_mul(8 * V).max(1);
+    (READ / entry).clamp(1, BATCH)
+}
+
 // === impl Direction ===
 
 impl Direction {
@@ -203,7 +222,7 @@ impl BpfError {
 
     /// Whether it will be so as long as this process runs.
     pub fn is_lasting(&self) -> bool {
-        !matches!(self, Self::Other { .. })
+        !matches!(self, Self::Conflict { .. } | Self::Other { .. })
     }
 }
 
@@ -237,11 +256,12 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     /// See [`BpfError`].
     pub fn entries(&self) -> Result<Vec<Entry<K, V>>, BpfError> {
         let mut found = Vec::new();
-        let mut size = BATCH;
+        let mut size = batch::<V>(self.cpus);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
         let mut from: Option<[u64; 1]> = None;
         loop {
-            let mut keys = vec![[0_u64; K]; size];
-            let mut values = vec![[0_u64; V]; size * self.cpus];
+            keys.resize(size, [0_u64; K]);
+            values.resize(size * self.cpus, [0_u64; V]);
             let mut to = [0_u64; 1];
             let mut argument = Batch {
                 from: from.as_ref().map_or(0, |from| address(from)),
@@ -269,7 +289,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             };
             let sum = |sum: [u64; V], one: &[u64; V]| std::array::from_fn(|at| sum[at].wrapping_add(one[at]));
             let sums = values.chunks(self.cpus).map(|values| values.iter().fold([0; V], sum));
-            found.extend(keys.into_iter().zip(sums).take(usize::try_from(count).unwrap_or(0)));
+            found.extend(keys.iter().copied().zip(sums).take(usize::try_from(count).unwrap_or(0)));
             if last {
                 return Ok(found);
             }
@@ -396,8 +416,11 @@ impl Program {
         };
         // SAFETY: the argument points to nothing, and the command returns a new descriptor.
         let link = unsafe { make(LINK_CREATE, &mut argument) };
-        link.map(|link| Link { _link: link })
-            .map_err(|error| BpfError::new("attach a BPF program to a cgroup", error))
+        link.map(|link| Link { _link: link }).map_err(|source| match source.raw_os_error() {
+            // A process without the capabilities may not ask for the attached programs, either.
+            Some(libc::EPERM) if self.direction.attached(cgroup).is_ok() => BpfError::Conflict { source },
+            _ => BpfError::new("attach a BPF program to a cgroup", source),
+        })
     }
 }
 
@@ -414,5 +437,17 @@ mod tests {
             by(libc::EPERM).is_lasting() && by(libc::EINVAL).is_lasting() && !by(libc::ENOMEM).is_lasting()
         );
         assert_eq!(by(libc::ENOMEM).to_string(), "can't make a BPF map");
+        let conflict = BpfError::Conflict { source: io::Error::from_raw_os_error(libc::EPERM) };
+        assert!(!conflict.is_lasting() && !conflict.to_string().contains("CAP_BPF"), "{conflict}");
+    }
+
+    #[test]
+    fn the_buffer_of_a_read_is_bounded() {
+        assert_eq!((batch::<7>(2), batch::<7>(64)), (BATCH, BATCH));
+        for cpus in [0, 1, 128, 1024, 8192, 100_000] {
+            let entries = batch::<7>(cpus);
+            assert!(entries >= 1 && (entries == 1 || entries * cpus * 7 * 8 <= READ), "{cpus} CPUs");
+        }
+        assert_eq!(batch::<7>(usize::MAX), 1);
     }
 }

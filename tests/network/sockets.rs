@@ -1,13 +1,16 @@
 //! Socket bytes by pod, counted by BPF programs.
 
+#![allow(unsafe_code, reason = "another owner's BPF program is attached by the system call itself")]
+
 use std::collections::HashSet;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pinfold::cpu::CpuSet;
 use pinfold::host::bpf::Direction;
@@ -86,6 +89,68 @@ fn datagrams_are_counted_to_the_byte() {
     assert!(!seen.overflowed);
     drop(counter);
     assert_eq!(attached(&tree.path), [0, 0]);
+}
+
+/// A program of another owner, attached so that the cgroup may have no second one, until this is dropped.
+struct Exclusive {
+    cgroup: File,
+    program: OwnedFd,
+}
+
+// === impl Exclusive ===
+
+impl Exclusive {
+    fn attach(cgroup: &Path) -> Self {
+        // Returns 1, so that every packet passes.
+        let instructions: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
+        let license = c"GPL";
+        let mut load = [0_u64; 6];
+        load[0] = 8 | (instructions.len() as u64) << 32;
+        load[1] = instructions.as_ptr() as u64;
+        load[2] = license.as_ptr() as u64;
+        let program = bpf(5, &mut load);
+        // SAFETY: the kernel has just made this descriptor.
+        let program = unsafe { OwnedFd::from_raw_fd(program) };
+        let exclusive = Self { cgroup: File::open(cgroup).unwrap(), program };
+        exclusive.call(8);
+        exclusive
+    }
+
+    /// Attaches (8) or detaches (9) the program, at ingress.
+    fn call(&self, command: i64) {
+        let [cgroup, program] = [self.cgroup.as_raw_fd(), self.program.as_raw_fd()];
+        bpf(command, &mut [u64::from(cgroup.cast_unsigned()) | u64::from(program.cast_unsigned()) << 32, 0]);
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.call(9);
+    }
+}
+
+/// A command of BPF with its arguments.
+fn bpf(command: i64, arguments: &mut [u64]) -> i32 {
+    // SAFETY: the kernel reads and writes the arguments, and memory to which they point and that outlives the call.
+    let returned =
+        unsafe { libc::syscall(libc::SYS_bpf, command, arguments.as_mut_ptr(), size_of_val(arguments)) };
+    let error = std::io::Error::last_os_error();
+    assert!(returned >= 0, "BPF command {command}: {error}");
+    i32::try_from(returned).unwrap()
+}
+
+#[test]
+fn a_conflicting_program_is_no_missing_capability_and_counting_begins_after_it() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let other = Exclusive::attach(&unified(&tree.path));
+    let begin = || Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM);
+    let error = begin().unwrap_err();
+    let says = error.to_string();
+    assert!(says.contains("another program") && !says.contains("CAP_BPF"), "{says}");
+    assert!(!error.is_lasting(), "a later scrape tries again");
+    drop(other);
+    begin().unwrap();
 }
 
 #[test]

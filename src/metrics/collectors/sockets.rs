@@ -37,6 +37,8 @@ pub(in crate::metrics) struct Sockets {
     trees: Vec<String>,
     /// Where there is none yet, the next scrape tries again; why there will be none, else.
     counter: Result<Option<Counter>, String>,
+    /// The last reason that the log has.
+    logged: Option<String>,
 }
 
 // === impl Sockets ===
@@ -44,7 +46,7 @@ pub(in crate::metrics) struct Sockets {
 impl Sockets {
     pub(in crate::metrics) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
         let (cgroup_root, trees) = (cgroup_root.to_owned(), trees.to_vec());
-        let mut sockets = Self { cgroup_root, trees, counter: Ok(None) };
+        let mut sockets = Self { cgroup_root, trees, counter: Ok(None), logged: None };
         sockets.begin();
         sockets
     }
@@ -58,7 +60,10 @@ impl Sockets {
             Ok(counter) => Ok(Some(counter)),
             Err(error) => {
                 let reason = said(&error);
-                tracing::warn!("the pods' sockets are not counted: {reason}");
+                if self.logged.as_ref() != Some(&reason) {
+                    tracing::warn!("the pods' sockets are not counted: {reason}");
+                    self.logged = Some(reason.clone());
+                }
                 if error.is_lasting() { Err(reason) } else { Ok(None) }
             }
         };
