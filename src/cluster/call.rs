@@ -88,6 +88,12 @@ impl Failure {
         }
     }
 
+    /// Whether the version that was asked for is too old: the server has forgotten it, and all must be read anew.
+    pub fn is_expired(&self) -> bool {
+        self.status()
+            .is_some_and(|status| status.code == 410 || matches!(&*status.reason, "Expired" | "Gone"))
+    }
+
     /// Whether it lasts until somebody does something about it: gives a right, installs a definition, mends what was refused.
     pub fn is_lasting(&self) -> bool {
         let code = self.status().map_or(0, |status| status.code);

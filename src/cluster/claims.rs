@@ -2,8 +2,8 @@
 //!
 //! That a name can be created only once is the mutex; nothing is ever renewed or taken over. The Lease's owner is the Node
 //! object, so Kubernetes frees the slot of a node that is gone. Which names there are, and in which order to try them, comes
-//! from the caller; a node's own claims are found by a label with its uid, which is one small answer however many nodes there
-//! are.
+//! from the caller; a node's own claims are those that its labels name, and those that the server's cache shows with its uid.
+//! [`Guard`] watches one of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,15 +11,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::core::params::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
+use kube::core::params::{DeleteParams, GetParams, ListParams, PostParams, Preconditions, WatchParams};
 use kube::core::request;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::call::Lines;
 use super::{Api, Backoff, Call, Dice, ErrorKind, Failure, MANAGER};
 use crate::text::part;
+
+mod guard;
+
+pub use guard::{Guard, Standing, WatchSettings};
 
 /// The label that names the claiming Node. Its uid always fits a label, its name may not.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
@@ -171,16 +176,36 @@ impl Claims {
         &self.owner
     }
 
-    /// The names of the slots that this node holds: one request, also among ten thousand nodes.
+    /// The names of the slots that this node holds.
+    ///
+    /// A list by label that names no version makes the server read all Leases of the namespace from etcd. So the list comes from
+    /// the server's cache, which may be a moment old, and each claim that it shows is read by itself.
     ///
     /// # Errors
     /// Any [`Failure`]; nothing is known then, which is not the same as no claims.
-    pub async fn mine(&self) -> Result<Vec<String>, Failure> {
-        let mut mine = BTreeSet::new();
-        let first = ListParams { limit: Some(self.settings.page), ..ListParams::default() };
+    pub async fn mine(&self) -> Result<BTreeSet<String>, Failure> {
+        let mut found = BTreeSet::new();
         let selector = format!("{NODE_LABEL}={}", self.owner.uid);
-        self.read(selector, first, |lease: Lease| mine.extend(lease.held().0)).await?;
-        Ok(mine.into_iter().collect())
+        let cached = ListParams::default().match_any();
+        self.read(selector, cached, |lease: Lease| found.extend(lease.held().0)).await?;
+        self.confirm(found).await
+    }
+
+    /// Those of these slots that this node holds; each is read by itself.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn confirm(
+        &self,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<BTreeSet<String>, Failure> {
+        let mut mine = BTreeSet::new();
+        for name in names {
+            if self.holder(&name).await?.is_some_and(|holder| holder.uid == self.owner.uid) {
+                mine.insert(name);
+            }
+        }
+        Ok(mine)
     }
 
     /// All claims in the namespace, by slot.
@@ -201,19 +226,33 @@ impl Claims {
     /// Reads which slots others hold, for the tries of the next while: from the server's cache, which serves ten thousand
     /// nodes at once and knows no pages. It may be a moment old; whoever creates a claim is told the truth.
     ///
+    /// Returns the slots that are shown as this node's own.
+    ///
     /// # Errors
     /// Any [`Failure`].
-    pub async fn look_around(&self) -> Result<(), Failure> {
-        let mut taken = HashSet::new();
+    pub async fn look_around(&self) -> Result<BTreeSet<String>, Failure> {
+        let (mut taken, mut own) = (HashSet::new(), BTreeSet::new());
         let cached = ListParams::default().match_any();
         self.read(format!("{MANAGED_BY}={MANAGER}"), cached, |Brief { metadata }: Brief| {
-            if metadata.owners.iter().all(|owner| owner.uid != self.owner.uid) {
-                taken.insert(metadata.name);
-            }
+            match metadata.owners.iter().any(|owner| owner.uid == self.owner.uid) {
+                true => own.insert(metadata.name),
+                false => taken.insert(metadata.name),
+            };
         })
         .await?;
         *lock(&self.taken) = Some((Instant::now(), Arc::new(taken)));
-        Ok(())
+        Ok(own)
+    }
+
+    /// Opens a watch of one claim, from a version on.
+    pub(super) async fn watch(&self, name: &str, version: &str, seconds: u32) -> Result<Lines, Failure> {
+        let params = WatchParams {
+            field_selector: Some(format!("metadata.name={name}")),
+            timeout: Some(seconds),
+            ..WatchParams::default()
+        };
+        let request = request::Request::new(&*self.path).watch(&params, version).map_err(unbuilt)?;
+        self.api.open(Call::WatchLease, request).await
     }
 
     /// Tries to claim one slot; `labels` are put on the Lease, for people.

@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hyper::header::{HeaderValue, USER_AGENT};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(10);
+
+/// The User-Agent of every request.
+pub(super) const AGENT: &str = concat!("pinfold/", env!("CARGO_PKG_VERSION"));
 
 /// Where a container finds the API server.
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
@@ -107,6 +111,7 @@ pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connectio
     // What passes is tried again by those who ask, who know how urgent it is and say so.
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT);
+    config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     let namespace = config.default_namespace.clone();
     let server = config.cluster_url.to_string();
     match kube::Client::try_from(config) {

@@ -50,6 +50,8 @@ names! {
         ListLeases = "list_leases",
         /// One claim.
         GetLease = "get_lease",
+        /// A watch of the own claim.
+        WatchLease = "watch_lease",
         /// A new claim.
         CreateLease = "create_lease",
         /// A claim given up.

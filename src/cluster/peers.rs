@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use hyper::Request;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::core::params::ListParams;
+use kube::core::params::{ListParams, VersionMatch};
 use kube::core::request;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -12,9 +12,6 @@ use serde_json::value::RawValue;
 use super::{Api, Call, Failure};
 use crate::pod::{Object, Pod, Role, recognise};
 use crate::text::part;
-
-/// Pods in a page.
-const PAGE: u32 = 500;
 
 /// Pods that are read of one job, at most.
 const MOST: usize = 10_000;
@@ -56,7 +53,7 @@ part! {
     }
 }
 
-/// Reads the pods in a namespace that carry a label, page by page. Those without an address of their
+/// Reads the pods in a namespace that carry a label, from the cache of the server. Those without an address of their
 /// own, which use their node's network or have ended, are left out.
 ///
 /// # Errors
@@ -67,7 +64,9 @@ pub async fn members(api: &Api, namespace: &str, label: (&str, &str)) -> Result<
     loop {
         let params = ListParams {
             label_selector: Some(format!("{}={}", label.0, label.1)),
-            limit: Some(PAGE),
+            // The server's cache answers: without a version a label selector makes the server read the whole namespace from etcd.
+            resource_version: token.is_none().then(|| "0".to_owned()),
+            version_match: token.is_none().then_some(VersionMatch::NotOlderThan),
             continue_token: token.take(),
             ..ListParams::default()
         };

@@ -28,6 +28,8 @@ async fn a_kubeconfig_leads_there_by_flag_or_by_environment() {
         assert!(connection.server.contains(&fake.address().to_string()), "{connection:?}");
         let api = Api::new(connection.client, Duration::from_secs(5));
         assert_eq!(node::read(&api, "n1").await.unwrap().unwrap().name, "n1");
+        let agent = fake.log().pop().unwrap().agent;
+        assert_eq!(agent, concat!("pinfold/", env!("CARGO_PKG_VERSION")));
     }
     // The flag wins.
     let error =

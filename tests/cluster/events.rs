@@ -48,9 +48,11 @@ async fn what_happens_again_is_counted_on_the_same_event() {
     assert_eq!(event["reportingController"], json!("pinfold.io/agent"));
     assert_eq!((fake.count("create", "events"), fake.count("patch", "events")), (1, 6));
     assert!(fake.log().iter().all(|logged| logged.status < 300), "{:#?}", fake.log());
-    // At rest nothing is written; what comes later is counted with all that came before.
-    tokio::time::sleep(Duration::from_secs(300)).await;
-    assert_eq!(fake.count("", ""), 7);
+    // The last repetitions are written within a minute, once.
+    tokio::time::sleep(Duration::from_secs(65)).await;
+    assert_eq!(written(&fake)[0]["series"]["count"], json!(100));
+    tokio::time::sleep(Duration::from_secs(235)).await;
+    assert_eq!(fake.count("", ""), 8, "at rest nothing is written");
     recorder.tell(news("p", "CPUs 2-3 are its own"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(written(&fake)[0]["series"]["count"], json!(101));
@@ -130,4 +132,20 @@ async fn passing_failures_are_tried_again_and_refusals_are_not() {
     recorder.tell(news("r", "x"));
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(written(&fake).iter().filter(|event| event["regarding"]["name"] == "r").count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_repetitions_are_written_when_the_agent_ends() {
+    let fake = FakeApi::direct();
+    let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
+    let (recorder, writer) = Recorder::new(api, "n1", Settings::default());
+    let writer = tokio::spawn(writer);
+    for _ in 0..6 {
+        recorder.tell(news("p", "x"));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(written(&fake)[0]["series"]["count"], json!(4));
+    drop(recorder);
+    tokio::time::timeout(Duration::from_secs(1), writer).await.unwrap().unwrap();
+    assert_eq!(written(&fake)[0]["series"]["count"], json!(6));
 }

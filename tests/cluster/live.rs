@@ -158,6 +158,37 @@ async fn plans_nodes_and_claims_of_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_that_are_left_without_a_plan_are_named() {
+    let live = Live::new().await;
+    install(&live.fake);
+    put_node(&live.fake, "a", "uid-a");
+    let status = ["scene", "status", "--live"];
+    let (code, out, error) = live.pinfold(&status).await;
+    assert_eq!(
+        (code, &*out, &*error),
+        (Some(0), "the cluster has no ScenePlan, and no claims are left\n", "")
+    );
+    claim(&live.fake, "scene.p.1.1.0", "a");
+    let (code, out, error) = live.pinfold(&status).await;
+    assert_eq!((code, &*error), (Some(1), ""), "{out}");
+    for line in [
+        "the cluster has no ScenePlan, and 1 claim is left",
+        "scene.p.1.1.0 of node a",
+        "pinfold release --cluster-only",
+    ] {
+        assert!(out.contains(line), "{line}: {out}");
+    }
+    let (code, out, _) = live.pinfold(&[&status[..], &["-o", "json"]].concat()).await;
+    assert_eq!(code, Some(1));
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer, json!({"plan": null, "claims": {"scene.p.1.1.0": "a"}}));
+    // A plan that is asked for by name is missing.
+    let (code, _, error) = live.pinfold(&[&status[..], &["--plan", "p"]].concat()).await;
+    assert_eq!(code, Some(2));
+    assert!(error.contains("has no ScenePlan"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_goes_wrong_says_what_to_do() {
     let live = Live::new().await;
     let check = ["scene", "check", "--live"];

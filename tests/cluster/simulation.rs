@@ -36,6 +36,8 @@ pub(crate) struct Part {
     pub(crate) most_writes: u64,
     /// Claims that were refused because somebody else had the slot.
     pub(crate) refused: usize,
+    /// Objects that the server read from etcd.
+    pub(crate) from_etcd: usize,
 }
 
 struct Simulation {
@@ -215,6 +217,7 @@ impl Simulation {
             writes: writes.iter().sum(),
             most_writes: writes.iter().copied().max().unwrap_or_default(),
             refused,
+            from_etcd: log.iter().map(|logged| logged.from_etcd).sum(),
         }
     }
 

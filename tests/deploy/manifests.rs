@@ -247,7 +247,7 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
             "agents restrict"
         ]
     );
-    assert_eq!(allowed("Role"), ["leases create,delete,get,list"]);
+    assert_eq!(allowed("Role"), ["leases create,delete,get,list,watch"]);
     let pod = &documents("deploy/base/daemonset.yaml")[0]["spec"]["template"]["spec"];
     for kind in ["ClusterRoleBinding", "RoleBinding"] {
         let binding = find(&objects, kind, "pinfold");

@@ -61,6 +61,10 @@ pub(crate) struct Logged {
     pub(crate) plural: String,
     pub(crate) name: String,
     pub(crate) query: String,
+    /// The request's User-Agent.
+    pub(crate) agent: String,
+    /// Objects that the server reads from etcd for the answer.
+    pub(crate) from_etcd: usize,
     /// 0 where the connection was dropped.
     pub(crate) status: u16,
 }

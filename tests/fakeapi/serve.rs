@@ -125,6 +125,8 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
             plural: plural.clone(),
             name: target.as_ref().map(|target| target.name.clone()).unwrap_or_default(),
             query: ask.query.clone(),
+            agent: ask.agent.clone(),
+            from_etcd: 0,
             status: 0,
         });
         log.len() - 1
@@ -136,6 +138,10 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
             .rev()
             .find_map(|(when, fault)| when.meets(verb, &plural, &whose).then(|| fault.clone()))
     };
+    let read = reads(shared, target.as_ref(), verb, &query);
+    if let Some(logged) = shared.log.lock().unwrap().get_mut(index) {
+        logged.from_etcd = read;
+    }
     let mut of_watch = None;
     let mut half = false;
     match fault {
@@ -167,6 +173,30 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
     };
     note(shared, index, reply.code);
     Some(if half { reply.half() } else { reply })
+}
+
+/// Objects that a server before 1.34 reads from etcd for an answer. Version 0 is answered from the server's cache. A list without
+/// a version reads the whole namespace, whatever its label selector and its limit; a list by `metadata.name` reads one object.
+fn reads(shared: &Shared, target: Option<&Target>, verb: &str, query: &BTreeMap<String, String>) -> usize {
+    let Some(target) = target else { return 0 };
+    let get = |key: &str| query.get(key).map_or("", String::as_str);
+    match verb {
+        "get" => 1,
+        "list" if !get("resourceVersion").is_empty() => 0,
+        "list" if get("fieldSelector").starts_with("metadata.name=") => 1,
+        "list" => {
+            let store = shared.store.lock().unwrap();
+            let Some(kind) = store.kind(&target.group, &target.version, &target.plural) else { return 0 };
+            let kind = kind.qualified();
+            let first = (kind.clone(), target.namespace.clone(), String::new());
+            let objects = store.objects.range(first..).map(|(key, _)| key);
+            let of_kind = objects.take_while(|(of, namespace, _)| {
+                *of == kind && (target.namespace.is_empty() || *namespace == target.namespace)
+            });
+            of_kind.count()
+        }
+        _ => 0,
+    }
 }
 
 fn note(shared: &Shared, index: usize, code: u16) {

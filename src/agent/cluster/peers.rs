@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::ApiPods;
-use crate::cluster::Api;
 use crate::cluster::peers::{Member, members};
+use crate::cluster::{Api, Dice};
 use crate::metrics::Unknown;
 use crate::pod;
 
@@ -19,6 +19,9 @@ pub(in crate::agent) type Job = (String, String);
 
 /// A job is not asked for again sooner, whatever addresses are seen.
 const SOONEST: Duration = Duration::from_secs(30);
+
+/// The longest random pause before a job is asked for: all its nodes see the addresses of its pods at the same moment.
+const SPREAD: Duration = Duration::from_secs(2);
 
 /// After so long it is asked again for addresses that were no pod's: they may be one's by now.
 const LATEST: Duration = Duration::from_secs(600);
@@ -37,10 +40,11 @@ pub(in crate::agent) async fn resolve(
     mut unknown: mpsc::Receiver<Unknown>,
     tell: impl Fn(Job, Vec<Member>) + Send,
 ) -> anyhow::Result<()> {
-    let mut asked = Asked::default();
+    let (mut asked, mut dice) = (Asked::default(), Dice::default());
     while let Some(unknown) = unknown.recv().await {
         for (job, addresses) in asked.due(unknown, Instant::now()) {
             let Some((key, value)) = label(&pods.borrow(), &job) else { continue };
+            tokio::time::sleep(dice.spread(SPREAD)).await;
             match members(&api, &job.0, (&key, &value)).await {
                 Ok(found) => {
                     asked.answered(job.clone(), addresses, &found, Instant::now());

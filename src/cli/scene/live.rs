@@ -45,6 +45,35 @@ pub(super) struct Cluster {
 // === impl Live ===
 
 impl Live {
+    /// The claims in a cluster that has no plan; `None` where there is a plan, or where the cluster is not asked.
+    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
+        if !self.live {
+            return Ok(None);
+        }
+        let runtime = super::super::run::runtime()?;
+        runtime.block_on(async {
+            let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let api = Api::new(way.client.clone(), DEADLINE);
+            match scenes::plans(&api).await {
+                Ok(plans) if plans.is_empty() => {}
+                // The definition may be gone with the plans.
+                Err(failure) if failure.kind() == ErrorKind::NotFound => {}
+                Err(failure) => return Err(told(failure, "sceneplans", &way)),
+                Ok(_) => return Ok(None),
+            }
+            let claims = self.claims(api).await.map_err(|failure| told(failure, "leases", &way))?;
+            Ok(Some(claims))
+        })
+    }
+
+    /// All claims. Only lists them: whose claims they would be does not matter.
+    async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
+        let ours = config::Cluster::default().namespace;
+        let namespace = self.namespace.as_ref().unwrap_or(&ours);
+        let nobody = Owner { node: String::new(), uid: String::new() };
+        Claims::new(api, namespace, nobody, Settings::default()).list().await
+    }
+
     /// Asks the cluster; `None` where it is not to be asked. `plans` and `claims` say whether those are needed.
     pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<Cluster>> {
         if !self.live {
@@ -62,15 +91,9 @@ impl Live {
                 Vec::new()
             };
             let nodes = scenes::nodes(&api).await.map_err(said("nodes"))?;
-            let ours = config::Cluster::default().namespace;
-            let namespace = self.namespace.as_ref().unwrap_or(&ours);
-            let claims = if claims {
-                // Only listed: whose claims these would be does not matter.
-                let nobody = Owner { node: String::new(), uid: String::new() };
-                let claims = Claims::new(api, namespace, nobody, Settings::default());
-                claims.list().await.map_err(said("leases"))?
-            } else {
-                BTreeMap::new()
+            let claims = match claims {
+                true => self.claims(api).await.map_err(said("leases"))?,
+                false => BTreeMap::new(),
             };
             Ok(Some(Cluster { plans, nodes, claims, origin: way.server.clone() }))
         })
@@ -131,6 +154,14 @@ fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
 }
 
 impl super::CaseOf {
+    /// The claims that are left in a cluster without a plan; `None` where a plan is named or there.
+    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
+        if self.file.is_some() || self.plan.is_some() {
+            return Ok(None);
+        }
+        self.live.left_without_plan()
+    }
+
     /// The plan that is meant, and the cluster, where it was asked.
     pub(super) fn with_cluster(&self, claims: bool) -> anyhow::Result<(ScenePlan, Option<Cluster>)> {
         let cluster = self.live.ask(self.file.is_none(), claims)?;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::super::Format;
 use super::live::Cluster;
+use crate::cluster::claims::Holder;
 use crate::scene::{ScenePlan, Slots, Status, status};
 
 /// Compare the labels that nodes carry with a case: what is claimed, missing, double.
@@ -18,7 +19,8 @@ use crate::scene::{ScenePlan, Slots, Status, status};
   pinfold scene status plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
   pinfold scene status --live                         of the cluster's plan, with the claims
 
-Exit codes: 0 each slot has one node and nothing else is labelled, 1 not so, 2 bad input.")]
+Exit codes: 0 each slot has one node and nothing else is labelled, 1 not so, 2 bad input.
+Without a plan in the cluster, --live names the claims that are left: 0 none, 1 some.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     case: super::CaseOf,
@@ -34,6 +36,9 @@ pub(super) struct StatusArgs {
 
 impl StatusArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if let Some(claims) = self.case.left_without_plan()? {
+            return self.left(&claims);
+        }
         let (plan, cluster) = self.case.with_cluster(true)?;
         let slots = self.case.slots(&plan)?;
         let status = status(&plan, &slots, &self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?);
@@ -62,6 +67,33 @@ impl StatusArgs {
         }
         let well = status.is_well() && claims.is_none_or(|claims| claims.amiss.is_empty());
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+
+    /// Names the claims that are left where no plan is.
+    fn left(&self, claims: &BTreeMap<String, Holder>) -> anyhow::Result<ExitCode> {
+        match self.output {
+            Format::Json => {
+                let holders: BTreeMap<&String, &String> =
+                    claims.iter().map(|(lease, holder)| (lease, &holder.node)).collect();
+                super::super::json(&json!({"plan": null, "claims": holders}))?;
+            }
+            Format::Text if claims.is_empty() => {
+                super::super::emit("the cluster has no ScenePlan, and no claims are left\n")?;
+            }
+            Format::Text => {
+                let verb = if claims.len() == 1 { "is" } else { "are" };
+                let mut text = format!(
+                    "the cluster has no ScenePlan, and {} {verb} left:\n",
+                    super::many(claims.len(), "claim")
+                );
+                let lines =
+                    claims.iter().map(|(lease, holder)| format!("  {lease} of node {}\n", holder.node));
+                text.extend(lines);
+                text += "pinfold release --cluster-only --node-name NODE gives back labels and claims of a node\n";
+                super::super::emit(&text)?;
+            }
+        }
+        Ok(if claims.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
 }
 

@@ -35,7 +35,7 @@ pub enum Step {
 /// One Event that is there.
 #[derive(Debug, Clone)]
 struct Entry {
-    note: String,
+    news: News,
     event: Option<String>,
     count: u32,
     written: u32,
@@ -69,7 +69,7 @@ impl Book {
         self.clean(now);
         let allowed = self.may_write(now);
         let entries = self.entries.entry((news.uid.clone(), news.reason)).or_default();
-        let same = entries.iter().position(|entry| entry.note == news.note);
+        let same = entries.iter().position(|entry| entry.news.note == news.note);
         let index = same.or_else(|| (entries.len() >= SENTENCES).then(|| entries.len() - 1));
         let Some(entry) = index.and_then(|index| entries.get_mut(index)) else {
             if !allowed {
@@ -77,7 +77,7 @@ impl Book {
             }
             self.allowance -= 1.0;
             entries.push(Entry {
-                note: news.note.clone(),
+                news: news.clone(),
                 event: None,
                 count: 1,
                 written: 1,
@@ -102,10 +102,32 @@ impl Book {
     /// The Event that [`Step::Create`] asked for is there.
     pub fn created(&mut self, news: &News, event: String) {
         let entries = self.entries.get_mut(&(news.uid.clone(), news.reason));
-        let entry = entries.and_then(|entries| entries.iter_mut().find(|entry| entry.note == news.note));
+        let entry = entries.and_then(|entries| entries.iter_mut().find(|entry| entry.news.note == news.note));
         if let Some(entry) = entry {
             entry.event = Some(event);
         }
+    }
+
+    /// A count that is higher than the written one, with the news that it belongs to. Without `all`, only a count that has waited
+    /// for a minute, and only while a write is allowed.
+    pub fn unwritten(&mut self, now: Instant, all: bool) -> Option<(News, Step)> {
+        if !all && !self.may_write(now) {
+            return None;
+        }
+        let mut entries = self.entries.values_mut().flatten();
+        let entry = entries.find(|entry| {
+            entry.is_unwritten() && (all || now.duration_since(entry.written_at) >= COUNT_AGAIN)
+        })?;
+        let event = entry.event.clone()?;
+        (entry.written, entry.written_at) = (entry.count, now);
+        self.allowance -= 1.0;
+        Some((entry.news.clone(), Step::Count { event, count: entry.count }))
+    }
+
+    /// When the next count is to be written although nothing happens.
+    pub fn next_count(&self) -> Option<Instant> {
+        let unwritten = self.entries.values().flatten().filter(|entry| entry.is_unwritten());
+        unwritten.map(|entry| entry.written_at + COUNT_AGAIN).min()
     }
 
     /// The Event is not there: the next time makes a new one.
@@ -131,6 +153,15 @@ impl Book {
         if self.entries.len() > LONGEST_BOOK {
             self.entries.clear();
         }
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// Whether the Event shows fewer repetitions than there were.
+    fn is_unwritten(&self) -> bool {
+        self.event.is_some() && self.count > self.written
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Recorder::tell`] never waits and never fails: it puts the news into a short queue, and a task writes it when it can. What
 //! happens again is counted on the Event that is there; a pod that flaps costs a write for the second, fourth, eighth … time,
-//! not for each. A node writes at most [`Settings::per_minute`] times a minute. What is too much is dropped and counted:
+//! not for each. The last count is written within a minute, and when the agent ends. A node writes at most [`Settings::per_minute`] times a minute. What is too much is dropped and counted:
 //! Events are for people, and the state itself is in `/status`.
 
 mod book;
@@ -26,6 +26,9 @@ pub use book::{Book, Step};
 
 /// The longest note that the API server takes.
 const LONGEST_NOTE: usize = 1024;
+
+/// The shortest time between two rounds that write counts of repetitions.
+const COUNTS_EVERY: Duration = Duration::from_secs(5);
 
 /// The longest part of a pod's name in an Event's: the rest of 253 is for the random ending.
 const LONGEST_NAME: usize = 253 - 17;
@@ -98,7 +101,14 @@ impl Recorder {
         let (queue, news) = mpsc::channel(settings.queue.max(1));
         let recorder = Self { queue, counters: Arc::clone(api.counters()) };
         let book = Book::new(settings.window, settings.per_minute);
-        let writer = Writer { api, node: node.to_owned(), settings, book, dice: Dice::default() };
+        let writer = Writer {
+            api,
+            node: node.to_owned(),
+            settings,
+            book,
+            dice: Dice::default(),
+            not_before: Instant::now(),
+        };
         (recorder, writer.run(news))
     }
 
@@ -127,13 +137,27 @@ struct Writer {
     settings: Settings,
     book: Book,
     dice: Dice,
+    /// Counts of repetitions are not written sooner.
+    not_before: Instant,
 }
 
 // === impl Writer ===
 
 impl Writer {
     async fn run(mut self, mut queue: mpsc::Receiver<(Subject, News)>) {
-        while let Some((subject, news)) = queue.recv().await {
+        loop {
+            let due = self.book.next_count().map(|due| Instant::from_std(due).max(self.not_before));
+            // Both arms are cancel safe: they hold nothing.
+            let (subject, news) = tokio::select! {
+                told = queue.recv() => match told {
+                    Some(told) => told,
+                    None => break,
+                },
+                () = until(due) => {
+                    self.write_counts(false).await;
+                    continue;
+                }
+            };
             match self.book.note(&news, Instant::now().into_std()) {
                 Step::Nothing => {}
                 Step::Drop => self.api.counters().event_dropped(),
@@ -141,6 +165,18 @@ impl Writer {
                 Step::Count { event, count } => self.count(&news, &event, count).await,
             }
         }
+        self.write_counts(true).await;
+    }
+
+    /// Writes the counts of repetitions that no later news would write.
+    async fn write_counts(&mut self, all: bool) {
+        while let Some((news, step)) = self.book.unwritten(Instant::now().into_std(), all) {
+            if let Step::Count { event, count } = step {
+                self.count(&news, &event, count).await;
+            }
+        }
+        // Counts may be left that the limit of writes does not allow yet.
+        self.not_before = Instant::now() + COUNTS_EVERY;
     }
 
     async fn create(&mut self, subject: Subject, news: &News) {
@@ -205,6 +241,13 @@ impl Writer {
                 Err(failure) => return Err(failure),
             }
         }
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -325,7 +325,7 @@ impl Follower {
 
     /// Notes a failure; how long to wait.
     async fn failed(&mut self, failure: &Failure) -> Duration {
-        let too_old = too_old(failure);
+        let too_old = failure.is_expired();
         if too_old && !self.too_old {
             // It answers, so the trouble before is over; only one that says it again and again is left alone for longer.
             self.backoff.reset();
@@ -394,8 +394,4 @@ fn error_event(object: &RawValue) -> Failure {
 /// 422 where the feature is off, 400 from servers that don't know the parameter's rules.
 fn refuses_streaming(failure: &Failure) -> bool {
     failure.status().is_some_and(|status| matches!(status.code, 400 | 422))
-}
-
-fn too_old(failure: &Failure) -> bool {
-    failure.status().is_some_and(|status| status.code == 410 || matches!(&*status.reason, "Expired" | "Gone"))
 }

@@ -16,6 +16,7 @@ use kube::client::Body;
 pub use gather::{Asked, GatherError, discover, gather};
 
 use super::call::{short, words};
+use crate::cluster::connect::AGENT;
 use crate::scene::report::{Answer, AnswerError, read_answer};
 
 /// The longest answer that is read: some thousand series of some hundred values stay below.
@@ -172,6 +173,8 @@ impl Prometheus {
             read("the certificate authority's file", path)?;
             config.root_cert_file = Some(path.to_owned());
         }
+        let agent = hyper::header::HeaderValue::from_static(AGENT);
+        config.headers.push((hyper::header::USER_AGENT, agent));
         let client = kube::Client::try_from(config).map_err(|error| match access.authority {
             Some(path) => {
                 let (what, why) = ("the certificate authority's file", words(&error));

@@ -54,7 +54,7 @@ pub struct Memory {
     pub full: Option<Version>,
     /// What the server said stands in the way of the labels, at this look.
     pub conflicts: Vec<LabelConflict>,
-    /// The plan whose taint could not be set, as it was then, and why. Forgotten from time to time, so that it is tried again.
+    /// The plan whose taint could not be set, as it was then, and why, at this look.
     pub untaintable: Option<(Version, String)>,
     /// The taint that was set last.
     pub taint: Option<Taint>,

@@ -46,7 +46,7 @@ pub async fn leave(
         let claims = Claims::new(api.clone(), namespace, owner, Settings::default());
         let mine = claims.mine().await?;
         if !left.node {
-            left = found(&node, mine.clone(), plans);
+            left = found(&node, mine.iter().cloned().collect(), plans);
         }
         if dry_run {
             return Ok(left);

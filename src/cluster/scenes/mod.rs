@@ -14,14 +14,14 @@
 //!   is none at all, says nothing (see [`decide()`]).
 //! - **No slot twice.** A claim comes before the labels, and goes after them.
 //! - **What only a person can mend** is asked for seldom, and told once as an Event on the Node.
-//! - **At rest nothing is written.** A node keeps one watch of the plans (a request in about five minutes) and looks at its
-//!   Node and its claims every [`Settings::look`].
+//! - **At rest nothing is written.** A node keeps one watch of the plans (a request in about five minutes) and one of
+//!   its own claim, and looks at its Node every [`Settings::look`].
 //! - **Ten thousand nodes** hear of a change at the same moment: each waits a random while, which is longer the more slots
 //!   the plans have.
 //!
 //! Plans are watched rather than polled: a watch is one request in five minutes where a poll that is as prompt would be
 //! sixty, and brings a change at once. The own Node is not watched: each heartbeat of the kubelet would be an event of 10 kB
-//! or more, and nothing in it is urgent. Claims are not watched, since every node would hear of every other's.
+//! or more, and nothing in it is urgent. Of the claims only the own one is watched, by its name.
 
 mod decide;
 mod held;
@@ -77,7 +77,7 @@ pub type Pods = Option<Vec<RunningPod>>;
 /// How scenes are followed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// How often the own Node and the own claims are looked at when nothing happens; each time 0.5 to 1.5 times this.
+    /// How often the own Node is looked at when nothing happens; each time 0.5 to 1.5 times this.
     pub look: Duration,
     /// The shortest and the longest time over which the nodes spread what they do after a change of plans.
     pub spread: (Duration, Duration),
@@ -111,6 +111,15 @@ impl Default for Settings {
             idle: Duration::from_secs(150),
             claims: claims::Settings::default(),
         }
+    }
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// The time over which all nodes spread what they do, with so many slots in the plans.
+    fn spread_over(&self, slots: u32) -> Duration {
+        (self.spread.0 + self.spread_per_slot * slots).min(self.spread.1)
     }
 }
 

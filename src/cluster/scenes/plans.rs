@@ -16,7 +16,7 @@ use super::Settings;
 use super::patience::Patience;
 use crate::cluster::call::Lines;
 use crate::cluster::{Api, Call, Dice, ErrorKind, Failure};
-use crate::scene::ScenePlan;
+use crate::scene::{ScenePlan, slots};
 
 pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
@@ -137,6 +137,15 @@ fn name(object: &Value) -> String {
     object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
+/// The slots of all active cases.
+pub(super) fn slots_of(plans: &Plans) -> u32 {
+    let active = plans.plans.iter().filter_map(|plan| {
+        let active = plan.spec.active.as_ref()?;
+        slots(plan, &active.scene, &active.case).ok()
+    });
+    u32::try_from(active.map(|slots| slots.len()).sum::<usize>()).unwrap_or(u32::MAX)
+}
+
 /// Follows the plans for ever: what goes wrong is told as [`Plans::trouble`] and tried again.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
     let patience = Patience::new(&settings);
@@ -200,6 +209,7 @@ impl Follower {
         let version = match self.version.clone() {
             Some(version) => version,
             None => {
+                self.stagger().await;
                 let (objects, version) = list(&self.api).await?;
                 self.version = Some(version.clone());
                 self.published.send_modify(|plans| plans.replace(objects));
@@ -233,6 +243,12 @@ impl Follower {
                 }
             }
         }
+    }
+
+    /// A random pause before all plans are read: all nodes begin, and hear of a version that is too old, at the same moment.
+    async fn stagger(&mut self) {
+        let most = self.settings.spread_over(slots_of(&self.published.borrow()));
+        tokio::time::sleep(self.dice.spread(most)).await;
     }
 
     async fn open(&self, version: &str) -> Result<Lines, Failure> {
@@ -278,7 +294,13 @@ impl Follower {
 
     /// Notes a failure; how long to wait.
     fn failed(&mut self, failure: &Failure) -> Duration {
-        // Refused (too old, not defined any more), or nonsense: all is read anew. A connection that failed goes on.
+        if failure.is_expired() {
+            // A server that has restarted forgets versions. The plans stay in force until they are read anew.
+            tracing::info!("the plans are read anew: {failure}");
+            self.version = None;
+            return self.patience.after(failure, self.dice.roll());
+        }
+        // Refused (not defined any more), or nonsense: all is read anew. A connection that failed goes on.
         if failure.status().is_some() || matches!(failure, Failure::Nonsense(_)) {
             self.version = None;
         }

@@ -1,26 +1,31 @@
 //! [`Keeper`]: reads, asks [`decide()`], carries out, and waits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::decide::{Action, Memory, Seen, Verdict, decide, version};
+use super::held::labelled;
 use super::patience::{Patience, advice};
-use super::plans::{Plans, name_of};
+use super::plans::{Plans, name_of, slots_of};
 use super::{Phase, Scenes, State};
-use crate::cluster::claims::{Claims, Owner};
+use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
 use crate::cluster::events::News;
 use crate::cluster::node::{self, Applied, OwnNode};
 use crate::cluster::{Dice, Failure};
-use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, slots, value_fault};
+use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, value_fault};
 
 /// The most actions of one turn: a change of slot is four.
 const MOST_ACTIONS: usize = 12;
 
-/// When a taint that was refused is tried again: the right to it may have been given meanwhile.
-const TAINT_AGAIN: Duration = Duration::from_secs(3600);
+/// The longest random pause before a lost claim is looked at.
+const LOST_SPREAD: Duration = Duration::from_secs(1);
+
+/// So many claims that labels may name are read by themselves.
+const MOST_NAMED: usize = 3;
 
 /// The label of a Lease that names the plan, for people.
 const PLAN_LABEL: &str = "pinfold.io/plan";
@@ -29,8 +34,10 @@ const PLAN_LABEL: &str = "pinfold.io/plan";
 #[derive(Debug)]
 struct Look {
     node: OwnNode,
-    claims: Claims,
+    claims: Arc<Claims>,
     mine: BTreeSet<String>,
+    /// Whether the server's cache was asked for claims that the labels do not name.
+    complete: bool,
 }
 
 /// Keeps the node's place.
@@ -38,13 +45,13 @@ pub(super) struct Keeper {
     scenes: Scenes,
     plans: watch::Receiver<Plans>,
     look: Option<Look>,
+    /// The watch of the own claim.
+    guard: Option<Guard>,
     memory: Memory,
     /// The Node's uid as it was last read, for Events on it.
     uid: Option<String>,
     /// What was told as an Event of a failure that lasts; nothing else is told until something works.
     told: Option<String>,
-    /// When a taint was last refused.
-    untainted: Option<Instant>,
     patience: Patience,
     dice: Dice,
 }
@@ -71,10 +78,10 @@ impl Keeper {
             scenes,
             plans,
             look: None,
+            guard: None,
             memory: Memory::default(),
             uid: None,
             told: None,
-            untainted: None,
             patience,
             dice: Dice::default(),
         }
@@ -97,6 +104,10 @@ impl Keeper {
                     pods_told = changed.is_ok();
                     due = self.pods_changed(due);
                 }
+                () = lost(&mut self.guard) => {
+                    let soon = Instant::now() + self.dice.spread(LOST_SPREAD);
+                    due = Some(due.map_or(soon, |due| due.min(soon)));
+                }
                 () = until(due) => due = Some(Instant::now() + self.turn().await),
             }
         }
@@ -110,7 +121,7 @@ impl Keeper {
         };
         let settings = &self.scenes.settings;
         // All nodes hear of it at the same moment.
-        let mut most = (settings.spread.0 + settings.spread_per_slot * slots).min(settings.spread.1);
+        let mut most = settings.spread_over(slots);
         if let Some(trouble) = trouble {
             self.say(Phase::Unknown, format!("nothing is changed: {trouble}"));
             if !lasting {
@@ -150,6 +161,8 @@ impl Keeper {
             match self.place().await {
                 Ok(()) => {}
                 Err(Cut::Failed(failure)) => {
+                    // A claim may have been made whose answer was lost.
+                    self.look = None;
                     let says = format!("nothing is changed: {failure}{}", advice(&failure));
                     self.say(Phase::Unknown, says.clone());
                     if failure.is_lasting() {
@@ -179,12 +192,14 @@ impl Keeper {
     async fn place(&mut self) -> Result<(), Cut> {
         let was_spare = self.scenes.state.borrow().phase == Phase::Spare;
         self.look().await?;
-        (self.memory.full, self.memory.conflicts) = (None, Vec::new());
+        // What stood in the way is tried again at each look, so that what is said of it ends with its cause.
+        (self.memory.full, self.memory.conflicts, self.memory.untaintable) = (None, Vec::new(), None);
         for _ in 0..MOST_ACTIONS {
             let Some(verdict) = self.verdict() else { return Ok(()) };
             self.remember(&verdict);
             match verdict.action.clone() {
                 None => {
+                    self.guard();
                     self.publish(&verdict);
                     return Ok(());
                 }
@@ -209,23 +224,61 @@ impl Keeper {
 
     /// Reads the own Node and the own claims.
     async fn look(&mut self) -> Result<(), Cut> {
-        let Scenes { api, node: name, namespace, settings, .. } = &self.scenes;
+        let Scenes { api, node: name, .. } = &self.scenes;
         let node = node::read(api, name).await?.ok_or(Cut::NoNode("is --node-name right?"))?;
         self.uid = Some(node.uid.clone());
-        if self.untainted.is_some_and(|since| since.elapsed() >= TAINT_AGAIN) {
-            (self.untainted, self.memory.untaintable) = (None, None);
-        }
-        let before = self.look.take().filter(|look| look.claims.owner().uid == node.uid);
-        let claims = before.map_or_else(
-            || {
-                let owner = Owner { node: name.clone(), uid: node.uid.clone() };
-                Claims::new(api.clone(), namespace, owner, settings.claims.clone())
-            },
-            |look| look.claims,
-        );
-        let mine = claims.mine().await?.into_iter().collect();
-        self.look = Some(Look { node, claims, mine });
+        let look = match self.look.take().filter(|look| look.claims.owner().uid == node.uid) {
+            Some(look) => self.look_again(node, look).await?,
+            None => self.look_first(node).await?,
+        };
+        self.look = Some(look);
         Ok(())
+    }
+
+    /// Reads the claims that the Node's labels name. Where the labels name none, the server's cache shows them.
+    async fn look_first(&self, node: OwnNode) -> Result<Look, Cut> {
+        let Scenes { api, node: name, namespace, settings, .. } = &self.scenes;
+        let owner = Owner { node: name.clone(), uid: node.uid.clone() };
+        let claims = Claims::new(api.clone(), namespace, owner, settings.claims.clone());
+        let names = named(&self.plans.borrow(), &node);
+        let mut mine = claims.confirm(names).await?;
+        let complete = mine.is_empty();
+        if complete {
+            mine = claims.mine().await?;
+        }
+        Ok(Look { node, claims: Arc::new(claims), mine, complete })
+    }
+
+    /// Reads the claims that no watch vouches for. The second look also finds claims that the labels do not name: an agent may
+    /// have ended before giving them back.
+    async fn look_again(&self, node: OwnNode, look: Look) -> Result<Look, Cut> {
+        let Look { claims, mine, complete, .. } = look;
+        let vouched = |name: &String| {
+            self.guard.as_ref().is_some_and(|guard| guard.name == *name && guard.standing() == Standing::Ours)
+        };
+        let (mut sure, doubtful): (BTreeSet<String>, BTreeSet<String>) = mine.into_iter().partition(vouched);
+        sure.extend(claims.confirm(doubtful).await?);
+        if !complete {
+            sure.extend(claims.mine().await?);
+        }
+        Ok(Look { node, claims, mine: sure, complete: true })
+    }
+
+    /// Watches the claim that the node holds.
+    fn guard(&mut self) {
+        let Some(Look { claims, mine, .. }) = &self.look else { return };
+        let wanted = mine.first();
+        let is = self.guard.as_ref().map(|guard| (&guard.name, guard.owner()));
+        if is == wanted.map(|name| (name, claims.owner())) {
+            return;
+        }
+        let settings = &self.scenes.settings;
+        let patience = claims::WatchSettings {
+            seconds: settings.watch_seconds,
+            idle: settings.idle,
+            backoff: settings.backoff,
+        };
+        self.guard = wanted.map(|name| Guard::new(Arc::clone(claims), name, patience));
     }
 
     fn verdict(&self) -> Option<Verdict> {
@@ -247,13 +300,19 @@ impl Keeper {
     async fn carry_out(&mut self, action: Action, verdict: &Verdict, was_spare: bool) -> Result<(), Cut> {
         let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
         let Self { scenes, look, memory, .. } = self;
-        let Some(Look { node, claims, mine }) = look else { return Ok(()) };
+        let Some(Look { node, claims, mine, complete }) = look else { return Ok(()) };
         match action {
             Action::Claim { slots, only } => {
                 let Some(plan) = plan else { return Ok(()) };
-                if was_spare {
-                    // Most of them are taken: better to know which than to try.
-                    claims.look_around().await?;
+                if was_spare || !*complete {
+                    // Most of them are taken: better to know which than to try. An own claim may be among them.
+                    let own = claims.look_around().await?;
+                    let own = claims.confirm(own.difference(mine).cloned().collect::<Vec<_>>()).await?;
+                    *complete = true;
+                    if !own.is_empty() {
+                        mine.extend(own);
+                        return Ok(());
+                    }
                 }
                 let names = order(
                     &plan,
@@ -304,7 +363,6 @@ impl Keeper {
                          admission policy pinfold-node knows the keys of taints that `taints` there, or taintKeys of the chart, list"
                     );
                     memory.untaintable = verdict.plan.clone().map(|plan| (plan, says.clone()));
-                    self.untainted = Some(Instant::now());
                     // State has what was said before: news are told once.
                     if self.scenes.state.borrow().taint.as_ref() != Some(&says) {
                         tracing::warn!("scenes: {says}");
@@ -410,20 +468,28 @@ fn about(failure: &Failure) -> String {
     format!("{} {kind}", status.code)
 }
 
+/// The claims that the Node's labels may name: one for each plan whose keys they have. The nodes of an explicit list need none.
+fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
+    let plans = plans.plans.iter().filter(|plan| plan.spec.nodes.names.is_none());
+    let names: BTreeSet<String> =
+        plans.filter_map(|plan| Some(labelled(plan, node)?.lease_name(name_of(plan)))).collect();
+    // With many plans of the same keys, one list costs less.
+    if names.len() > MOST_NAMED { BTreeSet::new() } else { names }
+}
+
+/// Waits until the watched claim is lost. Cancel safe.
+async fn lost(guard: &mut Option<Guard>) {
+    match guard {
+        Some(guard) => guard.lost().await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
-}
-
-/// The slots of all active cases.
-fn slots_of(plans: &Plans) -> u32 {
-    let active = plans.plans.iter().filter_map(|plan| {
-        let active = plan.spec.active.as_ref()?;
-        slots(plan, &active.scene, &active.case).ok()
-    });
-    u32::try_from(active.map(|slots| slots.len()).sum::<usize>()).unwrap_or(u32::MAX)
 }
 
 /// The names of the slots, in the order in which this node tries them.
