@@ -322,10 +322,10 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     tainted["spec"]["taints"] = json!([theirs]);
     tainted["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&tainted);
-    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {"key": "pinfold.io/case"}})));
+    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {"value": "busy"}})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
     let taints = || node(&fake, "a")["spec"]["taints"].clone();
-    let ours = json!({"key": "pinfold.io/case", "effect": "NoSchedule"});
+    let ours = json!({"key": "pinfold.io/scene", "value": "busy", "effect": "NoSchedule"});
     eventually("the taint", || taints() == json!([theirs, ours])).await;
     agent.until("rest", |state| state.phase == Phase::Placed).await;
 

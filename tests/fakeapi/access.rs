@@ -130,7 +130,7 @@ impl Enforced {
                     name: name.to_owned(),
                     binding: (*binding).to_owned(),
                     rules: one["spec"]["matchConstraints"]["resourceRules"].as_array().unwrap().clone(),
-                    policy: Policy::new(one),
+                    policy: Policy::new(one).beside(documents),
                 }
             })
             .collect()

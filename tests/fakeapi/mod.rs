@@ -364,16 +364,20 @@ impl FakeApi {
 
     /// The rights that are shipped for agents, and the policies that hold each to its own node.
     pub(crate) fn install_shipped(&self) {
-        for file in ["rbac", "node-policy", "claim-policy"] {
-            self.install(&format!("deploy/base/{file}.yaml"));
-        }
+        let files = ["rbac", "node-policy", "claim-policy", "event-policy"];
+        let documents = files.iter().flat_map(|file| yaml::documents(&format!("deploy/base/{file}.yaml")));
+        self.install_documents(&documents.collect::<Vec<_>>());
     }
 
     /// Puts the roles and the validating admission policies of a file into force.
     pub(crate) fn install(&self, file: &str) {
-        let documents = yaml::documents(file);
-        self.shared.rules.lock().unwrap().extend(Rule::of_roles(&documents));
-        self.shared.store.lock().unwrap().policies.extend(Enforced::of_documents(&documents));
+        self.install_documents(&yaml::documents(file));
+    }
+
+    /// Puts roles and validating admission policies into force. The policies' authorizer answers by these roles.
+    fn install_documents(&self, documents: &[Value]) {
+        self.shared.rules.lock().unwrap().extend(Rule::of_roles(documents));
+        self.shared.store.lock().unwrap().policies.extend(Enforced::of_documents(documents));
     }
 
     /// Allows a user some verbs on a resource; no names are all names. Nothing else is allowed to anyone but the admin.
