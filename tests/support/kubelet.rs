@@ -23,8 +23,11 @@ use tokio::net::UnixListener;
 /// A root with the machine's own `sys` and `proc`, and a place for a kubelet's socket.
 pub(crate) struct Root(tempfile::TempDir);
 
-/// The writing end of a pipe from which the reconciler reads. Dropping it lets the reconciler go on.
-pub(crate) struct Pipe(#[expect(dead_code, reason = "held open")] fs::File);
+/// The writing end of a pipe from which the reconciler reads. Dropping it lets the reconciler go on, without the file.
+pub(crate) struct Pipe {
+    path: PathBuf,
+    _writer: fs::File,
+}
 
 /// A kubelet that answers until it is dropped. As a real one, it leaves its socket behind.
 pub(crate) struct Kubelet {
@@ -69,7 +72,7 @@ impl Root {
                 .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
                 .open(&pipe)
             {
-                Ok(file) => return Pipe(file),
+                Ok(file) => return Pipe { path: pipe, _writer: file },
                 Err(error) => assert!(Instant::now() < deadline, "nobody reads {}: {error}", pipe.display()),
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -100,6 +103,15 @@ impl Root {
             }
         });
         Kubelet { assigns, _runtime: runtime }
+    }
+}
+
+// === impl Pipe ===
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        // The writer is closed after this, so a reader does not find the pipe again.
+        fs::remove_file(&self.path).unwrap();
     }
 }
 
