@@ -8,6 +8,7 @@ use super::config::{Config, Wanted};
 use super::devices::{CpuManager, PodResources};
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{Cgroups, PodCgroup, Version};
+use crate::host::topology::Presence;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;
 use crate::pin::{Enforcement, Ledger, Observed, ObservedPod, Scan};
@@ -21,6 +22,8 @@ const FIRST_ANSWER: Duration = Duration::from_secs(2);
 pub struct Node {
     /// The effective configuration.
     pub config: Config,
+    /// The CPUs and NUMA nodes for which the topology was read.
+    pub(super) presence: Presence,
     /// The machine.
     pub topology: Topology,
     /// Its cgroups.
@@ -37,6 +40,8 @@ pub struct Node {
     alone: (Enforcement, String),
     /// The last that is known about the kubelet's CPU Manager. `None` for cgroups that no kubelet manages.
     cpu_manager: Option<CpuManager>,
+    /// Why nothing new is assigned now.
+    suspended: Option<String>,
 }
 
 // === impl Node ===
@@ -60,6 +65,8 @@ impl Node {
     /// # Errors
     /// As [`Node::new`].
     pub fn apart(config: Config) -> anyhow::Result<Self> {
+        // Before the topology: a change between the two is then noticed at the first tick.
+        let presence = Presence::read(&config.root);
         let topology = topology::read(&config.root)?;
         let mut cgroups = Cgroups::detect(&config.cgroup_root)?;
         cgroups.heed_systemd(&config.root.join("run"));
@@ -69,6 +76,7 @@ impl Node {
         let proc = Proc::new(&config.root);
         Ok(Self {
             config,
+            presence,
             topology,
             cgroups,
             proc,
@@ -77,6 +85,7 @@ impl Node {
             enforcement_reason,
             alone,
             cpu_manager: None,
+            suspended: None,
         })
     }
 
@@ -117,7 +126,7 @@ impl Node {
     }
 
     /// Stops assigning CPUs beside a kubelet that assigns CPUs or may do so, and starts again after the kubelet stopped. Says
-    /// whether the enforcement has changed.
+    /// whether that has changed.
     pub(super) fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
         // Cgroups that no kubelet manages stay as they are.
         if self.cpu_manager.is_none() {
@@ -126,14 +135,10 @@ impl Node {
         self.cpu_manager = Some(now);
         let socket = PodResources::new(&self.config.root).socket().display().to_string();
         let blocked = match now {
-            CpuManager::NoSocket | CpuManager::Disabled => None,
+            CpuManager::NoSocket | CpuManager::Disabled | CpuManager::Unanswered => None,
             CpuManager::Assigns => Some(format!(
                 "the kubelet's CPU Manager assigns CPUs (policy static, by {socket}), and two managers would undo each \
                  other: set its policy to none to let Pinfold pin"
-            )),
-            CpuManager::Unanswered => Some(format!(
-                "nothing has answered on the kubelet's socket {socket} since the start, so the policy of its CPU Manager \
-                 is unknown: nothing new is assigned until the kubelet answers; remove the socket if this node has no kubelet"
             )),
         };
         let (enforcement, reason) = match blocked {
@@ -142,7 +147,19 @@ impl Node {
         };
         let before = std::mem::replace(&mut self.enforcement, enforcement);
         self.enforcement_reason = reason;
-        before != self.enforcement
+        let suspended = (now == CpuManager::Unanswered).then(|| {
+            format!(
+                "nothing new is assigned before a kubelet answers on {socket}, since its CPU Manager's policy is unknown; \
+                 remove the socket if this node has no kubelet"
+            )
+        });
+        let resumed = std::mem::replace(&mut self.suspended, suspended).is_some() != self.suspended.is_some();
+        resumed || before != self.enforcement
+    }
+
+    /// Why nothing new is assigned now: the kubelet has not told the policy of its CPU Manager yet.
+    pub(super) fn suspended(&self) -> Option<&str> {
+        self.suspended.as_deref()
     }
 
     /// Reads the pods' trees as they are now, and finds which of the pods is where.

@@ -197,8 +197,8 @@ impl Owner {
         heartbeat: Heartbeat,
     ) -> Self {
         let (placer, layout) = (Placer::new(&node.topology), Arc::new(node.topology.layout()));
-        let presence = topology::Presence::read(&node.config.root);
         let mut node = node;
+        let presence = node.presence.clone();
         node.forget_default_reserved();
         // Manifests have no status, and the folder's pods have no other source than these two.
         let folder_ids = match api || node.config.runtime.wanted() {
@@ -452,6 +452,7 @@ impl Owner {
             here: Some(here),
             devices: &self.devices,
             moves: 0,
+            suspended: node.suspended(),
         }
     }
 
@@ -460,7 +461,11 @@ impl Owner {
         let changed = self.node.set_cpu_manager(now);
         if changed {
             let (name, reason) = (self.node.enforcement.name(), &self.node.enforcement_reason);
-            tracing::warn!("enforcement is {name} from now on: {reason}; existing assignments stay");
+            if let Some(reason) = self.node.suspended() {
+                tracing::warn!("{reason}; existing assignments stay");
+            } else {
+                tracing::warn!("enforcement is {name} from now on: {reason}; existing assignments stay");
+            }
         }
         changed
     }

@@ -38,6 +38,8 @@ pub struct Inputs<'a> {
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room for others.
     pub moves: usize,
+    /// Why nothing new is assigned now. Existing assignments stay.
+    pub suspended: Option<&'a str>,
 }
 
 /// What is decided for one container of a known pod.

@@ -107,9 +107,13 @@ fn nothing_is_assigned_before_a_kubelet_has_answered() {
     let pod = tree.pod("", "uid-1");
     let main = tree.container(&pod, "c0ffee");
     tree.start(&main);
-    let status = runs_unpinned(&agent, "worker-0");
-    let reason = status["enforcementReason"].as_str().unwrap();
-    assert!(reason.contains("nothing has answered") && reason.contains("remove the socket"), "{reason}");
+    let status = agent.eventually("the container is seen running", |status| {
+        container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
+    });
+    assert_eq!(assigned(&status, "worker-0"), None, "{status:#}");
+    assert_ne!(status["enforcement"], "observe", "a pod that requires CPUs is refused meanwhile");
+    let errors = status["errors"].to_string();
+    assert!(errors.contains("before a kubelet answers") && errors.contains("remove the socket"), "{errors}");
     let _kubelet = root.kubelet(false);
     agent.eventually("the kubelet has answered", |status| in_force(status, "worker-0"));
     agent.stop();

@@ -535,6 +535,31 @@ async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    let seen = phases(&agent);
+    // As a real server answered for some seconds after its restart.
+    let busy = Fault::Refuse { code: 429, text: "storage is (re)initializing", retry_after: None };
+    fake.fail(When::always().on("sceneplans").times(4), busy);
+    put_node(&fake, "z", "uid-z");
+    fake.compact(fake.revision() + 1);
+    fake.set_revision(fake.revision() + 2);
+    fake.cut();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(!seen.lock().unwrap().contains(&Phase::Unknown), "{seen:?}");
+    // A server that goes on refusing is reported.
+    let busy = Fault::Refuse { code: 429, text: "no more", retry_after: None };
+    fake.fail(When::always().on("sceneplans"), busy);
+    fake.cut();
+    agent.until("a report", |state| state.phase == Phase::Unknown).await;
+    agent.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_that_somebody_deletes_is_noticed_at_once() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");

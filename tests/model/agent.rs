@@ -234,6 +234,7 @@ impl Setup {
             pods: &pods,
             here: Some(&here),
             devices: &BTreeMap::new(),
+            suspended: None,
             moves: 0,
         };
         let mut decisions = decide(&inputs, &ledger);

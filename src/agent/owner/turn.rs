@@ -148,6 +148,7 @@ impl Owner {
         }
         self.drift = drift;
         let mut errors: Vec<String> = self.told.errors().cloned().collect();
+        errors.extend(self.node.suspended().map(str::to_owned));
         if self.node.reserved.is_disjoint(&online) {
             errors.push(
                 "no reserved CPU is online and free: every CPU is owned, or the configured reserved CPUs are offline. \

@@ -149,7 +149,15 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
 /// Follows the plans for ever: what goes wrong is told as [`Plans::trouble`] and tried again.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
     let patience = Patience::new(&settings);
-    let mut follower = Follower { api, settings, published, version: None, patience, dice: Dice::default() };
+    let mut follower = Follower {
+        api,
+        settings,
+        published,
+        version: None,
+        patience,
+        dice: Dice::default(),
+        throttled_since: None,
+    };
     loop {
         let pause = match follower.turn().await {
             Ok(()) => {
@@ -191,6 +199,9 @@ pub(super) fn advice(failure: &Failure) -> &'static str {
     }
 }
 
+/// How long a server that answers 429 leaves the last known plans in force.
+const THROTTLED: Duration = Duration::from_secs(60);
+
 struct Follower {
     api: Api,
     settings: Settings,
@@ -199,6 +210,8 @@ struct Follower {
     version: Option<String>,
     patience: Patience,
     dice: Dice,
+    /// When the first failure since the last success was.
+    throttled_since: Option<Instant>,
 }
 
 // === impl Follower ===
@@ -219,6 +232,7 @@ impl Follower {
         let began = Instant::now();
         let mut lines = self.open(&version).await?;
         self.heard();
+        self.throttled_since = None;
         let mut heard = false;
         loop {
             match self.next(&mut lines).await {
@@ -297,6 +311,14 @@ impl Follower {
         if failure.is_expired() {
             // A server that has restarted forgets versions. The plans stay in force until they are read anew.
             tracing::info!("the plans are read anew: {failure}");
+            self.version = None;
+            return self.patience.after(failure, self.dice.roll());
+        }
+        // A server that has just started refuses lists for some seconds. The last known plans stay in force meanwhile.
+        let throttled = failure.kind() == ErrorKind::TooManyRequests;
+        let since = *self.throttled_since.get_or_insert_with(Instant::now);
+        if throttled && self.published.borrow().trouble.is_none() && since.elapsed() < THROTTLED {
+            tracing::info!("the plans are read again soon: {failure}");
             self.version = None;
             return self.patience.after(failure, self.dice.roll());
         }

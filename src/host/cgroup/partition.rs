@@ -134,10 +134,12 @@ impl Cgroups {
             self.create(PROBE).map(|()| self.root().join(PROBE).join("cpuset.cpus.exclusive").exists());
         let removed = self.remove(PROBE);
         let after = file::read_value(&control)?;
-        let enabled =
-            after.split_whitespace().filter(|name| !before.split_whitespace().any(|old| old == *name));
-        for controller in enabled {
-            file::write(&control, &format!("-{controller}"))?;
+        // Only the controllers that `create` enables: another program may have enabled one meanwhile.
+        let has = |text: &str, name: &str| text.split_whitespace().any(|one| one == name);
+        for controller in ["cpuset", "cpu"] {
+            if has(&after, controller) && !has(&before, controller) {
+                file::write(&control, &format!("-{controller}"))?;
+            }
         }
         removed.and(offered)
     }

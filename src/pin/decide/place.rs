@@ -115,9 +115,9 @@ impl<'a> Placing<'a> {
         if missing.is_empty() {
             return;
         }
-        if let Some(note) = self.absent(pod) {
+        if let Some(note) = self.absent(pod).map(str::to_owned) {
             for (name, _) in missing {
-                let note = Note { text: note.to_owned(), refused: false };
+                let note = Note { text: note.clone(), refused: false };
                 self.notes.insert((pod.index, name.to_owned()), note);
             }
             return;
@@ -174,7 +174,10 @@ impl<'a> Placing<'a> {
     }
 
     /// Why a pod can't be given anything yet.
-    fn absent(&self, pod: &Asked<'_>) -> Option<&'static str> {
+    fn absent(&self, pod: &Asked<'_>) -> Option<&str> {
+        if self.inputs.suspended.is_some() {
+            return self.inputs.suspended;
+        }
         match (self.inputs.here?, pod.pod.cgroup_uid()) {
             (_, None) => Some("stays in the shared pool: its cgroup can't be found without metadata.uid"),
             (here, Some(uid)) if !here.contains(uid) => {

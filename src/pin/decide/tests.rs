@@ -60,6 +60,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
             wishes: &Wishes::default(),
             devices: &BTreeMap::new(),
             moves: 0,
+            suspended: None,
             pods,
             here: Some(&here),
         },
@@ -274,6 +275,7 @@ fn the_last_shared_cpu_is_never_assigned() {
         wishes: &Wishes::default(),
         devices: &BTreeMap::new(),
         moves: 0,
+        suspended: None,
         pods: &pods,
         here: Some(&here),
     };
