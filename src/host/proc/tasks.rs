@@ -68,7 +68,7 @@ impl Proc {
     /// The variables with these names from the environment with which a process was started. No other variable is
     /// returned, because environments contain secrets.
     ///
-    /// `None` if the process is gone or unreadable, or if its environment exceeds [`ENVIRONMENT`]. An empty environment
+    /// `None` if the process is gone or unreadable, or if its environment is longer than 256 KiB. An empty environment
     /// is `None`, too: the kernel shows an empty one while a process executes its program.
     pub fn variables(&self, pid: i32, names: &[&str]) -> Option<BTreeMap<String, String>> {
         let file = fs::File::open(self.dir.join(format!("{pid}/environ"))).ok()?;
