@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::io::Write;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, VARY,
 };
+use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -21,7 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -32,9 +34,12 @@ use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
-/// Connections served at once. A further client takes the place of the oldest connection, so that clients that are slow or
-/// hostile never keep a probe waiting.
+/// Connections served at once. A further client takes the place of the oldest connection whose request is not being
+/// answered, so that clients that are slow or hostile never keep a probe waiting.
 const CONNECTIONS: usize = 32;
+
+/// Pages of `/metrics` and `/status` that are made at once. Each takes memory and a thread; further requests wait.
+const PAGES: usize = 8;
 
 /// A client that sends its request more slowly than this is cut off.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,6 +55,13 @@ const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 
 /// The part of a scraper's timeout that is left for the answer's way, at most. Short timeouts leave a quarter.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
+
+/// A connection that is served.
+struct Connection {
+    task: JoinHandle<()>,
+    /// Whether a page is being made for it now.
+    busy: Arc<AtomicBool>,
+}
 
 /// What requests are answered from.
 #[derive(Debug)]
@@ -122,6 +134,27 @@ struct Told<'a> {
     seen: Option<ThreadTruth>,
 }
 
+/// Makes pages for one connection, a few at a time for all.
+#[derive(Clone)]
+struct Making {
+    pages: Arc<Semaphore>,
+    busy: Arc<AtomicBool>,
+}
+
+// === impl Making ===
+
+impl Making {
+    /// Waits for a place without holding a thread, and then makes a page.
+    async fn run<T>(&self, make: impl FnOnce() -> T) -> T {
+        let place = self.pages.acquire().await;
+        self.busy.store(true, Ordering::Relaxed);
+        let page = tokio::task::block_in_place(make);
+        self.busy.store(false, Ordering::Relaxed);
+        drop(place);
+        page
+    }
+}
+
 // === impl State ===
 
 impl State {
@@ -179,7 +212,8 @@ impl State {
 
 /// Serves until told to stop.
 pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: CancellationToken) {
-    let mut open: VecDeque<JoinHandle<()>> = VecDeque::with_capacity(CONNECTIONS);
+    let mut open: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS);
+    let pages = Arc::new(Semaphore::new(PAGES));
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -197,17 +231,20 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
         if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &WRITE_TIMEOUT_MS) {
             tracing::debug!("a connection has no write timeout: {error}");
         }
-        open.retain(|connection| !connection.is_finished());
-        if open.len() >= CONNECTIONS
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.abort();
+        open.retain(|connection| !connection.task.is_finished());
+        if open.len() >= CONNECTIONS {
+            let waits = open.iter().position(|connection| !connection.busy.load(Ordering::Relaxed));
+            if let Some(oldest) = open.remove(waits.unwrap_or_default()) {
+                oldest.task.abort();
+            }
         }
+        let busy = Arc::new(AtomicBool::new(false));
         let (state, stop) = (Arc::clone(&state), stop.clone());
-        open.push_back(tokio::spawn(async move {
-            let answer = service_fn(move |request| {
-                let state = Arc::clone(&state);
-                async move { Ok::<_, Infallible>(answer(&request, &state)) }
+        let making = Making { pages: Arc::clone(&pages), busy: Arc::clone(&busy) };
+        let task = tokio::spawn(async move {
+            let answer = service_fn(move |request: Request<Incoming>| {
+                let (state, making) = (Arc::clone(&state), making.clone());
+                async move { Ok::<_, Infallible>(answer(request.into_parts().0, &state, &making).await) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -219,18 +256,19 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
                 // A client that goes away in the middle, or never reads its answer, is no concern of ours.
                 _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
             }
-        }));
+        });
+        open.push_back(Connection { task, busy });
     }
 }
 
-fn answer(request: &Request<Incoming>, state: &State) -> Response<Pieces> {
-    if request.method() != Method::GET && request.method() != Method::HEAD {
+async fn answer(request: Parts, state: &State, making: &Making) -> Response<Pieces> {
+    if request.method != Method::GET && request.method != Method::HEAD {
         let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
     let snapshot = state.snapshot.borrow().clone();
-    match (request.uri().path(), snapshot) {
+    match (request.uri.path(), snapshot) {
         ("/healthz", _) => match state.heartbeat.health() {
             Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
             Health::Starting(reason) => {
@@ -252,10 +290,8 @@ fn answer(request: &Request<Incoming>, state: &State) -> Response<Pieces> {
             StatusCode::SERVICE_UNAVAILABLE,
             "not ready: the first reconcile is still to come\n".to_owned(),
         ),
-        ("/metrics", Some(snapshot)) => {
-            tokio::task::block_in_place(|| state.scrape(&snapshot, request.headers()))
-        }
-        ("/status", Some(snapshot)) => match tokio::task::block_in_place(|| state.status(&snapshot)) {
+        ("/metrics", Some(snapshot)) => making.run(|| state.scrape(&snapshot, &request.headers)).await,
+        ("/status", Some(snapshot)) => match making.run(|| state.status(&snapshot)).await {
             Ok(json) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         },

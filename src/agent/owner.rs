@@ -38,6 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the reconcile after a creation waits, so that the answer is on its way before the CPUs have more to do.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
 
+/// How long the container runtime has after the agent's start to tell which containers exist.
+const IDS_GRACE: Duration = Duration::from_secs(30);
+
 /// Why a reconcile ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
@@ -159,6 +162,8 @@ pub(super) struct Owner {
     presence: topology::Presence,
     /// Whether pods come from the API.
     api: bool,
+    /// When the agent started.
+    begun: Instant,
     told: Told,
     history: History,
     drift: Vec<Drift>,
@@ -212,6 +217,7 @@ impl Owner {
             presence,
             node,
             api,
+            begun: Instant::now(),
             told: Told::new(folder_ids),
             history: History::default(),
             drift: Vec::new(),
@@ -324,6 +330,7 @@ impl Owner {
                     self.look_at_cpus();
                     self.heartbeat.idle();
                     self.refused.clear();
+                    self.stop_awaiting_ids();
                     if self.heard {
                         Due::add(&mut due, Due::now(Why::Timer));
                     }
@@ -406,6 +413,12 @@ impl Owner {
                     let owed = by_writes && due.as_ref().is_some_and(|due| !due.is_a_look());
                     if !required && !owed && self.started_at_once(&uid, &container).is_some() {
                         let _ = reply.send(Ok(()));
+                        // Reading each interrupt takes a while: the container starts meanwhile.
+                        if let Some(seen) = self.seen.take() {
+                            self.keep_quiet(&seen.observed);
+                            self.seen = Some(seen);
+                        }
+                        self.heartbeat.idle();
                         dirty = dirty.or(Some(Instant::now()));
                         give_way(&mut due, &mut rest);
                         continue;
@@ -452,7 +465,23 @@ impl Owner {
             here: Some(here),
             devices: &self.devices,
             moves: 0,
+            ids_settled: self.ids_settled(),
             suspended: node.suspended(),
+        }
+    }
+
+    /// Whether the runtime has told its containers, is not used, or has had its time.
+    fn ids_settled(&self) -> bool {
+        !self.node.config.runtime.wanted() || self.told.has_runtime() || self.begun.elapsed() > IDS_GRACE
+    }
+
+    /// Without an API server and a container runtime, containers are found by counting cgroups.
+    fn stop_awaiting_ids(&mut self) {
+        if !self.api && !self.told.has_runtime() && self.ids_settled() && self.told.count_containers() {
+            tracing::warn!(
+                "no container runtime has connected within {} s: a pod's only cgroup counts as its container's",
+                IDS_GRACE.as_secs()
+            );
         }
     }
 

@@ -36,6 +36,10 @@ use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
+/// How long an answer of the kubelet is good for, unless a cgroup comes or goes. Passes in between ask nothing, and the timer's
+/// pass finds an older answer.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
 /// How often a kubelet that has never answered is asked.
 const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
 
@@ -102,13 +106,8 @@ impl Agent {
         }
         // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
         let kubelet = PodResources::new(&node.config.root);
-        let asking = AskKubelet {
-            kubelet,
-            cpu_manager: node.cpu_manager(),
-            // Each timer's reconcile finds an answer that is younger than the interval.
-            again: Duration::from_secs(node.config.reconcile_seconds) / 2,
-            events: events.clone(),
-        };
+        let asking =
+            AskKubelet { kubelet, cpu_manager: node.cpu_manager(), again: ASK_AGAIN, events: events.clone() };
         tasks.spawn(asking.run(Arc::clone(&appeared), snapshot.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.shared_counters > 0 {

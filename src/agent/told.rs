@@ -28,6 +28,7 @@ pub(super) struct Told {
     conflicts: Vec<String>,
     /// What the container runtime has, by uid.
     runtime: BTreeMap<String, RuntimePod>,
+    has_runtime: bool,
     promises: Promises,
     /// All pods as they were put together last, until somebody tells something new.
     known: Option<Known>,
@@ -89,6 +90,25 @@ impl Told {
         self.identify();
     }
 
+    /// Whether a container runtime has told all that it has, at least once.
+    pub(super) fn has_runtime(&self) -> bool {
+        self.has_runtime
+    }
+
+    /// Has the containers of the folder's pods found by counting cgroups, since nobody tells their ids. Says whether that is
+    /// new.
+    pub(super) fn count_containers(&mut self) -> bool {
+        let new = self.folder_ids == ContainerIds::Awaited;
+        if new {
+            self.folder_ids = ContainerIds::Untold;
+            for pod in self.pods.entry(Source::Folder).or_default() {
+                pod.ids = ContainerIds::Untold;
+            }
+            self.identify();
+        }
+        new
+    }
+
     /// Takes note of this Node's uid.
     pub(super) fn node(&mut self, uid: ApiUid) {
         self.node = Some(uid);
@@ -132,6 +152,7 @@ impl Told {
         let keyed = |told: RuntimePod| told.pod.cgroup_uid().map(str::to_owned).map(|uid| (uid, told));
         match news {
             RuntimeNews::All(all) => {
+                self.has_runtime = true;
                 self.known = None;
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();

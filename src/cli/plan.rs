@@ -139,6 +139,7 @@ fn planned(
         here: None,
         devices: &BTreeMap::new(),
         moves: config.moves_per_hour as usize,
+        ids_settled: true,
         suspended: None,
     };
     let mut moves = Vec::new();

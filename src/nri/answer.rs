@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::adjust::updates;
 use super::event::{Event, Subject};
 use super::message::{Container, PodSandbox};
-use super::plugin::{Creation, Plugin, Refusal, Silence, Unanswered};
+use super::plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
 use super::updates::inside_a_call;
 use super::wire::{CreateContainerResponse, SynchronizeResponse, UpdateResponse};
 
@@ -54,7 +53,7 @@ impl Call {
                 };
                 Answer::Synchronized(match in_time(handler, deadline, limit).await {
                     Ok(answer) => answer,
-                    Err(silence) => unanswered(&*plugin, &Unanswered::Synchronize, silence),
+                    Err(timeout) => unanswered(&*plugin, &Unanswered::Synchronize, timeout),
                 })
             }
             What::Event(event, subject) => {
@@ -63,30 +62,24 @@ impl Call {
                 let handler = async move { handle(&*handlers, event, &told).await };
                 Answer::Event(match in_time(handler, deadline, limit).await {
                     Ok(answer) => answer,
-                    Err(silence) => unanswered(&*plugin, &Unanswered::Event(event, &subject), silence),
+                    Err(timeout) => unanswered(&*plugin, &Unanswered::Event(event, &subject), timeout),
                 })
             }
         }
     }
 }
 
-/// Runs a handler as a task of its own, which wakes no other thread: one that panics takes nobody with it. It is cancelled, at
-/// one of its awaits, when its time is over or nobody is left to answer.
+/// Runs a handler, and cancels it at one of its awaits when its time is over.
 async fn in_time(
-    handler: impl Future<Output = Result<Vec<u8>, Refusal>> + Send + 'static,
+    handler: impl Future<Output = Result<Vec<u8>, Refusal>>,
     deadline: Instant,
     limit: Duration,
-) -> Result<Result<Vec<u8>, Refusal>, Silence> {
-    let handler = AbortOnDropHandle::new(tokio::spawn(inside_a_call(handler)));
-    match tokio::time::timeout_at(deadline, handler).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(_)) => Err(Silence::Panic),
-        Err(_) => Err(Silence::Deadline(limit)),
-    }
+) -> Result<Result<Vec<u8>, Refusal>, HandlerTimeout> {
+    tokio::time::timeout_at(deadline, inside_a_call(handler)).await.map_err(|_| HandlerTimeout(limit))
 }
 
 /// What the plugin chose for the case: an answer that changes nothing, or a refusal.
-fn unanswered<P: Plugin>(plugin: &P, call: &Unanswered<'_>, why: Silence) -> Result<Vec<u8>, Refusal> {
+fn unanswered<P: Plugin>(plugin: &P, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<Vec<u8>, Refusal> {
     tracing::error!("NRI: {call}: {why}");
     plugin.unanswered(call, why).map(|()| Vec::new())
 }

@@ -46,7 +46,7 @@
 //!     fn events(&self) -> Events {
 //!         [Event::CreateContainer].into()
 //!     }
-//!     fn unanswered(&self, _: &Unanswered<'_>, _: Silence) -> Result<(), Refusal> {
+//!     fn unanswered(&self, _: &Unanswered<'_>, _: HandlerTimeout) -> Result<(), Refusal> {
 //!         Ok(())
 //!     }
 //!     async fn synchronize(
@@ -92,7 +92,7 @@ pub use message::{
     Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace, LinuxPodSandbox,
     LinuxResources, PodSandbox, Signed, Unsigned,
 };
-pub use plugin::{Creation, Plugin, Refusal, Silence, Unanswered};
+pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
 pub use pods::{pod, pod_uid, qos_class};
 pub use serve::{Lost, SOCKET, Settings, SettingsError, State, serve};
 pub use updates::{UpdateError, Updater, Updates, updates};

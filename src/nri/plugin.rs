@@ -42,21 +42,13 @@ impl From<&str> for Refusal {
     }
 }
 
-/// Why a handler gave no answer.
+/// A handler gave no answer within this time, and was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Silence {
-    /// It took longer than this. It was cancelled.
-    Deadline(Duration),
-    /// It panicked.
-    Panic,
-}
+pub struct HandlerTimeout(pub Duration);
 
-impl fmt::Display for Silence {
+impl fmt::Display for HandlerTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Deadline(limit) => write!(f, "no answer within {limit:?}"),
-            Self::Panic => f.write_str("the handler panicked"),
-        }
+        write!(f, "no answer within {:?}", self.0)
     }
 }
 
@@ -97,6 +89,9 @@ pub struct Creation {
 /// [`unanswered`](Self::unanswered) answers in its place; whatever it has begun must bear that. It runs as a task on the
 /// thread that has read the call, for the sake of time: it must not block; what does belongs into `spawn_blocking`.
 ///
+/// A handler must not panic: the release binary aborts on a panic, and assignments then stay in the kernel until the agent
+/// starts again.
+///
 /// Handlers run one after the other, in the order in which the runtime calls, and the time that one waits for its turn
 /// counts.
 ///
@@ -110,12 +105,12 @@ pub trait Plugin: Send + Sync + 'static {
     /// The events to hear of. A handler of any other is never called.
     fn events(&self) -> Events;
 
-    /// Answers where a handler does not, in time or at all. Without a refusal things go their way: a container is created
+    /// Answers where a handler does not answer in time. Without a refusal things go their way: a container is created
     /// or started as if there were no plugin.
     ///
     /// # Errors
     /// The refusal to let it.
-    fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal>;
+    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal>;
 
     /// What exists, after every registration: forget what was told before. Containers that have ended are not in it.
     ///
@@ -234,6 +229,6 @@ mod tests {
         subject.container.name = "ps".to_owned();
         let call = Unanswered::Event(Event::StartContainer, &subject).to_string();
         assert_eq!(call, "StartContainer of train/ps-0 container ps");
-        assert_eq!(Silence::Deadline(Duration::from_millis(1500)).to_string(), "no answer within 1.5s");
+        assert_eq!(HandlerTimeout(Duration::from_millis(1500)).to_string(), "no answer within 1.5s");
     }
 }

@@ -38,6 +38,9 @@ pub struct Inputs<'a> {
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room for others.
     pub moves: usize,
+    /// Whether the container runtime or the API has had time to tell which containers exist. Before that, a pod that seems to
+    /// have no container keeps its CPUs.
+    pub ids_settled: bool,
     /// Why nothing new is assigned now. Existing assignments stay.
     pub suspended: Option<&'a str>,
 }

@@ -134,3 +134,29 @@ fn a_node_without_a_kubelets_socket_pins_until_a_kubelet_assigns() {
     agent.eventually("the kubelet assigns CPUs", is_observing);
     agent.stop();
 }
+
+#[test]
+fn assignments_stay_while_the_kubelet_has_not_answered() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let settings = settings(&kernel, &tree.path, &pods, &root);
+    let agent = settings.start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    let pid = tree.start(&main);
+    let status = agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    let own = assigned(&status, "worker-0").unwrap();
+    agent.stop();
+    // The agent starts again while the kubelet is away.
+    root.leave_socket();
+    let agent = settings.start();
+    agent.eventually("the agent waits for the kubelet", |status| {
+        status["errors"].to_string().contains("before a kubelet answers")
+    });
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    let status = agent.status().unwrap();
+    assert_eq!((assigned(&status, "worker-0"), allowed(pid)), (Some(own.clone()), own), "{status:#}");
+    agent.stop();
+}

@@ -234,6 +234,7 @@ impl Setup {
             pods: &pods,
             here: Some(&here),
             devices: &BTreeMap::new(),
+            ids_settled: true,
             suspended: None,
             moves: 0,
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pinfold::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
-    LinuxResources, Lost, Plugin, PodSandbox, Quota, Refusal, Settings, Silence, State, Unanswered,
+    HandlerTimeout, LinuxResources, Lost, Plugin, PodSandbox, Quota, Refusal, Settings, State, Unanswered,
     UpdateError, Updater,
 };
 use tokio::sync::watch;
@@ -23,7 +23,6 @@ pub(crate) enum Conduct {
     AsRecorded,
     /// It never comes to an end.
     Hang,
-    Panic,
     Refuse,
     /// It calls the runtime.
     Update,
@@ -40,7 +39,7 @@ pub(crate) struct Listening {
     pub(crate) strict: bool,
     pub(crate) refuse_synchronize: bool,
     pub(crate) heard: Mutex<Vec<String>>,
-    pub(crate) silence: Mutex<Vec<(String, Silence)>>,
+    pub(crate) silence: Mutex<Vec<(String, HandlerTimeout)>>,
     pub(crate) cancelled: Arc<Mutex<usize>>,
     pub(crate) existing: Mutex<(Vec<PodSandbox>, Vec<Container>)>,
     /// What was about to be created.
@@ -101,7 +100,6 @@ impl Listening {
             Conduct::AsRecorded => {}
             Conduct::Hang => std::future::pending().await,
             Conduct::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
-            Conduct::Panic => panic!("the test wants it"),
             Conduct::Refuse => return Err(Refusal::new("no CPUs left on n-1: scale ps down")),
             Conduct::Update => {
                 let updater = self.updater.lock().unwrap().clone().unwrap();
@@ -119,7 +117,7 @@ impl Plugin for Listening {
         self.events
     }
 
-    fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal> {
+    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
         self.silence.lock().unwrap().push((call.to_string(), why));
         if self.strict { Err(Refusal::new(format!("{call}: {why}"))) } else { Ok(()) }
     }

@@ -17,7 +17,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
-    LinuxResources, Plugin, PodSandbox, Refusal, Settings, Silence, State, Unanswered, Updater,
+    HandlerTimeout, LinuxResources, Plugin, PodSandbox, Refusal, Settings, State, Unanswered, Updater,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -83,7 +83,7 @@ impl Plugin for Scripted {
         Events::all()
     }
 
-    fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal> {
+    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
         self.0.lock().unwrap().unanswered.push(format!("{call}: {why}"));
         Ok(())
     }

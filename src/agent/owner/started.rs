@@ -24,7 +24,6 @@ impl Owner {
         self.heartbeat.begin(format!("pin container {container} of pod {uid} before it starts"));
         let done = self.pinned_alone(uid, &mut seen);
         if done.is_some() {
-            self.keep_quiet(&seen.observed);
             self.history.begins(uid, container);
             self.metrics.reconciles.with_label_values(&[Why::Gate.name()]).inc();
             self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());

@@ -203,13 +203,14 @@ impl Owner {
         if let (Some(question), Some(answer)) = (question, answer) {
             let _ = question.reply.send(answer);
         }
-        self.keep_quiet(&observed);
         if let Reach::Seen { again: Some(uid), passes: Some((container, reply)), .. } = &mut reach
             && let Some(reply) = reply.take()
         {
             self.history.begins(uid, container);
             let _ = reply.send(Ok(()));
         }
+        // The kernel's own work leaves exclusive CPUs after the answers: reading each interrupt takes a while.
+        self.keep_quiet(&observed);
         errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
         for decision in &mut decisions.containers {
             let pod = pods.get(decision.pod);

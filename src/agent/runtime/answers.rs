@@ -13,8 +13,8 @@ use crate::cluster::scenes;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
-    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events, Inventory,
-    LinuxResources, PodSandbox, Refusal, Silence, Unanswered,
+    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events, HandlerTimeout,
+    Inventory, LinuxResources, PodSandbox, Refusal, Unanswered,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -48,7 +48,9 @@ pub(super) struct Described {
 
 /// Answers the runtime's questions.
 pub(super) struct Answers {
-    owner: mpsc::Sender<Event>,
+    /// The way to the owner: one queue, so that the owner hears everything in the order of the runtime's events. The queue
+    /// has no limit of its own, since the runtime waits for the answer to each event.
+    owner: mpsc::UnboundedSender<Event>,
     /// The API server's pods, where the API is used.
     described: Option<Described>,
     /// The Node's place in a scene, where it is kept.
@@ -64,7 +66,7 @@ pub(super) struct Answers {
 
 impl Answers {
     pub(super) fn new(
-        owner: mpsc::Sender<Event>,
+        owner: mpsc::UnboundedSender<Event>,
         described: Option<Described>,
         snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
@@ -75,9 +77,9 @@ impl Answers {
     }
 
     /// Tells the owner of a pod as it is now.
-    async fn tell_of(&self, sandbox: &PodSandbox) {
+    fn tell_of(&self, sandbox: &PodSandbox) {
         if let Some(news) = self.news_of(sandbox) {
-            self.tell(news).await;
+            self.tell(news);
         }
     }
 
@@ -87,7 +89,7 @@ impl Answers {
         news.or_else(gone).map(Event::Runtime)
     }
 
-    /// Takes note of what has gone, and tells the owner in its own time: the runtime waits for nothing here.
+    /// Takes note of a container or sandbox that is gone although its event was answered too late, and tells the owner.
     fn gone_unanswered(&self, event: nri::Event, subject: &nri::Subject) {
         let mut inventory = lock(&self.inventory);
         match event {
@@ -100,15 +102,12 @@ impl Answers {
             _ => return,
         }
         drop(inventory);
-        if let Some(news) = self.news_of(&subject.pod) {
-            let owner = self.owner.clone();
-            tokio::spawn(async move { owner.send(news).await });
-        }
+        self.tell_of(&subject.pod);
     }
 
-    async fn tell(&self, event: Event) {
+    fn tell(&self, event: Event) {
         // An owner that is gone has stopped, and so do we.
-        let _ = self.owner.send(event).await;
+        let _ = self.owner.send(event);
     }
 
     /// The pod that a sandbox is of, if it has one still: with the containers of all its sandboxes, since one that is replaced
@@ -135,7 +134,7 @@ impl Answers {
     /// Puts a question to the owner.
     async fn ask<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.owner.send(event(reply)).await.ok()?;
+        self.owner.send(event(reply)).ok()?;
         answer.await.ok()
     }
 
@@ -231,7 +230,7 @@ impl nri::Plugin for Answers {
         .collect()
     }
 
-    fn unanswered(&self, call: &Unanswered<'_>, why: Silence) -> Result<(), Refusal> {
+    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
         tracing::error!("{call}: {why}");
         self.metrics.runtime_unanswered();
         if let Unanswered::Event(event, subject) = call {
@@ -261,7 +260,7 @@ impl nri::Plugin for Answers {
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
         lock(&self.inventory).replace(pods.clone(), containers.iter().map(lean).collect());
         let all = pods.iter().filter_map(|sandbox| self.pod(sandbox)).collect();
-        self.tell(Event::Runtime(RuntimeNews::All(all))).await;
+        self.tell(Event::Runtime(RuntimeNews::All(all)));
         // What runs is taken as it is: what is to change, changes in the cgroups, in the owner's order.
         Ok(Vec::new())
     }
@@ -271,14 +270,14 @@ impl nri::Plugin for Answers {
         lock(&self.inventory).put(sandbox.clone(), lean(container));
         let Some(told) = self.pod(sandbox) else { return Ok(Creation::default()) };
         let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
-        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
+        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
         self.wait_for_api(pod.cgroup_uid(), start).await;
         let name = container.name.clone();
         let admission = self.ask(|reply| Event::Create { pod, container: name, reply }).await;
         let answer = match admission {
             Some(Admission { refused: Some(why), .. }) => {
                 lock(&self.inventory).remove(&container.id);
-                self.tell_of(sandbox).await;
+                self.tell_of(sandbox);
                 Err(Refusal::new(why))
             }
             Some(admission) => Ok(self.creation(container, admission, start).await),
@@ -295,7 +294,7 @@ impl nri::Plugin for Answers {
         lock(&self.inventory).put(sandbox.clone(), lean(container));
         let Some(told) = self.pod(sandbox) else { return Ok(()) };
         let (uid, required) = (told.pod.cgroup_uid().map(str::to_owned), is_required(&told.pod));
-        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told)))).await;
+        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
         let answer = match uid {
             Some(uid) => {
                 let container = container.name.clone();
@@ -323,8 +322,8 @@ impl nri::Plugin for Answers {
 
     async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        self.tell_of(sandbox).await;
-        self.tell(Event::Changed).await;
+        self.tell_of(sandbox);
+        self.tell(Event::Changed);
     }
 
     async fn stopped(&self, sandbox: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
@@ -334,13 +333,13 @@ impl nri::Plugin for Answers {
 
     async fn removed(&self, sandbox: &PodSandbox, container: &Container) {
         lock(&self.inventory).remove(&container.id);
-        self.tell_of(sandbox).await;
-        self.tell(Event::Changed).await;
+        self.tell_of(sandbox);
+        self.tell(Event::Changed);
     }
 
     async fn pod_run(&self, sandbox: &PodSandbox) -> Result<(), Refusal> {
         lock(&self.inventory).put_pod(sandbox.clone());
-        self.tell_of(sandbox).await;
+        self.tell_of(sandbox);
         Ok(())
     }
 
@@ -350,7 +349,7 @@ impl nri::Plugin for Answers {
 
     async fn pod_removed(&self, sandbox: &PodSandbox) {
         lock(&self.inventory).remove_pod(&sandbox.id);
-        self.tell_of(sandbox).await;
+        self.tell_of(sandbox);
     }
 }
 
@@ -423,8 +422,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_late_end_is_told_before_a_newer_creation() {
+        let (owner, mut told) = mpsc::unbounded_channel();
+        let (_published, snapshot) = watch::channel(None);
+        let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
+        let pod = PodSandbox { id: "p".to_owned(), uid: "uid".to_owned(), ..PodSandbox::default() };
+        let container = |id: &str| Container {
+            id: id.to_owned(),
+            name: "main".to_owned(),
+            pod_sandbox_id: pod.id.clone(),
+            ..Container::default()
+        };
+        lock(&answers.inventory).put(pod.clone(), container("first"));
+        let ended = Subject { pod: pod.clone(), container: container("first"), ..Subject::default() };
+        let call = Unanswered::Event(nri::Event::StopContainer, &ended);
+        answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))).unwrap();
+        let second = container("second");
+        let creation = answers.create(&pod, &second);
+        let heard = async {
+            let mut heard = Vec::new();
+            while let Some(event) = told.recv().await {
+                match event {
+                    Event::Runtime(RuntimeNews::Pod(told)) => {
+                        let ids = told.pod.containers.iter().map(|one| one.runtime_id.clone().unwrap());
+                        heard.push(ids.collect::<Vec<_>>().join(","));
+                    }
+                    // The creation goes on without an answer.
+                    Event::Create { .. } => return heard,
+                    other => panic!("{other:?}"),
+                }
+            }
+            heard
+        };
+        let (_, heard) = tokio::join!(creation, heard);
+        assert_eq!(heard, ["", "second"], "the end of the first, then the creation of the second");
+    }
+
+    #[tokio::test]
     async fn what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late() {
-        let (owner, mut told) = mpsc::channel(8);
+        let (owner, mut told) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
         let pod = PodSandbox { id: "p".to_owned(), uid: "uid".to_owned(), ..PodSandbox::default() };
@@ -440,7 +476,7 @@ mod tests {
         let mut too_late = async |event, id: &str| {
             let subject = Subject { pod: pod.clone(), container: container(id), ..Subject::default() };
             let call = Unanswered::Event(event, &subject);
-            assert_eq!(answers.unanswered(&call, Silence::Deadline(Duration::from_secs(1))), Ok(()));
+            assert_eq!(answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))), Ok(()));
             match told.recv().await {
                 Some(Event::Runtime(RuntimeNews::Pod(told))) => {
                     Some(told.pod.containers.into_iter().map(|container| container.name).collect::<Vec<_>>())

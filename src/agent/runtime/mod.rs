@@ -101,7 +101,17 @@ pub(super) fn start(
     let first = snapshot.clone();
     let described =
         cluster.map(|cluster| answers::Described { link: cluster.link.clone(), pods: cluster.pods.clone() });
-    let answers = Arc::new(answers::Answers::new(owner, described, snapshot, metrics.clone()));
+    let (queue, mut queued) = mpsc::unbounded_channel();
+    // Ends when the connection's task has dropped the queue, so that each request that was read reaches the owner.
+    tasks.spawn_to_its_end(async move {
+        while let Some(event) = queued.recv().await {
+            if owner.send(event).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    let answers = Arc::new(answers::Answers::new(queue, described, snapshot, metrics.clone()));
     let Stop { asked: ended, answered } = stop;
     tasks.spawn_to_its_end(async move {
         // The reconciler ends with this task, whichever way this task ends.

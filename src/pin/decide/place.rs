@@ -6,6 +6,7 @@ use super::super::ledger::Ledger;
 use super::super::mark::{IDLE, union, usable};
 use super::{Asked, Inputs, Moved};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
+use crate::pod::ContainerIds;
 
 /// Claims in the making.
 pub(super) struct Placing<'a> {
@@ -75,8 +76,9 @@ impl<'a> Placing<'a> {
     pub(super) fn keep(&mut self, pod: &Asked<'_>) {
         let near = self.near(pod);
         let mut mine = self.claims.remove(&pod.key).unwrap_or_default();
-        // Without a container there is nobody to own them: an earlier version gave them to the pod's sandbox.
-        if self.absent(pod).is_some() {
+        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox, and this frees them.
+        let told = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
+        if told && self.absent(pod).is_some() {
             mine.clear();
         }
         let idle = mine.remove(IDLE).unwrap_or_default();
@@ -115,9 +117,9 @@ impl<'a> Placing<'a> {
         if missing.is_empty() {
             return;
         }
-        if let Some(note) = self.absent(pod).map(str::to_owned) {
+        if let Some(note) = self.inputs.suspended.or_else(|| self.absent(pod)) {
             for (name, _) in missing {
-                let note = Note { text: note.clone(), refused: false };
+                let note = Note { text: note.to_owned(), refused: false };
                 self.notes.insert((pod.index, name.to_owned()), note);
             }
             return;
@@ -174,10 +176,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Why a pod can't be given anything yet.
-    fn absent(&self, pod: &Asked<'_>) -> Option<&str> {
-        if self.inputs.suspended.is_some() {
-            return self.inputs.suspended;
-        }
+    fn absent(&self, pod: &Asked<'_>) -> Option<&'static str> {
         match (self.inputs.here?, pod.pod.cgroup_uid()) {
             (_, None) => Some("stays in the shared pool: its cgroup can't be found without metadata.uid"),
             (here, Some(uid)) if !here.contains(uid) => {
