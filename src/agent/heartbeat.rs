@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// The reconciler's sign of life. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Heartbeat {
-    /// How often a pass runs at least.
+    /// The longest time between two passes.
     interval: Duration,
     beat: Arc<Mutex<Beat>>,
 }

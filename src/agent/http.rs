@@ -53,7 +53,7 @@ const WRITE_TIMEOUT_MS: u32 = 10_000;
 /// The header by which Prometheus tells how many seconds it waits for a page.
 const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 
-/// The part of a scraper's timeout that is left for the answer's way, at most. Short timeouts leave a quarter.
+/// The time kept for sending the page: at most this, and at most a quarter of the timeout.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
 /// A connection that is served.

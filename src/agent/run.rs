@@ -43,7 +43,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// How often a kubelet that has never answered is asked.
 const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
 
-/// How long it is left alone whatever happens.
+/// The shortest time between two questions to the kubelet.
 const ASK_AT_MOST: Duration = Duration::from_millis(200);
 
 /// How long the stop waits for answers to the runtime, which have at most 1.5 s, and for Events that are not written yet.

@@ -1,7 +1,7 @@
 //! What the service manager is told of the agent: ready, alive, and how it is.
 //!
-//! The watchdog is told that the agent is alive as long as the reconciler's [`Heartbeat`] is in time. Without that, a service
-//! manager that waits for it starts the agent anew, which loses nothing.
+//! The watchdog is told that the agent is alive as long as the reconciler's [`Heartbeat`] is in time. If the
+//! signs of life stop, the service manager restarts the agent. Assignments stay.
 
 use std::sync::Arc;
 use tokio::sync::watch;

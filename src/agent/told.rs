@@ -18,7 +18,7 @@ pub(super) struct Told {
     folder_ids: ContainerIds,
     /// The uid of this Node, once it was read.
     node: Option<ApiUid>,
-    /// The pods that assignment records name, as far as mirror pods name the same uid.
+    /// For each uid that a mirror pod names: the pod in its assignment record.
     records: BTreeMap<String, PodName>,
     /// All of `pods`, with the mirror pods' uids settled.
     described: Vec<Pod>,
@@ -115,7 +115,7 @@ impl Told {
         self.identify();
     }
 
-    /// Takes note of the pods that assignment records name; says whether the pods are others than before.
+    /// Takes note of the pods that assignment records name. Returns whether the described pods have changed.
     pub(super) fn note_records(&mut self, observed: &Observed) -> bool {
         if self.mirrored.is_empty() {
             return false;

@@ -2,8 +2,8 @@
 //!
 //! That a name can be created only once is the mutex; nothing is ever renewed or taken over. The Lease's owner is the Node
 //! object, so Kubernetes frees the slot of a node that is gone. Which names there are, and in which order to try them, comes
-//! from the caller; a node's own claims are those that its labels name, and those that the server's cache shows with its uid.
-//! [`Guard`] watches one of them.
+//! from the caller. A node finds its own claims in two ways: its labels name them, and the server's cache lists them by the
+//! node's uid. [`Guard`] watches one of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

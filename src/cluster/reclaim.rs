@@ -119,7 +119,7 @@ impl Reclaimer {
                         }
                         Err(failure) => {
                             round.failed.push((name.0, name.1, name.2, failure));
-                            // The servers are what the job is found by: as long as a task of it runs, they stay.
+                            // Reclaim finds a job by its servers, so they stay until every task of the job is gone.
                             if item.kind == ItemKind::Job {
                                 break;
                             }

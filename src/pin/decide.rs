@@ -31,8 +31,8 @@ pub struct Inputs<'a> {
     pub wishes: &'a Wishes,
     /// The pods of this node, the earlier the sooner served.
     pub pods: &'a [Pod],
-    /// The uids of pods that have a container or are about to get one: only they own CPUs. `None` in a plan on paper, where every
-    /// pod has.
+    /// The uids of pods that have a container or are about to get one: only they own CPUs. `None` in a plan on paper: every
+    /// pod counts as begun.
     pub here: Option<&'a HashSet<&'a str>>,
     /// NUMA nodes of the devices of pods, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
@@ -123,8 +123,8 @@ impl Decisions {
     }
 }
 
-/// The default reserved CPUs: the lowest core on which no CPU is owned. Without such a core, the CPUs that are not owned on the
-/// lowest core that has one. Empty if every online CPU is owned.
+/// The default reserved CPUs: the lowest core on which no CPU is owned. If every core has an owned CPU: the free CPUs of the
+/// lowest core that has any. Empty if every online CPU is owned.
 pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
     let cores = || topology.online.iter().map(|cpu| topology.core_of(cpu));
     let whole = cores().find(|core| core.is_disjoint(owned));

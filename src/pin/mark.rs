@@ -26,8 +26,8 @@ pub struct Mark {
     /// Container names and the CPUs each owns: all of the pod's on a pod's cgroup; one, or none, on a container's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub claims: BTreeMap<String, CpuSet>,
-    /// Whether a status or the container runtime said which container the cgroup is, by its id. A record without that may lie on
-    /// the cgroup of a pod sandbox.
+    /// Whether a status or the container runtime said which container the cgroup is, by its id. Earlier versions wrote
+    /// no such field, sometimes on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_id: bool,
     /// What the cgroup had before Pinfold's first write.

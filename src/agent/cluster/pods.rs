@@ -45,8 +45,8 @@ pub(super) async fn take(
         if changed && known.is_complete() {
             let event = Event::Pods { source: Source::Api, pods: known.pods(), errors: known.unreadable() };
             let Ok(permit) = owner.reserve().await else { return Ok(()) };
-            // Under the lock, both orders hold. A reader of these pods asks the owner after the owner's event is in its
-            // channel, and a reader of the owner's next snapshot finds the pods in it.
+            // The lock makes both updates one step: a reader who sees these pods finds the owner's event in its channel, and a
+            // reader of the owner's next snapshot finds the pods in it.
             pods.send_modify(|pods| {
                 *pods = Some(known.pods().into());
                 permit.send(event);

@@ -33,7 +33,7 @@ impl Owner {
         done
     }
 
-    /// Carries out steps, each with a note for whoever asks whether the agent hangs.
+    /// Carries out steps and notes each in the heartbeat.
     pub(super) fn apply(&self, steps: Vec<Step>) -> Vec<Applied> {
         pin::apply_while(steps, &self.node.cgroups, |next| {
             self.heartbeat.begin(next.to_string());

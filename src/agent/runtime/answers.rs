@@ -138,8 +138,8 @@ impl Answers {
         answer.await.ok()
     }
 
-    /// Waits until the API server has told of a pod, and not for long. A runtime's word alone lacks the resources of the pod as
-    /// a whole and the kinds of its containers: an answer from it would depend on who was heard first.
+    /// Waits a moment until the API server has told of a pod. The runtime does not know pod-level resources and the kinds of
+    /// containers. Without the wait, the answer would depend on which source is faster.
     async fn wait_for_api(&self, uid: Option<&str>, asked: Instant) {
         let (Some(api), Some(uid)) = (&self.described, uid) else { return };
         // A server that is away tells of no pod.

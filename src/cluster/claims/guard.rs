@@ -132,7 +132,7 @@ impl Watcher {
         let from = version.as_deref().unwrap_or("0");
         let mut lines = self.claims.watch(&self.name, from, self.settings.seconds).await?;
         if version.is_none() || *self.said.borrow() == Standing::Unknown {
-            // The watch may begin with a state that is a moment old. This answer is not, and later changes reach the watch.
+            // The watch may begin with a stale state. The GET is current, and the watch reports all later changes.
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
             self.say(held);
         }

@@ -24,7 +24,7 @@ const MOST_ACTIONS: usize = 12;
 /// The longest random pause before a lost claim is looked at.
 const LOST_SPREAD: Duration = Duration::from_secs(1);
 
-/// So many claims that labels may name are read by themselves.
+/// The most claims that are read by name. With more, a list costs less.
 const MOST_NAMED: usize = 3;
 
 /// The label of a Lease that names the plan, for people.

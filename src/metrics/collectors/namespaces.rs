@@ -123,8 +123,8 @@ impl Networks {
     }
 }
 
-/// The node's network namespace: that of the first process. The agent's own counts where the kernel does not show the first
-/// process's; a pod that asks for the node's network is known by its specification, too.
+/// The node's network namespace: that of process 1, or the agent's own if process 1 cannot be read. A pod that asks for the
+/// node's network is also known by its specification.
 fn host(proc: &Proc) -> Option<u64> {
     let own = || proc.network_namespace(i32::try_from(std::process::id()).ok()?);
     proc.network_namespace(1).or_else(own)
