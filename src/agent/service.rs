@@ -59,5 +59,5 @@ fn status(snapshot: &Snapshot) -> String {
         0 => String::new(),
         errors => format!(", {}", counted(errors, "error")),
     };
-    format!("{owned} of {} with CPUs of their own{errors}", counted(snapshot.containers.len(), "container"))
+    format!("{owned} of {} with exclusive CPUs{errors}", counted(snapshot.containers.len(), "container"))
 }

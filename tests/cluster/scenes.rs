@@ -542,6 +542,8 @@ async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
     let mut agent = Agent::start(&fake, "a", Settings::default());
     agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
     let seen = phases(&agent);
+    // A watch that ends as soon as it has begun would be trouble of its own.
+    tokio::time::sleep(Duration::from_secs(30)).await;
     // As a real server answered for some seconds after its restart.
     let busy = Fault::Refuse { code: 429, text: "storage is (re)initializing", retry_after: None };
     fake.fail(When::always().on("sceneplans").times(4), busy);

@@ -335,7 +335,7 @@ fn the_service_manager_hears_ready_alive_and_stopping() {
         panic!("{wanted} was not heard, but {heard:?}");
     };
     let ready = hear("READY=1");
-    assert!(ready.contains("STATUS=") && ready.contains("containers with CPUs of their own"), "{ready}");
+    assert!(ready.contains("STATUS=") && ready.contains("with exclusive CPUs"), "{ready}");
     hear("WATCHDOG=1");
     hear("WATCHDOG=1");
     kill(Pid::from_raw(i32::try_from(agent.0.id()).unwrap()), Signal::SIGTERM).unwrap();
