@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::message::{Container, PodSandbox};
+use super::message::{Container, ContainerState, PodSandbox};
 use super::pods::pod;
 use crate::pod::Pod;
 
@@ -16,19 +16,33 @@ pub struct Inventory {
     sandboxes: BTreeMap<String, PodSandbox>,
     /// The ids of sandboxes, each after its pod's uid.
     by_uid: BTreeSet<(String, String)>,
-    /// By their sandboxes' ids and their own.
-    containers: BTreeMap<String, BTreeMap<String, Container>>,
-    /// The sandboxes' ids by the containers'.
-    sandbox_of: BTreeMap<String, String>,
+    /// By their sandboxes' ids, then in the order in which the runtime first named them.
+    containers: BTreeMap<String, BTreeMap<u64, Container>>,
+    /// Where a container is in `containers`, by its id.
+    places: BTreeMap<String, Place>,
+    /// The number of the next container that is named for the first time.
+    next: u64,
+}
+
+/// Where a container is in [`Inventory::containers`].
+#[derive(Debug, Clone, PartialEq)]
+struct Place {
+    sandbox: String,
+    number: u64,
 }
 
 // === impl Inventory ===
 
 impl Inventory {
     /// Forgets everything and takes what exists, as [`synchronize`](super::Plugin::synchronize) is told.
-    pub fn replace(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
+    ///
+    /// A runtime lists containers in any order. A running container counts as newer than one that was created and does not
+    /// run: a runtime that was killed during a creation lists that container for as long as nobody removes it.
+    pub fn replace(&mut self, pods: Vec<PodSandbox>, mut containers: Vec<Container>) {
         *self = Self::default();
         pods.into_iter().for_each(|pod| self.put_pod(pod));
+        let runs = |container: &Container| container.state == ContainerState::Running as i32;
+        containers.sort_by_key(|container| (runs(container), container.created_at));
         containers.into_iter().for_each(|container| self.put_container(container));
     }
 
@@ -49,21 +63,26 @@ impl Inventory {
     }
 
     fn put_container(&mut self, container: Container) {
-        self.remove(&container.id);
-        self.sandbox_of.insert(container.id.clone(), container.pod_sandbox_id.clone());
-        let beside = self.containers.entry(container.pod_sandbox_id.clone()).or_default();
-        beside.insert(container.id.clone(), container);
+        let before = self.remove(&container.id);
+        let number = before.unwrap_or_else(|| {
+            self.next += 1;
+            self.next
+        });
+        let sandbox = container.pod_sandbox_id.clone();
+        self.places.insert(container.id.clone(), Place { sandbox: sandbox.clone(), number });
+        self.containers.entry(sandbox).or_default().insert(number, container);
     }
 
-    /// Forgets a container that has stopped, that is gone, or that was not created after all.
-    pub fn remove(&mut self, container: &str) {
-        let Some(sandbox) = self.sandbox_of.remove(container) else { return };
+    /// Forgets a container that has stopped, that is gone, or that was not created after all. Returns the number that it had.
+    pub fn remove(&mut self, container: &str) -> Option<u64> {
+        let Place { sandbox, number } = self.places.remove(container)?;
         if let Some(beside) = self.containers.get_mut(&sandbox) {
-            beside.remove(container);
+            beside.remove(&number);
             if beside.is_empty() {
                 self.containers.remove(&sandbox);
             }
         }
+        Some(number)
     }
 
     /// Forgets a pod and its containers.
@@ -71,15 +90,15 @@ impl Inventory {
         if let Some(pod) = self.sandboxes.remove(sandbox) {
             self.by_uid.remove(&(pod.uid, pod.id));
         }
-        for container in self.containers.remove(sandbox).unwrap_or_default().into_keys() {
-            self.sandbox_of.remove(&container);
+        for container in self.containers.remove(sandbox).unwrap_or_default().into_values() {
+            self.places.remove(&container.id);
         }
     }
 
     /// The container of that id, with its pod's sandbox.
     pub fn container(&self, id: &str) -> Option<(&PodSandbox, &Container)> {
-        let sandbox = self.sandbox_of.get(id)?;
-        Some((self.sandboxes.get(sandbox)?, self.containers.get(sandbox)?.get(id)?))
+        let Place { sandbox, number } = self.places.get(id)?;
+        Some((self.sandboxes.get(sandbox)?, self.containers.get(sandbox)?.get(number)?))
     }
 
     /// The pod of that sandbox, with the containers that are known.
@@ -124,6 +143,27 @@ mod tests {
     }
 
     #[test]
+    fn of_two_containers_with_one_name_the_running_and_then_the_later_one_counts() {
+        let listed = |id: &str, state: ContainerState, created_at: i64| Container {
+            state: state as i32,
+            created_at,
+            ..container(id, "ps", "p")
+        };
+        let left_over = listed("9", ContainerState::Created, 0);
+        for (there, expected) in [
+            (vec![left_over.clone(), listed("1", ContainerState::Running, 5)], "1"),
+            (vec![listed("1", ContainerState::Running, 5), left_over.clone()], "1"),
+            (vec![listed("1", ContainerState::Running, 6), listed("2", ContainerState::Running, 5)], "1"),
+            (vec![left_over, listed("1", ContainerState::Created, 5)], "1"),
+        ] {
+            let mut inventory = Inventory::default();
+            inventory.replace(vec![sandbox("p")], there);
+            let pod = inventory.pod("p").unwrap();
+            assert_eq!(pod.container("ps").unwrap().runtime_id.as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
     fn a_pod_has_those_that_are_there() {
         let mut inventory = Inventory::default();
         inventory.replace(vec![sandbox("p")], vec![container("1", "ps", "p")]);
@@ -137,6 +177,18 @@ mod tests {
         inventory.put(sandbox("p"), container("4", "ps", "p"));
         assert_eq!(inventory.pod("p").unwrap().container("ps").unwrap().runtime_id.as_deref(), Some("4"));
         assert_eq!(inventory.container("4").unwrap().0.name, "pod-p");
+        // The next one counts from its creation on, whatever its id, and also where the runtime tells no time or keeps the
+        // one before.
+        let known =
+            |inventory: &Inventory| inventory.pod("p").unwrap().container("ps").unwrap().runtime_id.clone();
+        inventory.put(sandbox("p"), container("3b", "ps", "p"));
+        assert_eq!(known(&inventory).as_deref(), Some("3b"));
+        inventory.put(sandbox("p"), Container { created_at: 1, ..container("3b", "ps", "p") });
+        assert_eq!(known(&inventory).as_deref(), Some("3b"));
+        // The one before is told of again, which makes it no newer.
+        inventory.put(sandbox("p"), container("4", "ps", "p"));
+        assert_eq!(known(&inventory).as_deref(), Some("3b"));
+        inventory.remove("3b");
         inventory.remove_pod("p");
         assert_eq!((inventory.pod("p"), inventory.container("4")), (None, None));
         // A sandbox that is made anew is another one of the same pod.

@@ -98,7 +98,7 @@ pub struct Container {
     /// Its first process; 0 before there is one.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
-    /// When it was created, in nanoseconds since 1970; 0 where the runtime does not tell.
+    /// When it was created, in nanoseconds since 1970; 0 where the runtime does not tell, as containerd 1.7 and 2.1 do not.
     #[prost(int64, tag = "14")]
     pub created_at: i64,
     /// The code that it ended with, where it did.

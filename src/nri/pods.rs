@@ -60,21 +60,15 @@ const ADDED_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.", "io.kubernetes.cri-o
 /// Where runtimes note the image of a container.
 const IMAGES: [&str; 2] = ["io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"];
 
-/// The pod of a sandbox and its containers; those of other sandboxes, and those that have stopped, are left out. Of several
-/// of one name the one that was created last counts.
+/// The pod of a sandbox and its containers, oldest first; those of other sandboxes, and those that have stopped, are left out.
+/// Of several of one name the last counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
-    let mut by_name: BTreeMap<&str, &Container> = BTreeMap::new();
-    for container in containers {
-        let here = container.pod_sandbox_id == sandbox.id && container.state != stopped;
-        // One that is just being created has no time yet.
-        let at = |one: &Container| if one.created_at == 0 { i64::MAX } else { one.created_at };
-        let newer = |other: &&Container| at(container) >= at(other);
-        if here && !container.name.is_empty() && by_name.get(container.name.as_str()).is_none_or(newer) {
-            by_name.insert(&container.name, container);
-        }
-    }
+    let here = |container: &&Container| container.pod_sandbox_id == sandbox.id && container.state != stopped;
+    let named = containers.into_iter().filter(here).filter(|container| !container.name.is_empty());
+    let by_name: BTreeMap<&str, &Container> =
+        named.map(|container| (container.name.as_str(), container)).collect();
     let containers = by_name.into_values().filter_map(|container| convert(container, class));
     Pod {
         namespace: if sandbox.namespace.is_empty() { "default" } else { &sandbox.namespace }.to_owned(),
