@@ -70,7 +70,8 @@ async fn pods_are_what_the_kubelet_made_of_their_manifests() {
 
 /// Name, class by the cgroup and as computed, and each container's CPU request, CPU limit and memory limit.
 const LINES: [&str; 6] = [
-    "default/live Guaranteed Guaranteed c:200/200/33554432",
+    // It was resized and then began anew: the later container counts.
+    "default/live Guaranteed Guaranteed c:300/300/33554432",
     "default/live-be BestEffort BestEffort c:-/-/-",
     "default/pre-besteffort BestEffort BestEffort c:-/-/-",
     "default/pre-burstable Burstable Burstable c:100/-/33554432",
