@@ -38,6 +38,8 @@ mod counters;
 mod drift;
 #[path = "agent/endurance.rs"]
 mod endurance;
+#[path = "agent/full_node.rs"]
+mod full_node;
 #[path = "agent/hotplug.rs"]
 mod hotplug;
 #[path = "agent/life.rs"]

@@ -41,8 +41,12 @@ const UNSENT: usize = 8 << 20;
 /// How many of our own calls may be open.
 const ASKED: usize = 256;
 
-/// How much all parts of what exists may be together.
-const SYNCHRONIZE: usize = 64 << 20;
+/// The most memory for the pods and reduced containers of Synchronize. A plugin holds several copies for a moment: the state
+/// before, the new state, and what is made of either. All of them must fit into the 128 MiB of the agent's pod.
+const SYNCHRONIZE: usize = 16 << 20;
+
+/// The memory of a short text beside its letters: the text's own fields and the allocator's.
+const TEXT: usize = 64;
 
 /// The longest time for an answer that a runtime is believed.
 const LONGEST_REQUEST: Duration = Duration::from_secs(600);
@@ -60,8 +64,10 @@ enum Pending {
 #[derive(Default)]
 struct Parts {
     pods: Vec<PodSandbox>,
+    /// Containers, reduced by the plugin.
     containers: Vec<Container>,
-    length: usize,
+    /// The memory of both, estimated.
+    bytes: usize,
     /// When the first of them came: the runtime counts its time from there.
     since: Option<Instant>,
 }
@@ -92,6 +98,27 @@ pub(super) struct Link<'a, P> {
     registered_by: Option<Instant>,
     /// Why the connection ends, once all is sent.
     closing: Option<Lost>,
+}
+
+// === impl Parts ===
+
+impl Parts {
+    fn extend(&mut self, pods: Vec<PodSandbox>, containers: impl Iterator<Item = Container>) {
+        for pod in &pods {
+            self.bytes += estimated_bytes(pod, 2 * (pod.labels.len() + pod.annotations.len()));
+        }
+        self.pods.extend(pods);
+        for container in containers {
+            let pairs = container.labels.len() + container.annotations.len();
+            self.bytes += estimated_bytes(&container, 2 * pairs + container.args.len() + container.env.len());
+            self.containers.push(container);
+        }
+    }
+}
+
+/// The memory of a message with so many texts in lists and maps.
+fn estimated_bytes<M: prost::Message>(message: &M, texts: usize) -> usize {
+    size_of::<M>() + message.encoded_len() + texts * TEXT
 }
 
 // === impl Link ===
@@ -239,13 +266,14 @@ impl<'a, P: Plugin> Link<'a, P> {
             .and_then(|data| {
                 let nonsense =
                     |error| Response::error(Code::InvalidArgument, format!("no ttrpc request: {error}"));
-                let length = data.len();
                 let ttrpc::Request { service, method, payload, .. } =
                     ttrpc::Request::decode(data.as_slice()).map_err(nonsense)?;
-                Ok((Request::read(&service, &method, &payload).map_err(|error| refused(&error))?, length))
+                // The payload is a copy. A part of Synchronize has 4 MiB.
+                drop(data);
+                Request::read(&service, &method, &payload).map_err(|error| refused(&error))
             });
         match read {
-            Ok((request, length)) => self.serve(stream, request, length),
+            Ok(request) => self.serve(stream, request),
             Err(error) => {
                 let says = error.status.as_ref().map(|status| status.message.as_str()).unwrap_or_default();
                 tracing::warn!("NRI: {says}");
@@ -254,7 +282,7 @@ impl<'a, P: Plugin> Link<'a, P> {
         }
     }
 
-    fn serve(&mut self, stream: u32, request: Request, length: usize) {
+    fn serve(&mut self, stream: u32, request: Request) {
         match request {
             Request::Configure(runtime) => {
                 self.registered_by = None;
@@ -265,14 +293,12 @@ impl<'a, P: Plugin> Link<'a, P> {
             }
             Request::Synchronize { pods, containers, more } => {
                 let since = *self.parts.since.get_or_insert_with(Instant::now);
-                self.parts.length = self.parts.length.saturating_add(length);
-                if self.parts.length > SYNCHRONIZE {
+                let plugin = &self.plugin;
+                self.parts.extend(pods, containers.into_iter().map(|container| plugin.reduce(container)));
+                if self.parts.bytes > SYNCHRONIZE {
                     self.parts = Parts::default();
-                    let says = format!("more than {SYNCHRONIZE} bytes of pods and containers");
-                    return self.send(&Response::error(Code::ResourceExhausted, says).encode(stream));
+                    return self.refuse(stream, Code::ResourceExhausted, too_large());
                 }
-                self.parts.pods.extend(pods);
-                self.parts.containers.extend(containers);
                 if more {
                     let response = SynchronizeResponse { update: Vec::new(), more };
                     return self.respond(stream, response.encode_to_vec());
@@ -310,17 +336,18 @@ impl<'a, P: Plugin> Link<'a, P> {
                 }
                 self.respond(stream, payload);
             }
-            // The runtime closes the connection now; if it does not, nothing more would come.
-            Answer::Synchronized(Err(refusal)) => {
-                self.send(&Response::error(Code::Unknown, refusal.to_string()).encode(stream));
-                let lost = Lost::Synchronize(refusal.to_string());
-                self.closing = self.closing.take().or(Some(lost));
-            }
+            Answer::Synchronized(Err(refusal)) => self.refuse(stream, Code::Unknown, refusal.to_string()),
             Answer::Event(Ok(payload)) => self.respond(stream, payload),
             Answer::Event(Err(refusal)) => {
                 self.send(&Response::error(Code::Unknown, refusal.to_string()).encode(stream));
             }
         }
+    }
+
+    /// Refuses Synchronize. The runtime closes the connection then; if not, nothing more would come.
+    fn refuse(&mut self, stream: u32, code: Code, reason: String) {
+        self.send(&Response::error(code, reason.clone()).encode(stream));
+        self.closing = self.closing.take().or(Some(Lost::Synchronize(reason)));
     }
 
     fn respond(&mut self, stream: u32, payload: Vec<u8>) {
@@ -412,6 +439,15 @@ fn failed(response: Response) -> Result<Vec<String>, UpdateError> {
     let response = UpdateContainersResponse::decode(payload.as_slice())
         .map_err(|error| UpdateError::Nonsense(error.to_string()))?;
     Ok(response.failed.into_iter().map(|update| update.container_id).collect())
+}
+
+/// The refusal of a Synchronize that would need too much memory.
+fn too_large() -> String {
+    format!(
+        "the node's pods and containers need more than the {} MiB that are kept of them: shorten the pods' annotations and the \
+         containers' arguments on this node",
+        SYNCHRONIZE >> 20
+    )
 }
 
 /// The answer to a call that can't be served.

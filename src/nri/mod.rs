@@ -22,6 +22,7 @@
 //! | a method or a service that nobody knows | the call is answered "unimplemented" |
 //! | a call that can't be read | the call is answered "invalid argument"; the connection goes on |
 //! | a message above 4 MiB | skipped, answered "resource exhausted"; the connection goes on |
+//! | pods and containers that need more than 16 MiB after [`Plugin::reduce`] | Synchronize is refused, and the connection ends |
 //! | a frame above 4 MiB | the end of the connection: what follows makes no sense |
 //! | a channel that nobody knows | its bytes are dropped |
 //! | an event that was not subscribed to, or is newer than we are | answered by an empty message |
@@ -93,6 +94,6 @@ pub use message::{
     LinuxResources, PodSandbox, Signed, Unsigned,
 };
 pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
-pub use pods::{pod, pod_uid, qos_class};
+pub use pods::{IMAGES, pod, pod_uid, qos_class};
 pub use serve::{Lost, SOCKET, Settings, SettingsError, State, serve};
 pub use updates::{UpdateError, Updater, Updates, updates};

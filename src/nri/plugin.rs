@@ -112,6 +112,12 @@ pub trait Plugin: Send + Sync + 'static {
     /// The refusal to let it.
     fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal>;
 
+    /// Reduces a container of [`synchronize`](Self::synchronize) to the fields that the plugin uses. The containers of each
+    /// part are reduced as soon as the part is read, since all parts together may be larger than the memory of the process.
+    fn reduce(&self, container: Container) -> Container {
+        container
+    }
+
     /// What exists, after every registration: forget what was told before. Containers that have ended are not in it.
     ///
     /// # Errors

@@ -57,8 +57,8 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// What annotations begin with that a runtime adds.
 const ADDED_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.", "io.kubernetes.cri-o."];
 
-/// Where runtimes note the image of a container.
-const IMAGES: [&str; 2] = ["io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"];
+/// The annotations in which runtimes note the image of a container.
+pub const IMAGES: [&str; 2] = ["io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"];
 
 /// The pod of a sandbox and its containers, oldest first; those of other sandboxes, and those that have stopped, are left out.
 /// Of several of one name the last counts.

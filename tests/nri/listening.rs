@@ -38,6 +38,8 @@ pub(crate) struct Listening {
     /// Whether what went unanswered is refused.
     pub(crate) strict: bool,
     pub(crate) refuse_synchronize: bool,
+    /// Whether environments of Synchronize are dropped.
+    pub(crate) drop_environments: bool,
     pub(crate) heard: Mutex<Vec<String>>,
     pub(crate) silence: Mutex<Vec<(String, HandlerTimeout)>>,
     pub(crate) cancelled: Arc<Mutex<usize>>,
@@ -120,6 +122,11 @@ impl Plugin for Listening {
     fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
         self.silence.lock().unwrap().push((call.to_string(), why));
         if self.strict { Err(Refusal::new(format!("{call}: {why}"))) } else { Ok(()) }
+    }
+
+    fn reduce(&self, container: Container) -> Container {
+        let dropped = self.drop_environments;
+        if dropped { Container { env: Vec::new(), ..container } } else { container }
     }
 
     async fn synchronize(

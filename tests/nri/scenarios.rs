@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use pinfold::nri::{Event, Events, HandlerTimeout, Lost, PodSandbox, State};
+use pinfold::nri::{Container, Event, Events, HandlerTimeout, Lost, PodSandbox, State};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::listening::{Conduct, Listening, Serving};
 use crate::runtime::{
-    Changed, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize, frame, message, request,
-    soon, told,
+    Changed, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize, Told, frame, message,
+    request, soon, told,
 };
 
 const CREATE_AND_START: [Event; 2] = [Event::CreateContainer, Event::StartContainer];
@@ -277,6 +277,66 @@ async fn what_exists_may_come_in_parts() {
     drop(runtime);
     serving.socket.synchronized(0).await;
     assert_eq!(serving.plugin.heard().last().unwrap(), "synchronize: 0 pods, 0 containers");
+    serving.end().await;
+}
+
+/// A part of Synchronize with almost 4 MiB of variables.
+fn long_part(name: &str, more: bool) -> Vec<u8> {
+    let Told { pod, container } = told(name, "c");
+    let container = Container { env: vec!["x".repeat(4_190_000)], ..container.unwrap() };
+    Synchronize { pods: pod.into_iter().collect(), containers: vec![container], more }.encode_to_vec()
+}
+
+#[tokio::test]
+async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
+    let plugin = Listening { drop_environments: true, ..Listening::to(Events::all()) };
+    let mut serving = Serving::new(plugin);
+    let mut runtime = serving.socket.accept().await;
+    runtime.register().await;
+    runtime.configure(60_000).await;
+    for number in 0..20 {
+        let answer = runtime.call("Synchronize", long_part(&number.to_string(), number < 19)).await;
+        assert!(answer.is_ok(), "part {number}: {answer:?}");
+    }
+    assert_eq!(serving.plugin.heard()[0], "synchronize: 20 pods, 20 containers");
+    assert!(serving.plugin.existing.lock().unwrap().1.iter().all(|container| container.env.is_empty()));
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn pods_and_containers_that_need_too_much_memory_are_refused() {
+    let mut serving = Serving::with(Listening::to(Events::all()), |settings| {
+        settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let mut runtime = serving.socket.accept().await;
+    runtime.register().await;
+    runtime.configure(60_000).await;
+    for number in 0..4 {
+        assert!(runtime.call("Synchronize", long_part(&number.to_string(), true)).await.is_ok());
+    }
+    let (code, words) = runtime.call("Synchronize", long_part("last", true)).await.unwrap_err();
+    assert!(code == 8 && words.contains("more than the 16 MiB that are kept"), "{code} {words}");
+    serving.away(|lost| matches!(lost, Lost::Synchronize(why) if *why == words)).await;
+    assert!(serving.plugin.heard().is_empty());
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn many_short_texts_need_more_memory_than_their_letters() {
+    let mut serving = Serving::new(Listening::to(Events::all()));
+    let mut runtime = serving.socket.accept().await;
+    runtime.register().await;
+    runtime.configure(60_000).await;
+    let mut part = told("ps-0", "c");
+    part.container.as_mut().unwrap().env = vec!["PET_A=1".to_owned(); 300_000];
+    let Told { pod, container } = part;
+    let part = Synchronize {
+        pods: pod.into_iter().collect(),
+        containers: container.into_iter().collect(),
+        more: false,
+    };
+    let answer = runtime.call("Synchronize", part.encode_to_vec()).await;
+    assert!(matches!(&answer, Err((8, words)) if words.contains("more than the 16 MiB")), "{answer:?}");
     serving.end().await;
 }
 

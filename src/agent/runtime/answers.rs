@@ -85,7 +85,7 @@ impl Answers {
 
     fn news_of(&self, sandbox: &PodSandbox) -> Option<Event> {
         let gone = || nri::pod(sandbox, []).cgroup_uid().map(|uid| RuntimeNews::Gone(uid.to_owned()));
-        let news = self.pod(sandbox).map(|told| RuntimeNews::Pod(Box::new(told)));
+        let news = self.pod(&sandbox.uid).map(|told| RuntimeNews::Pod(Box::new(told)));
         news.or_else(gone).map(Event::Runtime)
     }
 
@@ -110,12 +110,12 @@ impl Answers {
         let _ = self.owner.send(event);
     }
 
-    /// The pod that a sandbox is of, if it has one still: with the containers of all its sandboxes, since one that is replaced
-    /// stays for a while.
-    fn pod(&self, sandbox: &PodSandbox) -> Option<RuntimePod> {
+    /// The pod with this uid at the runtime, if one of its sandboxes is still there: with the containers of all its sandboxes,
+    /// since one that is replaced stays for a while.
+    fn pod(&self, uid: &str) -> Option<RuntimePod> {
         let inventory = lock(&self.inventory);
         let mut pods: Vec<Pod> =
-            inventory.sandboxes_of(&sandbox.uid).filter_map(|sandbox| inventory.pod(&sandbox.id)).collect();
+            inventory.sandboxes_of(uid).filter_map(|sandbox| inventory.pod(&sandbox.id)).collect();
         pods.sort_by_key(|pod| pod.containers.len());
         let mut pod = pods.pop()?;
         for container in pods.into_iter().flat_map(|pod| pod.containers) {
@@ -253,13 +253,18 @@ impl nri::Plugin for Answers {
         }
     }
 
+    fn reduce(&self, container: Container) -> Container {
+        lean(&container)
+    }
+
     async fn synchronize(
         &self,
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
-        lock(&self.inventory).replace(pods.clone(), containers.iter().map(lean).collect());
-        let all = pods.iter().filter_map(|sandbox| self.pod(sandbox)).collect();
+        let uids: Vec<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        lock(&self.inventory).replace(pods, containers);
+        let all = uids.iter().filter_map(|uid| self.pod(uid)).collect();
         self.tell(Event::Runtime(RuntimeNews::All(all)));
         // What runs is taken as it is: what is to change, changes in the cgroups, in the owner's order.
         Ok(Vec::new())
@@ -268,7 +273,7 @@ impl nri::Plugin for Answers {
     async fn create(&self, sandbox: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        let Some(told) = self.pod(sandbox) else { return Ok(Creation::default()) };
+        let Some(told) = self.pod(&sandbox.uid) else { return Ok(Creation::default()) };
         let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
         self.wait_for_api(pod.cgroup_uid(), start).await;
@@ -292,7 +297,7 @@ impl nri::Plugin for Answers {
     async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        let Some(told) = self.pod(sandbox) else { return Ok(()) };
+        let Some(told) = self.pod(&sandbox.uid) else { return Ok(()) };
         let (uid, required) = (told.pod.cgroup_uid().map(str::to_owned), is_required(&told.pod));
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
         let answer = match uid {
@@ -359,8 +364,8 @@ fn noted(container: &Container, annotation: &str) -> Vec<String> {
     names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// A container without the variables that decide nothing, which are most, a few for each service of its namespace: a copy of
-/// them all would be kept for as long as it is there.
+/// A copy of a container without the variables, labels and annotations that decide nothing. The copy lives as long as the
+/// container, and the kubelet sets seven variables for each service of the namespace.
 fn lean(container: &Container) -> Container {
     let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
     let ours = noted(container, INJECTED);
@@ -368,14 +373,16 @@ fn lean(container: &Container) -> Container {
         |line: &String| line.split_once('=').is_some_and(|(name, _)| !ours.iter().any(|one| one == name));
     // One of the user's own shows that the environment is known.
     let first = container.env.iter().position(theirs);
+    let annotation = |key: &str| [INJECTED, GIVEN].contains(&key) || nri::IMAGES.contains(&key);
+    let annotations = container.annotations.iter().filter(|(key, _)| annotation(key));
     let env = container.env.iter().enumerate().filter(|(at, line)| Some(*at) == first || counts(line));
     Container {
         id: container.id.clone(),
         pod_sandbox_id: container.pod_sandbox_id.clone(),
         name: container.name.clone(),
         state: container.state,
-        labels: container.labels.clone(),
-        annotations: container.annotations.clone(),
+        labels: BTreeMap::new(),
+        annotations: annotations.map(|(key, text)| (key.clone(), text.clone())).collect(),
         args: container.args.clone(),
         env: env.map(|(_, line)| line.clone()).collect(),
         linux: container.linux.clone(),
@@ -412,13 +419,30 @@ mod tests {
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],
+            annotations: [INJECTED, GIVEN, nri::IMAGES[0]].map(|key| (key.to_owned(), "x".to_owned())).into(),
             env: env.map(str::to_owned).to_vec(),
             exit_code: 3,
             ..Container::default()
         };
-        let kept = lean(&container);
+        let mut told = container.clone();
+        told.annotations.insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
+        told.labels.insert("app".to_owned(), "web".to_owned());
+        let kept = lean(&told);
         assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
         assert_eq!(kept, Container { env: kept.env.clone(), ..container });
+    }
+
+    #[test]
+    fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
+        let (owner, _told) = mpsc::unbounded_channel();
+        let (_published, snapshot) = watch::channel(None);
+        let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
+        let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
+        let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
+        let env = own.iter().cloned().chain(services).collect();
+        let kept = answers.reduce(Container { env, ..Container::default() });
+        assert_eq!(kept.env, own);
+        assert!(kept.env.capacity() < 10, "the room of the others is free, too");
     }
 
     #[tokio::test]
