@@ -288,7 +288,7 @@ fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcemen
     if config.enforcement == Wanted::Observe {
         return Ok((Enforcement::Observe, "the configuration says so".to_owned()));
     }
-    let weaker = if cgroups.systemd {
+    let weaker = if cgroups.through_systemd() {
         "the pods' CPUs are set through systemd (AllowedCPUs); tasks outside the pods are not moved"
     } else {
         "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved"

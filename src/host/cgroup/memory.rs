@@ -47,10 +47,10 @@ impl Cgroups {
     /// Sets the NUMA nodes that a cgroup's memory may come from.
     pub fn set_memory(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
         let file = self.root().join(path).join("cpuset.mems");
-        if let Some(unit) = systemd::unit(path).filter(|_| self.systemd) {
-            // One that is gone is no unit any more, and systemd would say nothing.
+        if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
+            // A cgroup that is gone is an error of its own, which callers may ignore.
             file::read(&file)?;
-            return Ok(systemd::set(unit, systemd::Property::Memory, numa, &file)?);
+            return Ok(systemd.set(unit, systemd::Property::Memory, numa, &file)?);
         }
         Ok(file::write(&file, &numa.to_string())?)
     }

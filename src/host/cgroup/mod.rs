@@ -22,6 +22,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use serde::Serialize;
@@ -36,6 +37,7 @@ pub use note::About;
 pub use partition::{Above, Kind, PARTITION, Partition, Surroundings};
 pub use pressure::{Pressure, RESOURCES};
 pub use quota::{Quota, QuotaError, lifted};
+use systemd::Systemd;
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
@@ -64,8 +66,8 @@ pub struct Cgroups {
     cpuacct: Option<PathBuf>,
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
-    /// Whether systemd owns slices and scopes, so that their CPUs are set through it.
-    pub systemd: bool,
+    /// systemd, where it owns slices and scopes, and their CPUs are set through it.
+    systemd: Option<Arc<Systemd>>,
     /// Other hierarchies in which a container has a cgroup of its own when we make one.
     others: Vec<PathBuf>,
 }
@@ -165,7 +167,7 @@ impl Cgroups {
         if v1.join("cpuset.cpus").exists() {
             let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
             let others = others.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).collect();
-            let (memory, pids, systemd) = (named(&["memory"]), named(&["pids"]), false);
+            let (memory, pids, systemd) = (named(&["memory"]), named(&["pids"]), None);
             return Ok(Self {
                 version: Version::V1,
                 cpuset: v1,
@@ -191,7 +193,7 @@ impl Cgroups {
                     cpuacct: place("cpu", cpuacct),
                     memory: place("memory", named(&["memory"])),
                     pids: place("pids", named(&["pids"])),
-                    systemd: false,
+                    systemd: None,
                     others: Vec::new(),
                     cpuset: v2,
                 });
@@ -204,7 +206,13 @@ impl Cgroups {
     ///
     /// Only on cgroup v2: there it has a property for CPUs. On v1 it leaves cpusets alone.
     pub fn heed_systemd(&mut self, run: &Path) {
-        self.systemd = self.version == Version::V2 && systemd::runs(run);
+        let runs = self.version == Version::V2 && systemd::runs(run);
+        self.systemd = runs.then(Arc::default);
+    }
+
+    /// Whether the CPUs of slices and scopes are set through systemd.
+    pub fn through_systemd(&self) -> bool {
+        self.systemd.is_some()
     }
 
     /// The mount point of the hierarchy with the cpuset controller.
@@ -265,10 +273,10 @@ impl Cgroups {
                 }
             }
         }
-        if let Some(unit) = systemd::unit(path).filter(|_| self.systemd) {
-            // One that is gone is no unit any more, and systemd would say nothing.
+        if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
+            // A cgroup that is gone is an error of its own, which callers may ignore.
             file::read(&file)?;
-            return Ok(systemd::set(unit, systemd::Property::Cpus, cpus, &file)?);
+            return Ok(systemd.set(unit, systemd::Property::Cpus, cpus, &file)?);
         }
         Ok(file::write(&file, &cpus.to_string())?)
     }

@@ -1,15 +1,29 @@
-//! Where systemd owns a cgroup, its CPUs and NUMA nodes are set through systemd: it forgets what others write there, at its
-//! next reload or when another property of the unit is set.
+//! The CPUs and NUMA nodes of a cgroup that systemd owns are set through systemd. A value written to the cgroup's file would
+//! be lost when systemd reloads, or when another property of the unit is set.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cgroups_rs::systemd::SystemdClient;
+use futures_util::future::{Either, select};
+use zbus::blocking::Connection;
+use zbus::connection::Builder;
+use zbus::zvariant::Value;
 
 use crate::cpu::CpuSet;
 
-/// How long systemd may take to write what it was told.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long systemd may take to write a set to the cgroup's file after the call.
+const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
+
+/// How long the bus may take to accept a connection, and systemd to answer a call.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// The D-Bus name of systemd, its manager's object and that object's interface.
+const SERVICE: &str = "org.freedesktop.systemd1";
+const MANAGER: &str = "/org/freedesktop/systemd1";
+const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 
 /// What is set of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +45,26 @@ impl Property {
     }
 }
 
-/// A set that systemd was told and did not set.
+/// Why systemd did not set a property.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
-    /// It can't be reached, or it refused.
-    #[error("can't set {property}={set} of unit {unit} over D-Bus")]
+    /// The bus can't be reached, or systemd does not answer there.
+    #[error(
+        "can't set {property}={set} of unit {unit}: systemd can't be reached over D-Bus; is its socket \
+         (/run/dbus/system_bus_socket) mounted, and does dbus run?"
+    )]
+    Unreachable {
+        /// The unit.
+        unit: String,
+        /// The property's name.
+        property: &'static str,
+        /// The set.
+        set: CpuSet,
+        /// The failure of the connection.
+        source: Box<zbus::Error>,
+    },
+    /// systemd refused the call.
+    #[error("systemd refused {property}={set} for unit {unit}")]
     Refused {
         /// The unit.
         unit: String,
@@ -43,14 +72,11 @@ pub enum SystemdError {
         property: &'static str,
         /// The set.
         set: CpuSet,
-        /// What it said.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        /// systemd's answer.
+        source: Box<zbus::Error>,
     },
-    /// It took the call, and the cgroup's file says something else.
-    #[error(
-        "unit {unit} was given {property}={set}, and {} says otherwise: is systemd's D-Bus socket in reach \
-         (/run/dbus/system_bus_socket)?", path.display()
-    )]
+    /// systemd accepted the call, and the cgroup's file has another value.
+    #[error("systemd accepted {property}={set} for unit {unit}, but {} has another value", path.display())]
     NotWritten {
         /// The unit.
         unit: String,
@@ -78,29 +104,105 @@ pub(super) fn unit(path: &str) -> Option<&str> {
     (is_unit(last) && !delegated).then_some(last)
 }
 
-/// Sets a property of a unit, and waits until `file` says so.
-pub(super) fn set(unit: &str, property: Property, set: &CpuSet, file: &Path) -> Result<(), SystemdError> {
-    let property = property.name();
-    let refused =
-        |source| SystemdError::Refused { unit: unit.to_owned(), property, set: set.clone(), source };
-    let mut client = SystemdClient::new(unit, Vec::new()).map_err(|error| refused(error.into()))?;
-    client.set_properties(&[(property, mask(set).into())]).map_err(|error| refused(error.into()))?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let now = std::fs::read_to_string(file).ok().and_then(|text| text.parse::<CpuSet>().ok());
-        if now.as_ref() == Some(set) {
-            return Ok(());
+/// systemd's manager, reached over D-Bus.
+///
+/// One connection serves all calls. The first call opens the connection, and a call on a broken connection opens another.
+#[derive(Debug, Default)]
+pub(super) struct Systemd {
+    /// The bus's address; `None` for the system bus.
+    address: Option<String>,
+    connection: Mutex<Option<Connection>>,
+}
+
+// === impl Systemd ===
+
+impl Systemd {
+    /// Sets a property of a unit, and waits until the cgroup's `file` has the value.
+    pub(super) fn set(
+        &self,
+        unit: &str,
+        property: Property,
+        set: &CpuSet,
+        file: &Path,
+    ) -> Result<(), SystemdError> {
+        let property = property.name();
+        self.call(unit, property, set).map_err(|source| {
+            let (unit, set, source) = (unit.to_owned(), set.clone(), Box::new(source));
+            match *source {
+                zbus::Error::MethodError(..) => SystemdError::Refused { unit, property, set, source },
+                _ => SystemdError::Unreachable { unit, property, set, source },
+            }
+        })?;
+        let deadline = Instant::now() + WRITTEN_WITHIN;
+        loop {
+            let now = std::fs::read_to_string(file).ok().and_then(|text| text.parse::<CpuSet>().ok());
+            if now.as_ref() == Some(set) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(SystemdError::NotWritten {
+                    unit: unit.to_owned(),
+                    property,
+                    set: set.clone(),
+                    path: file.to_owned(),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
-        if Instant::now() > deadline {
-            return Err(SystemdError::NotWritten {
-                unit: unit.to_owned(),
-                property,
-                set: set.clone(),
-                path: file.to_owned(),
-            });
-        }
-        std::thread::sleep(Duration::from_millis(2));
     }
+
+    /// Calls systemd on the kept connection, and on a new connection if the kept one is broken.
+    fn call(&self, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
+        let mut kept = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = kept.take() {
+            let done = set_property(&connection, unit, property, set);
+            let broken =
+                |error: &zbus::Error| !matches!(error, zbus::Error::MethodError(..)) && !is_timeout(error);
+            if !done.as_ref().is_err_and(broken) {
+                // A connection on which a call timed out is closed, too: a late answer would be nobody's.
+                if !done.as_ref().is_err_and(is_timeout) {
+                    *kept = Some(connection);
+                }
+                return done;
+            }
+        }
+        let connection = self.connect()?;
+        let done = set_property(&connection, unit, property, set);
+        if matches!(done, Ok(()) | Err(zbus::Error::MethodError(..))) {
+            *kept = Some(connection);
+        }
+        done
+    }
+
+    fn connect(&self) -> zbus::Result<Connection> {
+        let builder = match &self.address {
+            Some(address) => Builder::address(address.as_str())?,
+            None => Builder::system()?,
+        };
+        let connecting = builder.method_timeout(ANSWER_WITHIN).build();
+        // The limit for calls does not cover the handshake.
+        let limit = async_io::Timer::after(ANSWER_WITHIN);
+        async_io::block_on(async {
+            match select(pin!(connecting), limit).await {
+                Either::Left((connection, _)) => Ok(connection?.into()),
+                Either::Right(_) => Err(zbus::Error::from(io::Error::from(io::ErrorKind::TimedOut))),
+            }
+        })
+    }
+}
+
+/// Sets a property of a unit until the next boot.
+fn set_property(connection: &Connection, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
+    // A property set on a slice that is gone would make systemd create that slice.
+    connection.call_method(Some(SERVICE), MANAGER, Some(INTERFACE), "GetUnit", &unit)?;
+    let (runtime, properties) = (true, [(property, Value::from(mask(set)))]);
+    let arguments = (unit, runtime, properties.as_slice());
+    connection.call_method(Some(SERVICE), MANAGER, Some(INTERFACE), "SetUnitProperties", &arguments)?;
+    Ok(())
+}
+
+fn is_timeout(error: &zbus::Error) -> bool {
+    matches!(error, zbus::Error::InputOutput(error) if error.kind() == io::ErrorKind::TimedOut)
 }
 
 /// A set as systemd takes it: bit j of byte i is CPU 8i + j.
@@ -119,8 +221,146 @@ fn mask(cpus: &CpuSet) -> Vec<u8> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::Arc;
+
+    use zbus::message::Header;
+
     use super::*;
+
+    /// systemd's manager as far as a write needs it: the property is written to a file, as systemd does with a cgroup.
+    struct Manager {
+        file: PathBuf,
+        callers: Arc<Mutex<Vec<String>>>,
+    }
+
+    #[allow(clippy::needless_pass_by_value, reason = "zbus gives the header by value")]
+    #[zbus::interface(name = "org.freedesktop.systemd1.Manager")]
+    impl Manager {
+        fn get_unit(&self, unit: &str) -> zbus::fdo::Result<zbus::zvariant::OwnedObjectPath> {
+            match unit {
+                "kubepods.slice" => Ok(zbus::zvariant::ObjectPath::from_static_str_unchecked("/unit").into()),
+                _ => Err(zbus::fdo::Error::Failed(format!("Unit {unit} not loaded."))),
+            }
+        }
+
+        fn set_unit_properties(
+            &self,
+            _unit: &str,
+            runtime: bool,
+            mut properties: Vec<(String, zbus::zvariant::OwnedValue)>,
+            #[zbus(header)] header: Header<'_>,
+        ) -> zbus::fdo::Result<()> {
+            assert_eq!(properties.len(), 1);
+            let (name, value) = properties.remove(0);
+            let bytes = Vec::<u8>::try_from(value).unwrap();
+            assert_eq!((name.as_str(), runtime), ("AllowedCPUs", true));
+            let cpus = (0..8 * bytes.len()).filter(|cpu| bytes[cpu / 8] >> (cpu % 8) & 1 == 1);
+            let cpus: CpuSet = cpus.map(|cpu| u32::try_from(cpu).unwrap()).collect();
+            std::fs::write(&self.file, cpus.to_string()).unwrap();
+            self.callers.lock().unwrap().push(header.sender().unwrap().to_string());
+            Ok(())
+        }
+    }
+
+    /// Debian's message bus, with a systemd on it.
+    struct Bus {
+        daemon: Child,
+        _systemd: Connection,
+    }
+
+    impl Bus {
+        fn start(address: &str, file: &Path, callers: &Arc<Mutex<Vec<String>>>) -> Self {
+            let mut command = Command::new("dbus-daemon");
+            command.args([
+                "--session",
+                "--nofork",
+                "--nopidfile",
+                "--nosyslog",
+                &format!("--address={address}"),
+            ]);
+            let daemon =
+                command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("dbus-daemon starts");
+            let manager = || Manager { file: file.to_owned(), callers: Arc::clone(callers) };
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let systemd = loop {
+                let builder = zbus::blocking::connection::Builder::address(address).unwrap();
+                let builder = builder.name(SERVICE).unwrap().serve_at(MANAGER, manager()).unwrap();
+                match builder.build() {
+                    Ok(systemd) => break systemd,
+                    Err(error) => assert!(Instant::now() < deadline, "no bus at {address}: {error}"),
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            };
+            Self { daemon, _systemd: systemd }
+        }
+    }
+
+    impl Drop for Bus {
+        fn drop(&mut self) {
+            let _ = self.daemon.kill();
+            let _ = self.daemon.wait();
+        }
+    }
+
+    #[test]
+    fn all_writes_share_one_connection_until_the_bus_restarts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, socket) = (folder.path().join("cpuset.cpus"), folder.path().join("bus"));
+        let address = format!("unix:path={}", socket.display());
+        let callers = Arc::default();
+        let systemd = Systemd { address: Some(address.clone()), ..Systemd::default() };
+        let set = |unit: &str, cpus: &str| systemd.set(unit, Property::Cpus, &cpus.parse().unwrap(), &file);
+
+        let error = set("kubepods.slice", "1").unwrap_err();
+        assert!(matches!(error, SystemdError::Unreachable { .. }), "{error:?}");
+        assert!(error.to_string().contains("/run/dbus/system_bus_socket"), "{error}");
+
+        let bus = Bus::start(&address, &file, &callers);
+        for cpus in ["0-1,9", "2", "16"] {
+            set("kubepods.slice", cpus).unwrap();
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), cpus);
+        }
+        let error = set("gone.slice", "1").unwrap_err();
+        assert!(matches!(error, SystemdError::Refused { .. }), "{error:?}");
+        set("kubepods.slice", "3").unwrap();
+        let seen = std::mem::take(&mut *callers.lock().unwrap());
+        assert_eq!(seen, vec![seen[0].clone(); 4], "one connection for all writes");
+
+        let process = nix::unistd::Pid::from_raw(i32::try_from(bus.daemon.id()).unwrap());
+        nix::sys::signal::kill(process, nix::sys::signal::SIGSTOP).unwrap();
+        let error = set("kubepods.slice", "3").unwrap_err();
+        assert!(matches!(error, SystemdError::Unreachable { .. }), "{error:?}");
+        nix::sys::signal::kill(process, nix::sys::signal::SIGCONT).unwrap();
+        set("kubepods.slice", "7").unwrap();
+        callers.lock().unwrap().clear();
+
+        drop(bus);
+        let _ = std::fs::remove_file(&socket);
+        let error = set("kubepods.slice", "4").unwrap_err();
+        assert!(matches!(error, SystemdError::Unreachable { .. }), "{error:?}");
+        let _bus = Bus::start(&address, &file, &callers);
+        set("kubepods.slice", "5").unwrap();
+        set("kubepods.slice", "6").unwrap();
+        let seen = callers.lock().unwrap().clone();
+        assert_eq!(seen, vec![seen[0].clone(); 2], "one connection to the new bus");
+    }
+
+    #[test]
+    fn a_bus_that_never_answers_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("bus");
+        let _silent = UnixListener::bind(&socket).unwrap();
+        let address = format!("unix:path={}", socket.display());
+        let systemd = Systemd { address: Some(address), ..Systemd::default() };
+        let file = folder.path().join("cpuset.cpus");
+        let error = systemd.set("kubepods.slice", Property::Cpus, &CpuSet::new(), &file).unwrap_err();
+        let SystemdError::Unreachable { source, .. } = error else { panic!("{error:?}") };
+        assert!(is_timeout(&source), "{source:?}");
+    }
 
     #[test]
     fn masks() {

@@ -74,7 +74,7 @@ impl Keeper {
     /// One that knows systemd's slices too, if systemd owns the cgroups; those that hold pods are not its business.
     #[must_use]
     pub fn with_slices(mut self, cgroups: &Cgroups, trees: &[String]) -> Self {
-        if cgroups.systemd {
+        if cgroups.through_systemd() {
             self.knobs = self.knobs.with_slices(cgroups.clone(), trees);
         }
         self
