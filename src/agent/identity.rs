@@ -2,7 +2,9 @@
 //!
 //! The cgroup of a static pod has another uid than the mirror pod at the API server. The mirror pod names the cgroup's uid in
 //! annotations. The author of any pod can write the same annotations and owner references. A mirror pod therefore counts only
-//! if no pod has the uid, and if neither the container runtime nor an assignment record names another pod for it.
+//! if no pod has the uid, and if neither the container runtime nor an assignment record names another pod for it. Of several
+//! mirror pods for a uid, the container runtime decides, or a record of what the runtime said. Without either of them none
+//! counts: a record that was made for a mirror pod's word alone proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +14,23 @@ use crate::pod::{ApiUid, Pod, PodUid};
 /// Namespace and name of a pod.
 pub(super) type PodName = (String, String);
 
+/// The pod that an assignment record names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Recorded {
+    pub(super) pod: PodName,
+    /// Whether the container runtime had told that name.
+    pub(super) confirmed: bool,
+}
+
+/// Which mirror pod stands for a static pod.
+struct Verdict {
+    winner: Option<PodName>,
+    /// Whether the container runtime has told the winner's name.
+    confirmed: bool,
+    /// Why the other mirror pods don't.
+    reason: String,
+}
+
 /// Facts about the pods on this node that a pod's author can't write.
 pub(super) struct Evidence<'a> {
     /// The uid of this Node; `None` before the first answer of the API server.
@@ -19,7 +38,7 @@ pub(super) struct Evidence<'a> {
     /// The pods of the container runtime, by the uid in their cgroup's name.
     pub(super) runtime: &'a BTreeMap<String, RuntimePod>,
     /// The pods that assignment records name, by the uid in their cgroup's name.
-    pub(super) records: &'a BTreeMap<String, PodName>,
+    pub(super) records: &'a BTreeMap<String, Recorded>,
 }
 
 /// The uids of static pods that mirror pods name.
@@ -48,10 +67,11 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
     for (uid, claimants) in claimants {
         let names: BTreeSet<PodName> =
             claimants.iter().filter_map(|index| pods.get(*index)).map(name).collect();
-        let (winner, reason) = decide(&uid, &names, real.get(&uid), evidence);
+        let Verdict { winner, confirmed, reason } = decide(&uid, &names, real.get(&uid), evidence);
         for index in claimants {
             if let Some(pod) = pods.get_mut(index).filter(|pod| Some(name(pod)) == winner) {
                 pod.uid = Some(uid.clone());
+                pod.confirmed = confirmed;
             }
         }
         let losers = names.iter().filter(|name| Some(*name) != winner.as_ref());
@@ -65,29 +85,41 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
     conflicts
 }
 
-/// The mirror pod that stands for a static pod, if any, and the reason why the others do not.
+/// The mirror pod that stands for a static pod, if any.
 fn decide(
     uid: &PodUid,
     names: &BTreeSet<PodName>,
     real: Option<&PodName>,
     evidence: &Evidence<'_>,
-) -> (Option<PodName>, String) {
+) -> Verdict {
+    let nobody = |reason: String| Verdict { winner: None, confirmed: false, reason };
+    let told = |name: PodName, reason: String| Verdict {
+        winner: Some(name).filter(|name| names.contains(name)),
+        confirmed: true,
+        reason,
+    };
     if let Some((namespace, pod)) = real {
-        return (None, format!("pod {namespace}/{pod} has that uid"));
+        return nobody(format!("pod {namespace}/{pod} has that uid"));
     }
-    let of_runtime = evidence.runtime.get(uid.as_str()).map(|told| name(&told.pod));
-    if let Some((namespace, pod)) = &of_runtime {
-        let reason = format!("the container runtime says that this is pod {namespace}/{pod}");
-        return (of_runtime.filter(|name| names.contains(name)), reason);
+    if let Some(of_runtime) = evidence.runtime.get(uid.as_str()).map(|told| name(&told.pod)) {
+        let reason = format!("the container runtime says that this is pod {}/{}", of_runtime.0, of_runtime.1);
+        return told(of_runtime, reason);
     }
-    if let Some(owner) = evidence.records.get(uid.as_str()) {
-        let reason = format!("its CPUs are assigned to pod {}/{}", owner.0, owner.1);
-        return (Some(owner.clone()).filter(|name| names.contains(name)), reason);
+    let record = evidence.records.get(uid.as_str());
+    if let Some(Recorded { pod, confirmed }) = record
+        && (*confirmed || !names.contains(pod))
+    {
+        return told(pod.clone(), format!("its CPUs are assigned to pod {}/{}", pod.0, pod.1));
     }
     let mut all = names.iter();
     match (all.next(), all.next()) {
-        (only, None) => (only.cloned(), String::new()),
-        _ => (None, "other pods say the same, and no container runtime tells which one is right".to_owned()),
+        (only, None) => Verdict { winner: only.cloned(), confirmed: false, reason: String::new() },
+        _ => {
+            let stay = if record.is_some() { "; the CPUs of the static pod stay assigned" } else { "" };
+            nobody(format!(
+                "other pods say the same, and no container runtime tells which one is right{stay}"
+            ))
+        }
     }
 }
 
@@ -110,15 +142,25 @@ mod tests {
     }
 
     /// The namespaces of the pods that have the uid `hash` in the end, and the number of conflicts.
-    fn found(mut pods: Vec<Pod>, runtime: Option<&str>, record: Option<&str>) -> (Vec<String>, usize) {
+    fn found(pods: Vec<Pod>, runtime: Option<&str>, record: Option<&str>) -> (Vec<String>, usize) {
+        let (pods, conflicts) = resolved(pods, runtime, record.map(|namespace| (namespace, true)));
+        (pods.into_iter().map(|pod| pod.namespace).collect(), conflicts)
+    }
+
+    /// The same, with the pods themselves. A record says whether the runtime had told its pod's name.
+    fn resolved(
+        mut pods: Vec<Pod>,
+        runtime: Option<&str>,
+        record: Option<(&str, bool)>,
+    ) -> (Vec<Pod>, usize) {
         let told = |namespace: &str| RuntimePod { pod: pod(namespace, "hash"), injected: BTreeMap::new() };
         let runtime = runtime.map(|namespace| ("hash".to_owned(), told(namespace))).into_iter().collect();
-        let records = record.map(|namespace| ("hash".to_owned(), owner(namespace))).into_iter().collect();
+        let recorded = |(namespace, confirmed)| Recorded { pod: owner(namespace), confirmed };
+        let records = record.map(|record| ("hash".to_owned(), recorded(record))).into_iter().collect();
         let node = ApiUid::from("node");
         let evidence = Evidence { node: Some(&node), runtime: &runtime, records: &records };
         let conflicts = resolve(&mut pods, &evidence);
-        let has = pods.into_iter().filter(|pod| pod.cgroup_uid() == Some("hash"));
-        (has.map(|pod| pod.namespace).collect(), conflicts.len())
+        (pods.into_iter().filter(|pod| pod.cgroup_uid() == Some("hash")).collect(), conflicts.len())
     }
 
     #[test]
@@ -146,6 +188,28 @@ mod tests {
         assert_eq!(found(both(), None, Some("a")), (vec!["a".to_owned()], 1));
         assert_eq!(found(both(), None, None), (vec![], 2));
         assert_eq!(found(both(), Some("c"), None), (vec![], 2));
+    }
+
+    #[test]
+    fn a_record_that_the_runtime_never_confirmed_proves_no_owner() {
+        let both = || vec![mirror("a", "hash"), mirror("b", "hash")];
+        let names = |(pods, conflicts): (Vec<Pod>, usize)| {
+            let names = pods.into_iter().map(|pod| (pod.namespace, pod.confirmed));
+            (names.collect::<Vec<_>>(), conflicts)
+        };
+        let is = |namespace: &str, confirmed| vec![(namespace.to_owned(), confirmed)];
+        // Neither of the two gets the uid, whichever was there first.
+        for first in ["a", "b"] {
+            assert_eq!(names(resolved(both(), None, Some((first, false)))), (vec![], 2));
+        }
+        assert_eq!(names(resolved(both(), Some("b"), Some(("a", false)))), (is("b", true), 1));
+        assert_eq!(names(resolved(both(), None, Some(("b", true)))), (is("b", true), 1));
+        // Alone, the pod that the record names goes on, and its word is no more than before. Another pod gets nothing.
+        let alone = || vec![mirror("a", "hash")];
+        assert_eq!(names(resolved(alone(), None, None)), (is("a", false), 0));
+        assert_eq!(names(resolved(alone(), None, Some(("a", false)))), (is("a", false), 0));
+        assert_eq!(names(resolved(alone(), None, Some(("b", false)))), (vec![], 1));
+        assert_eq!(names(resolved(alone(), Some("a"), None)), (is("a", true), 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::event::{RuntimeNews, RuntimePod, Source};
-use super::identity::{self, Evidence, PodName};
+use super::identity::{self, Evidence, Recorded};
 use super::promises::Promises;
 use crate::pin::{Ledger, Observed};
 use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
@@ -19,7 +19,7 @@ pub(super) struct Told {
     /// The uid of this Node, once it was read.
     node: Option<ApiUid>,
     /// For each uid that a mirror pod names: the pod in its assignment record.
-    records: BTreeMap<String, PodName>,
+    records: BTreeMap<String, Recorded>,
     /// All of `pods`, with the mirror pods' uids settled.
     described: Vec<Pod>,
     /// The uids that mirror pods name as their static pods'.
@@ -123,7 +123,9 @@ impl Told {
         let named = observed.pods.iter().filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
         let records = named.filter_map(|pod| {
             let mark = pod.mark.as_ref().filter(|mark| !mark.claims.is_empty() && !mark.pod.is_empty())?;
-            Some((pod.cgroup.uid.clone(), (mark.namespace.clone(), mark.pod.clone())))
+            let recorded =
+                Recorded { pod: (mark.namespace.clone(), mark.pod.clone()), confirmed: mark.confirmed };
+            Some((pod.cgroup.uid.clone(), recorded))
         });
         let records = records.collect();
         if self.records == records {

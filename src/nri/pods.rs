@@ -79,6 +79,7 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
             .map(PodUid::from),
         api_uid: None,
         mirror: None,
+        confirmed: false,
         labels: without(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
         annotations: without(&sandbox.annotations, |key| {
             key == CONFIG_HASH || ADDED_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))

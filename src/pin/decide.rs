@@ -263,6 +263,9 @@ impl<'a> Asked<'a> {
             desired.movable.insert(self.key.clone());
         }
         desired.names.insert(self.key.clone(), (self.pod.namespace.clone(), self.pod.name.clone()));
+        if self.pod.confirmed {
+            desired.confirmed.insert(self.key.clone());
+        }
         if !inside.is_empty() {
             desired.inside.insert(self.key.clone(), inside);
         }

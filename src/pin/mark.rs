@@ -30,6 +30,10 @@ pub struct Mark {
     /// no such field, sometimes on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_id: bool,
+    /// On a static pod's cgroup: whether the container runtime has told namespace and name. A record for the word of a mirror
+    /// pod alone is no evidence.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub confirmed: bool,
     /// What the cgroup had before Pinfold's first write.
     pub before: Before,
 }
@@ -79,6 +83,7 @@ impl Mark {
             pod: String::new(),
             claims: BTreeMap::new(),
             by_id: false,
+            confirmed: false,
             before,
         }
     }

@@ -113,6 +113,8 @@ pub struct Desired {
     pub claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
     /// Namespace and name of each pod in `claims`, where known.
     pub names: BTreeMap<String, (String, String)>,
+    /// Static pods in `claims` whose names the container runtime has told.
+    pub confirmed: BTreeSet<String>,
     /// Containers that run inside the set of their pod, per uid: init containers.
     pub inside: BTreeMap<String, Vec<String>>,
     /// Pods all of whose containers own CPUs: their own quota is lifted too.
@@ -176,6 +178,14 @@ impl fmt::Display for Step {
 }
 
 impl Desired {
+    /// Whether the name in a pod's record is the container runtime's word. The record of a pod that nobody describes stays.
+    fn is_confirmed(&self, uid: &str, record: Option<&Mark>) -> bool {
+        match self.names.contains_key(uid) {
+            true => self.confirmed.contains(uid),
+            false => record.is_some_and(|record| record.confirmed),
+        }
+    }
+
     /// CPUs that nobody shall own.
     pub fn shared(&self) -> CpuSet {
         self.online.difference(&union(self.claims.values().flat_map(BTreeMap::values)))

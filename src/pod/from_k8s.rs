@@ -116,6 +116,7 @@ impl Pod {
             uid: uid.clone().map(PodUid::from),
             api_uid: uid.map(ApiUid::from),
             mirror,
+            confirmed: false,
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
             host_network: spec.host_network.unwrap_or_default(),

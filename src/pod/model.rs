@@ -20,6 +20,8 @@ pub struct Pod {
     pub api_uid: Option<ApiUid>,
     /// What the pod says as a mirror pod. The agent decides whether that counts.
     pub mirror: Option<Mirror>,
+    /// Whether a static pod has its cgroup's uid by the word of the container runtime, and not of a mirror pod alone.
+    pub confirmed: bool,
     /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Annotations.

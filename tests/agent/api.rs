@@ -424,17 +424,21 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
     cluster.put(&impostor("a", "hash"));
     let reported = |status: &Value| {
         let errors = status["errors"].to_string();
-        errors.contains("pod default/a") && errors.contains("assigned to pod train/worker-0")
+        let named = ["pod default/a says", "pod train/worker-0 says", "CPUs of the static pod stay assigned"];
+        named.iter().all(|part| errors.contains(part))
     };
     agent.eventually("it is reported", reported);
     two_reconciles(&agent);
-    assert!(in_force(&agent.status().unwrap(), "worker-0"));
+    assert_eq!(allowed(pid), kernel.last());
     agent.stop();
     let agent = settings.start();
-    let status =
-        agent.eventually("it is known again", |status| in_force(status, "worker-0") && reported(status));
+    let status = agent.eventually("it is reported again", reported);
+    two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last(), "{status:#}");
     assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
+    cluster.remove(&impostor("a", "hash"));
+    let status = agent.eventually("it is known again", |status| in_force(status, "worker-0"));
+    assert!(!reported(&status), "{status:#}");
     agent.stop();
 }
 

@@ -112,7 +112,8 @@ impl Phases {
             return;
         }
         let lift = desired.whole.contains(uid);
-        let next = next_mark(marked, claims.clone(), names, own, pod.cgroup.quota.filter(|_| lift));
+        let mut next = next_mark(marked, claims.clone(), names, own, pod.cgroup.quota.filter(|_| lift));
+        next.confirmed = desired.is_confirmed(uid, marked);
         if marked != Some(&next) {
             let gains = !next.cpus().is_subset(&marked.map(Mark::cpus).unwrap_or_default());
             let step = Step::Mark { path: path.clone(), mark: Some(next) };

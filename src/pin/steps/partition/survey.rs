@@ -130,7 +130,9 @@ impl Place<'_> {
         let cgroup = &self.pod.cgroup;
         let limited = cgroup.quota.filter(|_| desired.whole.contains(&cgroup.uid));
         let marked = self.pod.mark.as_ref();
-        Some(next_mark(marked, self.claims.clone(), self.names, &cgroup.cpuset.cpus, limited))
+        let mut next = next_mark(marked, self.claims.clone(), self.names, &cgroup.cpuset.cpus, limited);
+        next.confirmed = desired.is_confirmed(&cgroup.uid, marked);
+        Some(next)
     }
 }
 
