@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::api_wait::{API_WAIT, ApiWait};
 use crate::agent::cluster::{ApiPods, Link};
 use crate::agent::event::{Admission, Event, RuntimeNews, RuntimePod};
 use crate::agent::gate;
@@ -35,10 +36,6 @@ const CPUS: &str = "PINFOLD_CPUS";
 /// is two seconds, and is for its CPUs.
 const PLACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
-/// The time in which the API server may tell of a pod whose container is being created. A kubelet and an agent hear of a new
-/// pod at the same time, and a busy machine delays either of them.
-const API_WAIT: Duration = Duration::from_millis(500);
-
 /// The pods that the API server tells of.
 pub(super) struct Described {
     /// The state of the connection.
@@ -51,8 +48,8 @@ pub(super) struct Answers {
     /// The way to the owner: one queue, so that the owner hears everything in the order of the runtime's events. The queue
     /// has no limit of its own, since the runtime waits for the answer to each event.
     owner: mpsc::UnboundedSender<Event>,
-    /// The API server's pods, where the API is used.
-    described: Option<Described>,
+    /// The connection to the API server and its word on new pods, where the API is used.
+    api: Option<(Link, ApiWait)>,
     /// The Node's place in a scene, where it is kept.
     place: Option<watch::Receiver<scenes::State>>,
     /// What the owner has decided and seen.
@@ -73,7 +70,8 @@ impl Answers {
     ) -> Self {
         let place = described.as_ref().and_then(|api| api.link.place());
         let (inventory, begun) = (Mutex::default(), Instant::now());
-        Self { owner, described, place, snapshot, inventory, metrics, begun }
+        let api = described.map(|api| (api.link, ApiWait::new(api.pods)));
+        Self { owner, api, place, snapshot, inventory, metrics, begun }
     }
 
     /// Tells the owner of a pod as it is now.
@@ -141,19 +139,11 @@ impl Answers {
     /// Waits a moment until the API server has told of a pod. The runtime does not know pod-level resources and the kinds of
     /// containers. Without the wait, the answer would depend on which source is faster.
     async fn wait_for_api(&self, uid: Option<&str>, asked: Instant) {
-        let (Some(api), Some(uid)) = (&self.described, uid) else { return };
+        let (Some((link, wait)), Some(uid)) = (&self.api, uid) else { return };
         // A server that is away tells of no pod.
-        if api.link.trouble().is_some() {
-            return;
+        if link.trouble().is_none() {
+            wait.wait(uid, API_WAIT.saturating_sub(asked.elapsed())).await;
         }
-        let mut pods = api.pods.clone();
-        let told = |pods: &ApiPods| {
-            let first_list = pods.as_deref();
-            first_list.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
-        };
-        let left = API_WAIT.saturating_sub(asked.elapsed());
-        // A pod that the server never lists is answered by the runtime's word.
-        let _ = tokio::time::timeout(left, pods.wait_for(told)).await;
     }
 
     /// The Node's place, as variables. An agent that has just begun has yet to read it; who is created meanwhile waits.

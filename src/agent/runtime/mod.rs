@@ -9,6 +9,7 @@
 //! While there is no runtime the agent goes on with what the cgroups tell; [`Link`] says so.
 
 mod answers;
+mod api_wait;
 mod link;
 
 use std::path::PathBuf;

@@ -1,0 +1,89 @@
+//! [`ApiWait`]: the time in which the API server may tell of a pod whose container is being created.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::agent::cluster::ApiPods;
+
+/// The longest wait of a creation. A kubelet and an agent hear of a new pod at the same time, and a busy machine delays either of
+/// them.
+pub(super) const API_WAIT: Duration = Duration::from_millis(500);
+
+/// Waits for the API server's word on new pods.
+pub(super) struct ApiWait {
+    pods: watch::Receiver<ApiPods>,
+    /// What the server had told at the end of a wait in vain.
+    in_vain: Mutex<Option<watch::Receiver<ApiPods>>>,
+}
+
+// === impl ApiWait ===
+
+impl ApiWait {
+    pub(super) fn new(pods: watch::Receiver<ApiPods>) -> Self {
+        Self { pods, in_vain: Mutex::default() }
+    }
+
+    /// Waits until the server has told of the pod, at most `left`. A pod that the server never lists is answered by the runtime's
+    /// word. After a wait in vain no creation waits before the server tells of any pod: the server may hang although its
+    /// connection stands.
+    pub(super) async fn wait(&self, uid: &str, left: Duration) {
+        let silent = |in_vain: &watch::Receiver<ApiPods>| !in_vain.has_changed().unwrap_or(true);
+        if self.lock().as_ref().is_some_and(silent) {
+            return;
+        }
+        let mut pods = self.pods.clone();
+        let told = |pods: &ApiPods| {
+            let first_list = pods.as_deref();
+            first_list.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
+        };
+        let in_vain = tokio::time::timeout(left, pods.wait_for(told)).await.is_err();
+        *self.lock() = in_vain.then_some(pods);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<watch::Receiver<ApiPods>>> {
+        self.in_vain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pod::Pod;
+
+    fn pods(uids: &[&str]) -> ApiPods {
+        let pod = |uid: &&str| Pod { uid: Some((*uid).into()), ..Pod::default() };
+        Some(uids.iter().map(pod).collect())
+    }
+
+    async fn waited(wait: &ApiWait, uid: &str) -> Duration {
+        let start = Instant::now();
+        wait.wait(uid, API_WAIT).await;
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_creation_waits_for_a_server_that_tells_nothing() {
+        let (tell, told) = watch::channel(None);
+        let wait = ApiWait::new(told);
+        assert_eq!(waited(&wait, "a").await, Duration::ZERO, "no pod was told at all");
+        tell.send_replace(pods(&["a"]));
+        assert_eq!(waited(&wait, "a").await, Duration::ZERO);
+        assert_eq!(waited(&wait, "b").await, API_WAIT, "the first waits");
+        assert_eq!(waited(&wait, "b").await, Duration::ZERO, "the next ones don't");
+        assert_eq!(waited(&wait, "c").await, Duration::ZERO);
+        // The server speaks again.
+        tell.send_replace(pods(&["a", "b"]));
+        assert_eq!(waited(&wait, "b").await, Duration::ZERO);
+        let late = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            tell.send_replace(pods(&["a", "b", "c"]));
+        };
+        let (waited_for_c, ()) = tokio::join!(waited(&wait, "c"), late);
+        assert_eq!(waited_for_c, Duration::from_millis(100));
+        assert_eq!(waited(&wait, "d").await, API_WAIT);
+    }
+}
