@@ -144,14 +144,14 @@ struct Making {
 // === impl Making ===
 
 impl Making {
-    /// Waits for a place without holding a thread, and then makes a page.
-    async fn run<T>(&self, make: impl FnOnce() -> T) -> T {
-        let place = self.pages.acquire().await;
+    /// Waits for a place without holding a thread, and then makes a page. `None`: no place was free by `until`.
+    async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
+        let place = tokio::time::timeout_at(until.into(), self.pages.acquire()).await.ok()?;
         self.busy.store(true, Ordering::Relaxed);
         let page = tokio::task::block_in_place(make);
         self.busy.store(false, Ordering::Relaxed);
         drop(place);
-        page
+        Some(page)
     }
 }
 
@@ -165,12 +165,17 @@ impl State {
         metrics::complete(collected, &self.metrics, api.as_ref(), runtime.as_ref())
     }
 
-    fn scrape(&self, snapshot: &Arc<Snapshot>, request: &HeaderMap) -> Response<Pieces> {
+    /// The page for a scraper. `None`: there was no time for it, since another page was being made until then.
+    fn scrape(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        request: &HeaderMap,
+        until: Instant,
+    ) -> Option<Response<Pieces>> {
         let header =
             |name| request.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
         let format = Format::accepted(header(ACCEPT));
-        let until = Instant::now() + page_time(request);
-        let chunks = self.page(self.sources.collect_shared(snapshot, until)).chunks(format);
+        let chunks = self.page(self.sources.collect_shared(snapshot, until)?).chunks(format);
         let mut response = if accepts_gzip(header(ACCEPT_ENCODING)) {
             let mut response = typed(StatusCode::OK, format.content_type(), gzip(&chunks));
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -180,14 +185,14 @@ impl State {
             typed(StatusCode::OK, format.content_type(), chunks.into_iter().map(Bytes::from_owner).collect())
         };
         response.headers_mut().insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
-        response
+        Some(response)
     }
 
-    fn status(&self, snapshot: &Arc<Snapshot>) -> serde_json::Result<String> {
+    fn status(&self, snapshot: &Arc<Snapshot>, until: Instant) -> serde_json::Result<String> {
         let cluster = self.link.as_ref().map(Link::state);
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
         // Whoever asks wants to know how it is now, where nobody scrapes, too.
-        self.sources.collect_shared(snapshot, Instant::now() + PAGE_TIME);
+        self.sources.collect_shared(snapshot, until);
         let told = |state| Told { state, seen: self.sources.truth(state, snapshot) };
         let containers: Vec<Told<'_>> = snapshot.containers.iter().map(told).collect();
         let mut status = serde_json::to_value(Status { cluster, runtime, snapshot })?;
@@ -290,11 +295,19 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
             StatusCode::SERVICE_UNAVAILABLE,
             "not ready: the first reconcile is still to come\n".to_owned(),
         ),
-        ("/metrics", Some(snapshot)) => making.run(|| state.scrape(&snapshot, &request.headers)).await,
-        ("/status", Some(snapshot)) => match making.run(|| state.status(&snapshot)).await {
-            Ok(json) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-        },
+        ("/metrics", Some(snapshot)) => {
+            let until = Instant::now() + page_time(&request.headers);
+            let page = making.run(until, || state.scrape(&snapshot, &request.headers, until)).await;
+            page.flatten().unwrap_or_else(too_late)
+        }
+        ("/status", Some(snapshot)) => {
+            let until = Instant::now() + PAGE_TIME;
+            match making.run(until, || state.status(&snapshot, until)).await {
+                Some(Ok(json)) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
+                Some(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+                None => too_late(),
+            }
+        }
         ("/", _) => text(StatusCode::OK, "pinfold: /metrics /status /healthz /readyz\n".to_owned()),
         (path, _) => {
             text(StatusCode::NOT_FOUND, format!("no {path}: try /metrics, /status, /healthz, /readyz\n"))
@@ -304,6 +317,13 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
 
 fn text(status: StatusCode, text: String) -> Response<Pieces> {
     typed(status, "text/plain; charset=utf-8", Pieces::one(text))
+}
+
+/// The answer to a client whose time was over before its page was begun.
+fn too_late() -> Response<Pieces> {
+    let says = "no page in time: pages for other clients were being made until then; give the scraper more time, or scrape \
+                less often\n";
+    text(StatusCode::SERVICE_UNAVAILABLE, says.to_owned())
 }
 
 /// How long the page may take, by the scraper's own timeout. Without a usable timeout the default applies.

@@ -89,7 +89,7 @@ pub struct Sources {
     sockets: Option<Mutex<sockets::Sockets>>,
     /// CPU time of each collector so far.
     costs: Mutex<BTreeMap<&'static str, Duration>>,
-    last: Mutex<Option<Collected>>,
+    last: parking_lot::Mutex<Option<Collected>>,
 }
 
 /// What was collected last.
@@ -111,7 +111,7 @@ impl Sources {
         let ways = Mutex::new(Ways::new(room.places));
         let taskstats = Mutex::new(taskstats(root));
         let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (reader, costs, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (reader, costs) = (Mutex::default(), Mutex::default());
         let caches = Mutex::new(caches::Caches::new(perf::hardware(root), 0));
         let second_level = Mutex::new(caches::Caches::second_level(perf::second_level(root)));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
@@ -134,7 +134,7 @@ impl Sources {
             connections: None,
             sockets: None,
             costs,
-            last,
+            last: parking_lot::Mutex::default(),
         }
     }
 
@@ -194,12 +194,13 @@ impl Sources {
     }
 
     /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes
-    /// meanwhile waits for it. Collectors that have not begun by `until` are left out and counted as failed.
-    pub fn collect_shared(&self, snapshot: &Arc<Snapshot>, until: Instant) -> Page {
-        let mut last = lock(&self.last);
+    /// meanwhile waits for it, until its own deadline. Collectors that have not begun by `until` are left out and counted as
+    /// failed. `None`: another page was being made until then.
+    pub fn collect_shared(&self, snapshot: &Arc<Snapshot>, until: Instant) -> Option<Page> {
+        let mut last = self.last.try_lock_until(until)?;
         let fresh = |last: &&Collected| last.at.elapsed() < SHARED && Arc::ptr_eq(&last.snapshot, snapshot);
         if let Some(last) = last.as_ref().filter(fresh) {
-            return last.page.clone();
+            return Some(last.page.clone());
         }
         let room = last.take().map(|last| last.page.emptied()).unwrap_or_default();
         let page = collectors::collect(snapshot, self, room, until);
@@ -208,7 +209,7 @@ impl Sources {
         if at < until {
             *last = Some(Collected { at, snapshot, page: page.clone() });
         }
-        page
+        Some(page)
     }
 
     /// What is known of the threads of a container, since the last scrape.

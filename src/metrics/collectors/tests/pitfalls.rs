@@ -164,14 +164,33 @@ fn a_page_without_time_tells_that_its_collectors_are_late() {
     let root = folder.path();
     let sources = sources(root);
     let pods = std::sync::Arc::new(snapshot(vec![container(root, 1)]));
-    let text = sources.collect_shared(&pods, Instant::now()).text(Format::Text);
+    let text = sources.collect_shared(&pods, Instant::now()).unwrap().text(Format::Text);
     let outcomes = series(&text, "pinfold_collector_success");
     assert!(outcomes.len() > 10 && outcomes.iter().all(|(_, value)| *value == "0"), "{text}");
     assert_eq!(series(&text, "pinfold_collector_duration_seconds").len(), outcomes.len());
     assert_eq!(series(&text, RECEIVED), []);
     // A scraper with more time does not get the page that was cut short.
-    let text = sources.collect_shared(&pods, Instant::now() + DEADLINE).text(Format::Text);
+    let text = sources.collect_shared(&pods, Instant::now() + DEADLINE).unwrap().text(Format::Text);
     assert_eq!((success(&text, "network"), series(&text, RECEIVED).len()), ("1", 1));
+}
+
+#[test]
+fn who_waits_for_another_page_waits_until_its_own_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = std::sync::Arc::new(sources(root));
+    let pods = std::sync::Arc::new(snapshot(vec![container(root, 1)]));
+    // A page is being made for a scraper with more time.
+    let made = sources.last.lock();
+    let (tell, told) = std::sync::mpsc::channel();
+    let (same, theirs) = (std::sync::Arc::clone(&sources), std::sync::Arc::clone(&pods));
+    std::thread::spawn(move || {
+        let page = same.collect_shared(&theirs, Instant::now() + Duration::from_millis(50));
+        tell.send(page.is_some()).unwrap();
+    });
+    assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(false));
+    drop(made);
+    assert!(sources.collect_shared(&pods, Instant::now() + DEADLINE).is_some());
 }
 
 #[test]
