@@ -6,10 +6,13 @@ use tokio::sync::{mpsc, watch};
 
 use super::ApiPods;
 use crate::agent::event::Event;
-use crate::cluster::{Api, node};
+use crate::cluster::{Api, Backoff, Dice, Failure, node};
 use crate::pod::ApiUid;
 
-/// The least time between two requests.
+/// The first wait after a failed request. Each further wait is twice as long, up to [`BETWEEN`].
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// The time between two requests that succeed.
 const BETWEEN: Duration = Duration::from_secs(60);
 
 /// Reads the Node's uid as soon as a mirror pod names an unknown one, and tells the owner. Nodes without mirror pods cost no
@@ -17,10 +20,21 @@ const BETWEEN: Duration = Duration::from_secs(60);
 pub(super) async fn tell(
     api: Api,
     name: String,
+    pods: watch::Receiver<ApiPods>,
+    owner: mpsc::Sender<Event>,
+) -> anyhow::Result<()> {
+    let read = || async { Ok(node::read(&api, &name).await?.map(|found| ApiUid::from(found.uid))) };
+    follow(&name, read, pods, owner).await
+}
+
+async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
+    name: &str,
+    read: impl Fn() -> F,
     mut pods: watch::Receiver<ApiPods>,
     owner: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let mut known: Option<ApiUid> = None;
+    let (mut backoff, mut dice) = (Backoff::new(FIRST_WAIT, BETWEEN), Dice::default());
     loop {
         let is_new = |pods: &ApiPods| {
             let mirrors = pods.iter().flat_map(|pods| pods.iter()).filter_map(|pod| pod.mirror.as_ref());
@@ -29,9 +43,9 @@ pub(super) async fn tell(
         if pods.wait_for(is_new).await.is_err() {
             return Ok(());
         }
-        match node::read(&api, &name).await {
-            Ok(Some(found)) => {
-                let uid = ApiUid::from(found.uid);
+        match read().await {
+            Ok(Some(uid)) => {
+                backoff.reset();
                 if known.as_ref() != Some(&uid) && owner.send(Event::Node(uid.clone())).await.is_err() {
                     return Ok(());
                 }
@@ -42,13 +56,52 @@ pub(super) async fn tell(
                     return Ok(());
                 }
             }
-            Ok(None) => tokio::time::sleep(BETWEEN).await,
+            Ok(None) => tokio::time::sleep(backoff.wait(dice.roll(), None)).await,
             Err(failure) => {
                 tracing::warn!(
                     "mirror pods are not matched with their static pods yet: Node {name} can't be read: {failure}"
                 );
-                tokio::time::sleep(BETWEEN).await;
+                tokio::time::sleep(backoff.wait(dice.roll(), failure.retry_after())).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pod::{Mirror, Pod};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_cannot_be_read_is_read_again_soon() {
+        let mirror = Some(Mirror { uid: "hash".into(), node: "node-uid".into() });
+        let pods: ApiPods = Some([Pod { mirror, ..Pod::default() }].into());
+        let (_tell, pods) = watch::channel(pods);
+        let (owner, mut told) = mpsc::channel(1);
+        let requests = Cell::new(0);
+        let read = || {
+            requests.set(requests.get() + 1);
+            let answer = match requests.get() {
+                1..=3 => Err(Failure::Timeout(Duration::from_secs(1))),
+                4 => Ok(None),
+                _ => Ok(Some(ApiUid::from("node-uid"))),
+            };
+            async { answer }
+        };
+        let begun = Instant::now();
+        tokio::select! {
+            ended = follow("node", read, pods, owner) => panic!("{ended:?}"),
+            event = told.recv() => {
+                let Some(Event::Node(uid)) = event else { panic!("{event:?}") };
+                assert_eq!((uid.as_str(), requests.get()), ("node-uid", 5));
+            }
+        }
+        // At most 1 s, 2 s, 4 s and 8 s, each of them at least half as long.
+        let waited = begun.elapsed();
+        assert!(waited >= Duration::from_millis(7500) && waited <= Duration::from_secs(15), "{waited:?}");
     }
 }
