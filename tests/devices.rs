@@ -248,9 +248,16 @@ async fn the_cpu_managers_policy_as_real_kubelets_tell() {
     let listed = ContainerDevices { cpus: set("2"), ..ContainerDevices::default() };
     let absent = Kubelet::absent();
     assert_eq!(absent.client().cpu_manager(&[listed]).await.unwrap(), CpuManager::Assigns);
-    // Kubelets before 1.23 lack the method.
-    let old = Kubelet::answering(Answer::failed("12", "unknown method"));
-    assert_eq!(old.client().cpu_manager(&[]).await.unwrap(), CpuManager::Disabled);
+    // Kubelets before 1.21 lack the method. Later ones have a feature gate for it.
+    for (status, words) in
+        [("12", "unknown method"), ("2", "Pod Resources API GetAllocatableResources disabled")]
+    {
+        let old = Kubelet::answering(Answer::failed(status, words));
+        assert_eq!(old.client().cpu_manager(&[]).await.unwrap(), CpuManager::Disabled, "{words}");
+    }
+    // Any other failure is no answer.
+    let failing = Kubelet::answering(Answer::failed("2", "Pod Resources API is not ready"));
+    assert!(failing.client().cpu_manager(&[]).await.is_err());
 }
 
 #[tokio::test]

@@ -30,6 +30,9 @@ pub const MAX_ANSWER: usize = 16 << 20;
 /// How long an answer is waited for.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// The words of a kubelet whose feature gate for `GetAllocatableResources` is off. They come with the status Unknown.
+const GATE_OFF: &str = "API GetAllocatableResources disabled";
+
 /// The devices of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
@@ -131,14 +134,20 @@ impl PodResources {
         Ok(containers)
     }
 
-    /// The CPUs that the kubelet's CPU Manager may assign. The set is empty with policy `none`, and on kubelets before 1.23,
-    /// which do not have the method.
+    /// The CPUs that the kubelet's CPU Manager may assign. The set is empty with policy `none`, and where the kubelet does not
+    /// tell. Kubelets before 1.21 lack the method. Later ones refuse the call while the feature gate
+    /// `KubeletPodResourcesGetAllocatable` is off: by default before 1.23, never from 1.28 on.
     ///
     /// # Errors
     /// As [`PodResources::list`].
     pub async fn allocatable_cpus(&self) -> Result<CpuSet, DevicesError> {
         match self.call("/v1.PodResourcesLister/GetAllocatableResources", parse_allocatable).await {
             Err(DevicesError::Call { source: CallError::Unimplemented, .. }) => Ok(CpuSet::new()),
+            Err(DevicesError::Call { source: CallError::Status { message, .. }, .. })
+                if message.contains(GATE_OFF) =>
+            {
+                Ok(CpuSet::new())
+            }
             answer => answer,
         }
     }
