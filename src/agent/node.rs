@@ -120,6 +120,12 @@ impl Node {
         }
     }
 
+    /// Chooses the default reserved CPUs as an agent that starts beside these owners.
+    pub fn reserve_beside(&mut self, ledger: &Ledger) {
+        self.forget_default_reserved();
+        self.choose_reserved(ledger);
+    }
+
     /// The last that is known about the kubelet's CPU Manager.
     pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
         self.cpu_manager

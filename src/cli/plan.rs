@@ -43,7 +43,7 @@ pub(super) struct Input {
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/", env = "PINFOLD_ROOT")]
     root: PathBuf,
-    /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU]
+    /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU that nobody owns]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
     /// Configuration file, for its policy and threads.
@@ -111,8 +111,9 @@ impl Input {
             pods.extend(read_pods(path)?);
         }
         if self.live {
-            let node = Node::new(config)?;
+            let mut node = Node::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
+            node.reserve_beside(&ledger);
             return Ok(planned(&pods, &node.topology, node.reserved, &node.config, ledger));
         }
         let topology = topology::read(&self.root)?;

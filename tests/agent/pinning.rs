@@ -1,6 +1,10 @@
 //! A pod appears and is pinned, whatever comes first and whoever names the cgroups.
 
-use crate::agent::{Manifests, Settings, assigned, best_effort, container, in_force, worker, worker_with};
+use pinfold::cpu::CpuSet;
+
+use crate::agent::{
+    Manifests, Settings, assigned, best_effort, container, in_force, pinfold, worker, worker_with,
+};
 use crate::kernel::{allowed, kernel_tests};
 
 #[test]
@@ -60,7 +64,7 @@ fn manifest_then_cgroup() {
 
     // What a plan says that begins with this node as it is: a newcomer's name comes first, and it changes nothing.
     pods.put("newcomer.yaml", &worker("newcomer", "newcomer-uid", 1));
-    let mut plan = crate::agent::pinfold();
+    let mut plan = pinfold();
     plan.args(["plan", "--live", "-o", "json", "--reserved", &others.to_string(), "--tree", &tree.path]);
     let output = plan.arg("--pods").arg(pods.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -142,4 +146,30 @@ fn systemd_names() {
     assert_eq!(allowed(pid), own);
     agent.eventually("the other one is moved away", |_| allowed(web_pid).is_disjoint(&own));
     agent.stop();
+}
+
+#[test]
+fn a_live_plan_reserves_no_core_that_is_owned() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
+    let others = kernel.online.difference(&kernel.first());
+    let agent = Settings::new(&tree.path, &pods, &others).start();
+    let pod = tree.pod("", "worker-uid");
+    let main = tree.container(&pod, "main1");
+    tree.start(&main);
+    agent.eventually("the worker owns the first CPU", |status| {
+        in_force(status, "worker-0") && assigned(status, "worker-0") == Some(kernel.first())
+    });
+    agent.stop();
+    let mut plan = pinfold();
+    plan.args(["plan", "--live", "-o", "json", "--tree", &tree.path, "--pods"]).arg(pods.path());
+    let output = plan.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let reserved: CpuSet = planned["reserved"].as_str().unwrap().parse().unwrap();
+    assert!(!reserved.is_empty() && reserved.is_disjoint(&kernel.first()), "{planned:#}");
+    let own = &planned["containers"][0]["cpus"];
+    assert_eq!(own, &kernel.first().to_string(), "{planned:#}");
 }
