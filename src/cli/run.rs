@@ -46,15 +46,22 @@ pub(super) fn join_host(config: &Config) {
     match crate::host::cgroup::join_host(&config.root) {
         Ok(true) => tracing::info!("left the container's own cgroup namespace for the host's"),
         Ok(false) => {}
-        // An agent that only observes moves no process, and its manifests leave the capability out.
-        Err(error) if config.enforcement == Wanted::Observe => {
-            tracing::debug!("stays in a cgroup namespace of its own: {error}");
-        }
-        Err(error) => tracing::warn!(
-            "in a cgroup namespace of its own, which it can't leave ({error}): on cgroup v2 the kernel may keep it from \
-             moving its own container; give it CAP_SYS_ADMIN"
-        ),
+        Err(error) => match advice(config.enforcement, &error) {
+            Some(advice) => tracing::warn!("{advice}"),
+            None => tracing::debug!("stays in a cgroup namespace of its own: {error}"),
+        },
     }
+}
+
+/// The advice to an agent that can't leave its cgroup namespace. An agent that only observes moves no process, and its manifests
+/// leave the capability out.
+fn advice(enforcement: Wanted, error: &std::io::Error) -> Option<String> {
+    (enforcement != Wanted::Observe).then(|| {
+        format!(
+            "in a cgroup namespace of its own, which it can't leave ({error}): on cgroup v2 the kernel may keep it from moving \
+             its own container; give it CAP_SYS_ADMIN"
+        )
+    })
 }
 
 /// The runtime of everything that waits.
@@ -82,4 +89,18 @@ pub(super) fn log(level: &str) -> anyhow::Result<()> {
         .with_target(false)
         .init();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn observing_needs_no_capability() {
+        let error = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        assert_eq!(advice(Wanted::Observe, &error()), None);
+        for enforcement in [Wanted::Auto, Wanted::Partition, Wanted::Cpuset] {
+            assert!(advice(enforcement, &error()).unwrap().contains("CAP_SYS_ADMIN"));
+        }
+    }
 }

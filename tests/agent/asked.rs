@@ -2,7 +2,10 @@
 //! real kernel, and the runtime's half of the protocol.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::fs;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use pinfold::cpu::CpuSet;
@@ -269,6 +272,68 @@ fn what_was_asked_before_sigterm_is_answered() {
     assert_eq!(owned.count(), free);
     let (status, _, log) = agent.terminate();
     assert_eq!(status.code(), Some(0), "{log}");
+}
+
+/// Gives a root the machine's own `proc`, without the processes, and with a single interrupt of the test's own.
+fn with_one_interrupt(root: &Root, affinity: &CpuSet) -> std::path::PathBuf {
+    let proc = Path::new(root.path()).join("proc");
+    fs::remove_file(&proc).unwrap();
+    fs::create_dir_all(proc.join("irq/24")).unwrap();
+    for entry in fs::read_dir("/proc").unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        if name != "irq" && name.parse::<u32>().is_err() {
+            symlink(entry.path(), proc.join(name)).unwrap();
+        }
+    }
+    let file = proc.join("irq/24/smp_affinity_list");
+    fs::write(&file, affinity.to_string()).unwrap();
+    file
+}
+
+#[test]
+fn interrupts_are_read_after_a_start_is_answered() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let root = Root::new();
+    // An interrupt that is where it belongs is read all the same.
+    let others = kernel.all_but_one();
+    let irq = with_one_interrupt(&root, &others);
+    let config = Path::new(root.path()).join("pinfold.yaml");
+    fs::write(&config, "quiet: {irqs: true}\n").unwrap();
+    let mut runtime = Runtime::new();
+    let settings = alone(&kernel, &tree).with(&["--root", root.path(), "--config", config.to_str().unwrap()]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+    let worker = told(&tree, "worker", 1);
+    runtime.change(1, &worker);
+    let own = runtime.create(&worker).cpus.unwrap();
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    agent.eventually("its cgroup is seen", |_| kernel.effective(&path(&worker)) == own);
+    std::thread::sleep(Duration::from_millis(300));
+    // Whoever reads the interrupt's affinity now hangs.
+    fs::remove_file(&irq).unwrap();
+    nix::unistd::mkfifo(&irq, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let begun = Instant::now();
+    runtime.change(6, &worker);
+    let answered = begun.elapsed();
+    let reader = || {
+        let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
+        fs::OpenOptions::new().write(true).custom_flags(flags).open(&irq)
+    };
+    let mut writer = reader();
+    while writer.is_err() && begun.elapsed() < answered + Duration::from_millis(100) {
+        std::thread::sleep(Duration::from_millis(1));
+        writer = reader();
+    }
+    assert!(answered < Duration::from_millis(400), "{answered:?}: {}", agent.log());
+    // The pipe goes before the writer, so that a reader does not find the pipe again.
+    fs::remove_file(&irq).unwrap();
+    fs::write(&irq, others.to_string()).unwrap();
+    drop(writer.expect("the interrupts are read within 100 ms"));
+    assert_eq!(kernel.effective(&path(&worker)), own);
+    agent.stop();
 }
 
 #[test]

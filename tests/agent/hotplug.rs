@@ -46,6 +46,26 @@ impl Machine {
 }
 
 #[test]
+fn topology_files_are_read_only_after_cpus_or_numa_nodes_came_or_went() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
+    let settings = Settings::new(&tree.path, &pods, &CpuSet::new());
+    let agent = settings.with(&["--root", machine.root.path(), "--reconcile-seconds=1"]).start();
+    // Whoever reads this file says that it makes no sense.
+    let first = kernel.first().to_string();
+    let siblings = format!("cpu/cpu{first}/topology/thread_siblings_list");
+    machine.write(&siblings, "nonsense");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(!agent.log().contains("the topology stays as it was"), "{}", agent.log());
+    machine.write("cpu/online", &first);
+    agent.eventually("the file is read", |_| agent.log().contains("the topology stays as it was"));
+    machine.write(&siblings, &first);
+    agent.eventually("one CPU is online", |status| status["online"] == first);
+    agent.stop();
+}
+
+#[test]
 fn default_reserved_cpus_never_move_onto_an_owned_core() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();

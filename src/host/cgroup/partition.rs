@@ -134,12 +134,8 @@ impl Cgroups {
             self.create(PROBE).map(|()| self.root().join(PROBE).join("cpuset.cpus.exclusive").exists());
         let removed = self.remove(PROBE);
         let after = file::read_value(&control)?;
-        // Only the controllers that `create` enables: another program may have enabled one meanwhile.
-        let has = |text: &str, name: &str| text.split_whitespace().any(|one| one == name);
-        for controller in ["cpuset", "cpu"] {
-            if has(&after, controller) && !has(&before, controller) {
-                file::write(&control, &format!("-{controller}"))?;
-            }
+        for controller in enabled_by_create(&before, &after) {
+            file::write(&control, &format!("-{controller}"))?;
         }
         removed.and(offered)
     }
@@ -318,9 +314,27 @@ fn join(parent: &str, name: &str) -> String {
     if parent.is_empty() { name.to_owned() } else { format!("{parent}/{name}") }
 }
 
+/// The controllers that [`Cgroups::create`] has enabled, by `cgroup.subtree_control` before and after. Another program may have
+/// enabled others meanwhile.
+fn enabled_by_create(before: &str, after: &str) -> impl Iterator<Item = &'static str> {
+    let has = |text: &str, name: &str| text.split_whitespace().any(|one| one == name);
+    ["cpuset", "cpu"].into_iter().filter(move |name| has(after, name) && !has(before, name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_probe_leaves_the_controllers_as_they_were() {
+        let enabled = |before, after| enabled_by_create(before, after).collect::<Vec<_>>();
+        assert_eq!(enabled("", "cpuset cpu\n"), ["cpuset", "cpu"]);
+        assert_eq!(enabled("memory pids\n", "cpuset cpu memory pids\n"), ["cpuset", "cpu"]);
+        assert_eq!(enabled("cpuset\n", "cpuset cpu\n"), ["cpu"]);
+        assert_eq!(enabled("cpuset cpu memory\n", "cpuset cpu memory\n"), [""; 0]);
+        // Somebody else's change.
+        assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
+    }
 
     #[test]
     fn the_kernels_words() {
