@@ -40,18 +40,34 @@ fn main() {
         );
         println!(
             "{:38}{:25}{:>6} {:>8} {:>10} {:>7} {:>7}  {:>9} {:>9} {:>9}",
-            "machine", "chooser", "placed", "any", "strangers", "NUMA", "LLC", "median", "p99", "max"
+            "machine",
+            "chooser",
+            "placed",
+            "any",
+            "strangers",
+            "NUMA",
+            "LLC",
+            "median",
+            "p99",
+            "max"
         );
         for (machine, topology) in &machines {
             for (name, chooser) in choosers {
                 let mut outcome = run(topology, chooser, sizes, STEPS, SEED);
-                let share =
-                    |count: usize| format!("{:.1} %", 100.0 * count as f64 / outcome.placements as f64);
-                let shares = [outcome.worse, outcome.worse_strangers, outcome.worse_numa, outcome.worse_llcs]
-                    .map(share);
+                let share = |count: usize| {
+                    format!("{:.1} %", 100.0 * count as f64 / outcome.placements as f64)
+                };
+                let shares = [
+                    outcome.worse,
+                    outcome.worse_strangers,
+                    outcome.worse_numa,
+                    outcome.worse_llcs,
+                ]
+                .map(share);
                 // The kubelet's times are those of our unhurried copy, so they are not shown.
                 let times = if chooser == Chooser::Pinfold {
-                    spread(&mut outcome.times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6))
+                    spread(&mut outcome.times)
+                        .map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6))
                 } else {
                     Default::default()
                 };
@@ -100,10 +116,15 @@ fn forced_splits(machines: &[(&str, Topology)]) {
                 splits => format!("{:.0} %", 100.0 * count as f64 / splits as f64),
             };
             let removed = outcome.removed.map(share);
-            let [one, two] = outcome.times.each_mut().map(|times| match times.is_empty() {
-                true => "-".to_owned(),
-                false => spread(times).map(|time| format!("{:.2} ms", time.as_secs_f64() * 1e3)).join(" "),
-            });
+            let [one, two] = outcome
+                .times
+                .each_mut()
+                .map(|times| match times.is_empty() {
+                    true => "-".to_owned(),
+                    false => spread(times)
+                        .map(|time| format!("{:.2} ms", time.as_secs_f64() * 1e3))
+                        .join(" "),
+                });
             println!(
                 "{machine:38}{load:>4} % {:>7} {:>7} {:>7} {:>9} {:>9}  {one:>29}  {two:>29}",
                 outcome.owners, outcome.placements, outcome.splits, removed[0], removed[1]

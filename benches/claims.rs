@@ -17,8 +17,15 @@ mod simulation;
 use std::time::Instant;
 
 fn main() {
-    let given: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
-    let sizes = if given.is_empty() { vec![100, 1_000, 10_000] } else { given };
+    let given: Vec<usize> = std::env::args()
+        .skip(1)
+        .filter_map(|argument| argument.parse().ok())
+        .collect();
+    let sizes = if given.is_empty() {
+        vec![100, 1_000, 10_000]
+    } else {
+        given
+    };
     println!(
         "{:>7}  {:38} {:>6} {:>9} {:>15} {:>13} {:>12} {:>9} {:>15}",
         "agents",
@@ -32,8 +39,11 @@ fn main() {
         "from etcd/node"
     );
     for size in sizes {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
         let began = Instant::now();
         for part in runtime.block_on(simulation::simulate(size)) {
             let each = |count: f64| format!("{:.2}", count / part.agents as f64);
@@ -50,6 +60,10 @@ fn main() {
                 each(part.from_etcd as f64)
             );
         }
-        println!("{:>7}  ({:.0} s of this machine's time)\n", size, began.elapsed().as_secs_f64());
+        println!(
+            "{:>7}  ({:.0} s of this machine's time)\n",
+            size,
+            began.elapsed().as_secs_f64()
+        );
     }
 }

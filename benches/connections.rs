@@ -50,7 +50,9 @@ fn main() {
         networks.push(network);
     }
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
-    let agent = settings.with(&["--connections=1", "--reconcile-seconds=60"]).start();
+    let agent = settings
+        .with(&["--connections=1", "--reconcile-seconds=60"])
+        .start();
     agent.eventually("all run", |status| {
         let all = status["containers"].as_array().unwrap();
         all.len() == PODS && all.iter().all(|one| one["running"] == true)
@@ -59,10 +61,18 @@ fn main() {
     println!("{PODS} pods without connections: {each:.0} µs of CPU for each in a look");
 
     let open = || {
-        std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
+        std::process::Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status()
+            .unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let pair = |_| (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0);
+        let pair = |_| {
+            (
+                TcpStream::connect(address).unwrap(),
+                listener.accept().unwrap().0,
+            )
+        };
         (0..CONNECTIONS).map(pair).collect::<Vec<_>>()
     };
     let _open = networks[0].run(open).unwrap();
@@ -80,7 +90,9 @@ fn micros(agent: &Agent) -> f64 {
     std::thread::sleep(Duration::from_millis(1500));
     let used = || {
         let labels = [("collector", "connections")];
-        agent.metric("pinfold_collector_cpu_seconds_total", &labels).unwrap()
+        agent
+            .metric("pinfold_collector_cpu_seconds_total", &labels)
+            .unwrap()
     };
     let before = used();
     std::thread::sleep(Duration::from_secs(SECONDS));

@@ -44,8 +44,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pinfold::nri::{
-    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox, Signed,
-    Unsigned,
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox,
+    Signed, Unsigned,
 };
 use prost::Message;
 
@@ -74,15 +74,32 @@ fn main() {
         println!("nothing was measured: set PINFOLD_KERNEL_TESTS=1");
         return;
     };
-    let parts: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let (numbers, parts): (Vec<_>, Vec<_>) =
-        parts.into_iter().partition(|part| part.parse::<usize>().is_ok());
+    let parts: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let (numbers, parts): (Vec<_>, Vec<_>) = parts
+        .into_iter()
+        .partition(|part| part.parse::<usize>().is_ok());
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
-    let sizes: Vec<usize> = numbers.iter().map(|number| number.parse().unwrap()).collect();
-    let sizes = if sizes.is_empty() { OTHERS.to_vec() } else { sizes };
+    let sizes: Vec<usize> = numbers
+        .iter()
+        .map(|number| number.parse().unwrap())
+        .collect();
+    let sizes = if sizes.is_empty() {
+        OTHERS.to_vec()
+    } else {
+        sizes
+    };
     if wanted("handlers") {
-        let tokio = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        for (others, pace) in sizes.into_iter().flat_map(|others| PACES.map(|pace| (others, pace))) {
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        for (others, pace) in sizes
+            .into_iter()
+            .flat_map(|others| PACES.map(|pace| (others, pace)))
+        {
             tokio.block_on(handlers(&kernel, others, pace));
         }
     }
@@ -95,7 +112,11 @@ fn main() {
 
 // --- the handlers' own time ---
 
-async fn handlers(kernel: &Kernel, others: usize, (pause, rest, lives): (Duration, Duration, usize)) {
+async fn handlers(
+    kernel: &Kernel,
+    others: usize,
+    (pause, rest, lives): (Duration, Duration, usize),
+) {
     let mut tree = kernel.tree();
     let mut pods = Vec::new();
     let mut containers = Vec::new();
@@ -109,24 +130,37 @@ async fn handlers(kernel: &Kernel, others: usize, (pause, rest, lives): (Duratio
     let mut socket = Socket::new();
     let path = socket.path().display().to_string();
     let args = ["--api=never", "--nri=always", "--nri-socket", &path];
-    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args).start();
+    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one())
+        .with(&args)
+        .start();
     let mut runtime = socket.accept().await;
     runtime.register().await;
     runtime.configure(2000).await;
     // As a runtime does: in parts.
     while !pods.is_empty() || !containers.is_empty() {
         let part = |left: usize| left.saturating_sub(50);
-        let (pods_now, containers_now) =
-            (pods.split_off(part(pods.len())), containers.split_off(part(containers.len())));
+        let (pods_now, containers_now) = (
+            pods.split_off(part(pods.len())),
+            containers.split_off(part(containers.len())),
+        );
         let more = !pods.is_empty();
-        let told = Synchronize { pods: pods_now, containers: containers_now, more };
-        runtime.call("Synchronize", told.encode_to_vec()).await.unwrap();
+        let told = Synchronize {
+            pods: pods_now,
+            containers: containers_now,
+            more,
+        };
+        runtime
+            .call("Synchronize", told.encode_to_vec())
+            .await
+            .unwrap();
     }
     if others == 0 {
         runtime.call("Synchronize", Vec::new()).await.unwrap();
     }
     let web = format!("web-{}", others.saturating_sub(1));
-    agent.eventually("all are known", |status| others == 0 || container(status, &web, "main").is_some());
+    agent.eventually("all are known", |status| {
+        others == 0 || container(status, &web, "main").is_some()
+    });
 
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut owned = 0;
@@ -135,19 +169,39 @@ async fn handlers(kernel: &Kernel, others: usize, (pause, rest, lives): (Duratio
         change(&mut runtime, 1, &one).await;
         // What a sandbox takes to come up.
         tokio::time::sleep(Duration::from_millis(30)).await;
-        let told = Told { pod: Some(one.sandbox.clone()), container: Some(one.container.clone()) };
+        let told = Told {
+            pod: Some(one.sandbox.clone()),
+            container: Some(one.container.clone()),
+        };
         let start = Instant::now();
-        let answer = runtime.call("CreateContainer", told.encode_to_vec()).await.unwrap();
-        times.entry("CreateContainer").or_default().push(start.elapsed());
+        let answer = runtime
+            .call("CreateContainer", told.encode_to_vec())
+            .await
+            .unwrap();
+        times
+            .entry("CreateContainer")
+            .or_default()
+            .push(start.elapsed());
         owned += usize::from(Changed::decode(answer.as_slice()).is_ok() && !answer.is_empty());
         let cgroup = tree.container(&one.cgroup, &one.container.id);
         tree.start(&cgroup);
         tokio::time::sleep(pause).await;
         let start = Instant::now();
         change(&mut runtime, 6, &one).await;
-        times.entry("StartContainer").or_default().push(start.elapsed());
-        assert_eq!(kernel.effective(&cgroup), kernel.last(), "{}", one.container.id);
-        runtime.call("StopContainer", told.encode_to_vec()).await.unwrap();
+        times
+            .entry("StartContainer")
+            .or_default()
+            .push(start.elapsed());
+        assert_eq!(
+            kernel.effective(&cgroup),
+            kernel.last(),
+            "{}",
+            one.container.id
+        );
+        runtime
+            .call("StopContainer", told.encode_to_vec())
+            .await
+            .unwrap();
         tree.remove(&cgroup);
         change(&mut runtime, 11, &one).await;
         change(&mut runtime, 2, &one).await;
@@ -166,12 +220,19 @@ async fn handlers(kernel: &Kernel, others: usize, (pause, rest, lives): (Duratio
     }
     for call in ["create", "start"] {
         let of = |what: &str| {
-            agent.metric(&format!("pinfold_nri_call_duration_seconds_{what}"), &[("call", call)])
+            agent.metric(
+                &format!("pinfold_nri_call_duration_seconds_{what}"),
+                &[("call", call)],
+            )
         };
         let (sum, count) = (of("sum").unwrap(), of("count").unwrap());
         let within = |seconds: &str| {
             let bucket = [("call", call), ("le", seconds)];
-            100.0 * agent.metric("pinfold_nri_call_duration_seconds_bucket", &bucket).unwrap() / count
+            100.0
+                * agent
+                    .metric("pinfold_nri_call_duration_seconds_bucket", &bucket)
+                    .unwrap()
+                / count
         };
         println!(
             "{others:>3} containers, {:>3}, {:>3} ms between, {call:15} by the agent's own clock: mean {:.3} ms, {:.0} % within half \
@@ -195,16 +256,28 @@ struct Made {
 
 fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>) -> Made {
     let cgroup = tree.pod(class, &format!("{name}-uid"));
-    let worker =
-        [("training.kubeflow.org/job-name", "job"), ("training.kubeflow.org/replica-type", "worker")];
-    let labels = worker.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let worker = [
+        ("training.kubeflow.org/job-name", "job"),
+        ("training.kubeflow.org/replica-type", "worker"),
+    ];
+    let labels = worker
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
     let sandbox = PodSandbox {
         id: format!("sandbox-{name}"),
         name: name.to_owned(),
         uid: format!("{name}-uid"),
         namespace: "train".to_owned(),
-        labels: if quota.is_some() { labels } else { BTreeMap::new() },
-        linux: Some(LinuxPodSandbox { cgroup_parent: format!("/{cgroup}"), ..LinuxPodSandbox::default() }),
+        labels: if quota.is_some() {
+            labels
+        } else {
+            BTreeMap::new()
+        },
+        linux: Some(LinuxPodSandbox {
+            cgroup_parent: format!("/{cgroup}"),
+            ..LinuxPodSandbox::default()
+        }),
         ..PodSandbox::default()
     };
     let cpu = LinuxCpu {
@@ -213,7 +286,9 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
         period: quota.map(|_| Unsigned { value: 100_000 }),
         ..LinuxCpu::default()
     };
-    let memory = quota.map(|_| LinuxMemory { limit: Some(Signed { value: 1 << 30 }) });
+    let memory = quota.map(|_| LinuxMemory {
+        limit: Some(Signed { value: 1 << 30 }),
+    });
     let env = |number: usize| format!("SERVICE_{number}_HOST=10.0.0.{number}");
     let container = Container {
         id: format!("{name}-main"),
@@ -223,12 +298,20 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
         env: (0..30).map(env).collect(),
         args: vec!["python".to_owned(), "train.py".to_owned()],
         linux: Some(LinuxContainer {
-            resources: Some(LinuxResources { cpu: Some(cpu), memory, ..LinuxResources::default() }),
+            resources: Some(LinuxResources {
+                cpu: Some(cpu),
+                memory,
+                ..LinuxResources::default()
+            }),
             cgroups_path: format!("/{cgroup}/{name}-main"),
         }),
         ..Container::default()
     };
-    Made { sandbox, container, cgroup }
+    Made {
+        sandbox,
+        container,
+        cgroup,
+    }
 }
 
 async fn change(runtime: &mut FakeRuntime, event: i32, one: &Made) {
@@ -238,7 +321,10 @@ async fn change(runtime: &mut FakeRuntime, event: i32, one: &Made) {
         pod: Some(one.sandbox.clone()),
         container: of_container.then(|| one.container.clone()),
     };
-    runtime.call("StateChange", told.encode_to_vec()).await.unwrap();
+    runtime
+        .call("StateChange", told.encode_to_vec())
+        .await
+        .unwrap();
 }
 
 // --- what is added to a creation ---
@@ -251,14 +337,22 @@ fn creation(kernel: &Kernel, suite: &str) {
     let mut number = 0;
     // Create and start, without and with the plugin.
     let mut times: [[Vec<Duration>; 2]; 2] = Default::default();
-    lives(&pod, &spec.containers[0], &mut number, &mut Default::default());
+    lives(
+        &pod,
+        &spec.containers[0],
+        &mut number,
+        &mut Default::default(),
+    );
     for _ in 0..TURNS.0 {
         lives(&pod, &spec.containers[0], &mut number, &mut times[0]);
         let agent = beside(kernel, &tree, &runtime);
         lives(&pod, &spec.containers[0], &mut number, &mut times[1]);
         agent.stop();
     }
-    for (call, name) in ["CreateContainer", "StartContainer"].into_iter().enumerate() {
+    for (call, name) in ["CreateContainer", "StartContainer"]
+        .into_iter()
+        .enumerate()
+    {
         for (with, word) in ["without", "with"].into_iter().enumerate() {
             println!(
                 "containerd {}, {name:15} {word:>7} {}",
@@ -282,9 +376,13 @@ fn lives(pod: &Pod<'_>, spec: &ContainerSpec, number: &mut u32, times: &mut [Vec
     for _ in 0..TURNS.1 {
         *number += 1;
         let start = Instant::now();
-        let container = pod.create(spec, *number).unwrap_or_else(|refused| panic!("{refused}"));
+        let container = pod
+            .create(spec, *number)
+            .unwrap_or_else(|refused| panic!("{refused}"));
         let created = Instant::now();
-        container.begin().unwrap_or_else(|refused| panic!("{refused}"));
+        container
+            .begin()
+            .unwrap_or_else(|refused| panic!("{refused}"));
         times[0].push(created - start);
         times[1].push(created.elapsed());
         container.remove();
@@ -294,8 +392,12 @@ fn lives(pod: &Pod<'_>, spec: &ContainerSpec, number: &mut u32, times: &mut [Vec
 fn beside(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Agent {
     let socket = runtime.nri().display().to_string();
     let args = ["--api=never", "--nri=always", "--nri-socket", &socket];
-    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args).start();
-    agent.eventually("the runtime asks the agent", |status| status["runtime"]["state"] == "synchronized");
+    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one())
+        .with(&args)
+        .start();
+    agent.eventually("the runtime asks the agent", |status| {
+        status["runtime"]["state"] == "synchronized"
+    });
     agent
 }
 
@@ -304,7 +406,12 @@ fn beside(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Agent {
 fn figures(times: &mut [Duration]) -> String {
     times.sort_unstable();
     let at = |percent: usize| format!("{:.3}", 1000.0 * quantile(times, percent).as_secs_f64());
-    format!("median {:>8} ms, p99 {:>8} ms, of {}", at(50), at(99), times.len())
+    format!(
+        "median {:>8} ms, p99 {:>8} ms, of {}",
+        at(50),
+        at(99),
+        times.len()
+    )
 }
 
 fn quantile(sorted: &[Duration], percent: usize) -> Duration {

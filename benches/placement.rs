@@ -31,11 +31,12 @@ fn main() {
 fn large_machines() -> Vec<(&'static str, Topology)> {
     let mixed = (0..512).map(|id: i32| {
         // Cores of 8, 4, 2, 1 and 1 CPUs in every 16.
-        let core =
-            id / 16 * 5 + [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4][usize::try_from(id % 16).unwrap()];
+        let core = id / 16 * 5
+            + [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4][usize::try_from(id % 16).unwrap()];
         cpu(id.cast_unsigned(), core, id / 256, id / 64, id / 16)
     });
-    let crossing = (0..512).map(|id: i32| cpu(id.cast_unsigned(), id / 2, id / 96, id / 64, id / 40));
+    let crossing =
+        (0..512).map(|id: i32| cpu(id.cast_unsigned(), id / 2, id / 96, id / 64, id / 40));
     vec![
         ("256: EPYC, 2 NUMA, 16 LLC", machines::epyc_nps1()),
         ("256: EPYC, 8 NUMA, 16 LLC", machines::epyc_nps4()),
@@ -70,12 +71,16 @@ fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Rand
     for cpu in &topology.cpus {
         let keep = match state {
             "fresh" => true,
-            "whole cores at random" => *whole.entry(cpu.core).or_insert_with(|| random.below(100) < share),
+            "whole cores at random" => *whole
+                .entry(cpu.core)
+                .or_insert_with(|| random.below(100) < share),
             "CPUs at random" => random.below(100) < share,
             // Most cores have one CPU less than they could.
             "halves of cores" => {
                 let first = !whole.contains_key(&cpu.core);
-                let spoiled = *whole.entry(cpu.core).or_insert_with(|| random.below(10) < 8);
+                let spoiled = *whole
+                    .entry(cpu.core)
+                    .or_insert_with(|| random.below(10) < 8);
                 !(first && spoiled)
             }
             "each LLC differs" => {
@@ -105,8 +110,13 @@ fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Rand
 }
 
 fn table() {
-    println!("one decision, any count, {DRAWS} free sets per row, each timed three times and the best taken");
-    println!("{:31} {:22} {:>9} {:>9} {:>9}   hardest", "machine", "state", "median", "p99", "max");
+    println!(
+        "one decision, any count, {DRAWS} free sets per row, each timed three times and the best taken"
+    );
+    println!(
+        "{:31} {:22} {:>9} {:>9} {:>9}   hardest",
+        "machine", "state", "median", "p99", "max"
+    );
     for (name, topology) in large_machines() {
         let placer = Placer::new(&topology);
         assert!(placer.is_exact());
@@ -155,12 +165,43 @@ fn requests() -> Vec<(&'static str, Request)> {
     let near: CpuSet = "0".parse().unwrap();
     let plain = Request::default();
     vec![
-        ("spread", Request { order: Order::Spread, ..plain.clone() }),
-        ("whole", Request { cores: Cores::Whole, ..plain.clone() }),
-        ("single", Request { cores: Cores::Single, ..plain.clone() }),
-        ("near", Request { near: near.clone(), ..plain.clone() }),
+        (
+            "spread",
+            Request {
+                order: Order::Spread,
+                ..plain.clone()
+            },
+        ),
+        (
+            "whole",
+            Request {
+                cores: Cores::Whole,
+                ..plain.clone()
+            },
+        ),
+        (
+            "single",
+            Request {
+                cores: Cores::Single,
+                ..plain.clone()
+            },
+        ),
+        (
+            "near",
+            Request {
+                near: near.clone(),
+                ..plain.clone()
+            },
+        ),
         ("avoid isolated", plain.clone()),
-        ("all", Request { order: Order::Spread, near, ..plain }),
+        (
+            "all",
+            Request {
+                order: Order::Spread,
+                near,
+                ..plain
+            },
+        ),
     ]
 }
 
@@ -174,19 +215,37 @@ fn wishes() {
     );
     for (name, topology) in large_machines() {
         let isolated = told(topology.clone());
-        let not_isolated = Topology { isolated: CpuSet::new(), ..isolated.clone() };
+        let not_isolated = Topology {
+            isolated: CpuSet::new(),
+            ..isolated.clone()
+        };
         let placers = [isolated, not_isolated].map(|topology| Placer::new(&topology));
         for (wish, request) in requests() {
-            let placer = if ["all", "avoid isolated"].contains(&wish) { &placers[0] } else { &placers[1] };
-            let note = if placer.is_exact_for(request.order) { "" } else { "; not exact" };
+            let placer = if ["all", "avoid isolated"].contains(&wish) {
+                &placers[0]
+            } else {
+                &placers[1]
+            };
+            let note = if placer.is_exact_for(request.order) {
+                ""
+            } else {
+                "; not exact"
+            };
             for state in ["fresh", "CPUs at random", "each LLC differs", "after churn"] {
                 let mut random = Random(20_240_229);
                 let mut times = Vec::new();
                 let mut hardest = (Duration::ZERO, 0, 0);
                 for _ in 0..DRAWS / 4 {
                     let free = free_set(state, &topology, placer, &mut random);
-                    let most = if request.cores == Cores::Single { free.len() / 2 } else { free.len() };
-                    let mut request = Request { cpus: random.below(most + 1), ..request.clone() };
+                    let most = if request.cores == Cores::Single {
+                        free.len() / 2
+                    } else {
+                        free.len()
+                    };
+                    let mut request = Request {
+                        cpus: random.below(most + 1),
+                        ..request.clone()
+                    };
                     match placer.place_as(&free, &request) {
                         Ok(_) => {}
                         Err(Refusal::NotWholeCores { less, .. }) => request.cpus = less,
@@ -194,7 +253,10 @@ fn wishes() {
                     }
                     let time = (0..3).map(|_| {
                         let start = Instant::now();
-                        std::hint::black_box(placer.place_as(std::hint::black_box(&free), &request)).unwrap();
+                        std::hint::black_box(
+                            placer.place_as(std::hint::black_box(&free), &request),
+                        )
+                        .unwrap();
                         start.elapsed()
                     });
                     let time = time.min().unwrap();
@@ -208,7 +270,9 @@ fn wishes() {
                 let [median, p99, max] =
                     spread(&mut times).map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6));
                 let (_, n, of) = hardest;
-                println!("{name:31} {wish:15} {state:22} {median:>9} {p99:>9} {max:>9}   {n} of {of}{note}");
+                println!(
+                    "{name:31} {wish:15} {state:22} {median:>9} {p99:>9} {max:>9}   {n} of {of}{note}"
+                );
             }
         }
     }

@@ -38,7 +38,12 @@ use crate::http::exchange;
 use crate::kernel::{Kernel, Tree, kernel_tests};
 
 /// What is off by default.
-const ALL: [&str; 4] = ["--sockets=true", "--shared-counters=8000", "--connections=30", "--peers=64"];
+const ALL: [&str; 4] = [
+    "--sockets=true",
+    "--shared-counters=8000",
+    "--connections=30",
+    "--peers=64",
+];
 
 /// Containers of each pod.
 const CONTAINERS: usize = 4;
@@ -80,7 +85,10 @@ fn main() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let numbers: Vec<usize> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
+    let numbers: Vec<usize> = arguments
+        .iter()
+        .filter_map(|argument| argument.parse().ok())
+        .collect();
     let given = |word: &str| arguments.iter().any(|argument| argument == word);
     let more: &[&str] = if given("all") { &ALL } else { &[] };
     if given("lives") {
@@ -105,8 +113,15 @@ fn main() {
         "KiB",
         "files"
     );
-    for pods in if numbers.is_empty() { vec![10, 50, 250, 1000] } else { numbers } {
-        println!("      CPU by collector, mean, ms: {}", measure(&kernel, pods, more));
+    for pods in if numbers.is_empty() {
+        vec![10, 50, 250, 1000]
+    } else {
+        numbers
+    } {
+        println!(
+            "      CPU by collector, mean, ms: {}",
+            measure(&kernel, pods, more)
+        );
     }
 }
 
@@ -132,7 +147,8 @@ impl<'a> Node<'a> {
             if number % PORTS == 0 {
                 switches.push(Switch::new().unwrap());
             }
-            let [net, host] = [number / PORTS, number % PORTS + 1].map(|part| u8::try_from(part).unwrap());
+            let [net, host] =
+                [number / PORTS, number % PORTS + 1].map(|part| u8::try_from(part).unwrap());
             let address = Ipv4Addr::new(10, 77, net, host);
             let network: Netns = switches.last_mut().unwrap().join(address).unwrap();
             let uid = format!("uid-{number}");
@@ -144,12 +160,24 @@ impl<'a> Node<'a> {
             }
             manifests.put(&format!("{uid}.yaml"), &manifest(number, &uid, CONTAINERS));
         }
-        let agent = Settings::new(&tree.path, &manifests, &kernel.first()).with(more).start();
+        let agent = Settings::new(&tree.path, &manifests, &kernel.first())
+            .with(more)
+            .start();
         agent.within(Duration::from_secs(120), "all are known", |status| {
-            let all = status["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let all = status["containers"]
+                .as_array()
+                .map(Vec::as_slice)
+                .unwrap_or_default();
             all.len() == pods * CONTAINERS && all.iter().all(|one| one["running"] == true)
         });
-        Self { kernel, tree, manifests, switches, cgroups, agent }
+        Self {
+            kernel,
+            tree,
+            manifests,
+            switches,
+            cgroups,
+            agent,
+        }
     }
 }
 
@@ -207,7 +235,8 @@ fn measure(kernel: &Kernel, pods: usize, more: &[&str]) -> String {
         descriptors(agent),
     );
     let mean = |(name, used): (&String, &f64)| {
-        let ms = 1000.0 * (used - before.get(name).copied().unwrap_or_default()) / f64::from(collected);
+        let ms =
+            1000.0 * (used - before.get(name).copied().unwrap_or_default()) / f64::from(collected);
         format!("{name} {ms:.2}")
     };
     let costs: Vec<String> = after.iter().map(mean).collect();
@@ -265,15 +294,18 @@ fn lives(kernel: &Kernel, lives: usize, more: &[&str]) {
 /// CPU seconds of each collector so far.
 fn collectors(text: &str) -> BTreeMap<String, f64> {
     let of = |line: &str| {
-        let (name, seconds) =
-            line.strip_prefix("pinfold_collector_cpu_seconds_total{collector=\"")?.split_once("\"} ")?;
+        let (name, seconds) = line
+            .strip_prefix("pinfold_collector_cpu_seconds_total{collector=\"")?
+            .split_once("\"} ")?;
         Some((name.to_owned(), seconds.parse().ok()?))
     };
     text.lines().filter_map(of).collect()
 }
 
 fn descriptors(agent: &Agent) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", agent.id())).unwrap().count()
+    fs::read_dir(format!("/proc/{}/fd", agent.id()))
+        .unwrap()
+        .count()
 }
 
 fn manifest(number: usize, uid: &str, containers: usize) -> String {
@@ -308,7 +340,10 @@ fn cpu_seconds(agent: &Agent) -> f64 {
 
 fn resident(agent: &Agent) -> String {
     let text = fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").to_owned()
 }
 
@@ -330,24 +365,44 @@ impl Floor {
         let root = kernel.cgroups.root();
         let unified = root.join("cgroup.controllers").exists();
         let below = |hierarchy: &str| -> PathBuf {
-            if unified { root.to_owned() } else { root.parent().unwrap_or(Path::new("/")).join(hierarchy) }
+            if unified {
+                root.to_owned()
+            } else {
+                root.parent().unwrap_or(Path::new("/")).join(hierarchy)
+            }
         };
         let open = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
-        let room = getrlimit(Resource::RLIMIT_NOFILE).unwrap().0.saturating_sub(open + 500);
+        let room = getrlimit(Resource::RLIMIT_NOFILE)
+            .unwrap()
+            .0
+            .saturating_sub(open + 500);
         let (mut files, mut others) = (Vec::new(), Vec::new());
         for cgroup in cgroups {
             for ((hierarchy, older), newer) in FILES.into_iter().zip(UNIFIED) {
-                let path = below(hierarchy).join(cgroup).join(if unified { newer } else { older });
+                let path = below(hierarchy)
+                    .join(cgroup)
+                    .join(if unified { newer } else { older });
                 if files.len() as u64 >= room {
                     others.push(path);
                     continue;
                 }
-                files.push(File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())));
+                files.push(
+                    File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+                );
             }
         }
         let taskstats = Taskstats::open().ok();
-        let processes = cgroups.iter().flat_map(|cgroup| kernel.cgroups.processes(cgroup).unwrap()).collect();
-        Self { files, others, taskstats, processes, page: String::new() }
+        let processes = cgroups
+            .iter()
+            .flat_map(|cgroup| kernel.cgroups.processes(cgroup).unwrap())
+            .collect();
+        Self {
+            files,
+            others,
+            taskstats,
+            processes,
+            page: String::new(),
+        }
     }
 
     /// What this thread had used when all was read, and when all processes were asked for.

@@ -45,7 +45,10 @@ fn main() {
     let outside = Pair::datagrams();
     // A socket belongs for ever to the cgroup in which it was made.
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap();
+    let own = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .unwrap();
     enter(&main);
     let (datagrams, segments, again) = (Pair::datagrams(), Pair::segments(), Pair::segments());
     enter(own);
@@ -54,15 +57,22 @@ fn main() {
         ("others' datagrams", outside),
         ("a pod's datagrams", datagrams),
         ("a pod's segments", segments),
-        ("a pod's segments, of a connection that has sent some again", again),
+        (
+            "a pod's segments, of a connection that has sent some again",
+            again,
+        ),
     ];
 
     let mut times = vec![[const { Vec::new() }; 2]; kinds.len()];
     for round in 0..=ROUNDS {
         let without: Vec<f64> = kinds.iter().map(|(_, pair)| pair.round()).collect();
-        let mut counter = Counter::new(Path::new(ROOT), std::slice::from_ref(&tree.path), ROOM).unwrap();
+        let mut counter =
+            Counter::new(Path::new(ROOT), std::slice::from_ref(&tree.path), ROOM).unwrap();
         let with: Vec<f64> = kinds.iter().map(|(_, pair)| pair.round()).collect();
-        let seen = counter.look(&kernel.cgroups, &HashSet::from([pod.as_str()])).unwrap().pods[&pod];
+        let seen = counter
+            .look(&kernel.cgroups, &HashSet::from([pod.as_str()]))
+            .unwrap()
+            .pods[&pod];
         assert_eq!(seen.receive.packets, seen.transmit.packets);
         let datagrams = seen.transmit.packets - seen.tcp.sent - seen.tcp.retransmitted;
         assert_eq!(datagrams, u64::from(2 * (EXCHANGES + WARM_UP)));
@@ -94,7 +104,11 @@ fn main() {
 
 /// Moves this process into a cgroup of version 2.
 fn enter(cgroup: &str) {
-    fs::write(directory(cgroup).join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    fs::write(
+        directory(cgroup).join("cgroup.procs"),
+        std::process::id().to_string(),
+    )
+    .unwrap();
 }
 
 /// A cgroup's directory in the hierarchy of version 2.
@@ -136,8 +150,12 @@ impl Pair {
         lose.set(Register::R0, 0);
         lose.exit();
         let program = Program::load("pinfold_loss", &lose, Direction::Ingress).unwrap();
-        let lossy = program.attach(fs::File::open(directory).unwrap().as_fd()).unwrap();
-        let Self::Segments(one, other) = self else { return };
+        let lossy = program
+            .attach(fs::File::open(directory).unwrap().as_fd())
+            .unwrap();
+        let Self::Segments(one, other) = self else {
+            return;
+        };
         for mut end in [one, other] {
             end.write_all(&[0; 64]).unwrap();
         }

@@ -74,22 +74,38 @@ fn drive() {
 
 fn start(what: &str) -> (Child, ChildStdin, ChildStdout) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let mut child = command.arg(what).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .arg(what)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     (child, to, from)
 }
 
 fn put(kernel: &Kernel, cgroup: &str, pid: u32) {
-    kernel.cgroups.procs_files(cgroup).iter().for_each(|file| fs::write(file, pid.to_string()).unwrap());
+    kernel
+        .cgroups
+        .procs_files(cgroup)
+        .iter()
+        .for_each(|file| fs::write(file, pid.to_string()).unwrap());
 }
 
 fn open(kernel: &Kernel, cgroups: &[String]) -> Vec<Group> {
     let mut groups = Vec::new();
     for cgroup in cgroups {
-        let folder =
-            kernel.cgroups.event_folder(cgroup).unwrap_or_else(|| panic!("{cgroup} has no processes"));
+        let folder = kernel
+            .cgroups
+            .event_folder(cgroup)
+            .unwrap_or_else(|| panic!("{cgroup} has no processes"));
         let folder = File::open(folder).unwrap();
-        groups.extend(kernel.online.iter().map(|cpu| Group::open_in(&folder, cpu, &SOFTWARE).unwrap()));
+        groups.extend(
+            kernel
+                .online
+                .iter()
+                .map(|cpu| Group::open_in(&folder, cpu, &SOFTWARE).unwrap()),
+        );
     }
     groups
 }
@@ -100,7 +116,9 @@ fn measure(kernel: &Kernel) {
     let mut tree = kernel.tree();
     let pod = tree.pod("", "switched");
     let pair = ["a", "b"].map(|name| tree.container(&pod, name));
-    let others: Vec<String> = (0..OTHERS).map(|number| tree.container(&pod, &format!("o{number}"))).collect();
+    let others: Vec<String> = (0..OTHERS)
+        .map(|number| tree.container(&pod, &format!("o{number}")))
+        .collect();
     for path in [&tree.path, &pod].into_iter().chain(&pair).chain(&others) {
         kernel.write_cpus(path, &kernel.online);
         kernel.write(path, "cpuset.mems", "0");
@@ -117,8 +135,11 @@ fn measure(kernel: &Kernel) {
     put(kernel, &pair[0], driver.id());
     put(kernel, &pair[1], next());
     let all: Vec<String> = pair.iter().chain(&others).cloned().collect();
-    let kinds: [(&str, &[String]); 3] =
-        [("no counters", &[]), ("both are counted", &pair), ("and a hundred others are", &all)];
+    let kinds: [(&str, &[String]); 3] = [
+        ("no counters", &[]),
+        ("both are counted", &pair),
+        ("and a hundred others are", &all),
+    ];
     let mut times: [Vec<u32>; 3] = Default::default();
     for _ in 0..ROUNDS {
         for ((_, counted), times) in kinds.iter().zip(&mut times) {

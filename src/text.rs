@@ -51,7 +51,11 @@ pub struct Mistake {
 /// # Errors
 /// The first mistake in it.
 pub fn read<T: DeserializeOwned>(text: &str, longest: usize) -> Result<(Vec<T>, Form), Mistake> {
-    if !text.trim_start_matches('\u{feff}').trim_start().starts_with('{') {
+    if !text
+        .trim_start_matches('\u{feff}')
+        .trim_start()
+        .starts_with('{')
+    {
         return Ok((read_as(text, Form::Yaml, longest)?, Form::Yaml));
     }
     match read_as(text, Form::Json, longest) {
@@ -68,7 +72,11 @@ pub fn read<T: DeserializeOwned>(text: &str, longest: usize) -> Result<(Vec<T>, 
 ///
 /// # Errors
 /// The first mistake in it.
-pub fn read_as<T: DeserializeOwned>(text: &str, form: Form, longest: usize) -> Result<Vec<T>, Mistake> {
+pub fn read_as<T: DeserializeOwned>(
+    text: &str,
+    form: Form,
+    longest: usize,
+) -> Result<Vec<T>, Mistake> {
     let text = text.trim_start_matches('\u{feff}');
     let mut documents = Vec::new();
     if form == Form::Json {
@@ -84,11 +92,16 @@ pub fn read_as<T: DeserializeOwned>(text: &str, form: Form, longest: usize) -> R
     }
     let mut bytes = text.as_bytes();
     for document in serde_saphyr::read_with_options(&mut bytes, options(form, longest)) {
-        documents.push(document.map_err(|error: serde_saphyr::Error| Mistake {
-            document: documents.len() + 1,
-            line: error.location().map(|location| location.line()).filter(|&line| line > 0),
-            message: error.render_with_formatter(&serde_saphyr::UserMessageFormatter),
-            other_form: false,
+        documents.push(document.map_err(|error: serde_saphyr::Error| {
+            Mistake {
+                document: documents.len() + 1,
+                line: error
+                    .location()
+                    .map(|location| location.line())
+                    .filter(|&line| line > 0),
+                message: error.render_with_formatter(&serde_saphyr::UserMessageFormatter),
+                other_form: false,
+            }
         })?);
     }
     Ok(documents)
@@ -208,14 +221,33 @@ mod tests {
 
     #[test]
     fn numbers_and_nouns_agree() {
-        let all = [(0, "worker"), (1, "worker"), (2, "worker"), (1, "process"), (3, "process")];
+        let all = [
+            (0, "worker"),
+            (1, "worker"),
+            (2, "worker"),
+            (1, "process"),
+            (3, "process"),
+        ];
         let words = all.map(|(number, thing)| counted(number, thing));
-        assert_eq!(words, ["0 workers", "1 worker", "2 workers", "1 process", "3 processes"]);
+        assert_eq!(
+            words,
+            [
+                "0 workers",
+                "1 worker",
+                "2 workers",
+                "1 process",
+                "3 processes"
+            ]
+        );
     }
 
     fn names(text: &str) -> Result<Vec<Option<String>>, (usize, Option<u64>)> {
-        let (things, _) = read::<Thing>(text, 1 << 20).map_err(|mistake| (mistake.document, mistake.line))?;
-        Ok(things.into_iter().map(|thing| thing.inner.map_or(thing.name, |inner| inner.name)).collect())
+        let (things, _) =
+            read::<Thing>(text, 1 << 20).map_err(|mistake| (mistake.document, mistake.line))?;
+        Ok(things
+            .into_iter()
+            .map(|thing| thing.inner.map_or(thing.name, |inner| inner.name))
+            .collect())
     }
 
     #[test]
@@ -245,7 +277,10 @@ mod tests {
         ] {
             assert_eq!(names(text), Err(place), "{text}");
         }
-        assert_eq!(read_as::<String>("7", Form::PlainYaml, 100), Ok(vec!["7".to_owned()]));
+        assert_eq!(
+            read_as::<String>("7", Form::PlainYaml, 100),
+            Ok(vec!["7".to_owned()])
+        );
         assert!(read_as::<String>("7", Form::Yaml, 100).is_err());
         assert!(read_as::<String>(&"a".repeat(101), Form::Yaml, 100).is_err());
     }

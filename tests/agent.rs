@@ -4,7 +4,12 @@
 //! names them. Every test makes a pods' tree of its own and touches no other.
 
 // A helper that can't do its work fails the test that called it.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/agent.rs"]
 mod agent;

@@ -2,7 +2,11 @@
 //!
 //! Most of these tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on ends")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on ends"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -29,13 +33,23 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
     let meant = gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs");
-    meant.then(|| ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    meant.then(|| {
+        ALONE
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    })
 }
 
 fn bench(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-    command.arg("bench").args(arguments).env_remove("PINFOLD_LOG");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg("bench")
+        .args(arguments)
+        .env_remove("PINFOLD_LOG");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -61,7 +75,9 @@ impl Left {
         find(Path::new("/sys/fs/cgroup"), 2, &mut cgroups);
         let names = |path: &str| -> BTreeSet<String> {
             let entries = fs::read_dir(path).unwrap().flatten();
-            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+            entries
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect()
         };
         let line = |pid: String| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -105,14 +121,23 @@ fn nothing_left(links: &BTreeSet<String>) {
 fn until_it_runs(child: &mut Child) {
     let deadline = Instant::now() + Duration::from_secs(20);
     // The bench's own command line has the mark, too.
-    while !Left::now(MARK).processes.iter().any(|line| line.starts_with("/bin/sh -c ")) {
-        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "it runs nothing");
+    while !Left::now(MARK)
+        .processes
+        .iter()
+        .any(|line| line.starts_with("/bin/sh -c "))
+    {
+        assert!(
+            Instant::now() < deadline && child.try_wait().unwrap().is_none(),
+            "it runs nothing"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 fn figure(report: &Value, way: usize, metric: &str) -> f64 {
-    report["ways"][way]["figures"][metric]["median"].as_f64().unwrap_or_else(|| panic!("{metric}: {report}"))
+    report["ways"][way]["figures"][metric]["median"]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{metric}: {report}"))
 }
 
 #[test]
@@ -122,15 +147,31 @@ fn the_figures_of_a_short_bench() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("bench.svg");
     let svg = picture.to_str().unwrap();
-    let report =
-        report(&["--rounds", "2", "--seconds", "1", "--host-threads", "8", "--svg", svg, "-o", "json"]);
+    let report = report(&[
+        "--rounds",
+        "2",
+        "--seconds",
+        "1",
+        "--host-threads",
+        "8",
+        "--svg",
+        svg,
+        "-o",
+        "json",
+    ]);
     let runs = report["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 8);
     // The order is the plan's.
-    let planned =
-        report["plan"]["rounds"].as_array().unwrap().iter().flat_map(|round| round.as_array().unwrap());
+    let planned = report["plan"]["rounds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|round| round.as_array().unwrap());
     for (run, planned) in runs.iter().zip(planned) {
-        assert_eq!((&run["cpus"], &run["threads"]), (&planned["cpus"], &planned["threads"]));
+        assert_eq!(
+            (&run["cpus"], &run["threads"]),
+            (&planned["cpus"], &planned["threads"])
+        );
     }
     for way in 0..4 {
         assert!(figure(&report, way, "stepsPerSecond") > 0.0);
@@ -143,9 +184,16 @@ fn the_figures_of_a_short_bench() {
     }
     // Eight threads each, or as many as CPUs: the job is told, and the agent sees it.
     let threads = |way: usize| report["ways"][way]["threadCount"].as_u64().unwrap();
-    assert!(threads(0) > threads(1) && threads(2) > threads(3), "{report}");
+    assert!(
+        threads(0) > threads(1) && threads(2) > threads(3),
+        "{report}"
+    );
     assert_eq!(report["effects"].as_array().unwrap().len(), 49);
-    assert!(report["effects"].to_string().contains("too few rounds to tell"));
+    assert!(
+        report["effects"]
+            .to_string()
+            .contains("too few rounds to tell")
+    );
     assert_eq!(report["claims"].as_array().unwrap().len(), 3);
     // Each metric is counted in every way, or has a reason.
     for metric in ["migrationsPerStep", "cacheMissesPerStep"] {
@@ -154,7 +202,10 @@ fn the_figures_of_a_short_bench() {
         assert_eq!(counted, reason.is_empty(), "{metric}: {report}");
     }
     let svg = fs::read_to_string(&picture).unwrap();
-    assert!(svg.starts_with("<svg") && svg.matches("<circle").count() >= 16, "{svg}");
+    assert!(
+        svg.starts_with("<svg") && svg.matches("<circle").count() >= 16,
+        "{svg}"
+    );
     nothing_left(&links);
 }
 
@@ -164,8 +215,18 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
     let links = Left::now(MARK).links;
     // The shell's children must be gone with it, and its variables be the agent's.
     let steps = "while :; do sleep 0.01; echo step $TF_NUM_INTRAOP_THREADS; done";
-    let usual =
-        ["--rounds", "1", "--seconds", "1", "--neighbours", "1", "--neighbour-busy", "30", "-o", "json"];
+    let usual = [
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--neighbours",
+        "1",
+        "--neighbour-busy",
+        "30",
+        "-o",
+        "json",
+    ];
     let with = |more: &[&str]| -> Value { report(&[&usual[..], more].concat()) };
     let by_steps = with(&["--command", steps, "--steps", "^step"]);
     for way in 0..4 {
@@ -173,8 +234,16 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
         assert!(rate > 5.0 && rate < 100.0, "{by_steps}");
     }
     // The variables are the agent's where threads are right, and the larger host's where they are not.
-    let told = "while :; do sleep 0.0$TF_NUM_INTRAOP_THREADS; echo step $TF_NUM_INTRAOP_THREADS; done";
-    let told = with(&["--command", told, "--steps", "^step [0-9]", "--host-threads", "9"]);
+    let told =
+        "while :; do sleep 0.0$TF_NUM_INTRAOP_THREADS; echo step $TF_NUM_INTRAOP_THREADS; done";
+    let told = with(&[
+        "--command",
+        told,
+        "--steps",
+        "^step [0-9]",
+        "--host-threads",
+        "9",
+    ]);
     for (way, slow) in [(0, true), (1, false), (2, true), (3, false)] {
         assert_eq!(figure(&told, way, "stepMsP50") >= 85.0, slow, "{told}");
     }
@@ -182,9 +251,18 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
     for way in 0..4 {
         let millis = figure(&whole, way, "stepMsP50");
         assert!((600.0..3000.0).contains(&millis), "{whole}");
-        assert!(figure(&whole, way, "contextSwitchesPerStep") >= 1.0, "{whole}");
+        assert!(
+            figure(&whole, way, "contextSwitchesPerStep") >= 1.0,
+            "{whole}"
+        );
     }
-    assert!(whole["notCounted"]["migrationsPerStep"].as_str().unwrap().contains("to its end"), "{whole}");
+    assert!(
+        whole["notCounted"]["migrationsPerStep"]
+            .as_str()
+            .unwrap()
+            .contains("to its end"),
+        "{whole}"
+    );
     nothing_left(&links);
 }
 
@@ -198,9 +276,18 @@ fn a_command_that_fails_is_told_with_its_words() {
             &["--command", "echo no such data >&2; exit 3"][..],
             &["exit status: 3", "no such data", "round 1, shared"][..],
         ),
-        (&["--command", "sleep 0.2; exit 3", "--steps", "^step"], &["exit status: 3"]),
-        (&["--command", "sleep 1; echo done", "--steps", "^step"], &["made no step", "--steps"]),
-        (&["--command", "echo step; sleep 2", "--steps", "^step"], &["the command ended", "--seconds"]),
+        (
+            &["--command", "sleep 0.2; exit 3", "--steps", "^step"],
+            &["exit status: 3"],
+        ),
+        (
+            &["--command", "sleep 1; echo done", "--steps", "^step"],
+            &["made no step", "--steps"],
+        ),
+        (
+            &["--command", "echo step; sleep 2", "--steps", "^step"],
+            &["the command ended", "--seconds"],
+        ),
         // A hundred lines are enough for this error: a slow machine prints them in time.
         (
             &[
@@ -211,8 +298,19 @@ fn a_command_that_fails_is_told_with_its_words() {
             ],
             &["more lines match", "let fewer match"],
         ),
-        (&["--command", "while echo step 1,5; do sleep 0.1; done", "--steps", "^step (?<step>.*)"], &["1,5"]),
-        (&["--command", "sleep 60", "--limit", "10"], &["not come to its end in 10 s", "--limit"]),
+        (
+            &[
+                "--command",
+                "while echo step 1,5; do sleep 0.1; done",
+                "--steps",
+                "^step (?<step>.*)",
+            ],
+            &["1,5"],
+        ),
+        (
+            &["--command", "sleep 60", "--limit", "10"],
+            &["not come to its end in 10 s", "--limit"],
+        ),
     ] {
         let (code, stdout, stderr) = run(&mut bench(&[&usual[..], command].concat()));
         assert_eq!((code, stdout.as_str()), (2, ""), "{command:?}: {stderr}");
@@ -232,7 +330,14 @@ fn a_signal_in_the_middle_leaves_nothing() {
     // A shell with a child, both deaf to SIGTERM.
     let deaf = format!("trap '' TERM; while :; do sleep 0.02; echo {MARK}; done");
     for (signal, delay) in [(Signal::SIGTERM, 0), (Signal::SIGINT, 1500)] {
-        let arguments = ["--command", &deaf, "--steps", "a", "--svg", picture.to_str().unwrap()];
+        let arguments = [
+            "--command",
+            &deaf,
+            "--steps",
+            "a",
+            "--svg",
+            picture.to_str().unwrap(),
+        ];
         let mut child = bench(&arguments).spawn().unwrap();
         until_it_runs(&mut child);
         std::thread::sleep(Duration::from_millis(delay));
@@ -240,7 +345,10 @@ fn a_signal_in_the_middle_leaves_nothing() {
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(130), "{stderr}");
-        assert!(stderr.contains("interrupted") && !picture.exists(), "{stderr}");
+        assert!(
+            stderr.contains("interrupted") && !picture.exists(),
+            "{stderr}"
+        );
         nothing_left(&links);
     }
 }
@@ -250,7 +358,9 @@ fn a_kill_leaves_nothing_a_moment_later() {
     let Some(_alone) = kernel_tests() else { return };
     let links = Left::now(MARK).links;
     let command = format!("while :; do sleep 0.02; echo {MARK}; done");
-    let mut child = bench(&["--command", &command, "--steps", "a"]).spawn().unwrap();
+    let mut child = bench(&["--command", &command, "--steps", "a"])
+        .spawn()
+        .unwrap();
     until_it_runs(&mut child);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -267,14 +377,33 @@ fn who_owns_the_cgroups_already_is_named() {
     let links = Left::now(MARK).links;
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     let pods = tempfile::tempdir().unwrap();
-    command.args(["run", "--listen", "127.0.0.1:0", "--tree", "pinfold-none", "--pods"]).arg(pods.path());
-    let mut agent = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    command
+        .args([
+            "run",
+            "--listen",
+            "127.0.0.1:0",
+            "--tree",
+            "pinfold-none",
+            "--pods",
+        ])
+        .arg(pods.path());
+    let mut agent = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     let said = loop {
         // The agent takes its lock a moment after its start; until then a bench would run.
         std::thread::sleep(Duration::from_millis(500));
-        let (code, _, stderr) =
-            run(&mut bench(&["--rounds", "1", "--seconds", "1", "--command", "sleep 0.5"]));
+        let (code, _, stderr) = run(&mut bench(&[
+            "--rounds",
+            "1",
+            "--seconds",
+            "1",
+            "--command",
+            "sleep 0.5",
+        ]));
         if code == 2 || Instant::now() > deadline {
             break stderr;
         }
@@ -287,16 +416,31 @@ fn who_owns_the_cgroups_already_is_named() {
 
 #[test]
 fn a_plan_is_printed_and_nothing_done() {
-    let (code, stdout, stderr) = run(&mut bench(&["--dry-run", "--rounds", "4", "--seconds", "3"]));
+    let (code, stdout, stderr) = run(&mut bench(&[
+        "--dry-run",
+        "--rounds",
+        "4",
+        "--seconds",
+        "3",
+    ]));
     if std::thread::available_parallelism().unwrap().get() < 2 {
-        assert!(code == 2 && stderr.contains("no CPU to give away"), "{stderr}");
+        assert!(
+            code == 2 && stderr.contains("no CPU to give away"),
+            "{stderr}"
+        );
         return;
     }
     assert_eq!(code, 0, "{stderr}");
-    for says in ["TF_NUM_INTRAOP_THREADS=", "round 4:", "16 runs of 3 s", "for the system"] {
+    for says in [
+        "TF_NUM_INTRAOP_THREADS=",
+        "round 4:",
+        "16 runs of 3 s",
+        "for the system",
+    ] {
         assert!(stdout.contains(says), "{says}: {stdout}");
     }
-    let plan: Value = serde_json::from_str(&run(&mut bench(&["--dry-run", "-o", "json"])).1).unwrap();
+    let plan: Value =
+        serde_json::from_str(&run(&mut bench(&["--dry-run", "-o", "json"])).1).unwrap();
     assert_eq!(plan["rounds"].as_array().unwrap().len(), 8);
     assert_eq!(plan["work"], "builtIn");
 }
@@ -310,12 +454,21 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
         (&["--dry-run", "--reserved", "4000-4001"], "not online here"),
         (&["--dry-run", "--reserved", "0-"], "--reserved"),
         (&["--dry-run", "--steps", "x"], "--command"),
-        (&["--dry-run", "--command", "x", "--steps", "("], "no regular expression"),
-        (&["--dry-run", "--command", "x", "--steps", "(?<loss>x)"], "the group loss means nothing"),
+        (
+            &["--dry-run", "--command", "x", "--steps", "("],
+            "no regular expression",
+        ),
+        (
+            &["--dry-run", "--command", "x", "--steps", "(?<loss>x)"],
+            "the group loss means nothing",
+        ),
         (&["--dry-run", "--command", "x", "--ps", "1"], "--ps"),
         (&["--dry-run", "--svg", "x"], "--svg"),
         (&["--dry-run", "--command", " "], "--command is empty"),
-        (&["--dry-run", "--enforcement", "observe"], "nothing to compare"),
+        (
+            &["--dry-run", "--enforcement", "observe"],
+            "nothing to compare",
+        ),
         (&["--neighbour-busy", "101"], "--neighbour-busy"),
     ] {
         let (code, _, stderr) = run(&mut bench(arguments));
@@ -330,12 +483,22 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
             code == 2 && stderr.contains("can't write") && stderr.contains("missing/bench.svg"),
             "{stderr}"
         );
-        let (code, _, stderr) = run(&mut bench(&["--cgroup-root", folder.path().to_str().unwrap()]));
-        assert!(code == 2 && stderr.contains("no cgroup hierarchy"), "{stderr}");
+        let (code, _, stderr) = run(&mut bench(&[
+            "--cgroup-root",
+            folder.path().to_str().unwrap(),
+        ]));
+        assert!(
+            code == 2 && stderr.contains("no cgroup hierarchy"),
+            "{stderr}"
+        );
         // The binary may lie where nobody may go, so a copy is run.
         let copy = folder.path().join("pinfold");
         fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
-        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(
+            folder.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
         let (code, _, stderr) = run(Command::new(&copy).arg("bench").uid(65_534).gid(65_534));
         assert!(code == 2 && stderr.contains("needs root"), "{stderr}");
     } else {
@@ -348,15 +511,40 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
 #[test]
 fn tensorflow_is_measured_like_any_command() {
     let Some(python) = std::env::var_os("PINFOLD_TENSORFLOW") else {
-        gate::leave("tests/run", "PINFOLD_TENSORFLOW, a Python with TensorFlow: tests/tensorflow makes one");
+        gate::leave(
+            "tests/run",
+            "PINFOLD_TENSORFLOW, a Python with TensorFlow: tests/tensorflow makes one",
+        );
         return;
     };
     let Some(_alone) = kernel_tests() else { return };
     let links = Left::now(MARK).links;
-    let script = format!("{} {ROOT}/deploy/examples/bench-tensorflow.py", python.to_string_lossy());
-    let mut command = bench(&["--rounds", "1", "--seconds", "2", "--host-threads", "8", "-o", "json"]);
-    command.args(["--command", &script, "--steps", r"^step (?<step>\d+) (?<ms>[\d.]+) ms"]);
-    for (name, value) in [("VOCABULARY", "500"), ("DIM", "8"), ("HIDDEN", "64,32"), ("BATCH", "128")] {
+    let script = format!(
+        "{} {ROOT}/deploy/examples/bench-tensorflow.py",
+        python.to_string_lossy()
+    );
+    let mut command = bench(&[
+        "--rounds",
+        "1",
+        "--seconds",
+        "2",
+        "--host-threads",
+        "8",
+        "-o",
+        "json",
+    ]);
+    command.args([
+        "--command",
+        &script,
+        "--steps",
+        r"^step (?<step>\d+) (?<ms>[\d.]+) ms",
+    ]);
+    for (name, value) in [
+        ("VOCABULARY", "500"),
+        ("DIM", "8"),
+        ("HIDDEN", "64,32"),
+        ("BATCH", "128"),
+    ] {
         command.env(format!("BENCH_{name}"), value);
     }
     let (code, stdout, stderr) = run(&mut command);
@@ -367,6 +555,9 @@ fn tensorflow_is_measured_like_any_command() {
     }
     // TensorFlow took its counts from the variables.
     let threads = |way: usize| report["ways"][way]["threadCount"].as_u64().unwrap();
-    assert!(threads(0) > threads(1) + 4 && threads(2) > threads(3) + 4, "{report}");
+    assert!(
+        threads(0) > threads(1) + 4 && threads(2) > threads(3) + 4,
+        "{report}"
+    );
     nothing_left(&links);
 }

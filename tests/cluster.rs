@@ -1,6 +1,11 @@
 //! The Kubernetes API: the fake server held to recordings of a real one, and the room `cluster` against the fake.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod fakeapi;
 

@@ -1,6 +1,10 @@
 //! The program as people and scripts meet it: answers, mistakes, exit codes.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::fs;
 use std::io::Write;
@@ -44,14 +48,23 @@ fn pinfold() -> Command {
             command.env_remove(name);
         }
     }
-    for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_NAMESPACE"] {
+    for name in [
+        "KUBECONFIG",
+        "KUBERNETES_SERVICE_HOST",
+        "NODE_NAME",
+        "POD_NAMESPACE",
+    ] {
         command.env_remove(name);
     }
     command
 }
 
 fn finish(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.stdin(Stdio::null()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }
@@ -88,7 +101,11 @@ fn topology_for_programs() {
     let online: pinfold::cpu::CpuSet = topology["online"].as_str().unwrap().parse().unwrap();
     assert!(!online.is_empty());
     for key in ["id", "core", "socket", "numa", "llc"] {
-        assert!(cpus.iter().all(|cpu| cpu.get(key).is_some()), "{key}: {}", cpus[0]);
+        assert!(
+            cpus.iter().all(|cpu| cpu.get(key).is_some()),
+            "{key}: {}",
+            cpus[0]
+        );
     }
     let (code, out, error) = run(&["topology", "--root", text(machine.path())]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
@@ -108,31 +125,69 @@ fn place_answers_and_refuses() {
     let (code, out, error) = run(&["place", "4000", "--root", root, "-o", "json"]);
     let refused: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, error.as_str()), (Some(1), ""));
-    assert!(refused["error"].as_str().unwrap().contains("4000 wanted"), "{refused}");
+    assert!(
+        refused["error"].as_str().unwrap().contains("4000 wanted"),
+        "{refused}"
+    );
 }
 
 #[test]
 fn plan_for_programs() {
     let machine = machine::unpack(MACHINE);
     let (_folder, pods) = file("pods.yaml", PODS);
-    let plan = json(&["plan", "--root", text(machine.path()), "--pods", &pods, "-o", "json"]);
+    let plan = json(&[
+        "plan",
+        "--root",
+        text(machine.path()),
+        "--pods",
+        &pods,
+        "-o",
+        "json",
+    ]);
     let containers = plan["containers"].as_array().unwrap();
     assert_eq!(containers.len(), 2);
-    for key in ["namespace", "pod", "container", "role", "qos", "entitlement", "cpus", "mems", "env"] {
-        assert!(containers.iter().all(|one| one.get(key).is_some()), "{key}: {plan:#}");
+    for key in [
+        "namespace",
+        "pod",
+        "container",
+        "role",
+        "qos",
+        "entitlement",
+        "cpus",
+        "mems",
+        "env",
+    ] {
+        assert!(
+            containers.iter().all(|one| one.get(key).is_some()),
+            "{key}: {plan:#}"
+        );
     }
     let [worker, web] = [&containers[0], &containers[1]];
     assert_eq!(
-        [&worker["namespace"], &worker["pod"], &worker["container"], &worker["role"], &worker["qos"]],
+        [
+            &worker["namespace"],
+            &worker["pod"],
+            &worker["container"],
+            &worker["role"],
+            &worker["qos"]
+        ],
         ["train", "worker-0", "main", "worker", "Guaranteed"]
     );
     assert_eq!(worker["entitlement"]["kind"], "exclusive");
     assert_eq!(worker["entitlement"]["cpus"], 4);
-    assert!(worker["entitlement"]["reason"].as_str().unwrap().contains("Guaranteed"));
+    assert!(
+        worker["entitlement"]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("Guaranteed")
+    );
     let cpus: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
     assert_eq!(cpus.len(), 4);
     assert_eq!(worker["env"]["TF_NUM_INTRAOP_THREADS"], "4");
-    assert_eq!((&web["role"], &web["qos"]), (&"other".into(), &"BestEffort".into()));
+    assert_eq!(
+        (&web["role"], &web["qos"]),
+        (&"other".into(), &"BestEffort".into())
+    );
     assert_eq!(web["entitlement"]["kind"], "shared");
     assert_eq!(web["entitlement"].get("cpus"), None);
     let shared: pinfold::cpu::CpuSet = web["cpus"].as_str().unwrap().parse().unwrap();
@@ -147,18 +202,30 @@ fn explain_knows_its_pods() {
     let root = text(machine.path());
     let (code, out, error) = run(&["explain", "train/worker-0", "--pods", &pods, "--root", root]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
-    assert!(out.contains("Role worker") && out.contains("TF_NUM_INTRAOP_THREADS=4"), "{out}");
+    assert!(
+        out.contains("Role worker") && out.contains("TF_NUM_INTRAOP_THREADS=4"),
+        "{out}"
+    );
     let (code, out, error) = run(&["explain", "worker-9", "--pods", &pods, "--root", root]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
-    assert_eq!(error, "pinfold: no pod worker-9 in these manifests; there are: train/worker-0, shop/web\n");
+    assert_eq!(
+        error,
+        "pinfold: no pod worker-9 in these manifests; there are: train/worker-0, shop/web\n"
+    );
     let twins = PODS.replace("name: web,", "name: worker-0,");
     let (_folder, pods) = file("pods.yaml", &twins);
     let (code, _, error) = run(&["explain", "worker-0", "--pods", &pods, "--root", root]);
-    assert!(code == Some(2) && error.contains("NAMESPACE/NAME"), "{error}");
+    assert!(
+        code == Some(2) && error.contains("NAMESPACE/NAME"),
+        "{error}"
+    );
     // Without manifests the agent here is asked; nobody listens at this port.
     let (code, out, error) = run(&["explain", "worker-0", "--agent", "127.0.0.1:1"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
-    assert!(error.contains("http://127.0.0.1:1/status") && error.contains("pinfold run"), "{error}");
+    assert!(
+        error.contains("http://127.0.0.1:1/status") && error.contains("pinfold run"),
+        "{error}"
+    );
     let (code, _, error) = run(&["explain", "worker-0", "--live"]);
     assert!(code == Some(2) && error.contains("--pods"), "{error}");
 }
@@ -175,21 +242,56 @@ fn mistakes_are_named() {
     let (_six, no_utf8) = file("x.yaml", "");
     fs::write(&no_utf8, b"kind: \xff\xfe").unwrap();
     let cases: [(&[&str], &[&str]); 20] = [
-        (&["place", "2", "--root", root, "--free", "3-1"], &["--free", "3-1"]),
-        (&["place", "2", "--root", root, "--free", "0,x"], &["--free", "x"]),
+        (
+            &["place", "2", "--root", root, "--free", "3-1"],
+            &["--free", "3-1"],
+        ),
+        (
+            &["place", "2", "--root", root, "--free", "0,x"],
+            &["--free", "x"],
+        ),
         (&["place", "many", "--root", root], &["many"]),
         (&["place", "2", "--root", "/nowhere"], &["/nowhere"]),
         (&["topology", "--root", "/nowhere"], &["/nowhere"]),
-        (&["plan", "--pods", &good, "--root", "/nowhere"], &["/nowhere"]),
-        (&["plan", "--pods", "/nowhere.yaml", "--root", root], &["/nowhere.yaml", "No such file"]),
-        (&["plan", "--pods", &broken, "--root", root], &["broken.yaml", "document 1"]),
-        (&["plan", "--pods", &deployment, "--root", root], &["deployment.yaml", "Deployment"]),
+        (
+            &["plan", "--pods", &good, "--root", "/nowhere"],
+            &["/nowhere"],
+        ),
+        (
+            &["plan", "--pods", "/nowhere.yaml", "--root", root],
+            &["/nowhere.yaml", "No such file"],
+        ),
+        (
+            &["plan", "--pods", &broken, "--root", root],
+            &["broken.yaml", "document 1"],
+        ),
+        (
+            &["plan", "--pods", &deployment, "--root", root],
+            &["deployment.yaml", "Deployment"],
+        ),
         (&["plan", "--pods", &no_utf8, "--root", root], &["x.yaml"]),
-        (&["plan", "--pods", &good, "--root", root, "--reserved", "4000"], &["reserved", "4000"]),
+        (
+            &[
+                "plan",
+                "--pods",
+                &good,
+                "--root",
+                root,
+                "--reserved",
+                "4000",
+            ],
+            &["reserved", "4000"],
+        ),
         (&["plan", "--root", root], &["--pods"]),
         (&["config", "--config", "/nowhere.yaml"], &["/nowhere.yaml"]),
-        (&["config", "--config", &unknown_key], &["pinfold.yaml", "reconcileSecond"]),
-        (&["config", "--config", &wrong_value], &["pinfold.yaml", "3-1"]),
+        (
+            &["config", "--config", &unknown_key],
+            &["pinfold.yaml", "reconcileSecond"],
+        ),
+        (
+            &["config", "--config", &wrong_value],
+            &["pinfold.yaml", "3-1"],
+        ),
         (&["config", "--reserved", "3-1"], &["--reserved", "3-1"]),
         (&["config", "--tree", "../x"], &["../x"]),
         (&["config", "--colour"], &["--colour"]),
@@ -200,9 +302,15 @@ fn mistakes_are_named() {
         let (code, out, error) = run(args);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {error}");
         for name in named {
-            assert!(error.contains(name), "{args:?} doesn't name {name}: {error}");
+            assert!(
+                error.contains(name),
+                "{args:?} doesn't name {name}: {error}"
+            );
         }
-        assert!(!error.contains("panicked") && !error.contains("Error {"), "{args:?}: {error}");
+        assert!(
+            !error.contains("panicked") && !error.contains("Error {"),
+            "{args:?}: {error}"
+        );
     }
 }
 
@@ -218,10 +326,18 @@ fn mistakes_in_the_environment_are_named() {
         ("PINFOLD_CONFIG", "/nowhere.yaml"),
     ] {
         let (code, out, error) = finish(pinfold().arg("config").env(name, value));
-        assert_eq!((code, out.as_str()), (Some(2), ""), "{name}={value}: {error}");
+        assert_eq!(
+            (code, out.as_str()),
+            (Some(2), ""),
+            "{name}={value}: {error}"
+        );
         assert!(error.contains(value), "{name}={value}: {error}");
     }
-    let (code, _, error) = finish(pinfold().args(["run", "--pods", "/"]).env("PINFOLD_LOG", "=,="));
+    let (code, _, error) = finish(
+        pinfold()
+            .args(["run", "--pods", "/"])
+            .env("PINFOLD_LOG", "=,="),
+    );
     assert!(code == Some(2) && error.contains("PINFOLD_LOG"), "{error}");
 }
 
@@ -232,7 +348,13 @@ fn node() -> (TempDir, [String; 4]) {
     fs::create_dir(&cgroups).unwrap();
     fs::write(cgroups.join("cgroup.controllers"), "cpuset cpu\n").unwrap();
     fs::write(cgroups.join("cgroup.subtree_control"), "cpuset cpu\n").unwrap();
-    let args = ["--root", text(machine.path()), "--cgroup-root", text(&cgroups)].map(str::to_owned);
+    let args = [
+        "--root",
+        text(machine.path()),
+        "--cgroup-root",
+        text(&cgroups),
+    ]
+    .map(str::to_owned);
     (machine, args)
 }
 
@@ -242,26 +364,51 @@ fn run_says_why_it_cannot() {
     let start = |more: &[&str]| finish(pinfold().arg("run").args(&args).args(more));
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (_folder, file) = file("kubeconfig", "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n");
+    let (_folder, file) = file(
+        "kubeconfig",
+        "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n",
+    );
     let pods = text(machine.path());
     let (code, _, error) = start(&["--listen", &address, "--pods", pods]);
-    assert!(code == Some(2) && error.contains(&address) && error.contains("--listen"), "{error}");
+    assert!(
+        code == Some(2) && error.contains(&address) && error.contains("--listen"),
+        "{error}"
+    );
     let (code, _, error) = start(&["--listen", "127.0.0.1:0", "--pods", "/nowhere"]);
-    assert!(code == Some(2) && error.contains("/nowhere") && error.contains("--pods"), "{error}");
+    assert!(
+        code == Some(2) && error.contains("/nowhere") && error.contains("--pods"),
+        "{error}"
+    );
     let (code, _, error) = start(&["--reserved", "4000", "--pods", pods]);
     assert!(code == Some(2) && error.contains("4000"), "{error}");
     let nothing = text(machine.path()).to_owned() + "/sys";
-    let (code, _, error) =
-        finish(pinfold().args(["run", "--cgroup-root", &nothing, "--listen", "127.0.0.1:0", "--pods", pods]));
-    assert!(code == Some(2) && error.contains(&nothing) && error.contains("--cgroup-root"), "{error}");
+    let (code, _, error) = finish(pinfold().args([
+        "run",
+        "--cgroup-root",
+        &nothing,
+        "--listen",
+        "127.0.0.1:0",
+        "--pods",
+        pods,
+    ]));
+    assert!(
+        code == Some(2) && error.contains(&nothing) && error.contains("--cgroup-root"),
+        "{error}"
+    );
 
     // The way to the API, or none.
     let cases: [(&[&str], &[&str]); 8] = [
         (&[], &["--pods", "--kubeconfig", "KUBERNETES_SERVICE_HOST"]),
         (&["--api", "never"], &["--pods", "--api"]),
-        (&["--api", "always", "--pods", pods], &["--kubeconfig", "KUBERNETES_SERVICE_HOST"]),
+        (
+            &["--api", "always", "--pods", pods],
+            &["--kubeconfig", "KUBERNETES_SERVICE_HOST"],
+        ),
         (&["--kubeconfig", "/nowhere"], &["/nowhere", "--kubeconfig"]),
-        (&["--kubeconfig", &file, "--pods", pods], &[&file, "nowhere"]),
+        (
+            &["--kubeconfig", &file, "--pods", pods],
+            &[&file, "nowhere"],
+        ),
         (&["--node-name", "Node_1"], &["Node_1", "--node-name"]),
         (&["--namespace", "a/b"], &["a/b", "--namespace"]),
         (&["--api", "perhaps"], &["perhaps", "always"]),
@@ -269,7 +416,10 @@ fn run_says_why_it_cannot() {
     for (args, says) in cases {
         let (code, _, error) = start(args);
         assert_eq!(code, Some(2), "{args:?}: {error}");
-        assert!(says.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+        assert!(
+            says.iter().all(|word| error.contains(word)),
+            "{args:?}: {error}"
+        );
     }
 }
 
@@ -278,7 +428,10 @@ fn piped_output_is_plain() {
     let (_machine, node) = node();
     let root = node[1].as_str();
     let (_folder, pods) = file("pods.yaml", PODS);
-    let doctor: Vec<&str> = ["doctor"].into_iter().chain(node.iter().map(String::as_str)).collect();
+    let doctor: Vec<&str> = ["doctor"]
+        .into_iter()
+        .chain(node.iter().map(String::as_str))
+        .collect();
     let cases: [&[&str]; 8] = [
         &["topology", "--root", root],
         &["place", "3", "--root", root],
@@ -292,7 +445,10 @@ fn piped_output_is_plain() {
     for args in cases {
         let (code, out, error) = run(args);
         assert!(matches!(code, Some(0 | 1)), "{args:?}: {error}");
-        assert!(!out.is_empty() && !out.contains('\x1b') && !error.contains('\x1b'), "{args:?}: {out:?}");
+        assert!(
+            !out.is_empty() && !out.contains('\x1b') && !error.contains('\x1b'),
+            "{args:?}: {out:?}"
+        );
     }
 }
 
@@ -309,11 +465,20 @@ fn a_reader_that_has_seen_enough() {
         &["config"],
     ];
     for args in cases {
-        let mut child = pinfold().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = pinfold()
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         // The reader is gone before anything is written.
         drop(child.stdout.take());
         let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-        assert_eq!((status.code(), String::from_utf8(stderr).unwrap().as_str()), (Some(0), ""), "{args:?}");
+        assert_eq!(
+            (status.code(), String::from_utf8(stderr).unwrap().as_str()),
+            (Some(0), ""),
+            "{args:?}"
+        );
     }
 }
 
@@ -333,13 +498,18 @@ fn every_command_explains_itself() {
     for command in commands {
         let (code, long, error) = run(&[command, "--help"]);
         assert_eq!((code, error.as_str()), (Some(0), ""));
-        let explained = ["Example:", "Examples:", "Exit codes:"].iter().any(|word| long.contains(word));
+        let explained = ["Example:", "Examples:", "Exit codes:"]
+            .iter()
+            .any(|word| long.contains(word));
         assert!(explained, "{command} --help shows no example: {long}");
         let (_, short, _) = run(&[command, "-h"]);
         assert!(short.contains("Usage: pinfold "), "{short}");
     }
     let (code, version, _) = run(&["--version"]);
-    assert_eq!((code, version), (Some(0), format!("pinfold {}\n", env!("CARGO_PKG_VERSION"))));
+    assert_eq!(
+        (code, version),
+        (Some(0), format!("pinfold {}\n", env!("CARGO_PKG_VERSION")))
+    );
 }
 
 #[test]
@@ -347,9 +517,19 @@ fn completions_are_scripts() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, script, _) = run(&["completions", shell]);
         assert_eq!(code, Some(0));
-        assert!(script.contains("topology") && script.contains("reserved"), "{shell}: {script}");
-        assert!(!script.contains("ps-hosts"), "what is hidden is not offered");
-        let check = Command::new(shell).arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        assert!(
+            script.contains("topology") && script.contains("reserved"),
+            "{shell}: {script}"
+        );
+        assert!(
+            !script.contains("ps-hosts"),
+            "what is hidden is not offered"
+        );
+        let check = Command::new(shell)
+            .arg("-n")
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         let mut check = match check {
             Ok(check) => check,
             // bash is wherever this is built; the others are checked where they are.
@@ -363,9 +543,18 @@ fn completions_are_scripts() {
             }
             Err(error) => panic!("bash: {error}"),
         };
-        check.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        check
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(script.as_bytes())
+            .unwrap();
         let Output { status, stderr, .. } = check.wait_with_output().unwrap();
-        assert!(status.success(), "{shell}: {}", String::from_utf8_lossy(&stderr));
+        assert!(
+            status.success(),
+            "{shell}: {}",
+            String::from_utf8_lossy(&stderr)
+        );
     }
     let (code, _, error) = run(&["completions", "cmd.exe"]);
     assert!(code == Some(2) && error.contains("bash"), "{error}");
@@ -373,8 +562,10 @@ fn completions_are_scripts() {
 
 #[test]
 fn what_config_prints_is_a_configuration() {
-    let (_folder, first) =
-        file("first.yaml", "reserved: 0-1\npolicy:\n  selector: 'team in (ml, hpc)'\ntrees: [a, b/c]\n");
+    let (_folder, first) = file(
+        "first.yaml",
+        "reserved: 0-1\npolicy:\n  selector: 'team in (ml, hpc)'\ntrees: [a, b/c]\n",
+    );
     let (code, out, error) = run(&["config", "--config", &first]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let (_folder, second) = file("second.yaml", &out);
@@ -387,18 +578,32 @@ fn what_config_prints_is_a_configuration() {
 
 #[test]
 fn flags_win_over_the_environment_and_that_over_the_file() {
-    let (_folder, config) =
-        file("pinfold.yaml", "reconcileSeconds: 20\nreserved: '2'\nlisten: 127.0.0.1:1\n");
+    let (_folder, config) = file(
+        "pinfold.yaml",
+        "reconcileSeconds: 20\nreserved: '2'\nlisten: 127.0.0.1:1\n",
+    );
     let (code, out, error) = finish(
         pinfold()
-            .args(["config", "--config", &config, "-o", "json", "--reconcile-seconds", "40"])
+            .args([
+                "config",
+                "--config",
+                &config,
+                "-o",
+                "json",
+                "--reconcile-seconds",
+                "40",
+            ])
             .env("PINFOLD_RECONCILE_SECONDS", "30")
             .env("PINFOLD_RESERVED", "3"),
     );
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let config: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
-        (&config["reconcileSeconds"], &config["reserved"], &config["listen"]),
+        (
+            &config["reconcileSeconds"],
+            &config["reserved"],
+            &config["listen"]
+        ),
         (&40.into(), &"3".into(), &"127.0.0.1:1".into())
     );
 }

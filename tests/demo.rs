@@ -2,7 +2,11 @@
 //!
 //! These tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on ends")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on ends"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -26,7 +30,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// The right to run demos, if this machine is meant for them.
 fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
     let meant = gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs");
-    meant.then(|| ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    meant.then(|| {
+        ALONE
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    })
 }
 
 fn pinfold() -> Command {
@@ -37,8 +45,14 @@ fn pinfold() -> Command {
 
 fn demo(arguments: &[&str]) -> Command {
     let mut command = pinfold();
-    command.arg("demo").args(["--listen", "127.0.0.1:0"]).args(arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg("demo")
+        .args(["--listen", "127.0.0.1:0"])
+        .args(arguments);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -76,7 +90,12 @@ impl Left {
     }
 
     fn nothing(links: &BTreeSet<String>) -> Self {
-        Self { cgroups: BTreeSet::new(), processes: BTreeSet::new(), folder: false, links: links.clone() }
+        Self {
+            cgroups: BTreeSet::new(),
+            processes: BTreeSet::new(),
+            folder: false,
+            links: links.clone(),
+        }
     }
 }
 
@@ -108,21 +127,34 @@ fn the_figures_of_a_short_demo() {
     assert_eq!(report["enforcement"], "cpuset");
     assert!(report["seconds"].as_f64().unwrap() > 3.5, "{report}");
     for half in ["shared", "pinned"] {
-        assert!(report[half]["steps_per_second"].as_f64().unwrap() > 0.0, "{report}");
-        assert!(report[half]["context_switches_per_step"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(
+            report[half]["steps_per_second"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
+        assert!(
+            report[half]["context_switches_per_step"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
     }
     let pods = report["pods"].as_array().unwrap();
     let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
     assert_eq!(worker["exclusive"], true, "{worker}");
     assert!(worker["window_seconds"].as_f64().unwrap() < 1.0, "{worker}");
     let own: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
-    assert_eq!(worker["env"]["TF_NUM_INTRAOP_THREADS"], own.len().to_string(), "{worker}");
+    assert_eq!(
+        worker["env"]["TF_NUM_INTRAOP_THREADS"],
+        own.len().to_string(),
+        "{worker}"
+    );
     for other in pods.iter().filter(|pod| pod["pod"] != "worker-0") {
         let theirs: pinfold::cpu::CpuSet = other["cpus"].as_str().unwrap().parse().unwrap();
         assert!(theirs.is_disjoint(&own), "{other}");
     }
     // The job talks through its own network, and the agent counts it.
-    assert!(worker["receive_bytes_per_second"].as_f64().unwrap() > 0.0, "{worker}");
+    assert!(
+        worker["receive_bytes_per_second"].as_f64().unwrap() > 0.0,
+        "{worker}"
+    );
     assert_eq!(Left::now(), Left::nothing(&before.links));
 }
 
@@ -130,11 +162,16 @@ fn the_figures_of_a_short_demo() {
 fn ten_kills_and_a_rerun_that_finds_nothing_left() {
     let Some(_alone) = kernel_tests() else { return };
     let links = Left::now().links;
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+    let seed = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .subsec_nanos();
     eprintln!("seed {seed}");
     let mut random = u64::from(seed) | 1;
     for round in 0..10 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let delay = Duration::from_millis((random >> 33) % 8000);
         let mut child = demo(&["--seconds", "4", "-o", "json"]).spawn().unwrap();
         std::thread::sleep(delay);
@@ -144,10 +181,18 @@ fn ten_kills_and_a_rerun_that_finds_nothing_left() {
         // Its processes end with it, by themselves; the kernel needs a moment.
         let deadline = Instant::now() + Duration::from_secs(5);
         while !Left::now().processes.is_empty() {
-            assert!(Instant::now() < deadline, "round {round}, killed after {delay:?}: {:?}", Left::now());
+            assert!(
+                Instant::now() < deadline,
+                "round {round}, killed after {delay:?}: {:?}",
+                Left::now()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(Left::now().links, links, "round {round}, killed after {delay:?}");
+        assert_eq!(
+            Left::now().links,
+            links,
+            "round {round}, killed after {delay:?}"
+        );
     }
     let (code, _, stderr) = run(&mut demo(&["--seconds", "2", "-o", "json"]));
     assert_eq!(code, 0, "{stderr}");
@@ -183,7 +228,10 @@ fn a_second_demo_is_told_of_the_first() {
     send(&first, Signal::SIGINT);
     let ended = first.wait_with_output().unwrap();
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains("another pinfold demo is running"), "{stderr}");
+    assert!(
+        stderr.contains("another pinfold demo is running"),
+        "{stderr}"
+    );
     assert_eq!(
         ended.status.code(),
         Some(130),
@@ -197,7 +245,11 @@ fn top_shows_what_the_demo_does() {
     let Some(_alone) = kernel_tests() else { return };
     let links = Left::now().links;
     // Somebody else could take the port meanwhile; then the demo says so.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let address = format!("127.0.0.1:{port}");
     let child = pinfold()
         .args(["demo", "--seconds", "24", "--listen", &address])
@@ -209,7 +261,17 @@ fn top_shows_what_the_demo_does() {
     // Only a pod that owns CPUs is shown: the job's second half has one.
     let deadline = Instant::now() + Duration::from_secs(60);
     let node = format!("here={address}");
-    let arguments = ["top", "--once", "--own", "--interval", "1", "--width", "120", "--node", &node];
+    let arguments = [
+        "top",
+        "--once",
+        "--own",
+        "--interval",
+        "1",
+        "--width",
+        "120",
+        "--node",
+        &node,
+    ];
     let frame = loop {
         let (code, frame, complaint) = run(pinfold().args(arguments).stdin(Stdio::null()));
         let line = frame.lines().find(|line| line.contains("worker-0"));
@@ -217,20 +279,42 @@ fn top_shows_what_the_demo_does() {
         if code == 0 && line.is_some_and(|line| !line.split_whitespace().any(|cell| cell == "-")) {
             break frame;
         }
-        assert!(Instant::now() < deadline, "no owner is shown: {code}\n{frame}\n{complaint}");
+        assert!(
+            Instant::now() < deadline,
+            "no owner is shown: {code}\n{frame}\n{complaint}"
+        );
         std::thread::sleep(Duration::from_millis(100));
     };
     send(&child, Signal::SIGINT);
     let ended = child.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(130), "{}", String::from_utf8_lossy(&ended.stderr));
-    let worker = frame.lines().find(|line| line.contains("worker-0")).unwrap();
+    assert_eq!(
+        ended.status.code(),
+        Some(130),
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
+    let worker = frame
+        .lines()
+        .find(|line| line.contains("worker-0"))
+        .unwrap();
     let cells: Vec<&str> = worker.split_whitespace().collect();
     let own: pinfold::cpu::CpuSet = cells[3].parse().unwrap_or_else(|_| panic!("{frame}"));
     // a demo/worker-0 worker 1 0.9 3/1 1.0 0.3% 10ms 17.6Mi 18.8Mi
-    assert_eq!((cells[0], cells[2], cells.len()), ("a", "worker", 11), "{frame}");
-    assert!(cells[5].ends_with(&format!("/{}", own.len())) && cells[9].ends_with('i'), "{frame}");
+    assert_eq!(
+        (cells[0], cells[2], cells.len()),
+        ("a", "worker", 11),
+        "{frame}"
+    );
+    assert!(
+        cells[5].ends_with(&format!("/{}", own.len())) && cells[9].ends_with('i'),
+        "{frame}"
+    );
     let signs = frame.lines().nth(1).unwrap().matches('a').count();
-    assert_eq!(signs, own.len(), "each of its CPUs has its sign on the map:\n{frame}");
+    assert_eq!(
+        signs,
+        own.len(),
+        "each of its CPUs has its sign on the map:\n{frame}"
+    );
     assert_eq!(Left::now(), Left::nothing(&links));
 }
 
@@ -241,12 +325,19 @@ fn what_is_missing_is_said_in_a_sentence() {
     if nix::unistd::geteuid().is_root() {
         let (code, _, stderr) = run(&mut demo(&["--cgroup-root", root]));
         assert_eq!(code, 2, "{stderr}");
-        assert!(stderr.contains("no cgroup hierarchy with the cpuset controller"), "{stderr}");
+        assert!(
+            stderr.contains("no cgroup hierarchy with the cpuset controller"),
+            "{stderr}"
+        );
         use std::os::unix::process::CommandExt;
         // The binary may lie where nobody may go, so a copy is run.
         let copy = empty.path().join("pinfold");
         fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
-        fs::set_permissions(empty.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(
+            empty.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
         let (code, _, stderr) = run(Command::new(&copy).arg("demo").uid(65_534).gid(65_534));
         assert_eq!(code, 2, "{stderr}");
         assert!(stderr.contains("needs root"), "{stderr}");
@@ -266,8 +357,13 @@ fn a_port_that_is_taken_leaves_nothing() {
     let links = Left::now().links;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, _, stderr) = run(pinfold().args(["demo", "--listen", &address]).stdin(Stdio::null()));
+    let (code, _, stderr) = run(pinfold()
+        .args(["demo", "--listen", &address])
+        .stdin(Stdio::null()));
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains("can't listen on") && stderr.contains(&address), "{stderr}");
+    assert!(
+        stderr.contains("can't listen on") && stderr.contains(&address),
+        "{stderr}"
+    );
     assert_eq!(Left::now(), Left::nothing(&links));
 }

@@ -3,7 +3,11 @@
 //! What needs a program that Debian's plain installation lacks (kubectl, helm, buildah, systemd-analyze) or the real kernel
 //! is left to `tests/run`, and named.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/evaluate.rs"]
 mod evaluate;

@@ -1,6 +1,10 @@
 //! The kubelet's PodResources socket, played by a server that says what a real one said, or something wrong.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::convert::Infallible;
 use std::fs;
@@ -16,8 +20,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use pinfold::agent::devices::{
-    CallError, ContainerDevices, CpuManager, Device, DevicesError, MAX_ANSWER, PodResources, SOCKET,
-    WireError, numa_of_pod,
+    CallError, ContainerDevices, CpuManager, Device, DevicesError, MAX_ANSWER, PodResources,
+    SOCKET, WireError, numa_of_pod,
 };
 use pinfold::cpu::CpuSet;
 use serde_json::Value;
@@ -37,16 +41,29 @@ fn varint(mut number: u64) -> Vec<u8> {
 }
 
 fn field(number: u64, bytes: &[u8]) -> Vec<u8> {
-    [varint(number << 3 | 2), varint(bytes.len() as u64), bytes.to_vec()].concat()
+    [
+        varint(number << 3 | 2),
+        varint(bytes.len() as u64),
+        bytes.to_vec(),
+    ]
+    .concat()
 }
 
 fn number(field: u64, value: u64) -> Vec<u8> {
     // proto3 leaves out what is zero.
-    if value == 0 { Vec::new() } else { [varint(field << 3), varint(value)].concat() }
+    if value == 0 {
+        Vec::new()
+    } else {
+        [varint(field << 3), varint(value)].concat()
+    }
 }
 
 fn each(list: &Value, encode: impl Fn(&Value) -> Vec<u8>) -> Vec<u8> {
-    list.as_array().into_iter().flatten().flat_map(encode).collect()
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .flat_map(encode)
+        .collect()
 }
 
 fn text(of: &Value) -> &[u8] {
@@ -62,28 +79,56 @@ fn list(answer: &Value) -> Vec<u8> {
                     // −1 is ten bytes long.
                     field(1, &number(1, node["ID"].as_i64().unwrap().cast_unsigned()))
                 });
-                let topology = if device["topology"].is_null() { Vec::new() } else { field(3, &nodes) };
+                let topology = if device["topology"].is_null() {
+                    Vec::new()
+                } else {
+                    field(3, &nodes)
+                };
                 let ids = each(&device["device_ids"], |id| field(2, text(id)));
-                field(2, &[field(1, text(&device["resource_name"])), ids, topology].concat())
+                field(
+                    2,
+                    &[field(1, text(&device["resource_name"])), ids, topology].concat(),
+                )
             });
             let cpus = each(&container["cpu_ids"], |cpu| varint(cpu.as_u64().unwrap()));
-            let cpus = if cpus.is_empty() { cpus } else { field(3, &cpus) };
+            let cpus = if cpus.is_empty() {
+                cpus
+            } else {
+                field(3, &cpus)
+            };
             // Fields of a kubelet that is newer than this client.
             let unknown = [field(15, b"later"), number(14, 7), vec![0x6d, 1, 2, 3, 4]].concat();
-            field(3, &[field(1, text(&container["name"])), devices, cpus, unknown].concat())
+            field(
+                3,
+                &[field(1, text(&container["name"])), devices, cpus, unknown].concat(),
+            )
         });
-        field(1, &[field(1, text(&pod["name"])), field(2, text(&pod["namespace"])), containers].concat())
+        field(
+            1,
+            &[
+                field(1, text(&pod["name"])),
+                field(2, text(&pod["namespace"])),
+                containers,
+            ]
+            .concat(),
+        )
     })
 }
 
 /// An `AllocatableResourcesResponse` from its JSON form.
 fn allocatable(answer: &Value) -> Vec<u8> {
     let cpus = each(&answer["cpu_ids"], |cpu| varint(cpu.as_u64().unwrap()));
-    if cpus.is_empty() { cpus } else { field(2, &cpus) }
+    if cpus.is_empty() {
+        cpus
+    } else {
+        field(2, &cpus)
+    }
 }
 
 fn recording(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/devices").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/devices")
+        .join(name);
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -108,16 +153,29 @@ impl Answer {
     }
 
     fn raw(body: Vec<u8>) -> Self {
-        Self { body, status: Some(("0", "")), wait: Duration::ZERO, code: 200 }
+        Self {
+            body,
+            status: Some(("0", "")),
+            wait: Duration::ZERO,
+            code: 200,
+        }
     }
 
     fn failed(status: &'static str, words: &'static str) -> Self {
-        Self { status: Some((status, words)), ..Self::raw(Vec::new()) }
+        Self {
+            status: Some((status, words)),
+            ..Self::raw(Vec::new())
+        }
     }
 }
 
 fn framed(message: &[u8]) -> Vec<u8> {
-    [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes(), message].concat()
+    [
+        &[0][..],
+        &u32::try_from(message.len()).unwrap().to_be_bytes(),
+        message,
+    ]
+    .concat()
 }
 
 /// A kubelet below a root of its own.
@@ -144,8 +202,8 @@ impl Kubelet {
                 let (stream, _) = listener.accept().await.unwrap();
                 let answer = answer.clone();
                 let service = service_fn(move |request| serve(request, answer.clone()));
-                let connection =
-                    http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service);
+                let connection = http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), service);
                 tokio::spawn(connection);
             }
         });
@@ -174,31 +232,69 @@ impl Kubelet {
 type Body = StreamBody<stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>>;
 
 async fn serve(request: Request<Incoming>, answer: Answer) -> Result<Response<Body>, Infallible> {
-    let header = |name: &str| request.headers().get(name).unwrap().to_str().unwrap().to_owned();
+    let header = |name: &str| {
+        request
+            .headers()
+            .get(name)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
     assert_eq!(request.method(), "POST");
-    let methods = ["List", "GetAllocatableResources"].map(|name| format!("/v1.PodResourcesLister/{name}"));
-    assert!(methods.iter().any(|method| method == request.uri().path()), "{}", request.uri());
-    assert_eq!((header("content-type").as_str(), header("te").as_str()), ("application/grpc", "trailers"));
+    let methods =
+        ["List", "GetAllocatableResources"].map(|name| format!("/v1.PodResourcesLister/{name}"));
+    assert!(
+        methods.iter().any(|method| method == request.uri().path()),
+        "{}",
+        request.uri()
+    );
+    assert_eq!(
+        (header("content-type").as_str(), header("te").as_str()),
+        ("application/grpc", "trailers")
+    );
     assert!(header("grpc-timeout").ends_with('m'));
-    assert_eq!(request.into_body().collect().await.unwrap().to_bytes().as_ref(), [0; 5]);
+    assert_eq!(
+        request
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes()
+            .as_ref(),
+        [0; 5]
+    );
     tokio::time::sleep(answer.wait).await;
     let mut status = HeaderMap::new();
     if let Some((code, words)) = answer.status {
-        status.insert(HeaderName::from_static("grpc-status"), HeaderValue::from_static(code));
-        status.insert(HeaderName::from_static("grpc-message"), HeaderValue::from_static(words));
+        status.insert(
+            HeaderName::from_static("grpc-status"),
+            HeaderValue::from_static(code),
+        );
+        status.insert(
+            HeaderName::from_static("grpc-message"),
+            HeaderValue::from_static(words),
+        );
     }
     // Without a message the status comes with the headers, as from the real one.
     let only_status = answer.body.is_empty() && answer.status.is_some();
-    let mut frames: Vec<_> =
-        answer.body.chunks(1000).map(|chunk| Ok(Frame::data(Bytes::copy_from_slice(chunk)))).collect();
+    let mut frames: Vec<_> = answer
+        .body
+        .chunks(1000)
+        .map(|chunk| Ok(Frame::data(Bytes::copy_from_slice(chunk))))
+        .collect();
     if answer.status.is_some() && !only_status {
         frames.push(Ok(Frame::trailers(status.clone())));
     }
-    let mut response = Response::builder().status(answer.code).header("content-type", "application/grpc");
+    let mut response = Response::builder()
+        .status(answer.code)
+        .header("content-type", "application/grpc");
     if only_status {
         response.headers_mut().unwrap().extend(status);
     }
-    Ok(response.body(StreamBody::new(stream::iter(frames))).unwrap())
+    Ok(response
+        .body(StreamBody::new(stream::iter(frames)))
+        .unwrap())
 }
 
 fn set(list: &str) -> CpuSet {
@@ -209,9 +305,14 @@ fn set(list: &str) -> CpuSet {
 
 #[tokio::test]
 async fn what_a_real_kubelet_said() {
-    let containers = Kubelet::answering(Answer::message(&list(&recorded("none.json")))).list().await.unwrap();
-    let names: Vec<_> =
-        containers.iter().map(|one| format!("{}/{}/{}", one.namespace, one.pod, one.container)).collect();
+    let containers = Kubelet::answering(Answer::message(&list(&recorded("none.json"))))
+        .list()
+        .await
+        .unwrap();
+    let names: Vec<_> = containers
+        .iter()
+        .map(|one| format!("{}/{}/{}", one.namespace, one.pod, one.container))
+        .collect();
     assert_eq!(
         names,
         [
@@ -223,37 +324,73 @@ async fn what_a_real_kubelet_said() {
             "default/pre-besteffort/c"
         ]
     );
-    assert!(containers.iter().all(|one| one.devices.is_empty() && one.cpus.is_empty()));
+    assert!(
+        containers
+            .iter()
+            .all(|one| one.devices.is_empty() && one.cpus.is_empty())
+    );
 
-    let containers =
-        Kubelet::answering(Answer::message(&list(&recorded("static.json")))).list().await.unwrap();
+    let containers = Kubelet::answering(Answer::message(&list(&recorded("static.json"))))
+        .list()
+        .await
+        .unwrap();
     assert_eq!(containers.len(), 10);
-    assert_eq!((containers[0].pod.as_str(), &containers[0].cpus), ("vm-static", &set("2-3")));
+    assert_eq!(
+        (containers[0].pod.as_str(), &containers[0].cpus),
+        ("vm-static", &set("2-3"))
+    );
     assert!(containers[1..].iter().all(|one| one.cpus.is_empty()));
 
-    assert_eq!(Kubelet::answering(Answer::message(&[])).list().await.unwrap(), [], "a node without pods");
+    assert_eq!(
+        Kubelet::answering(Answer::message(&[]))
+            .list()
+            .await
+            .unwrap(),
+        [],
+        "a node without pods"
+    );
 }
 
 #[tokio::test]
 async fn the_cpu_managers_policy_as_real_kubelets_tell() {
-    for (name, cpus, policy) in
-        [("none.json", "", CpuManager::Disabled), ("static.json", "1-7", CpuManager::Assigns)]
-    {
+    for (name, cpus, policy) in [
+        ("none.json", "", CpuManager::Disabled),
+        ("static.json", "1-7", CpuManager::Assigns),
+    ] {
         let message = allocatable(&recording(name)["GetAllocatableResources"]);
         let kubelet = Kubelet::answering(Answer::message(&message));
-        assert_eq!(kubelet.client().allocatable_cpus().await.unwrap(), set(cpus), "{name}");
-        assert_eq!(kubelet.client().cpu_manager(&[]).await.unwrap(), policy, "{name}");
+        assert_eq!(
+            kubelet.client().allocatable_cpus().await.unwrap(),
+            set(cpus),
+            "{name}"
+        );
+        assert_eq!(
+            kubelet.client().cpu_manager(&[]).await.unwrap(),
+            policy,
+            "{name}"
+        );
     }
     // A container's CPUs in the list are enough.
-    let listed = ContainerDevices { cpus: set("2"), ..ContainerDevices::default() };
+    let listed = ContainerDevices {
+        cpus: set("2"),
+        ..ContainerDevices::default()
+    };
     let absent = Kubelet::absent();
-    assert_eq!(absent.client().cpu_manager(&[listed]).await.unwrap(), CpuManager::Assigns);
+    assert_eq!(
+        absent.client().cpu_manager(&[listed]).await.unwrap(),
+        CpuManager::Assigns
+    );
     // Kubelets before 1.21 lack the method. Later ones have a feature gate for it.
-    for (status, words) in
-        [("12", "unknown method"), ("2", "Pod Resources API GetAllocatableResources disabled")]
-    {
+    for (status, words) in [
+        ("12", "unknown method"),
+        ("2", "Pod Resources API GetAllocatableResources disabled"),
+    ] {
         let old = Kubelet::answering(Answer::failed(status, words));
-        assert_eq!(old.client().cpu_manager(&[]).await.unwrap(), CpuManager::Disabled, "{words}");
+        assert_eq!(
+            old.client().cpu_manager(&[]).await.unwrap(),
+            CpuManager::Disabled,
+            "{words}"
+        );
     }
     // Any other failure is no answer.
     let failing = Kubelet::answering(Answer::failed("2", "Pod Resources API is not ready"));
@@ -268,7 +405,10 @@ async fn a_kubelet_that_does_not_answer_leaves_the_last_answer() {
     assert_eq!(unanswered(Some(CpuManager::Assigns)), CpuManager::Assigns);
     assert_eq!(unanswered(Some(CpuManager::Disabled)), CpuManager::Disabled);
     drop(kubelet.listen());
-    assert_eq!(unanswered(Some(CpuManager::NoSocket)), CpuManager::Unanswered);
+    assert_eq!(
+        unanswered(Some(CpuManager::NoSocket)),
+        CpuManager::Unanswered
+    );
     assert_eq!(unanswered(Some(CpuManager::Disabled)), CpuManager::Disabled);
 }
 
@@ -287,17 +427,29 @@ async fn devices_have_numa_nodes_by_topology_or_by_address() {
     ]});
     let kubelet = Kubelet::answering(Answer::message(&list(&answer)));
     for (address, node) in [("0000:3b:02.1", "2\n"), ("0000:af:02.0", "-1\n")] {
-        let device = kubelet.root.path().join("sys/bus/pci/devices").join(address);
+        let device = kubelet
+            .root
+            .path()
+            .join("sys/bus/pci/devices")
+            .join(address);
         fs::create_dir_all(&device).unwrap();
         fs::write(device.join("numa_node"), node).unwrap();
     }
     let containers = kubelet.list().await.unwrap();
-    let numa: Vec<_> = containers[0].devices.iter().map(|device| device.numa.to_string()).collect();
+    let numa: Vec<_> = containers[0]
+        .devices
+        .iter()
+        .map(|device| device.numa.to_string())
+        .collect();
     assert_eq!(numa, ["0", "1,3", "2", "", ""]);
     let gpus = ["GPU-1", "GPU-2"].map(str::to_owned).to_vec();
     assert_eq!(
         containers[0].devices[0],
-        Device { resource: "nvidia.com/gpu".to_owned(), ids: gpus, numa: set("0") }
+        Device {
+            resource: "nvidia.com/gpu".to_owned(),
+            ids: gpus,
+            numa: set("0")
+        }
     );
     assert_eq!(numa_of_pod(&containers, "ml", "train"), set("0-3"));
     assert_eq!(numa_of_pod(&containers, "other", "train"), set(""));
@@ -310,8 +462,14 @@ async fn a_long_answer_is_read_whole() {
     let pods: Vec<_> = (0..20_000).map(pod).collect();
     let message = list(&serde_json::json!({"pod_resources": pods}));
     assert!(message.len() > 500_000);
-    let containers = Kubelet::answering(Answer::message(&message)).list().await.unwrap();
-    assert_eq!((containers.len(), containers[19_999].pod.as_str()), (20_000, "pod-19999"));
+    let containers = Kubelet::answering(Answer::message(&message))
+        .list()
+        .await
+        .unwrap();
+    assert_eq!(
+        (containers.len(), containers[19_999].pod.as_str()),
+        (20_000, "pod-19999")
+    );
 }
 
 // --- what can go wrong ---
@@ -327,28 +485,57 @@ async fn nobody_listens() {
 
 #[tokio::test]
 async fn a_server_that_is_slow_or_silent() {
-    let slow = Kubelet::answering(Answer { wait: Duration::from_secs(60), ..Answer::message(&[]) });
+    let slow = Kubelet::answering(Answer {
+        wait: Duration::from_secs(60),
+        ..Answer::message(&[])
+    });
     let silent = Kubelet::absent();
     let _listener = silent.listen();
     for kubelet in [slow, silent] {
         let begun = Instant::now();
         let deadline = Duration::from_millis(300);
-        let error = kubelet.client().with_deadline(deadline).list().await.unwrap_err();
-        assert!(matches!(error, DevicesError::Call { source: CallError::Slow { .. }, .. }), "{error:?}");
+        let error = kubelet
+            .client()
+            .with_deadline(deadline)
+            .list()
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                DevicesError::Call {
+                    source: CallError::Slow { .. },
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         assert!(begun.elapsed() < Duration::from_secs(5));
     }
 }
 
 #[tokio::test]
 async fn a_server_that_says_no() {
-    let error = Kubelet::answering(Answer::failed("12", "unknown method List")).error().await;
+    let error = Kubelet::answering(Answer::failed("12", "unknown method List"))
+        .error()
+        .await;
     assert!(matches!(error, CallError::Unimplemented), "{error:?}");
-    let error = Kubelet::answering(Answer::failed("8", "rejected by%20rate limit")).error().await;
-    let CallError::Status { status: 8, message } = error else { panic!("{error:?}") };
+    let error = Kubelet::answering(Answer::failed("8", "rejected by%20rate limit"))
+        .error()
+        .await;
+    let CallError::Status { status: 8, message } = error else {
+        panic!("{error:?}")
+    };
     assert_eq!(message, "rejected by rate limit");
     // A status after a message counts as well.
-    let late = Answer { status: Some(("13", "late")), ..Answer::message(b"") };
-    assert!(matches!(Kubelet::answering(late).error().await, CallError::Status { status: 13, .. }));
+    let late = Answer {
+        status: Some(("13", "late")),
+        ..Answer::message(b"")
+    };
+    assert!(matches!(
+        Kubelet::answering(late).error().await,
+        CallError::Status { status: 13, .. }
+    ));
 }
 
 #[tokio::test]
@@ -357,9 +544,18 @@ async fn answers_that_are_no_grpc() {
     let cut = Answer::raw(whole[..whole.len() - 1].to_vec());
     let more = Answer::raw([&whole[..], &whole].concat());
     let compressed = Answer::raw([&[1], &whole[1..]].concat());
-    let without_status = Answer { status: None, ..Answer::raw(whole.clone()) };
-    let no_number = Answer { status: Some(("fine", "")), ..Answer::raw(whole.clone()) };
-    let http = Answer { code: 404, ..Answer::raw(whole) };
+    let without_status = Answer {
+        status: None,
+        ..Answer::raw(whole.clone())
+    };
+    let no_number = Answer {
+        status: Some(("fine", "")),
+        ..Answer::raw(whole.clone())
+    };
+    let http = Answer {
+        code: 404,
+        ..Answer::raw(whole)
+    };
     for (answer, says) in [
         (cut, "length"),
         (more, "length"),
@@ -380,17 +576,38 @@ async fn answers_that_are_no_grpc() {
 #[tokio::test]
 async fn a_message_that_was_cut() {
     let message = list(&recorded("static.json"));
-    let error = Kubelet::answering(Answer::message(&message[..message.len() - 3])).list().await.unwrap_err();
-    assert!(matches!(error, DevicesError::Answer { source: WireError::Truncated, .. }), "{error:?}");
+    let error = Kubelet::answering(Answer::message(&message[..message.len() - 3]))
+        .list()
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            DevicesError::Answer {
+                source: WireError::Truncated,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_huge_answer_is_not_read() {
     // The length alone is enough: the rest never comes.
-    let told = Answer { wait: Duration::ZERO, ..Answer::raw(vec![0, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]) };
-    assert!(matches!(Kubelet::answering(told).error().await, CallError::TooLong { limit: MAX_ANSWER }));
+    let told = Answer {
+        wait: Duration::ZERO,
+        ..Answer::raw(vec![0, 0xff, 0xff, 0xff, 0xff, 1, 2, 3])
+    };
+    assert!(matches!(
+        Kubelet::answering(told).error().await,
+        CallError::TooLong { limit: MAX_ANSWER }
+    ));
     let body = [framed(&[])[..].to_vec(), vec![0; MAX_ANSWER + 10_000]].concat();
-    assert!(matches!(Kubelet::answering(Answer::raw(body)).error().await, CallError::TooLong { .. }));
+    assert!(matches!(
+        Kubelet::answering(Answer::raw(body)).error().await,
+        CallError::TooLong { .. }
+    ));
 }
 
 #[tokio::test]

@@ -3,7 +3,12 @@
 //!
 //! `PINFOLD_KERNEL_TESTS=1 cargo test --test hardware`, as root: a monitoring group is made for a moment.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "it fails by panicking"
+)]
 
 use std::hint::black_box;
 use std::path::Path;
@@ -26,20 +31,41 @@ const BYTES: usize = 64 << 20;
 
 fn main() {
     // As a harness does, it heeds the names of the tests that are asked for.
-    let mut names = std::env::args().skip(1).filter(|word| !word.starts_with('-')).peekable();
+    let mut names = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with('-'))
+        .peekable();
     if names.peek().is_some() && !names.any(|name| "hardware".contains(&name)) {
         return;
     }
     let online = online_cpus(Path::new("/sys")).unwrap();
-    let hard =
-        ["cycles", "instructions", "references of the last-level cache", "misses of the last-level cache"];
+    let hard = [
+        "cycles",
+        "instructions",
+        "references of the last-level cache",
+        "misses of the last-level cache",
+    ];
     counters(&online, &hardware(Path::new("/")), &hard);
-    let second = ["references of the second-level cache", "misses of the second-level cache"];
+    let second = [
+        "references of the second-level cache",
+        "misses of the second-level cache",
+    ];
     match second_level(Path::new("/")) {
         Ok(events) => counters(&online, &events, &second),
-        Err(reason) => second.iter().for_each(|name| println!("{name}: not here: {reason}")),
+        Err(reason) => second
+            .iter()
+            .for_each(|name| println!("{name}: not here: {reason}")),
     }
-    counters(&online, &SOFTWARE, &["context switches", "page faults", "minor page faults", "migrations"]);
+    counters(
+        &online,
+        &SOFTWARE,
+        &[
+            "context switches",
+            "page faults",
+            "minor page faults",
+            "migrations",
+        ],
+    );
     threads();
     ports();
     let meant = std::env::var_os("PINFOLD_KERNEL_TESTS").is_some_and(|value| value == "1");
@@ -64,8 +90,14 @@ fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
             Err(error) => panic!("{error}"),
         };
         assert!(work_on(cpu), "CPU {cpu} is not for this process");
-        let reading = group.read().unwrap().unwrap_or_else(|| panic!("CPU {cpu} is offline"));
-        assert!(reading.running > 0, "CPU {cpu} has not counted at all: {reading:?}");
+        let reading = group
+            .read()
+            .unwrap()
+            .unwrap_or_else(|| panic!("CPU {cpu} is offline"));
+        assert!(
+            reading.running > 0,
+            "CPU {cpu} has not counted at all: {reading:?}"
+        );
         for (sum, value) in sums.iter_mut().zip(reading.values) {
             *sum = value.map(|value| sum.unwrap_or(0) + value).or(*sum);
         }
@@ -84,18 +116,32 @@ fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
 
 /// Counts how often a thread of this process is moved that binds itself to one CPU and then to another.
 fn threads() {
-    let (proc, own) = (Proc::new(Path::new("/")), i32::try_from(std::process::id()).unwrap());
+    let (proc, own) = (
+        Proc::new(Path::new("/")),
+        i32::try_from(std::process::id()).unwrap(),
+    );
     if let Some(reason) = proc.no_migrations() {
         return println!("moves of threads: not here: {reason}");
     }
     let online: Vec<u32> = online_cpus(Path::new("/sys")).unwrap().iter().collect();
-    let moves = || proc.tasks(own).iter().find(|task| task.tid == own).unwrap().migrations.unwrap();
+    let moves = || {
+        proc.tasks(own)
+            .iter()
+            .find(|task| task.tid == own)
+            .unwrap()
+            .migrations
+            .unwrap()
+    };
     let before = moves();
     if let [first, .., last] = online[..] {
         for cpu in [first, last, first, last] {
             assert!(work_on(cpu), "CPU {cpu} is not for this process");
         }
-        assert!(moves() >= before + 3, "{before} moves before, {} after", moves());
+        assert!(
+            moves() >= before + 3,
+            "{before} moves before, {} after",
+            moves()
+        );
     }
     println!("moves of threads: supported, {}", moves() - before);
 }
@@ -105,12 +151,22 @@ fn ports() {
     let folder = rdma::folder(Path::new("/"));
     let ports = rdma::ports(&folder);
     if ports.is_empty() {
-        return println!("ports of RDMA devices: not here: there is none below {}", folder.display());
+        return println!(
+            "ports of RDMA devices: not here: there is none below {}",
+            folder.display()
+        );
     }
     for port in ports {
         let counted = port.counts.iter().flatten().count();
-        assert!(counted > 0 || !port.hardware.is_empty(), "{} counts nothing", port.device);
-        println!("RDMA port {}/{}: supported, {counted} counters", port.device, port.port);
+        assert!(
+            counted > 0 || !port.hardware.is_empty(),
+            "{} counts nothing",
+            port.device
+        );
+        println!(
+            "RDMA port {}/{}: supported, {counted} counters",
+            port.device, port.port
+        );
     }
 }
 
@@ -140,16 +196,30 @@ fn monitors(online: &CpuSet) {
         domains.iter().filter_map(pick).collect()
     };
     for (name, counts) in [
-        ("occupancy of the last-level cache", of(|domain| domain.occupancy)),
+        (
+            "occupancy of the last-level cache",
+            of(|domain| domain.occupancy),
+        ),
         ("memory bandwidth, all", of(|domain| domain.total)),
         ("memory bandwidth, local", of(|domain| domain.local)),
     ] {
-        let bytes: u64 =
-            counts.iter().map(|count| if let Count::Bytes(bytes) = count { *bytes } else { 0 }).sum();
+        let bytes: u64 = counts
+            .iter()
+            .map(|count| {
+                if let Count::Bytes(bytes) = count {
+                    *bytes
+                } else {
+                    0
+                }
+            })
+            .sum();
         if counts.iter().all(|count| *count == Count::Unassigned) {
             println!("{name}: not here: this CPU can't tell it, or has no counter assigned to it");
         } else {
-            assert!(bytes > 0, "{name}: offered, and nothing was counted: {counts:?}");
+            assert!(
+                bytes > 0,
+                "{name}: offered, and nothing was counted: {counts:?}"
+            );
             println!("{name}: supported, {bytes} bytes after {SPELL:?} of work on CPU {cpu}");
         }
     }
@@ -164,7 +234,10 @@ fn work_on(cpu: u32) -> bool {
     let start = Instant::now();
     while start.elapsed() < SPELL {
         let mut memory = vec![0_u8; BYTES];
-        memory.iter_mut().step_by(64).for_each(|byte| *byte = black_box(1));
+        memory
+            .iter_mut()
+            .step_by(64)
+            .for_each(|byte| *byte = black_box(1));
         std::thread::sleep(Duration::from_millis(1));
         black_box(&memory);
     }

@@ -2,7 +2,12 @@
 //!
 //! `PINFOLD_RENEW=1 cargo test --test metrics` writes the files that are made from the code, for a look at `git diff`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;

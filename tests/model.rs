@@ -4,7 +4,11 @@
 //! The decisions, plans and the ledger are the real ones; the kernel is a model that is held to what was seen on real
 //! ones. Small histories are explored all, larger ones at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "model/agent.rs"]
 mod agent;
@@ -29,11 +33,22 @@ use explore::{Bounds, explore};
 use kernel::Kind;
 use machine::Move;
 
-const ALL: Menu = Menu { foreign: true, hotplug: true, configuration: true };
+const ALL: Menu = Menu {
+    foreign: true,
+    hotplug: true,
+    configuration: true,
+};
 /// Nobody but the kubelet does anything.
-const PLAIN: Menu = Menu { foreign: false, hotplug: false, configuration: false };
+const PLAIN: Menu = Menu {
+    foreign: false,
+    hotplug: false,
+    configuration: false,
+};
 /// On cgroup v1 a CPU that was offline does not come back to the cgroups it was in, whatever one writes further down.
-const ALL_V1: Menu = Menu { hotplug: false, ..ALL };
+const ALL_V1: Menu = Menu {
+    hotplug: false,
+    ..ALL
+};
 
 /// Pods that are there, with all their containers named, and have what they are owed.
 fn running(setup: &Setup, pods: &[usize]) -> Vec<Move> {
@@ -63,9 +78,29 @@ fn check(setup: &Setup, starts: &[Vec<Move>], menu: Menu, bounds: Bounds) {
 /// From nothing, and from two pods that run.
 fn check_both(kind: Kind, shapes: [Shape; 2], menu: Menu) {
     let setup = Setup::new(kind, 4, 1, &shapes);
-    let longer = std::env::var("PINFOLD_MODEL_EVENTS").ok().and_then(|number| number.parse().ok());
-    check(&setup, &[vec![]], menu, Bounds { events: longer.unwrap_or(4), kills: 1, interruptions: 0 });
-    check(&setup, &[running(&setup, &[0, 1])], menu, Bounds { events: 2, kills: 1, interruptions: 1 });
+    let longer = std::env::var("PINFOLD_MODEL_EVENTS")
+        .ok()
+        .and_then(|number| number.parse().ok());
+    check(
+        &setup,
+        &[vec![]],
+        menu,
+        Bounds {
+            events: longer.unwrap_or(4),
+            kills: 1,
+            interruptions: 0,
+        },
+    );
+    check(
+        &setup,
+        &[running(&setup, &[0, 1])],
+        menu,
+        Bounds {
+            events: 2,
+            kills: 1,
+            interruptions: 1,
+        },
+    );
 }
 
 #[test]
@@ -102,7 +137,20 @@ fn too_few_cpus() {
         start.extend([Event::Resize(0)].map(Move::Happen));
         start.push(Move::Reconcile);
         start.extend(running(&setup, &[1]));
-        let menu = Menu { hotplug: false, configuration: false, ..ALL };
-        check(&setup, &[start], menu, Bounds { events: 3, kills: 1, interruptions: 1 });
+        let menu = Menu {
+            hotplug: false,
+            configuration: false,
+            ..ALL
+        };
+        check(
+            &setup,
+            &[start],
+            menu,
+            Bounds {
+                events: 3,
+                kills: 1,
+                interruptions: 1,
+            },
+        );
     }
 }

@@ -1,6 +1,10 @@
 //! Network namespaces on the real kernel. Needs root; without it the tests fail and say so.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests may fail the test"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -28,7 +32,10 @@ fn meant() -> bool {
 /// The interfaces of the namespace that the calling thread is in.
 fn interfaces() -> BTreeSet<String> {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
+    text.lines()
+        .skip(2)
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .collect()
 }
 
 /// The routes of that namespace, as the kernel prints them.
@@ -47,7 +54,11 @@ fn is_held(inode: u64) -> bool {
         std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == name.as_str())
     };
     let entries = |path: std::path::PathBuf| {
-        std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path())
+        std::fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
     };
     entries("/proc".into()).any(|process| {
         entries(process.join("task")).any(|task| is_it(task.join("ns/net")))
@@ -72,8 +83,15 @@ fn two_containers_talk_and_the_host_sees_nothing() {
     let mut switch = switch();
     let a = switch.join(A).unwrap();
     let b = switch.join(B).unwrap();
-    assert_eq!((interfaces(), routes()), before, "the host got an interface or a route");
-    assert_eq!(a.run(interfaces).unwrap(), BTreeSet::from(["eth0".to_owned(), "lo".to_owned()]));
+    assert_eq!(
+        (interfaces(), routes()),
+        before,
+        "the host got an interface or a route"
+    );
+    assert_eq!(
+        a.run(interfaces).unwrap(),
+        BTreeSet::from(["eth0".to_owned(), "lo".to_owned()])
+    );
 
     let listener = a.run(|| TcpListener::bind((A, 2222))).unwrap().unwrap();
     let server = std::thread::spawn(move || {
@@ -83,12 +101,26 @@ fn two_containers_talk_and_the_host_sees_nothing() {
         (got.len(), from.ip())
     });
     let sent = vec![7_u8; 1 << 20];
-    b.run(|| TcpStream::connect((A, 2222)).unwrap().write_all(&sent).unwrap()).unwrap();
+    b.run(|| {
+        TcpStream::connect((A, 2222))
+            .unwrap()
+            .write_all(&sent)
+            .unwrap()
+    })
+    .unwrap();
     assert_eq!(server.join().unwrap(), (sent.len(), B.into()));
 
     // The loopback of a container is its own and is up.
-    let own = b.run(|| TcpListener::bind("127.0.0.1:2222").unwrap().local_addr().unwrap()).unwrap();
-    b.run(|| assert!(TcpStream::connect(own).is_err(), "the listener was dropped")).unwrap();
+    let own = b
+        .run(|| {
+            TcpListener::bind("127.0.0.1:2222")
+                .unwrap()
+                .local_addr()
+                .unwrap()
+        })
+        .unwrap();
+    b.run(|| assert!(TcpStream::connect(own).is_err(), "the listener was dropped"))
+        .unwrap();
 }
 
 #[test]
@@ -109,7 +141,9 @@ fn nothing_stays_behind() {
     // bridge's namespace, and every link in it, has been removed.
     assert!(a.run(interfaces).unwrap().contains("eth0"));
     drop(switch);
-    eventually("a's eth0 is gone with the switch", || !a.run(interfaces).unwrap().contains("eth0"));
+    eventually("a's eth0 is gone with the switch", || {
+        !a.run(interfaces).unwrap().contains("eth0")
+    });
     drop(a);
     eventually("nobody holds a's namespace", || !is_held(a_inode));
     assert_eq!(interfaces(), before);
@@ -125,7 +159,11 @@ fn an_address_must_make_sense() {
         Err(NetError::Address { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
-    for odd in [Ipv4Addr::new(192, 168, 0, 1), Ipv4Addr::new(10, 1, 1, 0), Ipv4Addr::new(10, 1, 1, 255)] {
+    for odd in [
+        Ipv4Addr::new(192, 168, 0, 1),
+        Ipv4Addr::new(10, 1, 1, 0),
+        Ipv4Addr::new(10, 1, 1, 255),
+    ] {
         assert!(refused(&mut switch, odd).contains("10.x.y.1"));
     }
     switch.join(A).unwrap();

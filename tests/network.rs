@@ -1,7 +1,12 @@
 //! What pods send and receive, on the real kernel: known traffic of real processes in real cgroups against what is counted.
 
 // A helper that can't do its work fails the test that called it.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/agent.rs"]
 #[allow(dead_code, reason = "shared with tests of the whole agent")]

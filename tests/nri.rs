@@ -3,7 +3,12 @@
 //! `tests/data/nri` holds what containerd sent a plugin over a few containers' lives, what that plugin answered (Go, the
 //! protocol's own library), and what it logged.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/nri.rs"]
 mod runtime;

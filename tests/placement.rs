@@ -47,7 +47,10 @@ fn small_machines() -> Vec<(&'static str, Topology)> {
     vec![
         ("one thread per core, two NUMA nodes", even(8, 1, 4, 4, 2)),
         ("two threads per core, two NUMA nodes", even(4, 2, 2, 2, 1)),
-        ("two threads per core, one LLC over two NUMA nodes", even(4, 2, 4, 1, 2)),
+        (
+            "two threads per core, one LLC over two NUMA nodes",
+            even(4, 2, 4, 1, 2),
+        ),
         ("four threads per core", even(2, 4, 1, 1, 1)),
         ("eight threads in one core", even(1, 8, 1, 1, 1)),
         ("sockets in NUMA nodes", even(4, 2, 1, 2, 2)),
@@ -175,19 +178,33 @@ fn wild() -> impl Strategy<Value = Topology> {
 /// Cores of 1 to 4 threads, in order, in groups of next neighbours; ids shuffled.
 fn orderly() -> impl Strategy<Value = Topology> {
     let cores = proptest::collection::vec(1_usize..=4, 1..=8);
-    (cores, 1_i32..5, 1_i32..5, 1_i32..5, Just((0..12).collect::<Vec<u32>>()).prop_shuffle()).prop_map(
-        |(cores, per_socket, per_numa, per_llc, ids)| {
-            let threads =
-                cores.iter().zip(0..).flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
-            let place =
-                |(core, &id): (i32, &u32)| cpu(id, core, core / per_socket, core / per_numa, core / per_llc);
-            machine(threads.zip(&ids).map(place).collect())
-        },
+    (
+        cores,
+        1_i32..5,
+        1_i32..5,
+        1_i32..5,
+        Just((0..12).collect::<Vec<u32>>()).prop_shuffle(),
     )
+        .prop_map(|(cores, per_socket, per_numa, per_llc, ids)| {
+            let threads = cores
+                .iter()
+                .zip(0..)
+                .flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
+            let place = |(core, &id): (i32, &u32)| {
+                cpu(id, core, core / per_socket, core / per_numa, core / per_llc)
+            };
+            machine(threads.zip(&ids).map(place).collect())
+        })
 }
 
 fn some_of(topology: &Topology, bits: u32) -> CpuSet {
-    topology.cpus.iter().zip(0..).filter(|(_, bit)| bits & (1 << bit) != 0).map(|(cpu, _)| cpu.id).collect()
+    topology
+        .cpus
+        .iter()
+        .zip(0..)
+        .filter(|(_, bit)| bits & (1 << bit) != 0)
+        .map(|(cpu, _)| cpu.id)
+        .collect()
 }
 
 proptest! {
@@ -208,8 +225,12 @@ proptest! {
 
 /// The LLCs of a set of CPUs.
 fn llcs_of(topology: &Topology, cpus: &CpuSet) -> Vec<u32> {
-    let mut llcs: Vec<u32> =
-        topology.cpus.iter().filter(|cpu| cpus.contains(cpu.id)).filter_map(|cpu| cpu.llc).collect();
+    let mut llcs: Vec<u32> = topology
+        .cpus
+        .iter()
+        .filter(|cpu| cpus.contains(cpu.id))
+        .filter_map(|cpu| cpu.llc)
+        .collect();
     llcs.sort_unstable();
     llcs.dedup();
     llcs
@@ -218,7 +239,8 @@ fn llcs_of(topology: &Topology, cpus: &CpuSet) -> Vec<u32> {
 #[test]
 fn never_worse_than_the_kubelet_on_its_own_cases() {
     let cases = Cases::load();
-    let (mut equal, mut better, mut nothing, mut llcs_equal, mut llcs_better) = (0, Vec::new(), 0, 0, 0);
+    let (mut equal, mut better, mut nothing, mut llcs_equal, mut llcs_better) =
+        (0, Vec::new(), 0, 0, 0);
     for case in &cases.cases {
         let topology = cases.topology(case);
         let placer = Placer::new(&topology);
@@ -226,7 +248,9 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
         if let Some(error) = &case.expected_error {
             panic!("{name}: the kubelet answers {error:?}, which no case in this file did");
         }
-        let served = case.serve(&topology, |request| placer.place(&request.free, request.n).unwrap().cpus);
+        let served = case.serve(&topology, |request| {
+            placer.place(&request.free, request.n).unwrap().cpus
+        });
         let (request, ours) = served.last().unwrap();
         assert!(
             case.expected.is_some() || case.expected_uncore_ids.is_some(),
@@ -251,9 +275,14 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
             }
         }
         if let Some(expected) = &case.expected_uncore_ids {
-            let all = served.iter().fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
+            let all = served
+                .iter()
+                .fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
             let ours = llcs_of(&topology, &all);
-            assert!(ours.len() <= expected.len(), "{name}: LLCs {ours:?}, the kubelet {expected:?}");
+            assert!(
+                ours.len() <= expected.len(),
+                "{name}: LLCs {ours:?}, the kubelet {expected:?}"
+            );
             if ours.len() == expected.len() {
                 llcs_equal += 1;
             } else {
@@ -262,7 +291,10 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
         }
     }
     println!("{} cases", cases.cases.len());
-    println!("CPUs given: cost equal in {equal}, better in {}, {nothing} asked for nothing", better.len());
+    println!(
+        "CPUs given: cost equal in {equal}, better in {}, {nothing} asked for nothing",
+        better.len()
+    );
     println!("LLCs given: equal in {llcs_equal}, fewer in {llcs_better}; no case expects an error");
     println!("better:\n{}", better.join("\n"));
 }
@@ -273,15 +305,23 @@ fn the_rival_answers_as_the_kubelet_does() {
     let cases = Cases::load();
     let (mut same, mut others) = (0, Vec::new());
     for case in &cases.cases {
-        let Some(expected) = &case.expected else { continue };
-        if case.option("distribute-cpus-across-numa") || case.option("distribute-cpus-across-cores") {
+        let Some(expected) = &case.expected else {
+            continue;
+        };
+        if case.option("distribute-cpus-across-numa") || case.option("distribute-cpus-across-cores")
+        {
             continue;
         }
         let topology = cases.topology(case);
         let by_llc = case.option("prefer-align-cpus-by-uncorecache");
         let served = case.serve(&topology, |request| {
-            let (free, n) = (request.free.difference(&request.first), request.n - request.first.len());
-            request.first.union(&rival::packed(&topology, &free, n, by_llc).unwrap())
+            let (free, n) = (
+                request.free.difference(&request.first),
+                request.n - request.first.len(),
+            );
+            request
+                .first
+                .union(&rival::packed(&topology, &free, n, by_llc).unwrap())
         });
         let (_, ours) = served.last().unwrap();
         if *ours == expected.iter().copied().collect() {
@@ -290,7 +330,12 @@ fn the_rival_answers_as_the_kubelet_does() {
             others.push(format!("{}: {ours} instead of {expected:?}", case.name));
         }
     }
-    assert!(others.is_empty(), "{same} as the kubelet, {} not:\n{}", others.len(), others.join("\n"));
+    assert!(
+        others.is_empty(),
+        "{same} as the kubelet, {} not:\n{}",
+        others.len(),
+        others.join("\n")
+    );
 }
 
 /// 64 cores of two threads; every NUMA node has a quarter of every LLC.
@@ -313,8 +358,16 @@ fn no_placement_under_churn_is_worse_than_the_best() {
     ] {
         for sizes in [Sizes::Even, Sizes::Any] {
             let outcome = churn::run(&topology, Chooser::Pinfold, sizes, 200, 7);
-            assert!(outcome.placements > 50, "{name}: only {} placements", outcome.placements);
-            assert_eq!(outcome.worse, 0, "{name}, {sizes:?}: of {} placements", outcome.placements);
+            assert!(
+                outcome.placements > 50,
+                "{name}: only {} placements",
+                outcome.placements
+            );
+            assert_eq!(
+                outcome.worse, 0,
+                "{name}, {sizes:?}: of {} placements",
+                outcome.placements
+            );
         }
     }
 }
@@ -324,7 +377,10 @@ fn no_placement_under_churn_is_worse_than_the_best() {
 fn the_kubelet_is_worse_under_churn() {
     for chooser in [Chooser::KubeletPacked, Chooser::KubeletPackedByLlc] {
         let outcome = churn::run(&machines::epyc_nps4(), chooser, Sizes::Any, 200, 7);
-        assert!(outcome.worse > 0 && outcome.worse_numa > 0, "{chooser:?}: {outcome:?}");
+        assert!(
+            outcome.worse > 0 && outcome.worse_numa > 0,
+            "{chooser:?}: {outcome:?}"
+        );
     }
 }
 
@@ -340,17 +396,29 @@ fn real_machines() -> Vec<(String, Topology)> {
         llc: Groups,
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/truth.json");
-    let truth: BTreeMap<String, Truth> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let truth: BTreeMap<String, Truth> =
+        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let group = |groups: &Groups, id: u32| {
-        let of = groups.iter().flatten().position(|group| group.contains(&id));
+        let of = groups
+            .iter()
+            .flatten()
+            .position(|group| group.contains(&id));
         of.map_or(-1, |number| i32::try_from(number).unwrap())
     };
     let topology = |of: &Truth| {
         let (core, socket) = (|id| group(&of.cores, id), |id| group(&of.sockets, id));
         let (numa, llc) = (|id| group(&of.numa, id), |id| group(&of.llc, id));
-        machine(of.online.iter().map(|&id| cpu(id, core(id), socket(id), numa(id), llc(id))).collect())
+        machine(
+            of.online
+                .iter()
+                .map(|&id| cpu(id, core(id), socket(id), numa(id), llc(id)))
+                .collect(),
+        )
     };
-    truth.iter().map(|(name, of)| (name.clone(), topology(of))).collect()
+    truth
+        .iter()
+        .map(|(name, of)| (name.clone(), topology(of)))
+        .collect()
 }
 
 #[test]
@@ -364,13 +432,24 @@ fn never_worse_than_the_kubelet_on_real_machines() {
         assert!(placer.is_exact(), "{name}");
         for _ in 0..40 {
             let share = random.below(100) + 1;
-            let free: CpuSet = topology.online.iter().filter(|_| random.below(100) < share).collect();
+            let free: CpuSet = topology
+                .online
+                .iter()
+                .filter(|_| random.below(100) < share)
+                .collect();
             let n = random.below(free.len() + 1);
             let ours = placer.place(&free, n).unwrap();
-            assert!(ours.cpus.len() == n && ours.cpus.is_subset(&free), "{name}: {n} of {free}");
+            assert!(
+                ours.cpus.len() == n && ours.cpus.is_subset(&free),
+                "{name}: {n} of {free}"
+            );
             for by_llc in [false, true] {
                 let theirs = placer.cost(&rival::packed(&topology, &free, n, by_llc).unwrap());
-                assert!(ours.cost <= theirs, "{name}: {n} of {free}: {:?} and {theirs:?}", ours.cost);
+                assert!(
+                    ours.cost <= theirs,
+                    "{name}: {n} of {free}: {:?} and {theirs:?}",
+                    ours.cost
+                );
                 better += usize::from(ours.cost < theirs);
             }
         }
@@ -389,7 +468,10 @@ fn a_machine_beyond_reason_is_served_all_the_same() {
     assert!(!placer.is_exact());
     for n in [0, 1, 2, 31, 300, 511, 512] {
         let placement = placer.place(&topology.online, n).unwrap();
-        assert_eq!((placement.cpus.len(), placer.cost(&placement.cpus)), (n, placement.cost));
+        assert_eq!(
+            (placement.cpus.len(), placer.cost(&placement.cpus)),
+            (n, placement.cost)
+        );
         assert_eq!(placer.place(&topology.online, n).unwrap(), placement);
     }
 }
@@ -400,9 +482,15 @@ fn only_free_cpus_that_are_online_count() {
     let placer = Placer::new(&topology);
     let free: CpuSet = "3,7,8-20".parse().unwrap();
     assert_eq!(placer.place(&free, 2).unwrap().cpus, "3,7".parse().unwrap());
-    assert_eq!(placer.place(&free, 3), Err(TooFewCpus { wanted: 3, free: 2 }));
+    assert_eq!(
+        placer.place(&free, 3),
+        Err(TooFewCpus { wanted: 3, free: 2 })
+    );
     assert_eq!(placer.cost(&free), placer.cost(&"3,7".parse().unwrap()));
     let nothing = Placer::new(&Topology::default());
     assert_eq!(nothing.place(&free, 0).unwrap().cpus, CpuSet::new());
-    assert_eq!(nothing.place(&free, 1), Err(TooFewCpus { wanted: 1, free: 0 }));
+    assert_eq!(
+        nothing.place(&free, 1),
+        Err(TooFewCpus { wanted: 1, free: 0 })
+    );
 }

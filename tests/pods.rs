@@ -1,12 +1,17 @@
 //! The `pod` room on whole manifests: see `tests/data/pods/README.md`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use pinfold::pod::{
-    self, Container, Entitlement, EnvSource, Pod, Policy, Qos, Resources, Role, ThreadBasis, ThreadPolicy,
+    self, Container, Entitlement, EnvSource, Pod, Policy, Qos, Resources, Role, ThreadBasis,
+    ThreadPolicy,
 };
 use proptest::prelude::*;
 
@@ -16,7 +21,8 @@ fn data() -> PathBuf {
 
 fn read(name: &str) -> Vec<Pod> {
     let text = fs::read_to_string(data().join(name)).unwrap();
-    pod::parse(&text, name).unwrap_or_else(|error| panic!("{error}: {:?}", std::error::Error::source(&error)))
+    pod::parse(&text, name)
+        .unwrap_or_else(|error| panic!("{error}: {:?}", std::error::Error::source(&error)))
 }
 
 fn entitlements(pod: &Pod, policy: &Policy) -> String {
@@ -28,14 +34,26 @@ fn entitlements(pod: &Pod, policy: &Policy) -> String {
         };
         format!("{}={granted}", container.name)
     };
-    pod.containers.iter().map(word).collect::<Vec<_>>().join(" ")
+    pod.containers
+        .iter()
+        .map(word)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn role(pod: &Pod) -> String {
     let found = pod::recognise(pod);
-    let index = found.index.map_or_else(String::new, |index| format!(" {index}"));
-    let job = found.job.map_or_else(String::new, |job| format!(" of {job}"));
-    let training = if found.training { "training" } else { "not training" };
+    let index = found
+        .index
+        .map_or_else(String::new, |index| format!(" {index}"));
+    let job = found
+        .job
+        .map_or_else(String::new, |job| format!(" of {job}"));
+    let training = if found.training {
+        "training"
+    } else {
+        "not training"
+    };
     format!("{}{index}{job}, {training}", found.role)
 }
 
@@ -69,22 +87,42 @@ fn manifests_are_what_they_expect_to_be() {
 fn a_real_list_of_pods() {
     let pods = read("node-list.json");
     let names: Vec<_> = pods.iter().map(|pod| pod.name.as_str()).collect();
-    assert_eq!(names, ["fx-fails", "fx-guaranteed", "fx-init-sidecar", "fx-succeeds"]);
+    assert_eq!(
+        names,
+        [
+            "fx-fails",
+            "fx-guaranteed",
+            "fx-init-sidecar",
+            "fx-succeeds"
+        ]
+    );
     for pod in &pods {
         assert_eq!(Some(pod::qos(pod)), pod.qos_reported, "{pod}");
-        assert_eq!(pod.finished, ["fx-fails", "fx-succeeds"].contains(&pod.name.as_str()), "{pod}");
-        assert!(
-            pod.containers
-                .iter()
-                .all(|container| container.runtime_id.as_ref().is_some_and(|id| id.len() == 64))
+        assert_eq!(
+            pod.finished,
+            ["fx-fails", "fx-succeeds"].contains(&pod.name.as_str()),
+            "{pod}"
         );
+        assert!(pod.containers.iter().all(|container| {
+            container
+                .runtime_id
+                .as_ref()
+                .is_some_and(|id| id.len() == 64)
+        }));
     }
-    assert_eq!(pods[0].cgroup_uid(), Some("f88c6ea9-596d-4f3b-a6c3-b26e5f661743"));
+    assert_eq!(
+        pods[0].cgroup_uid(),
+        Some("f88c6ea9-596d-4f3b-a6c3-b26e5f661743")
+    );
     assert_eq!(
         pods[0].containers[0].runtime_id.as_deref(),
         Some("316258f0fede69eef4c5f07ed9a33f8a06a71226bce76de2eb78d28a07cb4ebf")
     );
-    let kinds: Vec<_> = pods[2].containers.iter().map(|c| (c.name.as_str(), c.kind)).collect();
+    let kinds: Vec<_> = pods[2]
+        .containers
+        .iter()
+        .map(|c| (c.name.as_str(), c.kind))
+        .collect();
     use pod::ContainerKind::{App, Init, Sidecar};
     assert_eq!(kinds, [("init", Init), ("sidecar", Sidecar), ("c", App)]);
     assert_eq!(
@@ -108,9 +146,14 @@ fn a_real_list_of_pods() {
 fn a_mirror_pod_says_which_static_pod_it_stands_for() {
     let pods = read("static.yaml");
     let own = "7a1d9c52-8f0e-4c59-a8c2-09f2c1b0f001";
-    assert_eq!((pods[0].cgroup_uid(), pods[0].api_uid.clone()), (Some(own), Some(own.into())));
-    let (uid, node) =
-        ("0c1d2e3f405162738495a6b7c8d9eaf0".into(), "4be0c4a1-3c6f-4c6d-8f57-0d1f8f6a9c11".into());
+    assert_eq!(
+        (pods[0].cgroup_uid(), pods[0].api_uid.clone()),
+        (Some(own), Some(own.into()))
+    );
+    let (uid, node) = (
+        "0c1d2e3f405162738495a6b7c8d9eaf0".into(),
+        "4be0c4a1-3c6f-4c6d-8f57-0d1f8f6a9c11".into(),
+    );
     assert_eq!(pods[0].mirror, Some(pod::Mirror { uid, node }));
     // One annotation, other ones, or another owner is no mirror pod.
     let text = fs::read_to_string(data().join("static.yaml")).unwrap();
@@ -121,17 +164,27 @@ fn a_mirror_pod_says_which_static_pod_it_stands_for() {
     ];
     for (before, after) in changes {
         let other = pod::parse(&text.replace(before, after), "static.yaml").unwrap();
-        assert_eq!((&other[0].mirror, other[0].cgroup_uid()), (&None, Some(own)), "{after}");
+        assert_eq!(
+            (&other[0].mirror, other[0].cgroup_uid()),
+            (&None, Some(own)),
+            "{after}"
+        );
     }
     assert!(pods[0].host_network);
 }
 
 #[test]
 fn a_policy_chooses_more_pods() {
-    let pod = |name: &str| read("entitlements.yaml").into_iter().find(|pod| pod.name == name).unwrap();
+    let pod = |name: &str| {
+        read("entitlements.yaml")
+            .into_iter()
+            .find(|pod| pod.name == name)
+            .unwrap()
+    };
     let mut ordinary = pod("ordinary");
     ordinary.labels.insert("app".to_owned(), "train".to_owned());
-    let policy: Policy = serde_json::from_str(r#"{"selector": "app=train,tier notin (canary)"}"#).unwrap();
+    let policy: Policy =
+        serde_json::from_str(r#"{"selector": "app=train,tier notin (canary)"}"#).unwrap();
     let granted = pod::entitlement(&ordinary, &ordinary.containers[0], &policy);
     assert_eq!(
         serde_json::to_value(&granted).unwrap(),
@@ -143,7 +196,10 @@ fn a_policy_chooses_more_pods() {
     );
     let everything: Policy = serde_json::from_str(r#"{"trainingOnly": false}"#).unwrap();
     assert_eq!(entitlements(&pod("ordinary"), &everything), "c=2");
-    assert_eq!(entitlements(&pod("shared-wins"), &everything), "i=shared c=shared");
+    assert_eq!(
+        entitlements(&pod("shared-wins"), &everything),
+        "i=shared c=shared"
+    );
     assert!(serde_json::from_str::<Policy>(r#"{"selector": ""}"#).is_err());
     assert!(serde_json::from_str::<Policy>(r#"{"select": "a=b"}"#).is_err());
 }
@@ -181,7 +237,12 @@ fn reasons_say_what_to_change() {
             "c",
             "annotation pinfold.io/cpus is \"Exclusive\", which is unknown: write exclusive, required or shared",
         ),
-        ("entitlements.yaml", "finished", "c", "the pod has run to its end"),
+        (
+            "entitlements.yaml",
+            "finished",
+            "c",
+            "the pod has run to its end",
+        ),
         (
             "entitlements.yaml",
             "more-than-linux-has",
@@ -227,14 +288,24 @@ fn reasons_say_what_to_change() {
 // === any pod ===
 
 fn amount() -> impl Strategy<Value = Option<u64>> {
-    prop_oneof![Just(None), Just(Some(0)), (1u64..5).prop_map(|n| Some(n * 500)), Just(Some(3000))]
+    prop_oneof![
+        Just(None),
+        Just(Some(0)),
+        (1u64..5).prop_map(|n| Some(n * 500)),
+        Just(Some(3000))
+    ]
 }
 
 fn any_resources() -> impl Strategy<Value = Resources> {
     (amount(), amount(), amount(), amount(), any::<bool>()).prop_map(|(a, b, c, d, equal)| {
         let (cpu_limit, memory_limit) = (b, d);
         let (cpu_request, memory_request) = if equal { (b, d) } else { (a, c) };
-        Resources { cpu_request, cpu_limit, memory_request, memory_limit }
+        Resources {
+            cpu_request,
+            cpu_limit,
+            memory_request,
+            memory_limit,
+        }
     })
 }
 
@@ -260,50 +331,85 @@ fn any_container() -> impl Strategy<Value = Container> {
         Just(pod::ContainerKind::App),
         Just(pod::ContainerKind::App)
     ];
-    let source = prop_oneof![Just(EnvSource::Reference), "[0-9]{1,3}|-1|x|".prop_map(EnvSource::Value),];
-    let env = proptest::collection::btree_map(proptest::sample::select(&VARIABLES[..]), source, 0..4);
-    let args =
-        proptest::sample::select(&["", "--nproc_per_node=2", "--nproc-per-node auto", "mpirun -np 3 x"][..]);
-    (any_resources(), kind, env, proptest::bool::weighted(0.1), args).prop_map(
-        |(resources, kind, env, env_from, args)| Container {
+    let source = prop_oneof![
+        Just(EnvSource::Reference),
+        "[0-9]{1,3}|-1|x|".prop_map(EnvSource::Value),
+    ];
+    let env =
+        proptest::collection::btree_map(proptest::sample::select(&VARIABLES[..]), source, 0..4);
+    let args = proptest::sample::select(
+        &[
+            "",
+            "--nproc_per_node=2",
+            "--nproc-per-node auto",
+            "mpirun -np 3 x",
+        ][..],
+    );
+    (
+        any_resources(),
+        kind,
+        env,
+        proptest::bool::weighted(0.1),
+        args,
+    )
+        .prop_map(|(resources, kind, env, env_from, args)| Container {
             name: "c".to_owned(),
             kind,
             resources,
-            env: env.into_iter().map(|(name, source)| (name.to_owned(), source)).collect(),
+            env: env
+                .into_iter()
+                .map(|(name, source)| (name.to_owned(), source))
+                .collect(),
             env_from,
             args: vec![args.to_owned()],
             ..Container::default()
-        },
-    )
+        })
 }
 
 fn any_pod() -> impl Strategy<Value = Pod> {
     let cpus = proptest::sample::select(&["", "exclusive", "shared", "required", "x"][..]);
-    let threads = proptest::sample::select(&["", "limit", "openmp", "embedding", "ps", "off", "x"][..]);
+    let threads =
+        proptest::sample::select(&["", "limit", "openmp", "embedding", "ps", "off", "x"][..]);
     let role = proptest::sample::select(&["", "ps", "worker", "scheduler"][..]);
     let containers = proptest::collection::vec(any_container(), 1..4);
-    (containers, any_resources(), proptest::bool::weighted(0.2), cpus, threads, role, any::<bool>()).prop_map(
-        |(containers, whole, pod_level, cpus, threads, role, finished)| {
-            let mut pod = Pod {
-                name: "p".to_owned(),
-                resources: if pod_level { whole } else { Resources::default() },
-                containers,
-                finished: finished && role.is_empty(),
-                ..Pod::default()
-            };
-            let mut annotate = |key: &str, value: &str| {
-                if !value.is_empty() {
-                    pod.annotations.insert(key.to_owned(), value.to_owned());
-                }
-            };
-            annotate(pod::CPUS_ANNOTATION, cpus);
-            annotate(pod::THREADS_ANNOTATION, threads);
-            if !role.is_empty() {
-                pod.labels.insert("training.kubeflow.org/replica-type".to_owned(), role.to_owned());
-            }
-            pod
-        },
+    (
+        containers,
+        any_resources(),
+        proptest::bool::weighted(0.2),
+        cpus,
+        threads,
+        role,
+        any::<bool>(),
     )
+        .prop_map(
+            |(containers, whole, pod_level, cpus, threads, role, finished)| {
+                let mut pod = Pod {
+                    name: "p".to_owned(),
+                    resources: if pod_level {
+                        whole
+                    } else {
+                        Resources::default()
+                    },
+                    containers,
+                    finished: finished && role.is_empty(),
+                    ..Pod::default()
+                };
+                let mut annotate = |key: &str, value: &str| {
+                    if !value.is_empty() {
+                        pod.annotations.insert(key.to_owned(), value.to_owned());
+                    }
+                };
+                annotate(pod::CPUS_ANNOTATION, cpus);
+                annotate(pod::THREADS_ANNOTATION, threads);
+                if !role.is_empty() {
+                    pod.labels.insert(
+                        "training.kubeflow.org/replica-type".to_owned(),
+                        role.to_owned(),
+                    );
+                }
+                pod
+            },
+        )
 }
 
 proptest! {
@@ -379,9 +485,15 @@ fn thread_policy_in_configuration() {
     )
     .unwrap();
     assert_eq!(policy.roles[&Role::Worker], pod::Profile::Embedding);
-    assert_eq!(serde_json::from_str::<ThreadPolicy>("{}").unwrap(), ThreadPolicy::default());
+    assert_eq!(
+        serde_json::from_str::<ThreadPolicy>("{}").unwrap(),
+        ThreadPolicy::default()
+    );
     let written = serde_saphyr::to_string(&policy).unwrap();
-    assert_eq!(serde_saphyr::from_str::<ThreadPolicy>(&written).unwrap(), policy);
+    assert_eq!(
+        serde_saphyr::from_str::<ThreadPolicy>(&written).unwrap(),
+        policy
+    );
 }
 
 #[test]
@@ -401,14 +513,26 @@ fn who_is_denied_should_be_told() {
         ("", worker, "cpu: 2", "Succeeded", false),
         ("", "", "cpu: 2", "Running", false),
         ("pinfold.io/cpus: exclusive", "", "cpu: 2", "Running", true),
-        ("pinfold.io/cpus: shared", worker, "cpu: 2, memory: 1Gi", "Running", false),
+        (
+            "pinfold.io/cpus: shared",
+            worker,
+            "cpu: 2, memory: 1Gi",
+            "Running",
+            false,
+        ),
         ("pinfold.io/cpus: exlusive", "", "cpu: 2", "Running", true),
     ] {
         let pod = pod(annotation, label, limits, phase);
         for training_only in [true, false] {
-            let policy = Policy { training_only, ..Policy::default() };
+            let policy = Policy {
+                training_only,
+                ..Policy::default()
+            };
             let is = pod::is_denied(&pod, &pod.containers[0], &policy);
-            assert_eq!(is, denied, "{annotation} {label} {limits} {phase} {training_only}");
+            assert_eq!(
+                is, denied,
+                "{annotation} {label} {limits} {phase} {training_only}"
+            );
         }
     }
 }

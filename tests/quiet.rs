@@ -3,7 +3,11 @@
 //! What moves the interrupts of the machine itself is left to a guest, where `PINFOLD_QUIET_TESTS=1` asks for it:
 //! `PINFOLD_KERNEL_TESTS=1 PINFOLD_QUIET_TESTS=1 tests/vm/boot 6.12 -- target/…/deps/quiet-…`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -25,7 +29,12 @@ use std::sync::LazyLock;
 use pinfold::cpu::CpuSet;
 use pinfold::pin::quiet::{Quiet, Situation};
 
-const ALL: Quiet = Quiet { irqs: true, workqueues: true, packet_steering: true, system_slices: true };
+const ALL: Quiet = Quiet {
+    irqs: true,
+    workqueues: true,
+    packet_steering: true,
+    system_slices: true,
+};
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -35,5 +44,10 @@ static NONE: LazyLock<CpuSet> = LazyLock::new(CpuSet::new);
 
 /// What is asked for, for CPUs that are somebody's own and not isolated.
 fn situation<'a>(options: Quiet, exclusive: &'a CpuSet, online: &'a CpuSet) -> Situation<'a> {
-    Situation { options, exclusive, isolated: &NONE, online }
+    Situation {
+        options,
+        exclusive,
+        isolated: &NONE,
+        online,
+    }
 }

@@ -1,6 +1,10 @@
 //! The cgroups of real nodes, as they were recorded: see `tests/data/cgroups/README.md`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +22,9 @@ fn data() -> PathBuf {
 fn unpack(version: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     let archive = fs::File::open(data().join(format!("{version}.tar.bz2"))).unwrap();
-    tar::Archive::new(BzDecoder::new(archive)).unpack(folder.path()).unwrap();
+    tar::Archive::new(BzDecoder::new(archive))
+        .unpack(folder.path())
+        .unwrap();
     folder
 }
 
@@ -37,11 +43,19 @@ fn told(version: &str) -> Vec<Told> {
         let words: Vec<&str> = line.split_whitespace().collect();
         if line.starts_with(' ') {
             let pod = pods.last_mut().unwrap();
-            let ids = if words[2] == "running" { &mut pod.running } else { &mut pod.ended };
+            let ids = if words[2] == "running" {
+                &mut pod.running
+            } else {
+                &mut pod.ended
+            };
             ids.push(words[4].to_owned());
         } else {
             let path = words[2].trim_start_matches('/').to_owned();
-            pods.push(Told { path, running: Vec::new(), ended: Vec::new() });
+            pods.push(Told {
+                path,
+                running: Vec::new(),
+                ended: Vec::new(),
+            });
         }
     }
     pods
@@ -72,17 +86,35 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
     let told = told(name);
     assert_eq!(pods.len(), told.len());
     for told in told {
-        let pod = pods.iter().find(|pod| pod.path == told.path).unwrap_or_else(|| panic!("no {}", told.path));
+        let pod = pods
+            .iter()
+            .find(|pod| pod.path == told.path)
+            .unwrap_or_else(|| panic!("no {}", told.path));
         let uid = told.path.rsplit_once("/pod").unwrap().1;
         assert_eq!(pod.uid, uid);
-        let mut ids: Vec<&str> = pod.containers.iter().map(|container| container.id.as_str()).collect();
+        let mut ids: Vec<&str> = pod
+            .containers
+            .iter()
+            .map(|container| container.id.as_str())
+            .collect();
         for id in &told.running {
-            let at =
-                ids.iter().position(|other| other == id).unwrap_or_else(|| panic!("{}: no {id}", pod.path));
+            let at = ids
+                .iter()
+                .position(|other| other == id)
+                .unwrap_or_else(|| panic!("{}: no {id}", pod.path));
             ids.remove(at);
         }
-        assert_eq!(ids.len(), 1, "{}: the sandbox and nothing else is left", pod.path);
-        assert!(told.ended.iter().all(|id| pod.containers.iter().all(|container| container.id != *id)));
+        assert_eq!(
+            ids.len(),
+            1,
+            "{}: the sandbox and nothing else is left",
+            pod.path
+        );
+        assert!(
+            told.ended
+                .iter()
+                .all(|id| pod.containers.iter().all(|container| container.id != *id))
+        );
         for container in &pod.containers {
             assert!(container.populated, "{} runs", container.path);
             assert_eq!((&container.mark, &pod.mark), (&None, &None));
@@ -95,8 +127,18 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
 
 /// What the ledger makes of the recorded node, of whose pods nobody tells it.
 fn ledger(root: &Path, pods: &[PodCgroup]) -> (Observed, Ledger) {
-    let around = Cgroups::detect(root).unwrap().surroundings(&["kubepods".to_owned()]).unwrap();
-    let (observed, ledger) = Observed::new(Scan { pods: pods.to_vec(), around, ..Scan::default() }, &[]);
+    let around = Cgroups::detect(root)
+        .unwrap()
+        .surroundings(&["kubepods".to_owned()])
+        .unwrap();
+    let (observed, ledger) = Observed::new(
+        Scan {
+            pods: pods.to_vec(),
+            around,
+            ..Scan::default()
+        },
+        &[],
+    );
     assert_eq!(observed.pods.len(), pods.len());
     (observed, ledger)
 }
@@ -107,7 +149,11 @@ fn container(pods: &[PodCgroup], id: &str) -> (String, String, Option<u64>) {
     let found = all.find(|container| container.id.starts_with(id)).unwrap();
     let quota = found.quota.unwrap();
     let thousandths = quota.quota.map(|limit| limit * 1000 / quota.period);
-    (found.cpuset.cpus.to_string(), found.cpuset.effective.to_string(), thousandths)
+    (
+        found.cpuset.cpus.to_string(),
+        found.cpuset.effective.to_string(),
+        thousandths,
+    )
 }
 
 fn is(cpus: &str, effective: &str, quota: Option<u64>) -> (String, String, Option<u64>) {
@@ -124,7 +170,10 @@ fn cgroup_v1() {
     assert_eq!(container(&pods, "22e1116d"), is("0-1", "0-1", Some(200)));
     assert_eq!(container(&pods, "529cd501"), is("0", "0", None));
     assert_eq!(container(&pods, "146c28df"), is("0-1", "0-1", None));
-    let pod = pods.iter().find(|pod| pod.uid.starts_with("4661fbb0")).unwrap();
+    let pod = pods
+        .iter()
+        .find(|pod| pod.uid.starts_with("4661fbb0"))
+        .unwrap();
     assert_eq!(pod.quota.and_then(|quota| quota.quota), Some(60_000));
 }
 
@@ -140,8 +189,21 @@ fn cgroup_v2_with_partitions() {
     // Somebody made them by hand: they are reported, nobody else is given their CPUs, and no plan touches them.
     let (observed, ledger) = ledger(folder.path(), &pods);
     assert_eq!(ledger.barred.to_string(), "2-3,6-7");
-    assert_eq!((ledger.claims.len(), ledger.unexplained.len()), (0, 2), "{ledger:?}");
-    let desired = Desired { online: "0-7".parse().unwrap(), ..Desired::default() };
-    assert_eq!(plan(&observed, &ledger, &desired, Enforcement::Partition), Vec::new());
-    assert_eq!(release(&observed, &desired.online, &desired.all_memory), Vec::new());
+    assert_eq!(
+        (ledger.claims.len(), ledger.unexplained.len()),
+        (0, 2),
+        "{ledger:?}"
+    );
+    let desired = Desired {
+        online: "0-7".parse().unwrap(),
+        ..Desired::default()
+    };
+    assert_eq!(
+        plan(&observed, &ledger, &desired, Enforcement::Partition),
+        Vec::new()
+    );
+    assert_eq!(
+        release(&observed, &desired.online, &desired.all_memory),
+        Vec::new()
+    );
 }

@@ -1,6 +1,10 @@
 //! The rooms: who may import whom, and what each of them never does.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,9 +20,25 @@ const ROOMS: [(&str, &[&str]); 12] = [
     ("nri", &["cpu", "pod"]),
     ("cluster", &["text", "pod", "scene"]),
     ("metrics", &["cpu", "pod", "host", "pin"]),
-    ("agent", &["text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics"]),
-    ("local", &["text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent"]),
-    ("cli", &["text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent", "local"]),
+    (
+        "agent",
+        &[
+            "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics",
+        ],
+    ),
+    (
+        "local",
+        &[
+            "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent",
+            "local",
+        ],
+    ),
 ];
 
 /// Rooms that only compute.
@@ -48,7 +68,10 @@ fn code(line: &str) -> &str {
 
 /// The rooms that a text names after `crate::`, also in groups: `use crate::{cpu, pod::Pod};`.
 fn imports(text: &str) -> Vec<String> {
-    let text: String = text.lines().map(|line| format!("{}\n", code(line))).collect();
+    let text: String = text
+        .lines()
+        .map(|line| format!("{}\n", code(line)))
+        .collect();
     let mut found = Vec::new();
     for (at, _) in text.match_indices("crate::") {
         // `pub(in crate::x)` and the like name no import; `mycrate::` is another crate.
@@ -83,7 +106,9 @@ fn imports(text: &str) -> Vec<String> {
 }
 
 fn word(text: &str) -> String {
-    text.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect()
+    text.chars()
+        .take_while(|letter| letter.is_alphanumeric() || *letter == '_')
+        .collect()
 }
 
 /// What a file does that its room must not; `path` is relative to `src`.
@@ -91,13 +116,19 @@ fn offences(path: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut offence = |what: String| found.push(format!("src/{path}: {what}"));
     if text.lines().count() > LONGEST {
-        offence(format!("{} lines, more than {LONGEST}: split it", text.lines().count()));
+        offence(format!(
+            "{} lines, more than {LONGEST}: split it",
+            text.lines().count()
+        ));
     }
     if path == "main.rs" && text.lines().count() >= 20 {
         offence("20 lines or more: everything is in the library".to_owned());
     }
-    let unsafe_code =
-        |line: &str| code(line).split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
+    let unsafe_code = |line: &str| {
+        code(line)
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .any(|w| w == "unsafe")
+    };
     if !path.starts_with("host/") && text.lines().any(unsafe_code) {
         offence("unsafe code belongs to host".to_owned());
     }
@@ -111,14 +142,20 @@ fn offences(path: &str, text: &str) -> Vec<String> {
     };
     for other in imports(text) {
         if other != room && !allowed.contains(&other.as_str()) {
-            offence(format!("imports crate::{other}, and {room} may import {allowed:?}"));
+            offence(format!(
+                "imports crate::{other}, and {room} may import {allowed:?}"
+            ));
         }
     }
     // `super` out of the room would be an import under another name: src/room/mod.rs is one below the crate.
     let depth = path.trim_end_matches("/mod.rs").matches('/').count() + 1;
     let leaves = "super::".repeat(depth);
     let outermost = |line: &&str| line.starts_with("use ") || line.starts_with("pub");
-    if text.lines().filter(outermost).any(|line| code(line).contains(&leaves)) {
+    if text
+        .lines()
+        .filter(outermost)
+        .any(|line| code(line).contains(&leaves))
+    {
         offence("leaves its room through super".to_owned());
     }
     if PURE.contains(&room) {
@@ -126,11 +163,16 @@ fn offences(path: &str, text: &str) -> Vec<String> {
             for name in IMPURE {
                 let mut at = code(line).match_indices(name);
                 let whole = |(at, _): (usize, &str)| {
-                    let letter = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-                    !letter(line[..at].chars().next_back()) && !letter(line[at + name.len()..].chars().next())
+                    let letter =
+                        |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+                    !letter(line[..at].chars().next_back())
+                        && !letter(line[at + name.len()..].chars().next())
                 };
                 if at.any(whole) {
-                    offence(format!("{room} only computes, and this names {name}: {}", line.trim()));
+                    offence(format!(
+                        "{room} only computes, and this names {name}: {}",
+                        line.trim()
+                    ));
                 }
             }
         }
@@ -165,10 +207,15 @@ fn every_file_keeps_to_its_room() {
         let text = fs::read_to_string(file).unwrap();
         let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
         let mut offences = offences(path, text);
-        offences.retain(|offence| !test || offence.contains("lines") || offence.contains("no room"));
+        offences
+            .retain(|offence| !test || offence.contains("lines") || offence.contains("no room"));
         found.extend(offences);
     }
-    assert!(files.len() > 50, "{} files only: is this the right folder?", files.len());
+    assert!(
+        files.len() > 50,
+        "{} files only: is this the right folder?",
+        files.len()
+    );
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
@@ -177,9 +224,16 @@ fn the_table_for_readers_is_the_same() {
     let text = fs::read_to_string(src().join("lib.rs")).unwrap();
     let mut rows = 0;
     for line in text.lines().filter(|line| line.starts_with("//! | [`")) {
-        let cells: Vec<&str> = line.trim_start_matches("//! |").split('|').map(str::trim).collect();
+        let cells: Vec<&str> = line
+            .trim_start_matches("//! |")
+            .split('|')
+            .map(str::trim)
+            .collect();
         let room = cells[0].trim_matches(['[', ']', '`']);
-        let (_, allowed) = ROOMS.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("{room}?"));
+        let (_, allowed) = ROOMS
+            .iter()
+            .find(|(name, _)| *name == room)
+            .unwrap_or_else(|| panic!("{room}?"));
         rows += 1;
         if cells[2] == "all above" {
             continue;
@@ -187,34 +241,65 @@ fn the_table_for_readers_is_the_same() {
         let named: Vec<&str> = cells[2].split('`').skip(1).step_by(2).collect();
         assert_eq!(&named, allowed, "{line}");
     }
-    let public = text.lines().filter(|line| line.starts_with("pub mod ")).count();
+    let public = text
+        .lines()
+        .filter(|line| line.starts_with("pub mod "))
+        .count();
     assert_eq!(rows, public, "every room has its row");
 }
 
 #[test]
 fn offences_are_found() {
-    let clean =
-        "use crate::cpu::CpuSet;\nuse std::collections::BTreeMap; // not std::fs\n/// [`crate::agent`]\n";
+    let clean = "use crate::cpu::CpuSet;\nuse std::collections::BTreeMap; // not std::fs\n/// [`crate::agent`]\n";
     assert_eq!(offences("pod/x.rs", clean), Vec::<String>::new());
-    assert_eq!(offences("host/x.rs", "unsafe { f() }\nuse crate::cpu::CpuSet;\n"), Vec::<String>::new());
-    assert_eq!(offences("cpu/y/x.rs", "use super::super::set::CpuSet;\n"), Vec::<String>::new());
+    assert_eq!(
+        offences("host/x.rs", "unsafe { f() }\nuse crate::cpu::CpuSet;\n"),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        offences("cpu/y/x.rs", "use super::super::set::CpuSet;\n"),
+        Vec::<String>::new()
+    );
     for (path, text, says) in [
         ("attic/mod.rs", "", "no room"),
-        ("pod/x.rs", "use crate::host::file;\n", "imports crate::host"),
-        ("cpu/x.rs", "fn f() { crate::pod::qos() }\n", "imports crate::pod"),
-        ("pin/x.rs", "use crate::{cpu::{CpuSet, Cpu}, agent::Agent};\n", "imports crate::agent"),
-        ("pin/x.rs", "use crate::{\n    agent,\n    cpu,\n};\n", "imports crate::agent"),
+        (
+            "pod/x.rs",
+            "use crate::host::file;\n",
+            "imports crate::host",
+        ),
+        (
+            "cpu/x.rs",
+            "fn f() { crate::pod::qos() }\n",
+            "imports crate::pod",
+        ),
+        (
+            "pin/x.rs",
+            "use crate::{cpu::{CpuSet, Cpu}, agent::Agent};\n",
+            "imports crate::agent",
+        ),
+        (
+            "pin/x.rs",
+            "use crate::{\n    agent,\n    cpu,\n};\n",
+            "imports crate::agent",
+        ),
         ("metrics/mod.rs", "use crate::cli;\n", "imports crate::cli"),
         ("cpu/x.rs", "use super::super::host;\n", "through super"),
         ("cpu/mod.rs", "use super::host;\n", "through super"),
         ("pin/x.rs", "    unsafe { f() }\n", "unsafe"),
-        ("cpu/x.rs", "    let text = std::fs::read(path)?;\n", "std::fs"),
+        (
+            "cpu/x.rs",
+            "    let text = std::fs::read(path)?;\n",
+            "std::fs",
+        ),
         ("pod/x.rs", "use std::time::Instant;\n", "std::time"),
         ("cpu/x.rs", "use rand::Rng;\n", "rand"),
         ("main.rs", &"\n".repeat(20), "20 lines"),
         ("cli/x.rs", &"\n".repeat(601), "601 lines"),
     ] {
         let found = offences(path, text);
-        assert!(found.len() == 1 && found[0].contains(says), "{path} {text:?}: {found:?}");
+        assert!(
+            found.len() == 1 && found[0].contains(says),
+            "{path} {text:?}: {found:?}"
+        );
     }
 }

@@ -4,7 +4,11 @@
 //! leaves these tests to `tests/run` and names them.
 
 // A helper that can't do its work fails the test that called it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/agent.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
@@ -38,7 +42,10 @@ mod plugin;
 #[path = "runtime/pods.rs"]
 mod pods;
 #[path = "runtime/probe.rs"]
-#[allow(dead_code, reason = "the program itself is built by tests/runtime/prepare")]
+#[allow(
+    dead_code,
+    reason = "the program itself is built by tests/runtime/prepare"
+)]
 mod probe;
 #[path = "runtime/scenarios.rs"]
 mod scenarios;

@@ -1,7 +1,11 @@
 //! Scenes: plans, their mistakes, slots and labels, and the program that shows them.
 
 // A helper that can't do its work fails the test that called it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -10,7 +14,11 @@ mod gate;
 mod kubectl;
 #[path = "support/strict.rs"]
 mod strict;
-#[allow(dead_code, unused_imports, reason = "the tests of deploy use more of it")]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "the tests of deploy use more of it"
+)]
 #[path = "deploy/tools.rs"]
 mod tools;
 #[allow(dead_code, reason = "the tests of deploy use more of it")]
@@ -50,7 +58,11 @@ use pinfold::scene::{Amounts, Document, Finding, Node, ScenePlan, read};
 
 const AMOUNTS: Amounts = Amounts {
     read: |resource, text| {
-        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
+        let amount = if resource == "cpu" {
+            quantity::cpu_millis(text)
+        } else {
+            quantity::bytes(text)
+        };
         amount.map_err(|error| error.to_string())
     },
     write: |resource, amount| match resource {
@@ -76,7 +88,10 @@ fn documents(text: &str) -> Vec<Document> {
 fn plan(text: &str) -> ScenePlan {
     let documents = documents(text);
     assert_eq!(documents.len(), 1);
-    documents[0].plan.clone().unwrap_or_else(|| panic!("{:?}", findings(text, None)))
+    documents[0]
+        .plan
+        .clone()
+        .unwrap_or_else(|| panic!("{:?}", findings(text, None)))
 }
 
 fn findings(text: &str, nodes: Option<&[Node]>) -> Vec<Finding> {
@@ -85,27 +100,41 @@ fn findings(text: &str, nodes: Option<&[Node]>) -> Vec<Finding> {
 
 /// What is wrong, in lines.
 fn report(text: &str, nodes: Option<&[Node]>) -> String {
-    findings(text, nodes).iter().fold(String::new(), |mut all, finding| {
-        writeln!(all, "{finding}").unwrap();
-        all
-    })
+    findings(text, nodes)
+        .iter()
+        .fold(String::new(), |mut all, finding| {
+            writeln!(all, "{finding}").unwrap();
+            all
+        })
 }
 
 fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn node(name: &str, labels: &[(&str, &str)]) -> Node {
-    Node { name: name.to_owned(), labels: pairs(labels), ..Node::default() }
+    Node {
+        name: name.to_owned(),
+        labels: pairs(labels),
+        ..Node::default()
+    }
 }
 
 /// So many nodes, `node-0` and on, each with so much to give.
 fn nodes(count: usize, cpu: &str, memory: &str) -> Vec<Node> {
     let amount = |text: &str| pinfold::scene::Amount(text.to_owned());
-    let allocatable =
-        BTreeMap::from([("cpu".to_owned(), amount(cpu)), ("memory".to_owned(), amount(memory))]);
+    let allocatable = BTreeMap::from([
+        ("cpu".to_owned(), amount(cpu)),
+        ("memory".to_owned(), amount(memory)),
+    ]);
     (0..count)
-        .map(|index| Node { allocatable: allocatable.clone(), ..node(&format!("node-{index}"), &[]) })
+        .map(|index| Node {
+            allocatable: allocatable.clone(),
+            ..node(&format!("node-{index}"), &[])
+        })
         .collect()
 }
 

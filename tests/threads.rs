@@ -1,6 +1,10 @@
 //! What is counted for all threads of a process, by the kernel's accounting and one by one.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "support/gate.rs"]
 #[allow(dead_code, reason = "these tests need a part of it")]
@@ -25,11 +29,17 @@ fn the_accounting_agrees_with_the_files_of_each_thread() {
         return;
     }
     let (proc, mut taskstats) = (Proc::new(Path::new("/")), Taskstats::open().unwrap());
-    let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+    let mut child = Command::new("sleep")
+        .arg("60")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let pid = i32::try_from(child.id()).unwrap();
     // It sleeps once all of it has been loaded; nothing counts any more then.
     let agree = || {
-        let [(tid, counted)] = proc.threads(pid)[..] else { panic!("{:?}", proc.threads(pid)) };
+        let [(tid, counted)] = proc.threads(pid)[..] else {
+            panic!("{:?}", proc.threads(pid))
+        };
         (tid == pid && counted.voluntary > 0).then_some(counted)
     };
     let mut counted = (None, taskstats.of(pid).unwrap());
@@ -58,16 +68,25 @@ fn threads_that_have_ended_still_count() {
     let before = counted();
     let threads: Vec<_> = (0..THREADS).map(|_| waiting()).collect();
     // Each has waited so often when it answers, and lives on.
-    threads.iter().for_each(|(waited, _, _)| waited.recv().unwrap());
+    threads
+        .iter()
+        .for_each(|(waited, _, _)| waited.recv().unwrap());
     assert!(proc.thread_count(own) > THREADS);
     let now = counted();
     let most = THREADS as u64 * WAITS;
-    assert!(now.voluntary - before.voluntary >= most, "{now:?} after {before:?}, and {most} at least");
+    assert!(
+        now.voluntary - before.voluntary >= most,
+        "{now:?} after {before:?}, and {most} at least"
+    );
     for (_, end, thread) in threads {
         drop(end);
         thread.join().unwrap();
     }
-    let Scheduled { voluntary, involuntary, run_delay } = counted();
+    let Scheduled {
+        voluntary,
+        involuntary,
+        run_delay,
+    } = counted();
     assert!(
         voluntary >= now.voluntary && involuntary >= now.involuntary && run_delay >= now.run_delay,
         "nothing goes back"

@@ -3,7 +3,11 @@
 //! The agents that it asks are answered for by the test, with what a real one has served (tests/data/top); `tests/demo.rs` has
 //! it ask a real one.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[path = "top/agents.rs"]
 mod agents;
@@ -28,22 +32,49 @@ fn pinfold() -> Command {
 /// What `pinfold top` prints where there is no terminal.
 fn printed(arguments: &[&str]) -> (Option<i32>, String, String) {
     let command = &mut pinfold();
-    let Output { status, stdout, stderr } =
-        command.arg("top").args(arguments).stdin(Stdio::null()).output().unwrap();
-    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .arg("top")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    (
+        status.code(),
+        String::from_utf8(stdout).unwrap(),
+        String::from_utf8(stderr).unwrap(),
+    )
 }
 
 #[test]
 fn one_frame_goes_into_a_pipe() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let (code, frame, complaint) = printed(&["--once", "--node", &node, "--interval", "1", "--width", "120"]);
+    let (code, frame, complaint) = printed(&[
+        "--once",
+        "--node",
+        &node,
+        "--interval",
+        "1",
+        "--width",
+        "120",
+    ]);
     assert_eq!((code, complaint.as_str()), (Some(0), ""), "{frame}");
-    let heading = frame.lines().find(|line| line.contains("POD ")).unwrap_or_else(|| panic!("{frame}"));
-    for column in ["ROLE", "CPUS", "USE", "THR/CPU", "RUN", "FOREIGN", "WINDOW", "IN/S", "OUT/S"] {
+    let heading = frame
+        .lines()
+        .find(|line| line.contains("POD "))
+        .unwrap_or_else(|| panic!("{frame}"));
+    for column in [
+        "ROLE", "CPUS", "USE", "THR/CPU", "RUN", "FOREIGN", "WINDOW", "IN/S", "OUT/S",
+    ] {
         assert!(heading.contains(column), "{frame}");
     }
-    let worker =
-        frame.lines().find(|line| line.contains("demo/worker-0")).unwrap_or_else(|| panic!("{frame}"));
+    let worker = frame
+        .lines()
+        .find(|line| line.contains("demo/worker-0"))
+        .unwrap_or_else(|| panic!("{frame}"));
     let cells: Vec<&str> = worker.split_whitespace().collect();
     // a demo/worker-0 worker 1 0.9 3/1 1.0 0.1% 10ms 17.6Mi 18.8Mi
     assert_eq!(
@@ -51,12 +82,23 @@ fn one_frame_goes_into_a_pipe() {
         (1, "demo/worker-0", "worker", 11),
         "{frame}"
     );
-    assert!(cells[4..].iter().all(|cell| *cell != "-"), "everything is known of it:\n{frame}");
-    assert!(cells[9].ends_with("Mi") && cells[10].ends_with("Mi"), "rates come from two looks:\n{frame}");
-    assert!(frame.lines().nth(1).unwrap().contains(cells[0]), "its sign is on the map:\n{frame}");
+    assert!(
+        cells[4..].iter().all(|cell| *cell != "-"),
+        "everything is known of it:\n{frame}"
+    );
+    assert!(
+        cells[9].ends_with("Mi") && cells[10].ends_with("Mi"),
+        "rates come from two looks:\n{frame}"
+    );
+    assert!(
+        frame.lines().nth(1).unwrap().contains(cells[0]),
+        "its sign is on the map:\n{frame}"
+    );
     assert!(
         !frame.contains('\u{1b}')
-            && frame.lines().all(|line| line.chars().count() <= 120 || line.contains(": ")),
+            && frame
+                .lines()
+                .all(|line| line.chars().count() <= 120 || line.contains(": ")),
         "{frame}"
     );
 }
@@ -64,30 +106,68 @@ fn one_frame_goes_into_a_pipe() {
 #[test]
 fn who_is_away_is_named_and_holds_up_nobody() {
     let (_kept, silent) = mute();
-    let (near, silent) = (format!("near={}", agent(STATUS.to_owned())), format!("silent={silent}"));
+    let (near, silent) = (
+        format!("near={}", agent(STATUS.to_owned())),
+        format!("silent={silent}"),
+    );
     let gone = mute().1.to_string();
     let begun = Instant::now();
-    let arguments = ["--once", "--interval", "1", "--node", &near, "--node", &silent, "--node", &gone];
+    let arguments = [
+        "--once",
+        "--interval",
+        "1",
+        "--node",
+        &near,
+        "--node",
+        &silent,
+        "--node",
+        &gone,
+    ];
     let (code, frame, _) = printed(&arguments);
     assert_eq!(code, Some(0), "{frame}");
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
-    for says in ["silent  no answer", ": nothing heard within 5 s", "refused", "near  ", "demo/worker-0"] {
+    assert!(
+        begun.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        begun.elapsed()
+    );
+    for says in [
+        "silent  no answer",
+        ": nothing heard within 5 s",
+        "refused",
+        "near  ",
+        "demo/worker-0",
+    ] {
         assert!(frame.contains(says), "{says}?\n{frame}");
     }
     let (code, frame, complaint) = printed(&["--once", "--node", &gone]);
     assert_eq!((code, frame.as_str()), (Some(2), ""));
-    assert!(complaint.contains("refused") && complaint.contains("start the agent"), "{complaint}");
+    assert!(
+        complaint.contains("refused") && complaint.contains("start the agent"),
+        "{complaint}"
+    );
     let other = agent("{\"some\": \"thing\"}".to_owned()).to_string();
     let (code, _, complaint) = printed(&["--once", "--node", &other]);
-    assert!(code == Some(2) && complaint.contains("is no agent, or one of another version"), "{complaint}");
+    assert!(
+        code == Some(2) && complaint.contains("is no agent, or one of another version"),
+        "{complaint}"
+    );
 }
 
 #[test]
 fn what_can_not_be_is_said() {
     for (arguments, says) in [
-        (&["--node", "127.0.0.1"][..], "pinfold top --once prints a frame"),
-        (&["--once", "--node", "https://node-1"], "agents serve plain HTTP"),
-        (&["--once", "--nodes", "/nowhere/nodes"], "can't read /nowhere/nodes"),
+        (
+            &["--node", "127.0.0.1"][..],
+            "pinfold top --once prints a frame",
+        ),
+        (
+            &["--once", "--node", "https://node-1"],
+            "agents serve plain HTTP",
+        ),
+        (
+            &["--once", "--nodes", "/nowhere/nodes"],
+            "can't read /nowhere/nodes",
+        ),
         (&["--width", "80"], "--once"),
         (&["--once", "--width", "5"], "20..=1000"),
         (&["--once", "--sort", "age"], "[possible values: node, pod"),
@@ -112,10 +192,16 @@ fn what_can_not_be_in_a_file_is_said_with_its_line() {
         std::fs::write(&file, text).unwrap();
         let (code, frame, complaint) = printed(&["--once", "--nodes", path]);
         assert_eq!((code, frame.as_str()), (Some(2), ""), "{text}");
-        assert!(complaint.contains(says) && complaint.contains("nodes"), "{text}: {complaint}");
+        assert!(
+            complaint.contains(says) && complaint.contains("nodes"),
+            "{text}: {complaint}"
+        );
     }
     let (code, _, complaint) = printed(&["--once", "--nodes", "/dev/zero"]);
-    assert!(code == Some(2) && complaint.contains("/dev/zero is longer than"), "{complaint}");
+    assert!(
+        code == Some(2) && complaint.contains("/dev/zero is longer than"),
+        "{complaint}"
+    );
 }
 
 #[test]
@@ -127,8 +213,10 @@ fn more_nodes_than_files_may_be_open_are_asked_in_turn() {
     std::fs::write(&file, lines.collect::<String>()).unwrap();
     let script = r#"ulimit -n 400; exec "$0" top --once --interval 1 --nodes "$1""#;
     let binary = env!("CARGO_BIN_EXE_pinfold");
-    let Output { status, stdout, .. } =
-        Command::new("sh").args(["-c", script, binary, file.to_str().unwrap()]).output().unwrap();
+    let Output { status, stdout, .. } = Command::new("sh")
+        .args(["-c", script, binary, file.to_str().unwrap()])
+        .output()
+        .unwrap();
     let frame = String::from_utf8(stdout).unwrap();
     assert_eq!(status.code(), Some(0));
     assert!(!frame.contains("no answer"), "{frame}");
@@ -164,34 +252,68 @@ fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
     let body = "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n";
     let nodes = [
         (agent(STATUS.to_owned()), "demo/worker-0"),
-        (always(body, vec![b' '; 1 << 20], none), "longer than 67108864 bytes"),
-        (always(body, b" ".to_vec(), Duration::from_millis(100)), "nothing heard within 5 s"),
-        (always("HTTP/1.1 200 OK\r\n", b"a: b\r\n".to_vec(), none), "no answer"),
-        (once("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"enforce"), "no answer"),
+        (
+            always(body, vec![b' '; 1 << 20], none),
+            "longer than 67108864 bytes",
+        ),
+        (
+            always(body, b" ".to_vec(), Duration::from_millis(100)),
+            "nothing heard within 5 s",
+        ),
+        (
+            always("HTTP/1.1 200 OK\r\n", b"a: b\r\n".to_vec(), none),
+            "no answer",
+        ),
+        (
+            once("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"enforce"),
+            "no answer",
+        ),
         (
             once("HTTP/1.1 503 \r\nContent-Length: 13\r\n\r\nnot \u{1b}[2Jready"),
             "503 Service Unavailable: not \u{fffd}[2Jr",
         ),
         (once("\u{1b}[2J\u{7}"), "no answer"),
         (once(""), "no answer"),
-        (agent(STATUS.replace("worker-0\"", "evil\\u001b[2J\\u009b\"")), "demo/evil\u{fffd}[2J\u{fffd}"),
+        (
+            agent(STATUS.replace("worker-0\"", "evil\\u001b[2J\\u009b\"")),
+            "demo/evil\u{fffd}[2J\u{fffd}",
+        ),
     ];
-    let names: Vec<String> =
-        nodes.iter().enumerate().map(|(number, (address, _))| format!("n{number}={address}")).collect();
+    let names: Vec<String> = nodes
+        .iter()
+        .enumerate()
+        .map(|(number, (address, _))| format!("n{number}={address}"))
+        .collect();
     let mut arguments = vec!["--once", "--interval", "1"];
     arguments.extend(names.iter().flat_map(|name| ["--node", name.as_str()]));
     let begun = Instant::now();
     let (code, frame, complaint) = printed(&arguments);
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        begun.elapsed()
+    );
     assert_eq!((code, complaint.as_str()), (Some(0), ""), "{frame}");
     for (number, (_, says)) in nodes.iter().enumerate() {
         let start = format!("n{number}  ");
-        let title = frame.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{frame}"));
-        assert!(title.contains(says) || frame.contains(says) && says.starts_with("demo"), "{says}?\n{frame}");
+        let title = frame
+            .lines()
+            .find(|line| line.starts_with(&start))
+            .unwrap_or_else(|| panic!("{frame}"));
+        assert!(
+            title.contains(says) || frame.contains(says) && says.starts_with("demo"),
+            "{says}?\n{frame}"
+        );
     }
-    assert!(!frame.chars().any(|c| c.is_control() && c != '\n'), "{frame:?}");
+    assert!(
+        !frame.chars().any(|c| c.is_control() && c != '\n'),
+        "{frame:?}"
+    );
     // Alone, it is what the complaint is about.
     let (code, frame, complaint) = printed(&["--once", "--node", &names[5]]);
     assert_eq!((code, frame.as_str()), (Some(2), ""));
-    assert!(!complaint.chars().any(|c| c.is_control() && c != '\n'), "{complaint:?}");
+    assert!(
+        !complaint.chars().any(|c| c.is_control() && c != '\n'),
+        "{complaint:?}"
+    );
 }

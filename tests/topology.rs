@@ -41,13 +41,19 @@ struct Machine {
 impl Machine {
     fn unpack(name: &str) -> Self {
         let folder = unpack(name);
-        Self { root: folder.path().to_owned(), _folder: folder }
+        Self {
+            root: folder.path().to_owned(),
+            _folder: folder,
+        }
     }
 
     /// A machine of the given files below `sys/devices`.
     fn of(files: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().unwrap();
-        let machine = Self { root: folder.path().to_owned(), _folder: folder };
+        let machine = Self {
+            root: folder.path().to_owned(),
+            _folder: folder,
+        };
         for (path, text) in files {
             machine.write(path, text);
         }
@@ -74,8 +80,12 @@ impl Machine {
                 let is_folder = entry.file_type().unwrap().is_dir();
                 if entry.file_name() == name {
                     removed += 1;
-                    if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }
-                        .unwrap();
+                    if is_folder {
+                        fs::remove_dir_all(entry.path())
+                    } else {
+                        fs::remove_file(entry.path())
+                    }
+                    .unwrap();
                 } else if is_folder {
                     folders.push(entry.path());
                 }
@@ -92,8 +102,14 @@ impl Machine {
     fn error(&self, path: &str, text: &str) -> TopologyError {
         let error = read(&self.root).unwrap_err();
         let shown = error.to_string();
-        assert!(shown.contains(self.path(path).to_str().unwrap()), "{shown} does not name {path}");
-        assert!(shown.contains(&format!("{text:?}")), "{shown} does not show {text:?}");
+        assert!(
+            shown.contains(self.path(path).to_str().unwrap()),
+            "{shown} does not name {path}"
+        );
+        assert!(
+            shown.contains(&format!("{text:?}")),
+            "{shown} does not show {text:?}"
+        );
         error
     }
 }
@@ -105,7 +121,10 @@ fn sorted(groups: impl IntoIterator<Item = CpuSet>) -> Vec<CpuSet> {
 }
 
 /// The CPUs that have the same id of a kind; `None` if one has none.
-fn by_id(topology: &Topology, id: impl Fn(&pinfold::cpu::Cpu) -> Option<u32>) -> Option<Vec<CpuSet>> {
+fn by_id(
+    topology: &Topology,
+    id: impl Fn(&pinfold::cpu::Cpu) -> Option<u32>,
+) -> Option<Vec<CpuSet>> {
     let mut groups: BTreeMap<u32, CpuSet> = BTreeMap::new();
     for cpu in &topology.cpus {
         groups.entry(id(cpu)?).or_default().insert(cpu.id);
@@ -119,7 +138,12 @@ fn real_machines_are_read_as_they_are() {
     let truth: BTreeMap<String, Truth> = serde_json::from_str(&truth).unwrap();
     assert_eq!(truth.len(), 14);
     let archives = fs::read_dir(archives()).unwrap().filter(|entry| {
-        entry.as_ref().unwrap().file_name().to_str().is_some_and(|name| name.ends_with(".tar.bz2"))
+        entry
+            .as_ref()
+            .unwrap()
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.ends_with(".tar.bz2"))
     });
     assert_eq!(archives.count(), truth.len(), "every archive has its truth");
     let judge = |(name, truth): (&String, &Truth)| {
@@ -127,12 +151,36 @@ fn real_machines_are_read_as_they_are() {
         let mut said = Vec::new();
         let online: CpuSet = truth.online.iter().copied().collect();
         assert_eq!(topology.online, online, "{name}: online");
-        assert_eq!(topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(), truth.online, "{name}: CPUs");
+        assert_eq!(
+            topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(),
+            truth.online,
+            "{name}: CPUs"
+        );
         let levels = [
-            ("cores", &truth.cores, by_id(&topology, |cpu| cpu.core), topology.cores()),
-            ("sockets", &truth.sockets, by_id(&topology, |cpu| cpu.socket), topology.sockets()),
-            ("NUMA nodes", &truth.numa, by_id(&topology, |cpu| cpu.numa), topology.numa_nodes()),
-            ("LLCs", &truth.llc, by_id(&topology, |cpu| cpu.llc), topology.llcs()),
+            (
+                "cores",
+                &truth.cores,
+                by_id(&topology, |cpu| cpu.core),
+                topology.cores(),
+            ),
+            (
+                "sockets",
+                &truth.sockets,
+                by_id(&topology, |cpu| cpu.socket),
+                topology.sockets(),
+            ),
+            (
+                "NUMA nodes",
+                &truth.numa,
+                by_id(&topology, |cpu| cpu.numa),
+                topology.numa_nodes(),
+            ),
+            (
+                "LLCs",
+                &truth.llc,
+                by_id(&topology, |cpu| cpu.llc),
+                topology.llcs(),
+            ),
         ];
         for (level, truth, ids, groups) in levels {
             let Some(truth) = truth else {
@@ -150,8 +198,8 @@ fn real_machines_are_read_as_they_are() {
     let all: Vec<_> = truth.iter().collect();
     let (one, other) = all.split_at(all.len() / 2);
     let lines = std::thread::scope(|scope| {
-        let halves =
-            [one, other].map(|half| scope.spawn(|| half.iter().map(|&m| judge(m)).collect::<Vec<_>>()));
+        let halves = [one, other]
+            .map(|half| scope.spawn(|| half.iter().map(|&m| judge(m)).collect::<Vec<_>>()));
         halves.map(|half| half.join().unwrap()).concat()
     });
     println!("{}", lines.join("\n"));
@@ -168,8 +216,16 @@ fn distances_that_do_not_fit_the_numa_nodes_are_not_used() {
             ("system/node/node1/cpulist", "1\n"),
         ]);
         machine.write("system/node/node1/distance", &format!("{odd}\n"));
-        let distances: Vec<Vec<u32>> = machine.read().numa.into_iter().map(|numa| numa.distances).collect();
-        assert!(distances.len() == 2 && distances.iter().all(Vec::is_empty), "{odd}: {distances:?}");
+        let distances: Vec<Vec<u32>> = machine
+            .read()
+            .numa
+            .into_iter()
+            .map(|numa| numa.distances)
+            .collect();
+        assert!(
+            distances.len() == 2 && distances.iter().all(Vec::is_empty),
+            "{odd}: {distances:?}"
+        );
     }
 }
 
@@ -177,7 +233,11 @@ fn distances_that_do_not_fit_the_numa_nodes_are_not_used() {
 fn numa_nodes_have_memory_and_distances_even_without_cpus() {
     let topology = Machine::unpack("nvidiagpunumanodes").read();
     let ids: Vec<u32> = topology.numa.iter().map(|node| node.id).collect();
-    assert_eq!(ids, [0, 8, 250, 251, 252, 253, 254, 255], "by number, not by name");
+    assert_eq!(
+        ids,
+        [0, 8, 250, 251, 252, 253, 254, 255],
+        "by number, not by name"
+    );
     assert_eq!(topology.numa[0].cpus, set("0-15"), "cut to what is online");
     assert_eq!(topology.numa[1].cpus, set("88-103"));
     assert!(topology.numa[2..].iter().all(|node| node.cpus.is_empty()));
@@ -206,20 +266,30 @@ fn offline_siblings_are_not_in_any_group() {
         ("system/cpu/cpu2/topology/thread_siblings_list", "0,2\n"),
     ]);
     let topology = machine.read();
-    assert_eq!(topology.offline, set("3"), "what is merely possible is not there");
+    assert_eq!(
+        topology.offline,
+        set("3"),
+        "what is merely possible is not there"
+    );
     assert_eq!(topology.cores(), [set("0,2"), set("1")]);
 }
 
 #[test]
 fn hybrid_kinds_come_from_event_sources_or_else_from_capacities() {
     let machine = Machine::unpack("20em64t-hybrid-1p6c2t+2ca4co1t");
-    assert!(machine.read().cpus.iter().all(|cpu| cpu.kind.is_none()), "this copy does not tell");
+    assert!(
+        machine.read().cpus.iter().all(|cpu| cpu.kind.is_none()),
+        "this copy does not tell"
+    );
     machine.write("cpu_core/cpus", "0-11\n");
     machine.write("cpu_atom/cpus", "12-19\n");
     machine.write("system/cpu/cpu0/cpu_capacity", "not looked at");
     let kinds = |topology: Topology| topology.cpus.iter().map(|cpu| cpu.kind).collect::<Vec<_>>();
     let (fast, slow) = (Some(CoreKind::Performance), Some(CoreKind::Efficiency));
-    assert_eq!(kinds(machine.read()), [vec![fast; 12], vec![slow; 8]].concat());
+    assert_eq!(
+        kinds(machine.read()),
+        [vec![fast; 12], vec![slow; 8]].concat()
+    );
 
     let machine = Machine::of(&[("system/cpu/online", "0-3")]);
     for (cpu, capacity) in ["446", "446", "871", "1024\n"].iter().enumerate() {
@@ -236,7 +306,10 @@ fn hybrid_kinds_come_from_event_sources_or_else_from_capacities() {
 fn what_is_missing_makes_the_answer_coarser() {
     let machine = Machine::unpack("8em64t-2s2ca2c");
     let whole = machine.read();
-    assert_eq!((whole.llcs().len(), whole.sockets().len(), whole.numa.len()), (4, 2, 1));
+    assert_eq!(
+        (whole.llcs().len(), whole.sockets().len(), whole.numa.len()),
+        (4, 2, 1)
+    );
 
     machine.remove_all("shared_cpu_list");
     machine.remove_all("thread_siblings_list");
@@ -252,7 +325,10 @@ fn what_is_missing_makes_the_answer_coarser() {
     machine.write("system/cpu/cpu6/online", "0\n");
     machine.write("system/cpu/cpu7/online", "1\n");
     let topology = machine.read();
-    assert_eq!((topology.online, topology.offline), (set("0-5,7"), set("6")));
+    assert_eq!(
+        (topology.online, topology.offline),
+        (set("0-5,7"), set("6"))
+    );
     machine.write("system/cpu/cpu6/online", "1\n");
 
     machine.remove_all("core_siblings");
@@ -265,14 +341,24 @@ fn what_is_missing_makes_the_answer_coarser() {
     machine.remove_all("distance");
     machine.remove_all("meminfo");
     let topology = machine.read();
-    assert_eq!((topology.numa[0].memory_bytes, topology.numa[0].distances.len()), (None, 0));
+    assert_eq!(
+        (
+            topology.numa[0].memory_bytes,
+            topology.numa[0].distances.len()
+        ),
+        (None, 0)
+    );
     machine.remove_all("node");
     let topology = machine.read();
     assert!(topology.numa.is_empty() && topology.cpus.iter().all(|cpu| cpu.numa.is_none()));
     assert_eq!(topology.numa_of(&set("0")), None);
 
     machine.remove_all("index2");
-    assert_eq!(machine.read().llcs().len(), 8, "the highest cache that is listed is now each core's own");
+    assert_eq!(
+        machine.read().llcs().len(),
+        8,
+        "the highest cache that is listed is now each core's own"
+    );
     machine.remove_all("cache");
     assert!(machine.read().cpus.iter().all(|cpu| cpu.llc.is_none()));
 
@@ -294,7 +380,12 @@ fn what_is_missing_makes_the_answer_coarser() {
 fn new_names_of_the_lists_serve_as_well() {
     let machine = Machine::unpack("memorysidecaches");
     let whole = machine.read();
-    for name in ["thread_siblings_list", "thread_siblings", "core_siblings_list", "core_siblings"] {
+    for name in [
+        "thread_siblings_list",
+        "thread_siblings",
+        "core_siblings_list",
+        "core_siblings",
+    ] {
         machine.remove_all(name);
     }
     assert_eq!(machine.read(), whole);
@@ -307,19 +398,29 @@ fn new_names_of_the_lists_serve_as_well() {
 #[test]
 fn a_cache_that_does_not_tell_whom_it_serves_hides_the_lower_ones() {
     let machine = Machine::of(&[("system/cpu/online", "0-1")]);
-    for (index, level, kind) in
-        [(0, "1", "Data"), (1, "1", "Instruction"), (2, "2", "Unified"), (10, "3", "Unified")]
-    {
+    for (index, level, kind) in [
+        (0, "1", "Data"),
+        (1, "1", "Instruction"),
+        (2, "2", "Unified"),
+        (10, "3", "Unified"),
+    ] {
         machine.write(&format!("system/cpu/cpu0/cache/index{index}/level"), level);
         machine.write(&format!("system/cpu/cpu0/cache/index{index}/type"), kind);
         if level != "3" {
-            machine.write(&format!("system/cpu/cpu0/cache/index{index}/shared_cpu_list"), "0");
+            machine.write(
+                &format!("system/cpu/cpu0/cache/index{index}/shared_cpu_list"),
+                "0",
+            );
         }
     }
     assert_eq!(machine.read().cpu(0).unwrap().llc, None);
     machine.write("system/cpu/cpu0/cache/index10/shared_cpu_list", "0-1");
     let topology = machine.read();
-    assert_eq!(topology.llcs(), [set("0-1")], "CPU 1 is told by CPU 0's list");
+    assert_eq!(
+        topology.llcs(),
+        [set("0-1")],
+        "CPU 1 is told by CPU 0's list"
+    );
     assert_eq!(topology.cpu(1).unwrap().llc, Some(0));
 }
 
@@ -329,21 +430,53 @@ fn malformed_files_are_named_with_what_they_hold() {
         ("system/cpu/online", "0-3,", "CPU ids"),
         ("system/cpu/online", "all", "CPU ids"),
         ("system/cpu/present", "3-0", "CPU ids"),
-        ("system/cpu/cpu1/topology/thread_siblings_list", "0..1", "CPU ids"),
-        ("system/cpu/cpu1/topology/core_siblings_list", "0-9999", "CPU ids"),
+        (
+            "system/cpu/cpu1/topology/thread_siblings_list",
+            "0..1",
+            "CPU ids",
+        ),
+        (
+            "system/cpu/cpu1/topology/core_siblings_list",
+            "0-9999",
+            "CPU ids",
+        ),
         ("system/cpu/cpu1/topology/core_cpus", "0x3", "CPU ids"),
         ("system/cpu/cpu1/topology/package_cpus", "", "CPU ids"),
-        ("system/cpu/cpu1/topology/physical_package_id", "zero", "a whole number"),
+        (
+            "system/cpu/cpu1/topology/physical_package_id",
+            "zero",
+            "a whole number",
+        ),
         ("system/cpu/cpu1/cache/index0/level", "L3", "a whole number"),
-        ("system/cpu/cpu1/cache/index0/type", "Trace", "Data, Instruction or Unified"),
-        ("system/cpu/cpu1/cache/index0/shared_cpu_list", "1,,2", "CPU ids"),
-        ("system/cpu/cpu1/cache/index0/shared_cpu_map", "0-1", "CPU ids"),
+        (
+            "system/cpu/cpu1/cache/index0/type",
+            "Trace",
+            "Data, Instruction or Unified",
+        ),
+        (
+            "system/cpu/cpu1/cache/index0/shared_cpu_list",
+            "1,,2",
+            "CPU ids",
+        ),
+        (
+            "system/cpu/cpu1/cache/index0/shared_cpu_map",
+            "0-1",
+            "CPU ids",
+        ),
         ("system/cpu/cpu1/cpu_capacity", "1k", "a whole number"),
         ("cpu_atom/cpus", "cpu1", "CPU ids"),
         ("system/node/node0/cpulist", "0-", "CPU ids"),
         ("system/node/node0/cpumap", "ff ff", "CPU ids"),
-        ("system/node/node0/meminfo", "Node 0 MemTotal: 5 pages", "MemTotal in kB"),
-        ("system/node/node0/meminfo", "Node 0 MemFree: 5 kB", "MemTotal in kB"),
+        (
+            "system/node/node0/meminfo",
+            "Node 0 MemTotal: 5 pages",
+            "MemTotal in kB",
+        ),
+        (
+            "system/node/node0/meminfo",
+            "Node 0 MemFree: 5 kB",
+            "MemTotal in kB",
+        ),
     ];
     for (path, text, expected) in cases {
         let machine = Machine::of(&[
@@ -358,16 +491,28 @@ fn malformed_files_are_named_with_what_they_hold() {
         }
         machine.write(path, &format!("{text}\n"));
         let shown = machine.error(path, text).to_string();
-        assert!(shown.contains(expected), "{shown} does not say what is expected in {path}");
+        assert!(
+            shown.contains(expected),
+            "{shown} does not say what is expected in {path}"
+        );
     }
-    let machine = Machine::of(&[("system/cpu/cpu0/online", "1"), ("system/cpu/cpu1/online", "yes")]);
+    let machine = Machine::of(&[
+        ("system/cpu/cpu0/online", "1"),
+        ("system/cpu/cpu1/online", "yes"),
+    ]);
     machine.error("system/cpu/cpu1/online", "yes");
     let machine = Machine::of(&[("system/cpu/online", "\n"), ("system/cpu/present", "0-3")]);
-    assert!(matches!(read(&machine.root), Err(TopologyError::NoCpus { .. })));
+    assert!(matches!(
+        read(&machine.root),
+        Err(TopologyError::NoCpus { .. })
+    ));
     // A folder where a file should be can't be read, which is not the same as missing.
     let machine = Machine::of(&[("system/cpu/online/file", "")]);
     let error = read(&machine.root).unwrap_err();
-    assert!(matches!(&error, TopologyError::Read { path, .. } if path.ends_with("cpu/online")), "{error:?}");
+    assert!(
+        matches!(&error, TopologyError::Read { path, .. } if path.ends_with("cpu/online")),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -375,18 +520,42 @@ fn this_machine_is_what_its_own_sys_says() {
     let topology = read(Path::new("/")).unwrap();
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     assert_eq!(topology.online, online.parse().unwrap());
-    for groups in [topology.cores(), topology.llcs(), topology.numa_nodes(), topology.sockets()] {
-        assert_eq!(groups.iter().fold(CpuSet::new(), |all, group| all.union(group)), topology.online);
-        assert_eq!(groups.iter().map(CpuSet::len).sum::<usize>(), topology.online.len());
+    for groups in [
+        topology.cores(),
+        topology.llcs(),
+        topology.numa_nodes(),
+        topology.sockets(),
+    ] {
+        assert_eq!(
+            groups
+                .iter()
+                .fold(CpuSet::new(), |all, group| all.union(group)),
+            topology.online
+        );
+        assert_eq!(
+            groups.iter().map(CpuSet::len).sum::<usize>(),
+            topology.online.len()
+        );
     }
     // Every CPU that this process may use is one of them.
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-    assert!(!set(allowed).is_disjoint(&topology.online), "{allowed} is not of {}", topology.online);
+    let allowed = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .unwrap();
+    assert!(
+        !set(allowed).is_disjoint(&topology.online),
+        "{allowed} is not of {}",
+        topology.online
+    );
 }
 
 fn pinfold(args: &[&str]) -> std::process::Output {
-    Command::new(env!("CARGO_BIN_EXE_pinfold")).arg("topology").args(args).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .arg("topology")
+        .args(args)
+        .output()
+        .unwrap()
 }
 
 #[test]
@@ -408,10 +577,9 @@ NUMA node 0 · 16.0 GiB
     );
     let json = pinfold(&["--root", root, "-o", "json"]);
     assert!(json.status.success(), "{json:?}");
-    assert!(
-        json.stdout
-            .starts_with(br#"{"online":"0-1,3-4,6-12,15","offline":"2,5,13-14","cpus":[{"id":0,"core":0,"#)
-    );
+    assert!(json.stdout.starts_with(
+        br#"{"online":"0-1,3-4,6-12,15","offline":"2,5,13-14","cpus":[{"id":0,"core":0,"#
+    ));
     let value: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(value, serde_json::to_value(machine.read()).unwrap());
 }
@@ -424,8 +592,14 @@ fn a_root_without_a_machine_is_bad_input() {
         let failed = pinfold(&["--root", root.to_str().unwrap()]);
         assert_eq!(failed.status.code(), Some(2), "{failed:?}");
         let shown = String::from_utf8(failed.stderr).unwrap();
-        assert!(shown.contains(root.join("sys/devices/system/cpu").to_str().unwrap()), "{shown}");
-        assert!(shown.contains("must be a folder that holds sys/"), "{shown}");
+        assert!(
+            shown.contains(root.join("sys/devices/system/cpu").to_str().unwrap()),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("must be a folder that holds sys/"),
+            "{shown}"
+        );
         assert!(failed.stdout.is_empty());
     }
 }

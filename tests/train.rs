@@ -1,6 +1,10 @@
 //! The training job as processes: started as a container runtime does, each in a network namespace of its own.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests may fail the test"
+)]
 
 #[path = "support/gate.rs"]
 mod gate;
@@ -20,8 +24,15 @@ const PINFOLD: &str = env!("CARGO_BIN_EXE_pinfold");
 fn train(args: &str, env: &[(&str, &str)], netns: Option<Netns>) -> Spawn {
     Spawn {
         program: PINFOLD.into(),
-        args: ["train"].into_iter().chain(args.split_whitespace()).map(Into::into).collect(),
-        env: env.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect::<BTreeMap<_, _>>(),
+        args: ["train"]
+            .into_iter()
+            .chain(args.split_whitespace())
+            .map(Into::into)
+            .collect(),
+        env: env
+            .iter()
+            .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+            .collect::<BTreeMap<_, _>>(),
         cgroup_procs: Vec::new(),
         netns,
         stderr: Stderr::Inherit,
@@ -48,10 +59,18 @@ fn a_job_runs_across_namespaces() {
 
     // The first worker comes before its servers, as pods do.
     let env = [("TF_NUM_INTRAOP_THREADS", "2")];
-    let first = launcher.spawn(train(&format!("worker {job} --steps 30"), &env, join(3))).unwrap();
+    let first = launcher
+        .spawn(train(&format!("worker {job} --steps 30"), &env, join(3)))
+        .unwrap();
     let mut servers = [0, 1].map(|index| {
         let args = format!("ps {job} --listen 0.0.0.0:2222 --task-index {index}");
-        launcher.spawn(train(&args, &[("TF_NUM_INTEROP_THREADS", "3")], join(index + 1))).unwrap()
+        launcher
+            .spawn(train(
+                &args,
+                &[("TF_NUM_INTEROP_THREADS", "3")],
+                join(index + 1),
+            ))
+            .unwrap()
     });
     let args = format!("worker {job} --task_index 1 --steps 30");
     let second = launcher.spawn(train(&args, &env, join(4))).unwrap();
@@ -60,8 +79,14 @@ fn a_job_runs_across_namespaces() {
     for (mut worker, index) in [first, second].into_iter().zip(0..) {
         let line = last(lines(&mut worker));
         assert!(worker.wait().unwrap().success());
-        assert_eq!((line.role, line.index, line.steps, line.threads), (Role::Worker, index, 30, 2));
-        assert!(line.loss.is_some_and(|loss| loss > 0.0 && loss < 2.0), "{line:?}");
+        assert_eq!(
+            (line.role, line.index, line.steps, line.threads),
+            (Role::Worker, index, 30, 2)
+        );
+        assert!(
+            line.loss.is_some_and(|loss| loss > 0.0 && loss < 2.0),
+            "{line:?}"
+        );
         sent += line.bytes_out;
     }
     let mut received = 0;
@@ -81,19 +106,34 @@ fn a_job_runs_across_namespaces() {
 #[test]
 fn a_neighbour_reports_and_ends_on_sigterm() {
     let launcher = Launcher::new().unwrap();
-    let mut neighbour = launcher.spawn(train("neighbour --threads 2 --task-index 5", &[], None)).unwrap();
+    let mut neighbour = launcher
+        .spawn(train("neighbour --threads 2 --task-index 5", &[], None))
+        .unwrap();
     let mut lines = lines(&mut neighbour);
     let line: Line = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-    assert_eq!((line.role, line.index, line.threads), (Role::Neighbour, 5, 2));
-    assert!(line.steps > 0 && line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(), "{line:?}");
+    assert_eq!(
+        (line.role, line.index, line.threads),
+        (Role::Neighbour, 5, 2)
+    );
+    assert!(
+        line.steps > 0 && line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(),
+        "{line:?}"
+    );
     assert!(neighbour.stop(Duration::from_secs(10)).unwrap().success());
 }
 
 #[test]
 fn bad_arguments_end_with_2_and_a_lost_address_with_1() {
     let run = |args: &str| {
-        let output = Command::new(PINFOLD).arg("train").args(args.split_whitespace()).output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        let output = Command::new(PINFOLD)
+            .arg("train")
+            .args(args.split_whitespace())
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     };
     for bad in [
         "worker --batch 0",

@@ -27,20 +27,31 @@ pub(crate) fn run(topology: &Topology, load: usize, steps: usize, seed: u64) -> 
     let placer = Placer::new(topology);
     let mut random = Random(seed);
     let first_core = topology.cpus[0].core;
-    let usable: CpuSet =
-        topology.cpus.iter().filter(|cpu| cpu.core != first_core).map(|cpu| cpu.id).collect();
+    let usable: CpuSet = topology
+        .cpus
+        .iter()
+        .filter(|cpu| cpu.core != first_core)
+        .map(|cpu| cpu.id)
+        .collect();
     let mut free = usable.clone();
     let mut owners: Vec<Owner> = Vec::new();
     let mut outcome = Forced::default();
     for _ in 0..steps {
-        let (comes, size, leaver) = (random.below(4) > 0, 2 * (random.below(16) + 1), random.below(1 << 20));
+        let (comes, size, leaver) = (
+            random.below(4) > 0,
+            2 * (random.below(16) + 1),
+            random.below(1 << 20),
+        );
         let used = usable.len() - free.len();
         if comes && (used + size) * 100 <= topology.cpus.len() * load {
             let placement = placer.place(&free, size).unwrap();
             outcome.placements += 1;
             if placement.cost.numa > placer.place(&usable, size).unwrap().cost.numa {
                 outcome.splits += 1;
-                let request = Request { cpus: size, ..Request::default() };
+                let request = Request {
+                    cpus: size,
+                    ..Request::default()
+                };
                 for moves in [1, 2] {
                     let start = Instant::now();
                     let repacking = placer.repack(&free, &owners, &request, moves);
@@ -50,7 +61,11 @@ pub(crate) fn run(topology: &Topology, load: usize, steps: usize, seed: u64) -> 
             }
             free = free.difference(&placement.cpus);
             let movable = Some(Request::default());
-            owners.push(Owner { cpus: placement.cpus, movable, ..Owner::default() });
+            owners.push(Owner {
+                cpus: placement.cpus,
+                movable,
+                ..Owner::default()
+            });
             outcome.owners = outcome.owners.max(owners.len());
         } else if !owners.is_empty() {
             let leaver = owners.swap_remove(leaver % owners.len());

@@ -1,19 +1,38 @@
 //! What must hold of any topology, and of any placement on it.
 
-use pinfold::cpu::{Cores, Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request, Topology};
+use pinfold::cpu::{
+    Cores, Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request, Topology,
+};
 
 /// The groups of a topology are in order: all of them are of online CPUs, and each kind has every CPU once.
 pub fn check_groups(topology: &Topology) {
-    let Topology { online, offline, isolated, cpus, numa } = topology;
-    assert!(cpus.iter().map(|cpu| cpu.id).eq(online.iter()), "one entry for each online CPU, in order");
+    let Topology {
+        online,
+        offline,
+        isolated,
+        cpus,
+        numa,
+    } = topology;
+    assert!(
+        cpus.iter().map(|cpu| cpu.id).eq(online.iter()),
+        "one entry for each online CPU, in order"
+    );
     assert!(offline.is_disjoint(online));
     assert!(isolated.is_subset(online));
     assert!(numa.is_sorted_by_key(|node| node.id));
     assert!(numa.iter().all(|node| node.cpus.is_subset(online)));
-    for groups in [topology.cores(), topology.llcs(), topology.numa_nodes(), topology.sockets()] {
+    for groups in [
+        topology.cores(),
+        topology.llcs(),
+        topology.numa_nodes(),
+        topology.sockets(),
+    ] {
         let mut all = CpuSet::new();
         for group in &groups {
-            assert!(!group.is_empty() && group.is_disjoint(&all), "{group:?} overlaps another group");
+            assert!(
+                !group.is_empty() && group.is_disjoint(&all),
+                "{group:?} overlaps another group"
+            );
             all = all.union(group);
         }
         assert_eq!(all, *online, "a CPU is in no group");
@@ -28,7 +47,11 @@ pub fn check_places(topology: &Topology, placer: &Placer, free: &CpuSet, request
     let mut free = free.clone();
     for request in requests {
         let answer = placer.place_as(&free, request);
-        assert_eq!(answer, placer.place_as(&free, request), "the same question, another answer");
+        assert_eq!(
+            answer,
+            placer.place_as(&free, request),
+            "the same question, another answer"
+        );
         match answer {
             Ok(placement) => {
                 check_placement(topology, placer, &free, request, &placement);
@@ -50,23 +73,42 @@ fn check_placement(
     assert_eq!(cpus.len(), request.cpus, "{request:?} got {placement:?}");
     let taken = cpus.union(idle);
     assert!(cpus.is_disjoint(idle));
-    assert!(taken.is_subset(&free.intersection(&topology.online)), "{placement:?} is not all free");
+    assert!(
+        taken.is_subset(&free.intersection(&topology.online)),
+        "{placement:?} is not all free"
+    );
     let cores = topology.cores();
-    let touched = |groups: &[CpuSet]| groups.iter().filter(|group| !group.is_disjoint(cpus)).count();
+    let touched = |groups: &[CpuSet]| {
+        groups
+            .iter()
+            .filter(|group| !group.is_disjoint(cpus))
+            .count()
+    };
     match request.cores {
         Cores::Preferred => assert!(idle.is_empty()),
         Cores::Whole => {
             assert!(idle.is_empty());
-            assert!(cores.iter().all(|core| core.is_subset(cpus) || core.is_disjoint(cpus)));
+            assert!(
+                cores
+                    .iter()
+                    .all(|core| core.is_subset(cpus) || core.is_disjoint(cpus))
+            );
         }
         Cores::Single => {
             assert_eq!(touched(&cores), cpus.len(), "two CPUs of one core");
-            assert!(cores.iter().all(|core| core.is_subset(&taken) || core.is_disjoint(&taken)));
+            assert!(
+                cores
+                    .iter()
+                    .all(|core| core.is_subset(&taken) || core.is_disjoint(&taken))
+            );
         }
     }
     if request.fewest_numa {
         let needs = least_numa(topology, request.cpus, request.cores);
-        assert!(cost.numa <= needs, "{request:?} got {placement:?}, and {needs} NUMA nodes would do");
+        assert!(
+            cost.numa <= needs,
+            "{request:?} got {placement:?}, and {needs} NUMA nodes would do"
+        );
     }
     let held_in_part = |core: &&CpuSet| !core.is_disjoint(&taken) && !core.is_subset(&taken);
     let counted = Cost {
@@ -77,17 +119,28 @@ fn check_placement(
     };
     assert_eq!(*cost, counted, "{placement:?}");
     // Where nothing but the machine's groups counts, no other choice may be cheaper: not the lowest ids, not the highest.
-    let plain = request.order == Order::Pack && request.cores == Cores::Preferred && request.near.is_empty();
+    let plain = request.order == Order::Pack
+        && request.cores == Cores::Preferred
+        && request.near.is_empty();
     let isolated = request.isolated == Isolated::Ignore || topology.isolated.is_empty();
     if plain && isolated && placer.is_exact() {
         let usable: Vec<u32> = free.intersection(&topology.online).iter().collect();
         let lowest: CpuSet = usable.iter().copied().take(request.cpus).collect();
         let highest: CpuSet = usable.iter().rev().copied().take(request.cpus).collect();
         // A choice on too many NUMA nodes is none.
-        let most =
-            if request.fewest_numa { least_numa(topology, request.cpus, request.cores) } else { usize::MAX };
-        for other in [lowest, highest].into_iter().filter(|other| placer.cost(other).numa <= most) {
-            assert!(*cost <= placer.cost(&other), "{other:?} is cheaper than {placement:?}");
+        let most = if request.fewest_numa {
+            least_numa(topology, request.cpus, request.cores)
+        } else {
+            usize::MAX
+        };
+        for other in [lowest, highest]
+            .into_iter()
+            .filter(|other| placer.cost(other).numa <= most)
+        {
+            assert!(
+                *cost <= placer.cost(&other),
+                "{other:?} is cheaper than {placement:?}"
+            );
         }
     }
 }
@@ -104,7 +157,10 @@ fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal:
             assert!(free.len() < request.cpus);
         }
         Refusal::TooFewOnWholeCores { wanted, free } => {
-            assert_eq!((request.cores, wanted, free), (Cores::Whole, request.cpus, on_whole));
+            assert_eq!(
+                (request.cores, wanted, free),
+                (Cores::Whole, request.cpus, on_whole)
+            );
             assert!(free < wanted);
         }
         Refusal::NotWholeCores { wanted, less, more } => {
@@ -112,16 +168,29 @@ fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal:
             assert!(less < wanted && wanted < more && more <= on_whole);
         }
         Refusal::TooFewCores { wanted, free } => {
-            assert_eq!((request.cores, wanted, free), (Cores::Single, request.cpus, whole.len()));
+            assert_eq!(
+                (request.cores, wanted, free),
+                (Cores::Single, request.cpus, whole.len())
+            );
             assert!(free < wanted);
         }
-        Refusal::TooFewOnNuma { wanted, needs, held, held_on, most, .. } => {
+        Refusal::TooFewOnNuma {
+            wanted,
+            needs,
+            held,
+            held_on,
+            most,
+            ..
+        } => {
             assert!(request.fewest_numa && (wanted, held, held_on) == (request.cpus, 0, 0));
             assert!(most < wanted && needs > 0);
             // Where cores don't matter, so many NUMA nodes really have too little.
             if request.cores == Cores::Preferred {
-                let mut sizes: Vec<usize> =
-                    topology.numa_nodes().iter().map(|numa| numa.intersection(&free).len()).collect();
+                let mut sizes: Vec<usize> = topology
+                    .numa_nodes()
+                    .iter()
+                    .map(|numa| numa.intersection(&free).len())
+                    .collect();
                 sizes.sort_unstable_by(|a, b| b.cmp(a));
                 assert_eq!(sizes.iter().take(needs).sum::<usize>(), most);
             }
@@ -137,5 +206,7 @@ fn least_numa(topology: &Topology, cpus: usize, cores: Cores) -> usize {
         return sizes.len();
     }
     sizes.sort_unstable_by(|a, b| b.cmp(a));
-    (0..=sizes.len()).find(|&some| sizes[..some].iter().sum::<usize>() >= cpus).unwrap_or(sizes.len())
+    (0..=sizes.len())
+        .find(|&some| sizes[..some].iter().sum::<usize>() >= cpus)
+        .unwrap_or(sizes.len())
 }

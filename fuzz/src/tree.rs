@@ -35,8 +35,9 @@ pub fn files(text: &str) -> BTreeMap<String, Node> {
             Some(name) => format!("{folder}/{name}"),
             None => path.to_owned(),
         };
-        let plain =
-            |part: &str| !matches!(part, "" | "." | "..") && part.len() <= 200 && !part.contains('\0');
+        let plain = |part: &str| {
+            !matches!(part, "" | "." | "..") && part.len() <= 200 && !part.contains('\0')
+        };
         if path.len() > 600 || !path.split('/').all(plain) {
             continue;
         }
@@ -67,7 +68,10 @@ impl Tree {
     pub fn new() -> Self {
         let root = std::env::temp_dir().join(format!("pinfold-fuzz-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder for the tree");
-        Self { root, nodes: BTreeMap::new() }
+        Self {
+            root,
+            nodes: BTreeMap::new(),
+        }
     }
 
     /// Where the files are.

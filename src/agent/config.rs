@@ -129,7 +129,12 @@ pub struct Overrides {
     #[arg(long, value_name = "DIR", env = "PINFOLD_CGROUP_ROOT")]
     pub cgroup_root: Option<PathBuf>,
     /// Cgroup below which pods are found; may be repeated [default: kubepods and kubepods.slice]
-    #[arg(long = "tree", value_name = "CGROUP", env = "PINFOLD_TREES", value_delimiter = ',')]
+    #[arg(
+        long = "tree",
+        value_name = "CGROUP",
+        env = "PINFOLD_TREES",
+        value_delimiter = ','
+    )]
     pub trees: Vec<String>,
     /// Folder of pod manifests (YAML or JSON)
     #[arg(long, value_name = "DIR", env = "PINFOLD_PODS")]
@@ -237,7 +242,10 @@ impl Config {
         } = overrides;
         set(&mut config.root, root);
         set(&mut config.cgroup_root, cgroup_root);
-        set(&mut config.trees, Some(trees).filter(|trees| !trees.is_empty()));
+        set(
+            &mut config.trees,
+            Some(trees).filter(|trees| !trees.is_empty()),
+        );
         set(&mut config.enforcement, enforcement);
         set(&mut config.reconcile_seconds, reconcile_seconds);
         set(&mut config.listen, listen);
@@ -260,14 +268,18 @@ impl Config {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("can't read the configuration file {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("the configuration file {} is wrong", path.display()))
+        Self::parse(&text)
+            .with_context(|| format!("the configuration file {} is wrong", path.display()))
     }
 
     /// Reads the text of a configuration file; an empty one holds the defaults.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         // The parser's own error repeats itself around a picture of the place; its words for users say it once.
         let parsed: Option<Self> = serde_saphyr::from_str(text).map_err(|error| {
-            anyhow::anyhow!("{}", error.render_with_formatter(&serde_saphyr::UserMessageFormatter))
+            anyhow::anyhow!(
+                "{}",
+                error.render_with_formatter(&serde_saphyr::UserMessageFormatter)
+            )
         })?;
         let config = parsed.unwrap_or_default();
         config.check()?;
@@ -285,7 +297,11 @@ impl Config {
             "metrics.connections is {}: use 0 to 3600",
             self.metrics.connections
         );
-        anyhow::ensure!(self.metrics.peers <= 1000, "metrics.peers is {}: use 0 to 1000", self.metrics.peers);
+        anyhow::ensure!(
+            self.metrics.peers <= 1000,
+            "metrics.peers is {}: use 0 to 1000",
+            self.metrics.peers
+        );
         anyhow::ensure!(
             self.metrics.peers == 0 || self.metrics.connections > 0,
             "metrics.peers is {}, and nobody looks at connections: say with metrics.connections (--connections) how often, \
@@ -297,7 +313,9 @@ impl Config {
             "trees is empty: name the cgroup below which pods are, like kubepods"
         );
         for tree in &self.trees {
-            let plain = tree.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+            let plain = tree
+                .split('/')
+                .all(|part| !part.is_empty() && part != "." && part != "..");
             anyhow::ensure!(
                 plain,
                 "tree {tree:?} is not a cgroup path: write it like kubepods or kubelet/kubepods"
@@ -331,7 +349,10 @@ mod tests {
 
     #[test]
     fn what_is_printed_can_be_read() {
-        let config = Config { reserved: Some("0,64".parse().unwrap()), ..Config::default() };
+        let config = Config {
+            reserved: Some("0,64".parse().unwrap()),
+            ..Config::default()
+        };
         assert_eq!(Config::parse(&config.to_yaml().unwrap()).unwrap(), config);
         assert_eq!(Config::parse("").unwrap(), Config::default());
     }

@@ -106,7 +106,11 @@ pub enum DevicesError {
 impl PodResources {
     /// The kubelet of the machine below `root`; nothing is opened yet.
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), socket: root.join(SOCKET), deadline: DEADLINE }
+        Self {
+            root: root.to_owned(),
+            socket: root.join(SOCKET),
+            deadline: DEADLINE,
+        }
     }
 
     /// The same with another time to wait.
@@ -126,9 +130,16 @@ impl PodResources {
     /// [`CallError::NoSocket`] where no kubelet listens, which is ordinary off a cluster; everything else is trouble.
     pub async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
         let mut containers = self.call("/v1.PodResourcesLister/List", parse_list).await?;
-        for device in containers.iter_mut().flat_map(|container| &mut container.devices) {
+        for device in containers
+            .iter_mut()
+            .flat_map(|container| &mut container.devices)
+        {
             if device.numa.is_empty() {
-                device.numa = device.ids.iter().filter_map(|id| pci::numa_node(&self.root, id)).collect();
+                device.numa = device
+                    .ids
+                    .iter()
+                    .filter_map(|id| pci::numa_node(&self.root, id))
+                    .collect();
             }
         }
         Ok(containers)
@@ -141,13 +152,21 @@ impl PodResources {
     /// # Errors
     /// As [`PodResources::list`].
     pub async fn allocatable_cpus(&self) -> Result<CpuSet, DevicesError> {
-        match self.call("/v1.PodResourcesLister/GetAllocatableResources", parse_allocatable).await {
-            Err(DevicesError::Call { source: CallError::Unimplemented, .. }) => Ok(CpuSet::new()),
-            Err(DevicesError::Call { source: CallError::Status { message, .. }, .. })
-                if message.contains(GATE_OFF) =>
-            {
-                Ok(CpuSet::new())
-            }
+        match self
+            .call(
+                "/v1.PodResourcesLister/GetAllocatableResources",
+                parse_allocatable,
+            )
+            .await
+        {
+            Err(DevicesError::Call {
+                source: CallError::Unimplemented,
+                ..
+            }) => Ok(CpuSet::new()),
+            Err(DevicesError::Call {
+                source: CallError::Status { message, .. },
+                ..
+            }) if message.contains(GATE_OFF) => Ok(CpuSet::new()),
             answer => answer,
         }
     }
@@ -156,10 +175,19 @@ impl PodResources {
     ///
     /// # Errors
     /// As [`PodResources::list`].
-    pub async fn cpu_manager(&self, containers: &[ContainerDevices]) -> Result<CpuManager, DevicesError> {
-        let owns = containers.iter().any(|container| !container.cpus.is_empty());
+    pub async fn cpu_manager(
+        &self,
+        containers: &[ContainerDevices],
+    ) -> Result<CpuManager, DevicesError> {
+        let owns = containers
+            .iter()
+            .any(|container| !container.cpus.is_empty());
         let assigns = owns || !self.allocatable_cpus().await?.is_empty();
-        Ok(if assigns { CpuManager::Assigns } else { CpuManager::Disabled })
+        Ok(if assigns {
+            CpuManager::Assigns
+        } else {
+            CpuManager::Disabled
+        })
     }
 
     /// What is known about the CPU Manager of a kubelet that does not answer. The last answer stands.
@@ -178,7 +206,9 @@ impl PodResources {
         // A thread of its own, since the caller may run in a runtime already.
         let answer = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
                 runtime.ok().and_then(|runtime| runtime.block_on(ask).ok())
             });
             thread.join().ok().flatten()
@@ -192,8 +222,14 @@ impl PodResources {
         parse: impl FnOnce(&[u8]) -> Result<T, WireError>,
     ) -> Result<T, DevicesError> {
         let answer = grpc::call(&self.socket, method, self.deadline, MAX_ANSWER).await;
-        let answer = answer.map_err(|source| DevicesError::Call { socket: self.socket.clone(), source })?;
-        parse(&answer).map_err(|source| DevicesError::Answer { socket: self.socket.clone(), source })
+        let answer = answer.map_err(|source| DevicesError::Call {
+            socket: self.socket.clone(),
+            source,
+        })?;
+        parse(&answer).map_err(|source| DevicesError::Answer {
+            socket: self.socket.clone(),
+            source,
+        })
     }
 }
 

@@ -28,13 +28,20 @@ impl Folder {
                 path.display()
             )
         })?;
-        Ok(Self { path: path.to_owned(), files: BTreeMap::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            files: BTreeMap::new(),
+        })
     }
 
     /// Sends the folder's pods now and after every change.
-    pub(super) async fn run(mut self, events: tokio::sync::mpsc::Sender<Event>) -> anyhow::Result<()> {
+    pub(super) async fn run(
+        mut self,
+        events: tokio::sync::mpsc::Sender<Event>,
+    ) -> anyhow::Result<()> {
         // The watch is set before the first reading, so that no change falls between the two.
-        let mut watch = Watch::new(&self.path, 0).context("can't watch the folder of pod manifests")?;
+        let mut watch =
+            Watch::new(&self.path, 0).context("can't watch the folder of pod manifests")?;
         loop {
             // On a thread of its own: a folder that takes long to read must not hold up the agent's end.
             let read = tokio::task::spawn_blocking(move || {
@@ -42,11 +49,16 @@ impl Folder {
                 (self, event)
             });
             let event;
-            (self, event) = read.await.context("reading the folder of pod manifests broke")?;
+            (self, event) = read
+                .await
+                .context("reading the folder of pod manifests broke")?;
             if events.send(event).await.is_err() {
                 return Ok(());
             }
-            watch.changed().await.context("can't watch the folder of pod manifests any longer")?;
+            watch
+                .changed()
+                .await
+                .context("can't watch the folder of pod manifests any longer")?;
             // Writers change several files at once; a moment later they are all there.
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
@@ -74,14 +86,21 @@ impl Folder {
                 }
             }
         }
-        Event::Pods { source: Source::Folder, pods: self.distinct(&mut errors), errors }
+        Event::Pods {
+            source: Source::Folder,
+            pods: self.distinct(&mut errors),
+            errors,
+        }
     }
 
     /// All pods, each uid once: the first file that holds it wins, and the others are named.
     fn distinct(&self, errors: &mut Vec<String>) -> Vec<Pod> {
         let mut first: BTreeMap<&str, &Path> = BTreeMap::new();
         let mut pods = Vec::new();
-        for (path, pod) in self.files.iter().flat_map(|(path, pods)| pods.iter().map(move |pod| (path, pod)))
+        for (path, pod) in self
+            .files
+            .iter()
+            .flat_map(|(path, pods)| pods.iter().map(move |pod| (path, pod)))
         {
             let again = pod.cgroup_uid().and_then(|uid| match first.get(uid) {
                 Some(other) => Some((uid, *other)),
@@ -120,14 +139,18 @@ pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
 fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
     // A pipe without a writer would be waited for without end.
     let strange = fs::metadata(path).is_ok_and(|kind| !kind.is_file());
-    anyhow::ensure!(!strange, "{} is no file: only files are read as manifests", path.display());
+    anyhow::ensure!(
+        !strange,
+        "{} is no file: only files are read as manifests",
+        path.display()
+    );
     read_manifest(path)
 }
 
 /// The pods in a manifest file.
 fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("can't read the manifest {}", path.display()))?;
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("can't read the manifest {}", path.display()))?;
     Ok(pod::parse(&text, &path.display().to_string())?)
 }
 
@@ -136,7 +159,9 @@ fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        let hidden = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
         let kind = path.extension().and_then(|extension| extension.to_str());
         if !hidden && matches!(kind, Some("yaml" | "yml" | "json")) {
             found.push(path);

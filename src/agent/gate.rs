@@ -16,7 +16,9 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
         Entitlement::Shared { reason } if owed == Some(false) => Some(reason.clone()),
         entitlement => why_none(entitlement, decision.qos, decision.note.as_deref()),
     };
-    why.filter(|_| is_required(pod) && !given).as_deref().map(refusal)
+    why.filter(|_| is_required(pod) && !given)
+        .as_deref()
+        .map(refusal)
 }
 
 /// Whether a container may start, by what was seen in force.
@@ -28,19 +30,30 @@ pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Resul
         return Ok(());
     }
     let why = match (&container.assigned, &container.effective) {
-        (Some(_), _) if container.refused == Some(Refused::Kernel) => {
-            Some(container.note.clone().unwrap_or_else(|| "the kernel has refused them".to_owned()))
-        }
+        (Some(_), _) if container.refused == Some(Refused::Kernel) => Some(
+            container
+                .note
+                .clone()
+                .unwrap_or_else(|| "the kernel has refused them".to_owned()),
+        ),
         (Some(assigned), Some(effective)) if is_in_force(assigned, effective) => {
             others(container, assigned, snapshot)
         }
-        (Some(assigned), effective) => Some(container.note.clone().unwrap_or_else(|| match effective {
-            Some(effective) => {
-                format!("it should run on {assigned}, and the kernel has it run on {effective}")
-            }
-            None => format!("it should run on {assigned}, and its cgroup is not below the pods' trees"),
-        })),
-        (None, _) => why_none(&container.entitlement, container.qos, container.note.as_deref()),
+        (Some(assigned), effective) => {
+            Some(container.note.clone().unwrap_or_else(|| match effective {
+                Some(effective) => {
+                    format!("it should run on {assigned}, and the kernel has it run on {effective}")
+                }
+                None => format!(
+                    "it should run on {assigned}, and its cgroup is not below the pods' trees"
+                ),
+            }))
+        }
+        (None, _) => why_none(
+            &container.entitlement,
+            container.qos,
+            container.note.as_deref(),
+        ),
     };
     why.as_deref().map(refusal).map_or(Ok(()), Err)
 }
@@ -49,18 +62,28 @@ pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Resul
 fn others(container: &ContainerState, assigned: &CpuSet, snapshot: &Snapshot) -> Option<String> {
     if snapshot.enforcement == Enforcement::Partition {
         let says = container.partition.as_deref().unwrap_or("nothing");
-        return (!matches!(says, "root" | "isolated"))
-            .then(|| format!("the kernel calls its cgroup {says}, so others may run on {assigned}"));
+        return (!matches!(says, "root" | "isolated")).then(|| {
+            format!("the kernel calls its cgroup {says}, so others may run on {assigned}")
+        });
     }
-    let same =
-        |other: &ContainerState| (&other.uid, &other.container) == (&container.uid, &container.container);
-    let inside = |other: &ContainerState| other.kind == ContainerKind::Init && other.uid == container.uid;
+    let same = |other: &ContainerState| {
+        (&other.uid, &other.container) == (&container.uid, &container.container)
+    };
+    let inside =
+        |other: &ContainerState| other.kind == ContainerKind::Init && other.uid == container.uid;
     let on = |other: &&ContainerState| {
-        other.running && other.effective.as_ref().is_some_and(|effective| !effective.is_disjoint(assigned))
+        other.running
+            && other
+                .effective
+                .as_ref()
+                .is_some_and(|effective| !effective.is_disjoint(assigned))
     };
     let mut all = snapshot.containers.iter().filter(on);
     let other = all.find(|other| !same(other) && !inside(other))?;
-    Some(format!("container {} of {}/{} runs on them, too", other.container, other.namespace, other.pod))
+    Some(format!(
+        "container {} of {}/{} runs on them, too",
+        other.container, other.namespace, other.pod
+    ))
 }
 
 /// Offline CPUs are in nobody's reach.
@@ -72,14 +95,20 @@ fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
 /// with less than a CPU belongs into the shared pool.
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
-        Entitlement::Exclusive { cpus, .. } => Some(note.map_or_else(|| none_free(*cpus), str::to_owned)),
+        Entitlement::Exclusive { cpus, .. } => {
+            Some(note.map_or_else(|| none_free(*cpus), str::to_owned))
+        }
         Entitlement::Inherit { .. } => Some("its pod's containers can't be given any".to_owned()),
         Entitlement::Shared { reason } => (qos != Qos::Guaranteed).then(|| reason.clone()),
     }
 }
 
 fn none_free(cpus: u32) -> String {
-    if cpus == 1 { "no CPU is free".to_owned() } else { format!("no {cpus} CPUs are free") }
+    if cpus == 1 {
+        "no CPU is free".to_owned()
+    } else {
+        format!("no {cpus} CPUs are free")
+    }
 }
 
 /// Said where what is in force could not be read.
@@ -100,19 +129,35 @@ mod tests {
 
     #[test]
     fn who_is_owed_nothing_in_a_guaranteed_pod_passes() {
-        let shared = Entitlement::Shared { reason: "CPU limit 0.5".to_owned() };
+        let shared = Entitlement::Shared {
+            reason: "CPU limit 0.5".to_owned(),
+        };
         assert_eq!(why_none(&shared, Qos::Guaranteed, None), None);
-        assert_eq!(why_none(&shared, Qos::Burstable, None).unwrap(), "CPU limit 0.5");
-        let owed = Entitlement::Exclusive { cpus: 2, reason: String::new() };
-        assert_eq!(why_none(&owed, Qos::Guaranteed, None).unwrap(), "no 2 CPUs are free");
-        assert_eq!(why_none(&owed, Qos::Guaranteed, Some("1 free")).unwrap(), "1 free");
+        assert_eq!(
+            why_none(&shared, Qos::Burstable, None).unwrap(),
+            "CPU limit 0.5"
+        );
+        let owed = Entitlement::Exclusive {
+            cpus: 2,
+            reason: String::new(),
+        };
+        assert_eq!(
+            why_none(&owed, Qos::Guaranteed, None).unwrap(),
+            "no 2 CPUs are free"
+        );
+        assert_eq!(
+            why_none(&owed, Qos::Guaranteed, Some("1 free")).unwrap(),
+            "1 free"
+        );
     }
 
     #[test]
     fn offline_cpus_don_t_count() {
         let set = |text: &str| text.parse::<CpuSet>().unwrap();
         assert!(is_in_force(&set("2-3"), &set("2-3")) && is_in_force(&set("2-3"), &set("2")));
-        assert!(!is_in_force(&set("2-3"), &set("1-3")) && !is_in_force(&set("2-3"), &CpuSet::new()));
+        assert!(
+            !is_in_force(&set("2-3"), &set("1-3")) && !is_in_force(&set("2-3"), &CpuSet::new())
+        );
     }
 
     fn state(container: &str, assigned: Option<&str>, effective: &str) -> ContainerState {
@@ -129,7 +174,10 @@ mod tests {
             evidence: String::new(),
             qos: Qos::Guaranteed,
             host_network: false,
-            entitlement: Entitlement::Exclusive { cpus: 2, reason: String::new() },
+            entitlement: Entitlement::Exclusive {
+                cpus: 2,
+                reason: String::new(),
+            },
             assigned: assigned.map(set),
             effective: Some(set(effective)),
             partition: Some("root".to_owned()),
@@ -179,18 +227,51 @@ mod tests {
         };
         told(Enforcement::Partition, &own, None).unwrap();
         // The runtime has written the set, and the kernel has made no partition of it.
-        let member = ContainerState { partition: Some("member".to_owned()), ..own.clone() };
-        assert!(told(Enforcement::Partition, &member, None).unwrap_err().contains("member"));
-        let refused =
-            ContainerState { refused: Some(Refused::Kernel), note: Some("no".to_owned()), ..own.clone() };
-        assert!(told(Enforcement::Partition, &refused, None).unwrap_err().ends_with(": no"));
+        let member = ContainerState {
+            partition: Some("member".to_owned()),
+            ..own.clone()
+        };
+        assert!(
+            told(Enforcement::Partition, &member, None)
+                .unwrap_err()
+                .contains("member")
+        );
+        let refused = ContainerState {
+            refused: Some(Refused::Kernel),
+            note: Some("no".to_owned()),
+            ..own.clone()
+        };
+        assert!(
+            told(Enforcement::Partition, &refused, None)
+                .unwrap_err()
+                .ends_with(": no")
+        );
         // Without partitions it is the others that have to be off.
         let (away, near) = (state("other", None, "0-1"), state("other", None, "0-2"));
         told(Enforcement::Cpuset, &member, Some(&away)).unwrap();
-        assert!(told(Enforcement::Cpuset, &member, Some(&near)).unwrap_err().contains("other of train/p"));
-        assert!(told(Enforcement::Cpuset, &state("main", Some("2-3"), "0-3"), None).is_err());
+        assert!(
+            told(Enforcement::Cpuset, &member, Some(&near))
+                .unwrap_err()
+                .contains("other of train/p")
+        );
+        assert!(
+            told(
+                Enforcement::Cpuset,
+                &state("main", Some("2-3"), "0-3"),
+                None
+            )
+            .is_err()
+        );
         // Who does not insist, and where nothing is enforced, begins in any case.
-        told(Enforcement::Partition, &ContainerState { required: false, ..refused.clone() }, None).unwrap();
+        told(
+            Enforcement::Partition,
+            &ContainerState {
+                required: false,
+                ..refused.clone()
+            },
+            None,
+        )
+        .unwrap();
         told(Enforcement::Observe, &refused, None).unwrap();
     }
 }

@@ -27,8 +27,11 @@ impl GivenUp {
 
     /// Takes note of what is given up now.
     pub(super) fn note(&mut self, cpus: CpuSet, now: Instant, longest: Duration) {
-        self.pause =
-            if cpus == self.cpus { (self.pause * 2).max(FIRST).min(longest) } else { Duration::ZERO };
+        self.pause = if cpus == self.cpus {
+            (self.pause * 2).max(FIRST).min(longest)
+        } else {
+            Duration::ZERO
+        };
         self.at = (!cpus.is_empty()).then(|| now + self.pause);
         self.cpus = cpus;
     }
@@ -45,7 +48,8 @@ mod tests {
 
     #[test]
     fn what_is_not_handed_back_is_looked_at_ever_more_rarely() {
-        let (mut given_up, now, longest) = (GivenUp::default(), Instant::now(), Duration::from_secs(10));
+        let (mut given_up, now, longest) =
+            (GivenUp::default(), Instant::now(), Duration::from_secs(10));
         let pause = |given_up: &GivenUp| given_up.due().map(|due| due - now);
         given_up.note(CpuSet::new(), now, longest);
         assert_eq!(pause(&given_up), None);

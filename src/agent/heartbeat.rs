@@ -36,7 +36,10 @@ pub(super) enum Health {
 impl Heartbeat {
     /// A reconciler that runs a pass in each `interval` at least.
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, beat: Arc::default() }
+        Self {
+            interval,
+            beat: Arc::default(),
+        }
     }
 
     /// Notes the operation that begins now. A thread that hangs in a system call is found by this note.
@@ -51,7 +54,10 @@ impl Heartbeat {
 
     /// Notes that a pass has ended, with success or with an error.
     pub(super) fn finish(&self) {
-        *self.beat() = Beat { finished: Some(Instant::now()), operation: None };
+        *self.beat() = Beat {
+            finished: Some(Instant::now()),
+            operation: None,
+        };
     }
 
     /// How the reconciler is now.
@@ -63,14 +69,22 @@ impl Heartbeat {
         let beat = self.beat();
         let operation = match &beat.operation {
             Some((operation, since)) => {
-                format!("it has been at this for {} s: {operation}", now.duration_since(*since).as_secs())
+                format!(
+                    "it has been at this for {} s: {operation}",
+                    now.duration_since(*since).as_secs()
+                )
             }
             None => "no operation runs: the reconciler waits or its task ended".to_owned(),
         };
         // Two missed passes, and some time for a busy machine.
-        let limit = self.interval.saturating_mul(2).saturating_add(Duration::from_secs(5));
+        let limit = self
+            .interval
+            .saturating_mul(2)
+            .saturating_add(Duration::from_secs(5));
         match beat.finished.map(|finished| now.duration_since(finished)) {
-            None => Health::Starting(format!("the first pass of the reconciler has not ended; {operation}")),
+            None => Health::Starting(format!(
+                "the first pass of the reconciler has not ended; {operation}"
+            )),
             Some(since) if since < limit => Health::Alive,
             Some(since) => {
                 let (since, limit) = (since.as_secs(), limit.as_secs());
@@ -98,27 +112,41 @@ mod tests {
             heartbeat.health_at(Instant::now() + Duration::from_secs(since))
         };
         let seconds = Duration::from_secs;
-        assert_eq!([health(seconds(10), 0), health(seconds(10), 24)], [Health::Alive, Health::Alive]);
+        assert_eq!(
+            [health(seconds(10), 0), health(seconds(10), 24)],
+            [Health::Alive, Health::Alive]
+        );
         assert!(matches!(health(seconds(10), 26), Health::Stuck(_)));
         assert_eq!(health(seconds(1), 6), Health::Alive);
         assert!(matches!(health(seconds(1), 8), Health::Stuck(_)));
-        assert_eq!(health(Duration::MAX, 9), Health::Alive, "no overflow with any configuration");
+        assert_eq!(
+            health(Duration::MAX, 9),
+            Health::Alive,
+            "no overflow with any configuration"
+        );
     }
 
     #[test]
     fn the_operation_that_hangs_is_named() {
         let heartbeat = Heartbeat::new(Duration::from_secs(10));
         heartbeat.begin("read the cgroups");
-        let Health::Starting(text) = heartbeat.health() else { panic!("it has not started") };
+        let Health::Starting(text) = heartbeat.health() else {
+            panic!("it has not started")
+        };
         assert!(text.contains("read the cgroups"), "{text}");
         heartbeat.finish();
         heartbeat.begin("write cpuset.cpus of kubepods/pod1".to_owned());
-        let Health::Stuck(text) = heartbeat.health_at(Instant::now() + Duration::from_secs(60)) else {
+        let Health::Stuck(text) = heartbeat.health_at(Instant::now() + Duration::from_secs(60))
+        else {
             panic!("it is stuck")
         };
-        assert!(text.contains("60 s: write cpuset.cpus of kubepods/pod1"), "{text}");
+        assert!(
+            text.contains("60 s: write cpuset.cpus of kubepods/pod1"),
+            "{text}"
+        );
         heartbeat.idle();
-        let Health::Stuck(text) = heartbeat.health_at(Instant::now() + Duration::from_secs(60)) else {
+        let Health::Stuck(text) = heartbeat.health_at(Instant::now() + Duration::from_secs(60))
+        else {
             panic!("it is stuck")
         };
         assert!(!text.contains("kubepods"), "{text}");

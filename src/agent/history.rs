@@ -23,14 +23,22 @@ pub(super) struct History {
 }
 
 fn own(container: &ObservedContainer) -> CpuSet {
-    container.mark.as_ref().map(pin::Mark::cpus).unwrap_or_default()
+    container
+        .mark
+        .as_ref()
+        .map(pin::Mark::cpus)
+        .unwrap_or_default()
 }
 
 /// The CPUs that are a container's own, in force; none where what it owns is not.
 pub(super) fn own_in_force(container: &ObservedContainer, enforcement: Enforcement) -> CpuSet {
     let (own, cpuset) = (own(container), &container.cgroup.cpuset);
     let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
-    if live && cpuset.effective == own { own } else { CpuSet::new() }
+    if live && cpuset.effective == own {
+        own
+    } else {
+        CpuSet::new()
+    }
 }
 
 // === impl History ===
@@ -57,7 +65,8 @@ impl History {
 
     /// Those that the runtime does not have any more never begin.
     pub(super) fn only_waiting(&mut self, is_there: impl Fn(&str, &str) -> bool) {
-        self.waiting.retain(|(uid, container)| is_there(uid, container));
+        self.waiting
+            .retain(|(uid, container)| is_there(uid, container));
     }
 
     /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
@@ -68,7 +77,10 @@ impl History {
         node: &Node,
         metrics: &AgentMetrics,
     ) {
-        let waiting = self.waiting.iter().filter_map(|(uid, name)| after.container(uid, name));
+        let waiting = self
+            .waiting
+            .iter()
+            .filter_map(|(uid, name)| after.container(uid, name));
         let waiting: BTreeSet<&String> = waiting.map(|container| &container.cgroup.path).collect();
         for container in after.containers() {
             let path = &container.cgroup.path;
@@ -78,11 +90,13 @@ impl History {
             }
             // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
             let had = waiting.contains(path)
-                || before
-                    .containers()
-                    .any(|other| other.cgroup.path == *path && other.cgroup.cpuset.effective == own);
+                || before.containers().any(|other| {
+                    other.cgroup.path == *path && other.cgroup.cpuset.effective == own
+                });
             let processes = node.cgroups.processes(path).unwrap_or_default();
-            let ages = processes.iter().filter_map(|pid| node.proc.age_seconds(*pid));
+            let ages = processes
+                .iter()
+                .filter_map(|pid| node.proc.age_seconds(*pid));
             let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
             metrics.window_seconds.observe(window);
             self.windows.insert(path.clone(), window);
@@ -93,16 +107,27 @@ impl History {
     pub(super) fn note_repairs(&mut self, found: &[Drift], left: &[Drift]) {
         let gone = |drift: &&Drift| !left.iter().any(|other| other.path == drift.path);
         for drift in found.iter().filter(gone) {
-            let count = self.repaired.get(&drift.path).map_or(1, |before| before.count + 1);
+            let count = self
+                .repaired
+                .get(&drift.path)
+                .map_or(1, |before| before.count + 1);
             let (effective, others) = (drift.effective.clone(), drift.others.clone());
-            let repaired = Repaired { count, cause: drift.cause, effective, others };
+            let repaired = Repaired {
+                count,
+                cause: drift.cause,
+                effective,
+                others,
+            };
             self.repaired.insert(drift.path.clone(), repaired);
         }
     }
 
     /// Forgets containers whose cgroups are gone.
     pub(super) fn forget(&mut self, observed: &Observed) {
-        let there: HashSet<&String> = observed.containers().map(|container| &container.cgroup.path).collect();
+        let there: HashSet<&String> = observed
+            .containers()
+            .map(|container| &container.cgroup.path)
+            .collect();
         self.old.retain(|path, _| there.contains(path));
         self.windows.retain(|path, _| there.contains(path));
         self.repaired.retain(|path, _| there.contains(path));
@@ -110,7 +135,9 @@ impl History {
 
     /// Adds to a container's state what is known of its past.
     pub(super) fn tell(&self, container: &mut ContainerState) {
-        let Some(path) = &container.cgroup else { return };
+        let Some(path) = &container.cgroup else {
+            return;
+        };
         container.window_seconds = self.windows.get(path).copied();
         container.at_start = self.old.get(path).cloned();
         container.repaired = self.repaired.get(path).cloned();

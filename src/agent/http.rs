@@ -100,7 +100,12 @@ impl Pieces {
 
 impl FromIterator<Bytes> for Pieces {
     fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
-        Self(pieces.into_iter().filter(|piece| !piece.is_empty()).collect())
+        Self(
+            pieces
+                .into_iter()
+                .filter(|piece| !piece.is_empty())
+                .collect(),
+        )
     }
 }
 
@@ -146,7 +151,9 @@ struct Making {
 impl Making {
     /// Waits for a place without holding a thread, and then makes a page. `None`: no place was free by `until`.
     async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
-        let place = tokio::time::timeout_at(until.into(), self.pages.acquire()).await.ok()?;
+        let place = tokio::time::timeout_at(until.into(), self.pages.acquire())
+            .await
+            .ok()?;
         self.busy.store(true, Ordering::Relaxed);
         let page = tokio::task::block_in_place(make);
         self.busy.store(false, Ordering::Relaxed);
@@ -172,19 +179,33 @@ impl State {
         request: &HeaderMap,
         until: Instant,
     ) -> Option<Response<Pieces>> {
-        let header =
-            |name| request.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+        let header = |name| {
+            request
+                .get(name)
+                .and_then(|value: &HeaderValue| value.to_str().ok())
+                .unwrap_or_default()
+        };
         let format = Format::accepted(header(ACCEPT));
-        let chunks = self.page(self.sources.collect_shared(snapshot, until)?).chunks(format);
+        let chunks = self
+            .page(self.sources.collect_shared(snapshot, until)?)
+            .chunks(format);
         let mut response = if accepts_gzip(header(ACCEPT_ENCODING)) {
             let mut response = typed(StatusCode::OK, format.content_type(), gzip(&chunks));
-            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            response
+                .headers_mut()
+                .insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             response
         } else {
             // Nothing is copied: what was collected goes to the client as it is.
-            typed(StatusCode::OK, format.content_type(), chunks.into_iter().map(Bytes::from_owner).collect())
+            typed(
+                StatusCode::OK,
+                format.content_type(),
+                chunks.into_iter().map(Bytes::from_owner).collect(),
+            )
         };
-        response.headers_mut().insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
+        response
+            .headers_mut()
+            .insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
         Some(response)
     }
 
@@ -193,9 +214,16 @@ impl State {
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
         // Whoever asks wants to know how it is now, where nobody scrapes, too.
         self.sources.collect_shared(snapshot, until);
-        let told = |state| Told { state, seen: self.sources.truth(state, snapshot) };
+        let told = |state| Told {
+            state,
+            seen: self.sources.truth(state, snapshot),
+        };
         let containers: Vec<Told<'_>> = snapshot.containers.iter().map(told).collect();
-        let mut status = serde_json::to_value(Status { cluster, runtime, snapshot })?;
+        let mut status = serde_json::to_value(Status {
+            cluster,
+            runtime,
+            snapshot,
+        })?;
         if let Some(place) = status.get_mut("containers") {
             *place = serde_json::to_value(containers)?;
         }
@@ -211,7 +239,11 @@ impl State {
     fn troubles(&self, snapshot: &Snapshot) -> Vec<String> {
         let trouble = self.link.as_ref().and_then(Link::trouble);
         let runtime = self.runtime.as_ref().and_then(runtime::Link::trouble);
-        trouble.into_iter().chain(runtime).chain(snapshot.errors.iter().cloned()).collect()
+        trouble
+            .into_iter()
+            .chain(runtime)
+            .chain(snapshot.errors.iter().cloned())
+            .collect()
     }
 }
 
@@ -238,14 +270,19 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
         }
         open.retain(|connection| !connection.task.is_finished());
         if open.len() >= CONNECTIONS {
-            let waits = open.iter().position(|connection| !connection.busy.load(Ordering::Relaxed));
+            let waits = open
+                .iter()
+                .position(|connection| !connection.busy.load(Ordering::Relaxed));
             if let Some(oldest) = open.remove(waits.unwrap_or_default()) {
                 oldest.task.abort();
             }
         }
         let busy = Arc::new(AtomicBool::new(false));
         let (state, stop) = (Arc::clone(&state), stop.clone());
-        let making = Making { pages: Arc::clone(&pages), busy: Arc::clone(&busy) };
+        let making = Making {
+            pages: Arc::clone(&pages),
+            busy: Arc::clone(&busy),
+        };
         let task = tokio::spawn(async move {
             let answer = service_fn(move |request: Request<Incoming>| {
                 let (state, making) = (Arc::clone(&state), making.clone());
@@ -269,17 +306,23 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
 async fn answer(request: Parts, state: &State, making: &Making) -> Response<Pieces> {
     if request.method != Method::GET && request.method != Method::HEAD {
         let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        response
+            .headers_mut()
+            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri.path(), snapshot) {
         ("/healthz", _) => match state.heartbeat.health() {
             Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
-            Health::Starting(reason) => {
-                text(StatusCode::SERVICE_UNAVAILABLE, format!("starting: {reason}\n"))
-            }
-            Health::Stuck(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("stuck: {reason}\n")),
+            Health::Starting(reason) => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("starting: {reason}\n"),
+            ),
+            Health::Stuck(reason) => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("stuck: {reason}\n"),
+            ),
         },
         ("/readyz", Some(snapshot)) => match (state.awaited(), state.troubles(&snapshot)) {
             (Some(awaited), _) => text(
@@ -287,9 +330,10 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
                 format!("not ready: {awaited}; what runs is left as it is\n"),
             ),
             (None, troubles) if troubles.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
-            (None, troubles) => {
-                text(StatusCode::OK, format!("ready, with errors:\n{}\n", troubles.join("\n")))
-            }
+            (None, troubles) => text(
+                StatusCode::OK,
+                format!("ready, with errors:\n{}\n", troubles.join("\n")),
+            ),
         },
         ("/readyz" | "/metrics" | "/status", None) => text(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -297,21 +341,29 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
         ),
         ("/metrics", Some(snapshot)) => {
             let until = Instant::now() + page_time(&request.headers);
-            let page = making.run(until, || state.scrape(&snapshot, &request.headers, until)).await;
+            let page = making
+                .run(until, || state.scrape(&snapshot, &request.headers, until))
+                .await;
             page.flatten().unwrap_or_else(too_late)
         }
         ("/status", Some(snapshot)) => {
             let until = Instant::now() + PAGE_TIME;
             match making.run(until, || state.status(&snapshot, until)).await {
-                Some(Ok(json)) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
+                Some(Ok(json)) => {
+                    typed(StatusCode::OK, "application/json", Pieces::one(json + "\n"))
+                }
                 Some(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
                 None => too_late(),
             }
         }
-        ("/", _) => text(StatusCode::OK, "pinfold: /metrics /status /healthz /readyz\n".to_owned()),
-        (path, _) => {
-            text(StatusCode::NOT_FOUND, format!("no {path}: try /metrics, /status, /healthz, /readyz\n"))
-        }
+        ("/", _) => text(
+            StatusCode::OK,
+            "pinfold: /metrics /status /healthz /readyz\n".to_owned(),
+        ),
+        (path, _) => text(
+            StatusCode::NOT_FOUND,
+            format!("no {path}: try /metrics, /status, /healthz, /readyz\n"),
+        ),
     }
 }
 
@@ -328,7 +380,9 @@ fn too_late() -> Response<Pieces> {
 
 /// How long the page may take, by the scraper's own timeout. Without a usable timeout the default applies.
 fn page_time(request: &HeaderMap) -> Duration {
-    let seconds = request.get(SCRAPE_TIMEOUT).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let seconds = request
+        .get(SCRAPE_TIMEOUT)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     match timeout.filter(|timeout| !timeout.is_zero()) {
         Some(timeout) => {
@@ -345,7 +399,8 @@ fn accepts_gzip(header: &str) -> bool {
     for coding in header.split(',') {
         let mut parts = coding.split(';').map(str::trim);
         let name = parts.next().unwrap_or_default();
-        let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let weight =
+            parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
         let accepted = weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)) > 0.0;
         if name.eq_ignore_ascii_case("gzip") || name.eq_ignore_ascii_case("x-gzip") {
             return accepted;
@@ -361,14 +416,18 @@ fn gzip(chunks: &[Chunk]) -> Pieces {
     let length: usize = chunks.iter().map(|chunk| chunk.as_ref().len()).sum();
     let mut encoder = GzEncoder::new(Vec::with_capacity(length / 8), Compression::fast());
     // Writing to memory does not fail.
-    chunks.iter().for_each(|chunk| drop(encoder.write_all(chunk.as_ref())));
+    chunks
+        .iter()
+        .for_each(|chunk| drop(encoder.write_all(chunk.as_ref())));
     Pieces::one(encoder.finish().unwrap_or_default())
 }
 
 fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
 
@@ -380,11 +439,23 @@ mod tests {
     fn a_page_is_complete_before_the_scraper_gives_up() {
         let time = |value: &str| {
             let value = HeaderValue::from_str(value).unwrap();
-            page_time(&HeaderMap::from_iter([(SCRAPE_TIMEOUT.parse().unwrap(), value)]))
+            page_time(&HeaderMap::from_iter([(
+                SCRAPE_TIMEOUT.parse().unwrap(),
+                value,
+            )]))
         };
         assert_eq!(page_time(&HeaderMap::new()), PAGE_TIME);
-        for (header, milliseconds) in [("10", 9500), ("10.000000", 9500), ("1", 750), (" 0.2 ", 150)] {
-            assert_eq!(time(header), Duration::from_millis(milliseconds), "{header:?}");
+        for (header, milliseconds) in [
+            ("10", 9500),
+            ("10.000000", 9500),
+            ("1", 750),
+            (" 0.2 ", 150),
+        ] {
+            assert_eq!(
+                time(header),
+                Duration::from_millis(milliseconds),
+                "{header:?}"
+            );
         }
         for header in ["", "x", "0", "-1", "NaN", "inf", "1e300"] {
             assert_eq!(time(header), PAGE_TIME, "{header:?}");

@@ -43,7 +43,9 @@ pub(super) struct Evidence<'a> {
 
 /// The uids of static pods that mirror pods name.
 pub(super) fn named(pods: &[Pod]) -> BTreeSet<String> {
-    pods.iter().filter_map(|pod| Some(pod.mirror.as_ref()?.uid.to_string())).collect()
+    pods.iter()
+        .filter_map(|pod| Some(pod.mirror.as_ref()?.uid.to_string()))
+        .collect()
 }
 
 fn name(pod: &Pod) -> PodName {
@@ -52,11 +54,17 @@ fn name(pod: &Pod) -> PodName {
 
 /// Gives mirror pods the uid of their static pod's cgroup where that is certain. Returns conflicts as sentences.
 pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> {
-    let real: BTreeMap<PodUid, PodName> =
-        pods.iter().filter_map(|pod| Some((pod.uid.clone()?, name(pod)))).collect();
+    let real: BTreeMap<PodUid, PodName> = pods
+        .iter()
+        .filter_map(|pod| Some((pod.uid.clone()?, name(pod))))
+        .collect();
     let mut claimants: BTreeMap<PodUid, Vec<usize>> = BTreeMap::new();
     for (index, pod) in pods.iter().enumerate() {
-        let Some(mirror) = pod.mirror.as_ref().filter(|mirror| pod.uid.as_ref() != Some(&mirror.uid)) else {
+        let Some(mirror) = pod
+            .mirror
+            .as_ref()
+            .filter(|mirror| pod.uid.as_ref() != Some(&mirror.uid))
+        else {
             continue;
         };
         if Some(&mirror.node) == evidence.node {
@@ -65,9 +73,16 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
     }
     let mut conflicts = Vec::new();
     for (uid, claimants) in claimants {
-        let names: BTreeSet<PodName> =
-            claimants.iter().filter_map(|index| pods.get(*index)).map(name).collect();
-        let Verdict { winner, confirmed, reason } = decide(&uid, &names, real.get(&uid), evidence);
+        let names: BTreeSet<PodName> = claimants
+            .iter()
+            .filter_map(|index| pods.get(*index))
+            .map(name)
+            .collect();
+        let Verdict {
+            winner,
+            confirmed,
+            reason,
+        } = decide(&uid, &names, real.get(&uid), evidence);
         for index in claimants {
             if let Some(pod) = pods.get_mut(index).filter(|pod| Some(name(pod)) == winner) {
                 pod.uid = Some(uid.clone());
@@ -92,7 +107,11 @@ fn decide(
     real: Option<&PodName>,
     evidence: &Evidence<'_>,
 ) -> Verdict {
-    let nobody = |reason: String| Verdict { winner: None, confirmed: false, reason };
+    let nobody = |reason: String| Verdict {
+        winner: None,
+        confirmed: false,
+        reason,
+    };
     let told = |name: PodName, reason: String| Verdict {
         winner: Some(name).filter(|name| names.contains(name)),
         confirmed: true,
@@ -101,21 +120,39 @@ fn decide(
     if let Some((namespace, pod)) = real {
         return nobody(format!("pod {namespace}/{pod} has that uid"));
     }
-    if let Some(of_runtime) = evidence.runtime.get(uid.as_str()).map(|told| name(&told.pod)) {
-        let reason = format!("the container runtime says that this is pod {}/{}", of_runtime.0, of_runtime.1);
+    if let Some(of_runtime) = evidence
+        .runtime
+        .get(uid.as_str())
+        .map(|told| name(&told.pod))
+    {
+        let reason = format!(
+            "the container runtime says that this is pod {}/{}",
+            of_runtime.0, of_runtime.1
+        );
         return told(of_runtime, reason);
     }
     let record = evidence.records.get(uid.as_str());
     if let Some(Recorded { pod, confirmed }) = record
         && (*confirmed || !names.contains(pod))
     {
-        return told(pod.clone(), format!("its CPUs are assigned to pod {}/{}", pod.0, pod.1));
+        return told(
+            pod.clone(),
+            format!("its CPUs are assigned to pod {}/{}", pod.0, pod.1),
+        );
     }
     let mut all = names.iter();
     match (all.next(), all.next()) {
-        (only, None) => Verdict { winner: only.cloned(), confirmed: false, reason: String::new() },
+        (only, None) => Verdict {
+            winner: only.cloned(),
+            confirmed: false,
+            reason: String::new(),
+        },
         _ => {
-            let stay = if record.is_some() { "; the CPUs of the static pod stay assigned" } else { "" };
+            let stay = if record.is_some() {
+                "; the CPUs of the static pod stay assigned"
+            } else {
+                ""
+            };
             nobody(format!(
                 "other pods say the same, and no container runtime tells which one is right{stay}"
             ))
@@ -129,12 +166,23 @@ mod tests {
     use crate::pod::Mirror;
 
     fn pod(namespace: &str, uid: &str) -> Pod {
-        Pod { namespace: namespace.to_owned(), name: "p".to_owned(), uid: Some(uid.into()), ..Pod::default() }
+        Pod {
+            namespace: namespace.to_owned(),
+            name: "p".to_owned(),
+            uid: Some(uid.into()),
+            ..Pod::default()
+        }
     }
 
     fn mirror(namespace: &str, of: &str) -> Pod {
-        let mirror = Some(Mirror { uid: of.into(), node: "node".into() });
-        Pod { mirror, ..pod(namespace, &format!("api-of-{namespace}")) }
+        let mirror = Some(Mirror {
+            uid: of.into(),
+            node: "node".into(),
+        });
+        Pod {
+            mirror,
+            ..pod(namespace, &format!("api-of-{namespace}"))
+        }
     }
 
     fn owner(namespace: &str) -> PodName {
@@ -144,7 +192,10 @@ mod tests {
     /// The namespaces of the pods that have the uid `hash` in the end, and the number of conflicts.
     fn found(pods: Vec<Pod>, runtime: Option<&str>, record: Option<&str>) -> (Vec<String>, usize) {
         let (pods, conflicts) = resolved(pods, runtime, record.map(|namespace| (namespace, true)));
-        (pods.into_iter().map(|pod| pod.namespace).collect(), conflicts)
+        (
+            pods.into_iter().map(|pod| pod.namespace).collect(),
+            conflicts,
+        )
     }
 
     /// The same, with the pods themselves. A record says whether the runtime had told its pod's name.
@@ -153,38 +204,78 @@ mod tests {
         runtime: Option<&str>,
         record: Option<(&str, bool)>,
     ) -> (Vec<Pod>, usize) {
-        let told = |namespace: &str| RuntimePod { pod: pod(namespace, "hash"), injected: BTreeMap::new() };
-        let runtime = runtime.map(|namespace| ("hash".to_owned(), told(namespace))).into_iter().collect();
-        let recorded = |(namespace, confirmed)| Recorded { pod: owner(namespace), confirmed };
-        let records = record.map(|record| ("hash".to_owned(), recorded(record))).into_iter().collect();
+        let told = |namespace: &str| RuntimePod {
+            pod: pod(namespace, "hash"),
+            injected: BTreeMap::new(),
+        };
+        let runtime = runtime
+            .map(|namespace| ("hash".to_owned(), told(namespace)))
+            .into_iter()
+            .collect();
+        let recorded = |(namespace, confirmed)| Recorded {
+            pod: owner(namespace),
+            confirmed,
+        };
+        let records = record
+            .map(|record| ("hash".to_owned(), recorded(record)))
+            .into_iter()
+            .collect();
         let node = ApiUid::from("node");
-        let evidence = Evidence { node: Some(&node), runtime: &runtime, records: &records };
+        let evidence = Evidence {
+            node: Some(&node),
+            runtime: &runtime,
+            records: &records,
+        };
         let conflicts = resolve(&mut pods, &evidence);
-        (pods.into_iter().filter(|pod| pod.cgroup_uid() == Some("hash")).collect(), conflicts.len())
+        (
+            pods.into_iter()
+                .filter(|pod| pod.cgroup_uid() == Some("hash"))
+                .collect(),
+            conflicts.len(),
+        )
     }
 
     #[test]
     fn a_mirror_pod_never_displaces_a_pod_with_that_uid() {
-        assert_eq!(found(vec![mirror("a", "hash"), pod("z", "hash")], None, None), (vec!["z".to_owned()], 1));
-        let (has, conflicts) = found(vec![mirror("a", "hash"), pod("z", "hash")], Some("a"), Some("a"));
+        assert_eq!(
+            found(vec![mirror("a", "hash"), pod("z", "hash")], None, None),
+            (vec!["z".to_owned()], 1)
+        );
+        let (has, conflicts) = found(
+            vec![mirror("a", "hash"), pod("z", "hash")],
+            Some("a"),
+            Some("a"),
+        );
         assert_eq!((has, conflicts), (vec!["z".to_owned()], 1));
     }
 
     #[test]
     fn a_mirror_pod_counts_where_nothing_contradicts() {
-        assert_eq!(found(vec![mirror("a", "hash")], None, None), (vec!["a".to_owned()], 0));
+        assert_eq!(
+            found(vec![mirror("a", "hash")], None, None),
+            (vec!["a".to_owned()], 0)
+        );
         // The same pod, known from two sources.
         let twice = vec![mirror("a", "hash"), mirror("a", "hash")];
-        assert_eq!(found(twice, None, None), (vec!["a".to_owned(), "a".to_owned()], 0));
+        assert_eq!(
+            found(twice, None, None),
+            (vec!["a".to_owned(), "a".to_owned()], 0)
+        );
         let mut elsewhere = mirror("a", "hash");
-        elsewhere.mirror = Some(Mirror { uid: "hash".into(), node: "another node".into() });
+        elsewhere.mirror = Some(Mirror {
+            uid: "hash".into(),
+            node: "another node".into(),
+        });
         assert_eq!(found(vec![elsewhere], Some("a"), None), (vec![], 0));
     }
 
     #[test]
     fn between_two_mirror_pods_the_runtime_decides_then_the_record_and_else_nobody() {
         let both = || vec![mirror("a", "hash"), mirror("b", "hash")];
-        assert_eq!(found(both(), Some("b"), Some("a")), (vec!["b".to_owned()], 1));
+        assert_eq!(
+            found(both(), Some("b"), Some("a")),
+            (vec!["b".to_owned()], 1)
+        );
         assert_eq!(found(both(), None, Some("a")), (vec!["a".to_owned()], 1));
         assert_eq!(found(both(), None, None), (vec![], 2));
         assert_eq!(found(both(), Some("c"), None), (vec![], 2));
@@ -200,21 +291,45 @@ mod tests {
         let is = |namespace: &str, confirmed| vec![(namespace.to_owned(), confirmed)];
         // Neither of the two gets the uid, whichever was there first.
         for first in ["a", "b"] {
-            assert_eq!(names(resolved(both(), None, Some((first, false)))), (vec![], 2));
+            assert_eq!(
+                names(resolved(both(), None, Some((first, false)))),
+                (vec![], 2)
+            );
         }
-        assert_eq!(names(resolved(both(), Some("b"), Some(("a", false)))), (is("b", true), 1));
-        assert_eq!(names(resolved(both(), None, Some(("b", true)))), (is("b", true), 1));
+        assert_eq!(
+            names(resolved(both(), Some("b"), Some(("a", false)))),
+            (is("b", true), 1)
+        );
+        assert_eq!(
+            names(resolved(both(), None, Some(("b", true)))),
+            (is("b", true), 1)
+        );
         // Alone, the pod that the record names goes on, and its word is no more than before. Another pod gets nothing.
         let alone = || vec![mirror("a", "hash")];
         assert_eq!(names(resolved(alone(), None, None)), (is("a", false), 0));
-        assert_eq!(names(resolved(alone(), None, Some(("a", false)))), (is("a", false), 0));
-        assert_eq!(names(resolved(alone(), None, Some(("b", false)))), (vec![], 1));
-        assert_eq!(names(resolved(alone(), Some("a"), None)), (is("a", true), 0));
+        assert_eq!(
+            names(resolved(alone(), None, Some(("a", false)))),
+            (is("a", false), 0)
+        );
+        assert_eq!(
+            names(resolved(alone(), None, Some(("b", false)))),
+            (vec![], 1)
+        );
+        assert_eq!(
+            names(resolved(alone(), Some("a"), None)),
+            (is("a", true), 0)
+        );
     }
 
     #[test]
     fn a_mirror_pod_never_takes_what_is_recorded_as_another_pods() {
-        assert_eq!(found(vec![mirror("a", "hash")], None, Some("z")), (vec![], 1));
-        assert_eq!(found(vec![mirror("a", "hash")], Some("z"), None), (vec![], 1));
+        assert_eq!(
+            found(vec![mirror("a", "hash")], None, Some("z")),
+            (vec![], 1)
+        );
+        assert_eq!(
+            found(vec![mirror("a", "hash")], Some("z"), None),
+            (vec![], 1)
+        );
     }
 }

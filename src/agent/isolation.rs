@@ -40,7 +40,11 @@ impl Isolation {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
         self.waits &= of.is_some();
         for uid in &desired.isolated {
-            let cpus = desired.claims.get(uid).into_iter().flat_map(BTreeMap::values);
+            let cpus = desired
+                .claims
+                .get(uid)
+                .into_iter()
+                .flat_map(BTreeMap::values);
             let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
             if !self.is_safe(&cpus, now) {
                 desired.balanced_yet.insert(uid.clone());
@@ -58,7 +62,10 @@ impl Isolation {
         for cpus in self.wanted.values() {
             keep = keep.union(cpus);
         }
-        for container in observed.containers().filter(|container| container.mark.is_some()) {
+        for container in observed
+            .containers()
+            .filter(|container| container.mark.is_some())
+        {
             let cpuset = &container.cgroup.cpuset;
             if cpuset.partition.live() == Some(Kind::Isolated) {
                 keep = keep.union(&cpuset.exclusive);
@@ -89,13 +96,24 @@ impl Isolation {
     /// When something that has to wait has waited long enough: a look at all pods is due then.
     pub(super) fn due(&self) -> Option<Instant> {
         let (allowed, since) = self.allowed.as_ref().filter(|_| self.waits)?;
-        self.wanted.values().any(|cpus| cpus.is_disjoint(allowed)).then_some(*since + SETTLED)
+        self.wanted
+            .values()
+            .any(|cpus| cpus.is_disjoint(allowed))
+            .then_some(*since + SETTLED)
     }
 
     /// Whether a pod that shall be isolated waits for what does not come: work queues stay on its CPUs.
     pub(super) fn is_barred(&self, uid: &str) -> bool {
-        let stays = |allowed: &CpuSet| self.wanted.get(uid).is_some_and(|cpus| !cpus.is_disjoint(allowed));
-        self.wanted.contains_key(uid) && self.allowed.as_ref().is_none_or(|(allowed, _)| stays(allowed))
+        let stays = |allowed: &CpuSet| {
+            self.wanted
+                .get(uid)
+                .is_some_and(|cpus| !cpus.is_disjoint(allowed))
+        };
+        self.wanted.contains_key(uid)
+            && self
+                .allowed
+                .as_ref()
+                .is_none_or(|(allowed, _)| stays(allowed))
     }
 
     fn is_safe(&self, cpus: &CpuSet, now: Instant) -> bool {
@@ -117,7 +135,10 @@ mod tests {
     fn wishes(claims: &[(&str, &str)]) -> Desired {
         let claim = |cpus: &str| BTreeMap::from([("main".to_owned(), set(cpus))]);
         Desired {
-            claims: claims.iter().map(|(uid, cpus)| ((*uid).to_owned(), claim(cpus))).collect(),
+            claims: claims
+                .iter()
+                .map(|(uid, cpus)| ((*uid).to_owned(), claim(cpus)))
+                .collect(),
             isolated: claims.iter().map(|(uid, _)| (*uid).to_owned()).collect(),
             ..Desired::default()
         }
@@ -133,13 +154,27 @@ mod tests {
     fn work_queues_leave_first() {
         let (mut isolation, start) = (Isolation::default(), Instant::now());
         assert!(waits(&mut isolation, &[("a", "2-3")], start));
-        assert_eq!((isolation.due(), isolation.is_barred("a")), (None, true), "nothing is known");
-        assert_eq!(isolation.keep_off(&Observed::default(), &CpuSet::new()), &set("2-3"));
+        assert_eq!(
+            (isolation.due(), isolation.is_barred("a")),
+            (None, true),
+            "nothing is known"
+        );
+        assert_eq!(
+            isolation.keep_off(&Observed::default(), &CpuSet::new()),
+            &set("2-3")
+        );
         isolation.note_allowed(Some((&set("0-7"), false)), start);
-        assert_eq!((isolation.due(), isolation.is_barred("a")), (None, true), "they stay");
+        assert_eq!(
+            (isolation.due(), isolation.is_barred("a")),
+            (None, true),
+            "they stay"
+        );
         isolation.note_allowed(Some((&set("0-1,4-7"), true)), start);
         let left = start + SETTLED;
-        assert_eq!((isolation.due(), isolation.is_barred("a")), (Some(left), false));
+        assert_eq!(
+            (isolation.due(), isolation.is_barred("a")),
+            (Some(left), false)
+        );
         assert!(waits(&mut isolation, &[("a", "2-3")], start + SETTLED / 2));
         isolation.note_allowed(Some((&set("0-1,4-7"), false)), start + SETTLED / 2);
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
@@ -156,9 +191,15 @@ mod tests {
         // Another look at one pod forgets none of the others; more CPUs have to wait again.
         let mut more = wishes(&[("b", "4")]);
         isolation.note_wanted(&mut more, Some("b"), left);
-        assert_eq!(isolation.keep_off(&Observed::default(), &CpuSet::new()), &set("2-4"));
+        assert_eq!(
+            isolation.keep_off(&Observed::default(), &CpuSet::new()),
+            &set("2-4")
+        );
         isolation.note_allowed(Some((&set("0-1,5-7"), true)), left);
-        assert!(waits(&mut isolation, &[("a", "2-3")], left), "threads end again");
+        assert!(
+            waits(&mut isolation, &[("a", "2-3")], left),
+            "threads end again"
+        );
     }
 
     #[test]
@@ -167,9 +208,15 @@ mod tests {
         waits(&mut isolation, &[("a", "2-3")], start);
         isolation.keep_off(&Observed::default(), &CpuSet::new());
         waits(&mut isolation, &[], start);
-        assert_eq!(isolation.keep_off(&Observed::default(), &set("2-3,7")), &set("2-3"));
+        assert_eq!(
+            isolation.keep_off(&Observed::default(), &set("2-3,7")),
+            &set("2-3")
+        );
         assert!(isolation.any());
-        assert_eq!(isolation.keep_off(&Observed::default(), &set("7")), &CpuSet::new());
+        assert_eq!(
+            isolation.keep_off(&Observed::default(), &set("7")),
+            &CpuSet::new()
+        );
         assert!(!isolation.any());
     }
 }

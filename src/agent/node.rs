@@ -139,7 +139,10 @@ impl Node {
             return false;
         }
         self.cpu_manager = Some(now);
-        let socket = PodResources::new(&self.config.root).socket().display().to_string();
+        let socket = PodResources::new(&self.config.root)
+            .socket()
+            .display()
+            .to_string();
         let blocked = match now {
             CpuManager::NoSocket | CpuManager::Disabled | CpuManager::Unanswered => None,
             CpuManager::Assigns => Some(format!(
@@ -159,7 +162,8 @@ impl Node {
                  remove the socket if this node has no kubelet"
             )
         });
-        let resumed = std::mem::replace(&mut self.suspended, suspended).is_some() != self.suspended.is_some();
+        let resumed =
+            std::mem::replace(&mut self.suspended, suspended).is_some() != self.suspended.is_some();
         resumed || before != self.enforcement
     }
 
@@ -179,14 +183,18 @@ impl Node {
         pods: &[Pod],
         mut put_off: impl FnMut() -> bool,
     ) -> anyhow::Result<Option<(Observed, Ledger)>> {
-        let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
+        let mut scan = Scan {
+            around: self.cgroups.surroundings(&self.config.trees)?,
+            ..Scan::default()
+        };
         for tree in &self.config.trees {
             let unreadable = || format!("can't read the pods' tree {tree}");
             for (path, uid) in self.cgroups.pods(tree).with_context(unreadable)? {
                 if put_off() {
                     return Ok(None);
                 }
-                scan.pods.extend(self.cgroups.pod(path, uid).with_context(unreadable)?);
+                scan.pods
+                    .extend(self.cgroups.pod(path, uid).with_context(unreadable)?);
             }
         }
         Ok(Some(self.found(scan, pods)?))
@@ -199,7 +207,9 @@ impl Node {
         pods: &[Pod],
         wanted: impl Fn(&PodCgroup) -> bool,
     ) -> anyhow::Result<(Observed, Ledger)> {
-        Ok(self.observe_again_unless(seen, pods, wanted, || false)?.unwrap_or_default())
+        Ok(self
+            .observe_again_unless(seen, pods, wanted, || false)?
+            .unwrap_or_default())
     }
 
     /// As [`Node::observe_again`], but given up as soon as `put_off` says so, before each pod that is read.
@@ -210,7 +220,10 @@ impl Node {
         wanted: impl Fn(&PodCgroup) -> bool,
         mut put_off: impl FnMut() -> bool,
     ) -> anyhow::Result<Option<(Observed, Ledger)>> {
-        let mut scan = Scan { around: self.cgroups.surroundings(&self.config.trees)?, ..Scan::default() };
+        let mut scan = Scan {
+            around: self.cgroups.surroundings(&self.config.trees)?,
+            ..Scan::default()
+        };
         for ObservedPod { cgroup, .. } in seen.pods {
             if !wanted(&cgroup) {
                 scan.pods.push(cgroup);
@@ -233,7 +246,10 @@ impl Node {
     ) -> anyhow::Result<(Observed, Ledger)> {
         if !seen.pods.iter().any(|pod| pod.cgroup.uid == uid) {
             let new = self.find_pod(uid)?;
-            seen.pods.extend(new.map(|cgroup| ObservedPod { cgroup, ..ObservedPod::default() }));
+            seen.pods.extend(new.map(|cgroup| ObservedPod {
+                cgroup,
+                ..ObservedPod::default()
+            }));
         }
         self.observe_again(seen, pods, |pod| pod.uid == uid || stale(&pod.uid))
     }
@@ -242,7 +258,9 @@ impl Node {
     pub(super) fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
         for tree in &self.config.trees {
             let found = self.cgroups.find_pod(tree, uid);
-            if let Some(path) = found.with_context(|| format!("can't read the pods' tree {tree}"))? {
+            if let Some(path) =
+                found.with_context(|| format!("can't read the pods' tree {tree}"))?
+            {
                 return self.pod(path, uid.to_owned());
             }
         }
@@ -261,7 +279,10 @@ impl Node {
     }
 
     /// Online CPUs that neither these pods nor anybody else has.
-    pub(super) fn lost<'a>(&self, pods: impl Iterator<Item = &'a PodCgroup>) -> anyhow::Result<CpuSet> {
+    pub(super) fn lost<'a>(
+        &self,
+        pods: impl Iterator<Item = &'a PodCgroup>,
+    ) -> anyhow::Result<CpuSet> {
         let mut live = CpuSet::new();
         for container in pods.flat_map(|pod| &pod.containers) {
             if container.cpuset.partition.is_live() {
@@ -300,12 +321,17 @@ fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcemen
         "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved"
     };
     if config.enforcement == Wanted::Cpuset {
-        return Ok((Enforcement::Cpuset, format!("the configuration says so: {weaker}")));
+        return Ok((
+            Enforcement::Cpuset,
+            format!("the configuration says so: {weaker}"),
+        ));
     }
-    let offered =
-        cgroups.offers_partitions().context("can't find out whether the kernel offers cpuset partitions")?;
+    let offered = cgroups
+        .offers_partitions()
+        .context("can't find out whether the kernel offers cpuset partitions")?;
     if offered {
-        let reason = "the kernel offers cpuset partitions: it keeps everybody else off an owner's CPUs";
+        let reason =
+            "the kernel offers cpuset partitions: it keeps everybody else off an owner's CPUs";
         return Ok((Enforcement::Partition, reason.to_owned()));
     }
     let lacking = match cgroups.version {
@@ -330,7 +356,14 @@ pub(super) fn threads(
     shared: &CpuSet,
 ) -> ThreadEnvironment {
     let config = &node.config;
-    environment(pod, index, cpus, shared, &node.topology, (&config.policy, &config.threads))
+    environment(
+        pod,
+        index,
+        cpus,
+        shared,
+        &node.topology,
+        (&config.policy, &config.threads),
+    )
 }
 
 /// The thread environment of a pod's container, from the CPUs it owns or its quota in the shared pool.
@@ -346,7 +379,9 @@ pub fn environment(
     let container = pod.containers.get(index).unwrap_or(&missing);
     let basis = match cpus {
         Some(cpus) => Some(ThreadBasis::of_set(cpus, topology)),
-        None => ThreadBasis::of_quota(pod, container, threads).map(|basis| basis.at_most(shared.len())),
+        None => {
+            ThreadBasis::of_quota(pod, container, threads).map(|basis| basis.at_most(shared.len()))
+        }
     };
     thread_environment(pod, container, policy, threads, basis)
 }

@@ -86,12 +86,20 @@ struct Due {
 impl Due {
     fn now(why: Why) -> Self {
         let now = Instant::now();
-        Self { why, since: now, at: now, looks: why != Why::Create }
+        Self {
+            why,
+            since: now,
+            at: now,
+            looks: why != Why::Create,
+        }
     }
 
     fn after_answer() -> Self {
         let now = Self::now(Why::Create);
-        Self { at: now.at + AFTER_ANSWER, ..now }
+        Self {
+            at: now.at + AFTER_ANSWER,
+            ..now
+        }
     }
 
     /// Adds another to what may be due already: what is owed to somebody counts more than a look.
@@ -147,7 +155,11 @@ struct Seen {
 
 impl Seen {
     fn all(observed: Observed, ledger: Ledger) -> Self {
-        Self { observed, ledger, stale: BTreeSet::new() }
+        Self {
+            observed,
+            ledger,
+            stale: BTreeSet::new(),
+        }
     }
 }
 
@@ -201,7 +213,10 @@ impl Owner {
         published: watch::Sender<Option<Arc<Snapshot>>>,
         heartbeat: Heartbeat,
     ) -> Self {
-        let (placer, layout) = (Placer::new(&node.topology), Arc::new(node.topology.layout()));
+        let (placer, layout) = (
+            Placer::new(&node.topology),
+            Arc::new(node.topology.layout()),
+        );
         let mut node = node;
         let presence = node.presence.clone();
         node.forget_default_reserved();
@@ -248,13 +263,17 @@ impl Owner {
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) -> anyhow::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()?;
         let (ended, end) = oneshot::channel();
-        std::thread::Builder::new().name("reconciler".to_owned()).spawn(move || {
-            runtime.block_on(self.run(events, cgroups, stop));
-            // The receiver is gone if the agent ended before this thread.
-            let _ = ended.send(());
-        })?;
+        std::thread::Builder::new()
+            .name("reconciler".to_owned())
+            .spawn(move || {
+                runtime.block_on(self.run(events, cgroups, stop));
+                // The receiver is gone if the agent ended before this thread.
+                let _ = ended.send(());
+            })?;
         end.await.context("the reconciler's thread broke")
     }
 
@@ -265,7 +284,8 @@ impl Owner {
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) {
-        let mut timer = tokio::time::interval(Duration::from_secs(self.node.config.reconcile_seconds));
+        let mut timer =
+            tokio::time::interval(Duration::from_secs(self.node.config.reconcile_seconds));
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let (mut inbox, mut due) = (Inbox::new(events), None::<Due>);
@@ -276,7 +296,13 @@ impl Owner {
         }
         let (mut rest, mut dirty) = (Instant::now(), None::<Instant>);
         loop {
-            let waiting = || self.given_up.due().into_iter().chain(self.isolation.due()).min();
+            let waiting = || {
+                self.given_up
+                    .due()
+                    .into_iter()
+                    .chain(self.isolation.due())
+                    .min()
+            };
             let soonest = dirty.or_else(waiting).map(|due| due.max(rest));
             // Before the pods were told for the first time there is nobody to serve; and what is due looks at all of it.
             let soonest = soonest.filter(|_| self.heard && due.is_none());
@@ -338,10 +364,20 @@ impl Owner {
                 }
             };
             match event {
-                Event::Pods { source, pods, errors } => {
-                    let why = if self.published.borrow().is_none() { Why::Start } else { Why::Pods };
+                Event::Pods {
+                    source,
+                    pods,
+                    errors,
+                } => {
+                    let why = if self.published.borrow().is_none() {
+                        Why::Start
+                    } else {
+                        Why::Pods
+                    };
                     if source == Source::Folder {
-                        self.metrics.manifest_errors.set(i64::try_from(errors.len()).unwrap_or(i64::MAX));
+                        self.metrics
+                            .manifest_errors
+                            .set(i64::try_from(errors.len()).unwrap_or(i64::MAX));
                     }
                     self.told.pods(source, pods, errors);
                     self.heard = true;
@@ -375,19 +411,29 @@ impl Owner {
                     if let Some(uid) = new {
                         self.foresee(&uid);
                     }
-                    self.history.only_waiting(|uid, container| self.told.has(uid, container));
+                    self.history
+                        .only_waiting(|uid, container| self.told.has(uid, container));
                     if all && self.heard {
                         Due::add(&mut due, Due::now(Why::Runtime));
                     }
                 }
                 Event::Changed => dirty = Some(Instant::now()),
-                Event::Create { pod, container, reply } => {
+                Event::Create {
+                    pod,
+                    container,
+                    reply,
+                } => {
                     // The cgroup of a pod of the runtime's is there by now, or is none of ours.
                     match pod.cgroup_uid().filter(|uid| self.told.is_of_runtime(uid)) {
                         Some(uid) => self.history.waits(uid, &container),
                         None => self.told.promises().announce(*pod.clone()),
                     }
-                    let question = Question { pod: &pod, container: &container, reply, patient: true };
+                    let question = Question {
+                        pod: &pod,
+                        container: &container,
+                        reply,
+                        patient: true,
+                    };
                     match self.answered_at_once(question) {
                         // What it changes for others follows before it starts.
                         None => {
@@ -401,7 +447,11 @@ impl Owner {
                     }
                     give_way(&mut due, &mut rest);
                 }
-                Event::Start { uid, container, reply } => {
+                Event::Start {
+                    uid,
+                    container,
+                    reply,
+                } => {
                     // Whoever has given up waiting has let the program begin.
                     if !reply.is_closed() {
                         self.history.waits(&uid, &container);
@@ -427,7 +477,14 @@ impl Owner {
                     if !(required && by_writes) {
                         let passes = (!required).then_some((container.as_str(), &mut reply));
                         let again = Some(uid.as_str());
-                        ended = self.turn(Why::Gate, Reach::Seen { again, passes, unless: None });
+                        ended = self.turn(
+                            Why::Gate,
+                            Reach::Seen {
+                                again,
+                                passes,
+                                unless: None,
+                            },
+                        );
                         if let Some(this) = due.as_mut().filter(|due| due.why == Why::Create)
                             && ended == Ended::Done
                         {
@@ -472,12 +529,18 @@ impl Owner {
 
     /// Whether the runtime has told its containers, is not used, or has had its time.
     fn ids_settled(&self) -> bool {
-        !self.node.config.runtime.wanted() || self.told.has_runtime() || self.begun.elapsed() > IDS_GRACE
+        !self.node.config.runtime.wanted()
+            || self.told.has_runtime()
+            || self.begun.elapsed() > IDS_GRACE
     }
 
     /// Without an API server and a container runtime, containers are found by counting cgroups.
     fn stop_awaiting_ids(&mut self) {
-        if !self.api && !self.told.has_runtime() && self.ids_settled() && self.told.count_containers() {
+        if !self.api
+            && !self.told.has_runtime()
+            && self.ids_settled()
+            && self.told.count_containers()
+        {
             tracing::warn!(
                 "no container runtime has connected within {} s: a pod's only cgroup counts as its container's",
                 IDS_GRACE.as_secs()
@@ -493,7 +556,9 @@ impl Owner {
             if let Some(reason) = self.node.suspended() {
                 tracing::warn!("{reason}; existing assignments stay");
             } else {
-                tracing::warn!("enforcement is {name} from now on: {reason}; existing assignments stay");
+                tracing::warn!(
+                    "enforcement is {name} from now on: {reason}; existing assignments stay"
+                );
             }
         }
         changed
@@ -508,13 +573,19 @@ impl Owner {
         }
         match topology::read(&self.node.config.root) {
             Ok(topology) => {
-                tracing::info!("the machine has changed: online CPUs are now {}", topology.online);
+                tracing::info!(
+                    "the machine has changed: online CPUs are now {}",
+                    topology.online
+                );
                 self.placer = Placer::new(&topology);
                 self.layout = Arc::new(topology.layout());
                 self.node.topology = topology;
                 self.presence = presence;
             }
-            Err(error) => tracing::error!("the topology stays as it was: {:#}", anyhow::Error::new(error)),
+            Err(error) => tracing::error!(
+                "the topology stays as it was: {:#}",
+                anyhow::Error::new(error)
+            ),
         }
     }
 }

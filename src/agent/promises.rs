@@ -31,7 +31,8 @@ pub(super) struct Promises {
 impl Promises {
     /// Takes note of a pod that a runtime speaks of.
     pub(super) fn announce(&mut self, pod: Pod) {
-        self.announced.retain(|(other, _)| other.cgroup_uid() != pod.cgroup_uid());
+        self.announced
+            .retain(|(other, _)| other.cgroup_uid() != pod.cgroup_uid());
         self.announced.push((pod, Instant::now() + PROMISE));
     }
 
@@ -44,7 +45,9 @@ impl Promises {
 
     /// Their uids.
     pub(super) fn uids(&self) -> impl Iterator<Item = &str> {
-        self.announced.iter().filter_map(|(pod, _)| pod.cgroup_uid())
+        self.announced
+            .iter()
+            .filter_map(|(pod, _)| pod.cgroup_uid())
     }
 
     /// The uids of pods that were promised CPUs.
@@ -54,16 +57,24 @@ impl Promises {
 
     /// Promises a container its CPUs.
     pub(super) fn add(&mut self, uid: &str, container: &str, cpus: CpuSet) {
-        self.promises.retain(|promise| promise.uid != uid || promise.container != container);
+        self.promises
+            .retain(|promise| promise.uid != uid || promise.container != container);
         let (uid, container) = (uid.to_owned(), container.to_owned());
-        self.promises.push(Promise { uid, container, cpus, until: Instant::now() + PROMISE });
+        self.promises.push(Promise {
+            uid,
+            container,
+            cpus,
+            until: Instant::now() + PROMISE,
+        });
     }
 
     /// Takes note of what a runtime has of a pod: what was promised to anybody else in it is void.
     pub(super) fn has(&mut self, uid: &str, containers: &[&str]) {
-        self.announced.retain(|(pod, _)| pod.cgroup_uid() != Some(uid));
-        self.promises
-            .retain(|promise| promise.uid != uid || containers.contains(&promise.container.as_str()));
+        self.announced
+            .retain(|(pod, _)| pod.cgroup_uid() != Some(uid));
+        self.promises.retain(|promise| {
+            promise.uid != uid || containers.contains(&promise.container.as_str())
+        });
     }
 
     /// Adds promised CPUs to the ledger; a promise ends when its container's cgroup carries the claim.
@@ -72,7 +83,10 @@ impl Promises {
         self.promises.retain(|promise| {
             let marked = observed.pods.iter().any(|pod| {
                 pod.cgroup.uid == promise.uid
-                    && pod.mark.as_ref().is_some_and(|mark| mark.claims.contains_key(&promise.container))
+                    && pod
+                        .mark
+                        .as_ref()
+                        .is_some_and(|mark| mark.claims.contains_key(&promise.container))
             });
             promise.until > now && !marked
         });

@@ -21,9 +21,15 @@ pub(super) struct Question<'a> {
 
 impl Question<'_> {
     /// What was decided on its container; `None` for one that its pod's description does not have.
-    pub(super) fn decided<'d>(&self, pods: &[Pod], decisions: &'d Decisions) -> Option<&'d Decision> {
+    pub(super) fn decided<'d>(
+        &self,
+        pods: &[Pod],
+        decisions: &'d Decisions,
+    ) -> Option<&'d Decision> {
         decisions.containers.iter().find(|decision| {
-            let pod = pods.get(decision.pod).filter(|pod| pod.cgroup_uid() == self.pod.cgroup_uid());
+            let pod = pods
+                .get(decision.pod)
+                .filter(|pod| pod.cgroup_uid() == self.pod.cgroup_uid());
             let container = pod.and_then(|pod| pod.containers.get(decision.container));
             container.is_some_and(|container| container.name == self.container)
         })

@@ -84,8 +84,11 @@ impl Agent {
         })?;
         let address = listener.local_addr()?;
         let metrics = AgentMetrics::new()?;
-        metrics
-            .set_started(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64()));
+        metrics.set_started(
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0.0, |now| now.as_secs_f64()),
+        );
         let (published, snapshot) = watch::channel(None);
         let (events, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
@@ -106,14 +109,21 @@ impl Agent {
         }
         // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
         let kubelet = PodResources::new(&node.config.root);
-        let asking =
-            AskKubelet { kubelet, cpu_manager: node.cpu_manager(), again: ASK_AGAIN, events: events.clone() };
+        let asking = AskKubelet {
+            kubelet,
+            cpu_manager: node.cpu_manager(),
+            again: ASK_AGAIN,
+            events: events.clone(),
+        };
         tasks.spawn(asking.run(Arc::clone(&appeared), snapshot.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.shared_counters > 0 {
             let events = perf::hardware(&node.config.root);
             // The limit on open files was raised with the sources, and files are needed for more than this.
-            let (asked, room) = (node.config.metrics.shared_counters, limits::room_for_shared_counters());
+            let (asked, room) = (
+                node.config.metrics.shared_counters,
+                limits::room_for_shared_counters(),
+            );
             if asked > room {
                 tracing::warn!(
                     "metrics.sharedCounters is {asked}, and the limit on open files leaves room for {room}: raise it \
@@ -130,17 +140,41 @@ impl Agent {
         if !between.is_zero() {
             sources = sources.with_connections(&node.config.cgroup_root, most);
         }
-        let api = cluster.filter(|_| most > 0).map(|cluster| cluster.api.clone());
-        let cluster = cluster
-            .map(|cluster| cluster.start(&node.cgroups, &mut tasks, events.clone(), snapshot.clone(), &stop));
+        let api = cluster
+            .filter(|_| most > 0)
+            .map(|cluster| cluster.api.clone());
+        let cluster = cluster.map(|cluster| {
+            cluster.start(
+                &node.cgroups,
+                &mut tasks,
+                events.clone(),
+                snapshot.clone(),
+                &stop,
+            )
+        });
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
         let runtime = node.config.runtime.wanted();
         // The reconciler ends after the connection to the runtime, so that each request that was read gets its answer.
-        let answered = if runtime { CancellationToken::new() } else { stop.clone() };
+        let answered = if runtime {
+            CancellationToken::new()
+        } else {
+            stop.clone()
+        };
         let runtime = runtime.then(|| {
-            let stop = runtime::Stop { asked: stop.clone(), answered: answered.clone() };
+            let stop = runtime::Stop {
+                asked: stop.clone(),
+                answered: answered.clone(),
+            };
             let (events, cluster) = (events.clone(), cluster.as_ref());
-            runtime::start(&node, &mut tasks, events, cluster, snapshot.clone(), &metrics, stop)
+            runtime::start(
+                &node,
+                &mut tasks,
+                events,
+                cluster,
+                snapshot.clone(),
+                &metrics,
+                stop,
+            )
         });
         let runtime = runtime.transpose()?;
         let heartbeat = Heartbeat::new(Duration::from_secs(node.config.reconcile_seconds));
@@ -169,7 +203,14 @@ impl Agent {
         });
         let owner = Owner::new(node, cluster.is_some(), metrics, published, heartbeat);
         tasks.spawn_to_its_end(owner.run_on_thread(inbox, cgroups, answered));
-        Ok(Self { address, events, snapshot, tasks, cluster, state })
+        Ok(Self {
+            address,
+            events,
+            snapshot,
+            tasks,
+            cluster,
+            state,
+        })
     }
 
     /// Where it serves HTTP.
@@ -187,7 +228,9 @@ impl Agent {
     /// # Errors
     /// Nothing to serve before the first reconcile.
     pub fn scrape(&self) -> anyhow::Result<String> {
-        let snapshot = self.snapshot().context("the first reconcile is still to come")?;
+        let snapshot = self
+            .snapshot()
+            .context("the first reconcile is still to come")?;
         let page = self.state.page(self.state.sources.collect(&snapshot));
         Ok(page.text(Format::Text))
     }
@@ -196,7 +239,14 @@ impl Agent {
     pub async fn create(&self, pod: &Pod, container: &str) -> anyhow::Result<Admission> {
         let (reply, answer) = oneshot::channel();
         let (pod, container) = (Box::new(pod.clone()), container.to_owned());
-        self.events.send(Event::Create { pod, container, reply }).await.context("the agent ended")?;
+        self.events
+            .send(Event::Create {
+                pod,
+                container,
+                reply,
+            })
+            .await
+            .context("the agent ended")?;
         answer.await.context("the agent has no answer")
     }
 
@@ -224,7 +274,10 @@ impl Agent {
 /// Tells the owner of changes below a tree; several before it looks are one.
 async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result<()> {
     loop {
-        watch.changed().await.context("can't watch the pods' tree any longer")?;
+        watch
+            .changed()
+            .await
+            .context("can't watch the pods' tree any longer")?;
         for listener in &listeners {
             listener.notify_one();
         }
@@ -249,7 +302,9 @@ async fn look_at_connections(
         };
         let looking = Arc::clone(&state);
         let look = move || looking.sources.look_at_connections(&snapshot);
-        tokio::task::spawn_blocking(look).await.context("a look at TCP connections broke")?;
+        tokio::task::spawn_blocking(look)
+            .await
+            .context("a look at TCP connections broke")?;
         // While somebody is still asking, or where nobody does, this look's are not asked for.
         let _ = unknown.try_send(state.sources.unknown_peers());
     }
@@ -257,9 +312,23 @@ async fn look_at_connections(
 
 /// Passes on what the API server says of a training job's pods.
 fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
-    let peers = members.into_iter().flat_map(|Member { pod, role, addresses }| {
-        addresses.into_iter().map(move |address| (address, Peer { pod: pod.clone(), role }))
-    });
+    let peers = members.into_iter().flat_map(
+        |Member {
+             pod,
+             role,
+             addresses,
+         }| {
+            addresses.into_iter().map(move |address| {
+                (
+                    address,
+                    Peer {
+                        pod: pod.clone(),
+                        role,
+                    },
+                )
+            })
+        },
+    );
     sources.know_peers(job, peers);
 }
 
@@ -330,24 +399,38 @@ impl AskKubelet {
             let now = answer.unwrap_or_else(|| self.kubelet.unanswered(Some(before)));
             if now != before {
                 self.cpu_manager = Some(now);
-                self.events.send(Event::CpuManager(now)).await.context("the agent ended")?;
+                self.events
+                    .send(Event::CpuManager(now))
+                    .await
+                    .context("the agent ended")?;
             }
         }
         let containers = match listed {
             Ok(containers) => containers,
             // A machine outside a cluster has no kubelet.
-            Err(DevicesError::Call { source: CallError::NoSocket { .. }, .. }) => return Ok(()),
+            Err(DevicesError::Call {
+                source: CallError::NoSocket { .. },
+                ..
+            }) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
         for container in containers {
-            let near = devices.entry((container.namespace, container.pod)).or_default();
-            *near = container.devices.iter().fold(near.clone(), |all, device| all.union(&device.numa));
+            let near = devices
+                .entry((container.namespace, container.pod))
+                .or_default();
+            *near = container
+                .devices
+                .iter()
+                .fold(near.clone(), |all, device| all.union(&device.numa));
         }
         devices.retain(|_, near| !near.is_empty());
         if devices != *known {
             known.clone_from(&devices);
-            self.events.send(Event::Devices(devices)).await.context("the agent ended")?;
+            self.events
+                .send(Event::Devices(devices))
+                .await
+                .context("the agent ended")?;
         }
         answered.map(|_| ()).map_err(Into::into)
     }
@@ -378,10 +461,22 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let node = Node::new(config)?;
     let _lock = lock(node.cgroups.root())?;
     tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
-    tracing::info!("enforcement {}: {}", node.enforcement.name(), node.enforcement_reason);
+    tracing::info!(
+        "enforcement {}: {}",
+        node.enforcement.name(),
+        node.enforcement_reason
+    );
     if let Some(cluster) = &cluster {
-        let Cluster { server, origin, node, namespace, .. } = cluster;
-        tracing::info!("node {node}, namespace {namespace}; pods from the API server {server} ({origin})");
+        let Cluster {
+            server,
+            origin,
+            node,
+            namespace,
+            ..
+        } = cluster;
+        tracing::info!(
+            "node {node}, namespace {namespace}; pods from the API server {server} ({origin})"
+        );
     }
     let mut agent = Agent::start_in(cluster.as_ref(), node).await?;
     let told = service::tell(agent.snapshot.clone(), agent.state.heartbeat.clone());

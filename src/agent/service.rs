@@ -12,7 +12,10 @@ use crate::pin::Snapshot;
 use crate::text::counted;
 
 /// Tells the service manager until the agent stops.
-pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, heartbeat: Heartbeat) {
+pub(super) async fn tell(
+    mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    heartbeat: Heartbeat,
+) {
     let notifier = Notifier;
     let told = |result: std::io::Result<()>| {
         if let Err(error) = result {
@@ -39,7 +42,11 @@ pub(super) async fn tell(mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>, h
         }
         let status = snapshot.borrow_and_update().as_deref().map(status);
         if let Some(status) = status.filter(|status| said.as_ref() != Some(status)) {
-            told(if said.is_none() { notifier.ready(&status) } else { notifier.status(&status) });
+            told(if said.is_none() {
+                notifier.ready(&status)
+            } else {
+                notifier.status(&status)
+            });
             said = Some(status);
         }
     }
@@ -54,10 +61,17 @@ async fn tick(timer: Option<&mut tokio::time::Interval>) {
 }
 
 fn status(snapshot: &Snapshot) -> String {
-    let owned = snapshot.containers.iter().filter(|container| container.assigned.is_some()).count();
+    let owned = snapshot
+        .containers
+        .iter()
+        .filter(|container| container.assigned.is_some())
+        .count();
     let errors = match snapshot.errors.len() {
         0 => String::new(),
         errors => format!(", {}", counted(errors, "error")),
     };
-    format!("{owned} of {} with exclusive CPUs{errors}", counted(snapshot.containers.len(), "container"))
+    format!(
+        "{owned} of {} with exclusive CPUs{errors}",
+        counted(snapshot.containers.len(), "container")
+    )
 }

@@ -18,11 +18,17 @@ pub(super) struct Tasks {
 impl Tasks {
     /// No tasks yet; `stop` ends those to come.
     pub(super) fn new(stop: CancellationToken) -> Self {
-        Self { set: JoinSet::new(), stop }
+        Self {
+            set: JoinSet::new(),
+            stop,
+        }
     }
 
     /// Starts a task that is dropped where it stands when the agent stops.
-    pub(super) fn spawn(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+    pub(super) fn spawn(
+        &mut self,
+        task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) {
         let stop = self.stop.clone();
         self.set.spawn(async move {
             tokio::select! {
@@ -69,7 +75,9 @@ impl Tasks {
     }
 }
 
-fn verdict(joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -> anyhow::Result<()> {
+fn verdict(
+    joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>,
+) -> anyhow::Result<()> {
     match joined {
         Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
         Some(Ok(Err(error))) => Err(error),

@@ -74,7 +74,10 @@ impl Known {
 impl Told {
     /// `folder_ids`: who tells the ids of containers of pods in the folder of manifests.
     pub(super) fn new(folder_ids: ContainerIds) -> Self {
-        Self { folder_ids, ..Self::default() }
+        Self {
+            folder_ids,
+            ..Self::default()
+        }
     }
 
     pub(super) fn pods(&mut self, source: Source, mut pods: Vec<Pod>, errors: Vec<String>) {
@@ -120,11 +123,19 @@ impl Told {
         if self.mirrored.is_empty() {
             return false;
         }
-        let named = observed.pods.iter().filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
+        let named = observed
+            .pods
+            .iter()
+            .filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
         let records = named.filter_map(|pod| {
-            let mark = pod.mark.as_ref().filter(|mark| !mark.claims.is_empty() && !mark.pod.is_empty())?;
-            let recorded =
-                Recorded { pod: (mark.namespace.clone(), mark.pod.clone()), confirmed: mark.confirmed };
+            let mark = pod
+                .mark
+                .as_ref()
+                .filter(|mark| !mark.claims.is_empty() && !mark.pod.is_empty())?;
+            let recorded = Recorded {
+                pod: (mark.namespace.clone(), mark.pod.clone()),
+                confirmed: mark.confirmed,
+            };
             Some((pod.cgroup.uid.clone(), recorded))
         });
         let records = records.collect();
@@ -142,16 +153,28 @@ impl Told {
         self.known = None;
         self.described = self.pods.values().flatten().cloned().collect();
         self.mirrored = identity::named(&self.described);
-        let evidence = Evidence { node: self.node.as_ref(), runtime: &self.runtime, records: &self.records };
+        let evidence = Evidence {
+            node: self.node.as_ref(),
+            runtime: &self.runtime,
+            records: &self.records,
+        };
         let conflicts = identity::resolve(&mut self.described, &evidence);
-        for conflict in conflicts.iter().filter(|conflict| !self.conflicts.contains(conflict)) {
+        for conflict in conflicts
+            .iter()
+            .filter(|conflict| !self.conflicts.contains(conflict))
+        {
             tracing::warn!("{conflict}");
         }
         self.conflicts = conflicts;
     }
 
     pub(super) fn runtime(&mut self, news: RuntimeNews) {
-        let keyed = |told: RuntimePod| told.pod.cgroup_uid().map(str::to_owned).map(|uid| (uid, told));
+        let keyed = |told: RuntimePod| {
+            told.pod
+                .cgroup_uid()
+                .map(str::to_owned)
+                .map(|uid| (uid, told))
+        };
         match news {
             RuntimeNews::All(all) => {
                 self.has_runtime = true;
@@ -182,15 +205,24 @@ impl Told {
         if self.mirrored.contains(uid) {
             self.identify();
         }
-        let Some(mut known) = self.known.take() else { return };
+        let Some(mut known) = self.known.take() else {
+            return;
+        };
         known.renew(uid, self.is_described(uid), self.pod(uid));
         self.known = Some(known);
     }
 
     /// What was promised to containers that the runtime does not have any more is void.
     fn settle(&mut self, uid: &str) {
-        let containers = self.runtime.get(uid).map(|told| told.pod.containers.as_slice()).unwrap_or_default();
-        let names: Vec<&str> = containers.iter().map(|container| container.name.as_str()).collect();
+        let containers = self
+            .runtime
+            .get(uid)
+            .map(|told| told.pod.containers.as_slice())
+            .unwrap_or_default();
+        let names: Vec<&str> = containers
+            .iter()
+            .map(|container| container.name.as_str())
+            .collect();
         self.promises.has(uid, &names);
     }
 
@@ -213,17 +245,30 @@ impl Told {
             return Arc::clone(&known.pods);
         }
         let mut seen = HashSet::new();
-        let mut once = |pod: &&Pod| pod.cgroup_uid().is_none_or(|uid| seen.insert(uid.to_owned()));
+        let mut once = |pod: &&Pod| {
+            pod.cgroup_uid()
+                .is_none_or(|uid| seen.insert(uid.to_owned()))
+        };
         let whole = |pod: &Pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
             Some(of_runtime) => with(pod.clone(), of_runtime),
             None => pod.clone(),
         };
         let mut all: Vec<Pod> = self.described.iter().filter(&mut once).map(whole).collect();
         let described = all.len();
-        all.extend(runtime.values().map(|told| &told.pod).chain(announced).filter(once).map(whole));
+        all.extend(
+            runtime
+                .values()
+                .map(|told| &told.pod)
+                .chain(announced)
+                .filter(once)
+                .map(whole),
+        );
         let all = Arc::new(all);
         // Those that were only asked about are forgotten by the clock.
-        self.known = (!only_asked_about).then(|| Known { pods: Arc::clone(&all), described });
+        self.known = (!only_asked_about).then(|| Known {
+            pods: Arc::clone(&all),
+            described,
+        });
         all
     }
 
@@ -231,7 +276,10 @@ impl Told {
     pub(super) fn pod(&mut self, uid: &str) -> Option<Pod> {
         let runtime = self.runtime.get(uid);
         let told = self.described.iter().chain(runtime.map(|told| &told.pod));
-        let pod = told.chain(self.promises.announced()).find(|pod| pod.cgroup_uid() == Some(uid))?.clone();
+        let pod = told
+            .chain(self.promises.announced())
+            .find(|pod| pod.cgroup_uid() == Some(uid))?
+            .clone();
         Some(match runtime {
             Some(of_runtime) => with(pod, of_runtime),
             None => pod,
@@ -240,12 +288,20 @@ impl Told {
 
     /// The uids of these pods that have a container, or that a runtime is about to give one.
     pub(super) fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
-        let begun = observed.pods.iter().filter(|pod| pod.begun || self.has_any(&pod.cgroup.uid));
+        let begun = observed
+            .pods
+            .iter()
+            .filter(|pod| pod.begun || self.has_any(&pod.cgroup.uid));
         let begun = begun.map(|pod| pod.cgroup.uid.as_str());
-        let mut all = begun.chain(self.promises.uids()).chain(self.promises.promised());
+        let mut all = begun
+            .chain(self.promises.uids())
+            .chain(self.promises.promised());
         match pods {
             // Who asks about one need not gather all.
-            [pod] => all.find(|uid| pod.cgroup_uid() == Some(*uid)).into_iter().collect(),
+            [pod] => all
+                .find(|uid| pod.cgroup_uid() == Some(*uid))
+                .into_iter()
+                .collect(),
             _ => all.collect(),
         }
     }
@@ -261,12 +317,16 @@ impl Told {
 
     /// Whether a runtime has a container.
     pub(super) fn has(&self, uid: &str, container: &str) -> bool {
-        self.runtime.get(uid).is_some_and(|told| told.pod.container(container).is_some())
+        self.runtime
+            .get(uid)
+            .is_some_and(|told| told.pod.container(container).is_some())
     }
 
     /// Whether a runtime has any container of a pod.
     fn has_any(&self, uid: &str) -> bool {
-        self.runtime.get(uid).is_some_and(|told| !told.pod.containers.is_empty())
+        self.runtime
+            .get(uid)
+            .is_some_and(|told| !told.pod.containers.is_empty())
     }
 
     /// Whether a runtime has told of a pod.
@@ -276,13 +336,19 @@ impl Told {
 
     /// Whether a pod is described by more than a runtime, which does not know the containers that are still to come.
     pub(super) fn is_described(&self, uid: &str) -> bool {
-        self.described.iter().any(|pod| pod.cgroup_uid() == Some(uid))
+        self.described
+            .iter()
+            .any(|pod| pod.cgroup_uid() == Some(uid))
     }
 
     /// Whether a pod must not run without CPUs of its own, by anybody who tells of it.
     pub(super) fn requires(&self, uid: &str) -> bool {
-        let told = self.described.iter().chain(self.runtime.get(uid).map(|told| &told.pod));
-        told.filter(|pod| pod.cgroup_uid() == Some(uid)).any(is_required)
+        let told = self
+            .described
+            .iter()
+            .chain(self.runtime.get(uid).map(|told| &told.pod));
+        told.filter(|pod| pod.cgroup_uid() == Some(uid))
+            .any(is_required)
     }
 
     /// The variables that we had a runtime put into a container's environment.
@@ -295,7 +361,9 @@ impl Told {
 fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
     pod.ids = ContainerIds::Runtime;
     for container in &mut pod.containers {
-        let Some(known) = told.pod.container(&container.name) else { continue };
+        let Some(known) = told.pod.container(&container.name) else {
+            continue;
+        };
         container.runtime_id.clone_from(&known.runtime_id);
         if !known.env.is_empty() {
             container.env.clone_from(&known.env);
@@ -323,13 +391,27 @@ mod tests {
     }
 
     fn pod(number: usize, environment: u8) -> Pod {
-        let env = [("N".to_owned(), crate::pod::EnvSource::Value(environment.to_string()))];
-        let main = Container { name: "main".to_owned(), env: env.into(), ..Container::default() };
-        Pod { uid: Some(format!("uid-{number}").into()), containers: vec![main], ..Pod::default() }
+        let env = [(
+            "N".to_owned(),
+            crate::pod::EnvSource::Value(environment.to_string()),
+        )];
+        let main = Container {
+            name: "main".to_owned(),
+            env: env.into(),
+            ..Container::default()
+        };
+        Pod {
+            uid: Some(format!("uid-{number}").into()),
+            containers: vec![main],
+            ..Pod::default()
+        }
     }
 
     fn of_runtime(number: usize, environment: u8) -> RuntimePod {
-        RuntimePod { pod: pod(number, environment), injected: BTreeMap::new() }
+        RuntimePod {
+            pod: pod(number, environment),
+            injected: BTreeMap::new(),
+        }
     }
 
     fn news() -> impl Strategy<Value = News> {
@@ -337,8 +419,10 @@ mod tests {
         prop_oneof![
             some().prop_map(News::Described),
             some().prop_map(News::All),
-            (0_usize..6, any::<u8>()).prop_map(|(number, environment)| News::Pod(number, environment)),
-            (0_usize..6, any::<u8>()).prop_map(|(number, environment)| News::Pod(number, environment)),
+            (0_usize..6, any::<u8>())
+                .prop_map(|(number, environment)| News::Pod(number, environment)),
+            (0_usize..6, any::<u8>())
+                .prop_map(|(number, environment)| News::Pod(number, environment)),
             (0_usize..6).prop_map(News::Gone),
             (0_usize..6).prop_map(News::Announced),
         ]
@@ -351,7 +435,10 @@ mod tests {
                 told.pods(Source::Api, pods, Vec::new());
             }
             News::All(numbers) => {
-                let all = numbers.into_iter().map(|number| of_runtime(number, 1)).collect();
+                let all = numbers
+                    .into_iter()
+                    .map(|number| of_runtime(number, 1))
+                    .collect();
                 told.runtime(RuntimeNews::All(all));
             }
             News::Pod(number, environment) => {

@@ -34,7 +34,9 @@ pub(super) struct Endpoint {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EndpointError {
     /// Agents serve plain HTTP.
-    #[error("{0:?} is not http: agents serve plain HTTP; for one behind TLS, ask through kubectl proxy")]
+    #[error(
+        "{0:?} is not http: agents serve plain HTTP; for one behind TLS, ask through kubectl proxy"
+    )]
     Scheme(String),
     /// Anything else.
     #[error("{0:?} names no agent: write http://HOST:9470, HOST:PORT or HOST")]
@@ -60,12 +62,20 @@ impl Endpoint {
                 SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
             });
         }
-        Ok(Self { host: address.ip().to_string(), port: address.port(), prefix: String::new() })
+        Ok(Self {
+            host: address.ip().to_string(),
+            port: address.port(),
+            prefix: String::new(),
+        })
     }
 
     /// A short name for it: what tells it from others.
     pub(super) fn name(&self) -> String {
-        match self.prefix.split('/').rfind(|part| !matches!(*part, "" | "proxy")) {
+        match self
+            .prefix
+            .split('/')
+            .rfind(|part| !matches!(*part, "" | "proxy"))
+        {
             // Behind a proxy of the API server: .../nodes/http:node-1:9470/proxy.
             Some(part) => match part.split(':').collect::<Vec<_>>()[..] {
                 [_, name, _] => name.to_owned(),
@@ -117,7 +127,11 @@ impl Endpoint {
         }
     }
 
-    async fn ask(&self, sender: &mut http1::SendRequest<Empty<Bytes>>, path: &str) -> anyhow::Result<Bytes> {
+    async fn ask(
+        &self,
+        sender: &mut http1::SendRequest<Empty<Bytes>>,
+        path: &str,
+    ) -> anyhow::Result<Bytes> {
         let mut request =
             hyper::Request::get(format!("{}{path}", self.prefix)).header(HOST, self.authority());
         if !self.is_near() {
@@ -125,7 +139,10 @@ impl Endpoint {
         }
         let response = sender.send_request(request.body(Empty::new())?).await?;
         let status = response.status();
-        let packed = response.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
+        let packed = response
+            .headers()
+            .get(CONTENT_ENCODING)
+            .is_some_and(|coding| coding == "gzip");
         let body = Limited::new(response.into_body(), LONGEST).collect().await;
         let body = body.map_err(|error| match error.is::<LengthLimitError>() {
             true => anyhow::anyhow!("the answer is longer than {LONGEST} bytes"),
@@ -145,15 +162,28 @@ fn excerpt(body: &[u8]) -> String {
     // No sign takes more bytes than four.
     let text = String::from_utf8_lossy(body.get(..4 * EXCERPT).unwrap_or(body));
     let shown = text.trim().chars().take(EXCERPT);
-    shown.map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    shown
+        .map(|c| {
+            if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 /// What was compressed, as far as it is not too long.
 fn unpacked(body: &[u8]) -> anyhow::Result<Bytes> {
     let mut whole = Vec::new();
     let most = u64::try_from(LONGEST)?;
-    flate2::read::GzDecoder::new(body).take(most + 1).read_to_end(&mut whole)?;
-    anyhow::ensure!(whole.len() <= LONGEST, "the answer is longer than {LONGEST} bytes");
+    flate2::read::GzDecoder::new(body)
+        .take(most + 1)
+        .read_to_end(&mut whole)?;
+    anyhow::ensure!(
+        whole.len() <= LONGEST,
+        "the answer is longer than {LONGEST} bytes"
+    );
     Ok(whole.into())
 }
 
@@ -168,14 +198,26 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         let form = || EndpointError::Form(text.to_owned());
-        let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+        let whole = if text.contains("://") {
+            text.to_owned()
+        } else {
+            format!("http://{text}")
+        };
         let url: hyper::Uri = whole.parse().map_err(|_| form())?;
         if url.scheme_str() != Some("http") {
             return Err(EndpointError::Scheme(text.to_owned()));
         }
         let authority = url.authority().ok_or_else(form)?;
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port_told = authority.as_str().rsplit(']').next().is_some_and(|rest| rest.contains(':'));
+        let host = authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let port_told = authority
+            .as_str()
+            .rsplit(']')
+            .next()
+            .is_some_and(|rest| rest.contains(':'));
         let port = match authority.port_u16() {
             Some(port) => port,
             None if port_told => return Err(form()),
@@ -186,8 +228,15 @@ impl FromStr for Endpoint {
         }
         // Whoever copies the address of the status means the agent.
         let path = url.path().trim_end_matches('/');
-        let prefix = path.strip_suffix("/status").or_else(|| path.strip_suffix("/metrics")).unwrap_or(path);
-        Ok(Self { host, port, prefix: prefix.to_owned() })
+        let prefix = path
+            .strip_suffix("/status")
+            .or_else(|| path.strip_suffix("/metrics"))
+            .unwrap_or(path);
+        Ok(Self {
+            host,
+            port,
+            prefix: prefix.to_owned(),
+        })
     }
 }
 
@@ -209,19 +258,37 @@ mod tests {
                 "http://127.0.0.1:8001/api/v1/nodes/http:node-7:9470/proxy",
                 "node-7",
             ),
-            ("http://proxy/node-8/metrics", "http://proxy:9470/node-8", "node-8"),
+            (
+                "http://proxy/node-8/metrics",
+                "http://proxy:9470/node-8",
+                "node-8",
+            ),
         ] {
             let endpoint: Endpoint = text.parse().unwrap();
-            assert_eq!((endpoint.to_string().as_str(), endpoint.name().as_str()), (whole, name), "{text}");
+            assert_eq!(
+                (endpoint.to_string().as_str(), endpoint.name().as_str()),
+                (whole, name),
+                "{text}"
+            );
         }
         assert_eq!(
             "https://node-1".parse::<Endpoint>().unwrap_err(),
             EndpointError::Scheme("https://node-1".into())
         );
-        for text in
-            ["", "http://", "node 1", "node-1:x", "node-1:70000", "http://u:p@node-1", "http://a/?b=c"]
-        {
-            assert_eq!(text.parse::<Endpoint>().unwrap_err(), EndpointError::Form(text.into()), "{text}");
+        for text in [
+            "",
+            "http://",
+            "node 1",
+            "node-1:x",
+            "node-1:70000",
+            "http://u:p@node-1",
+            "http://a/?b=c",
+        ] {
+            assert_eq!(
+                text.parse::<Endpoint>().unwrap_err(),
+                EndpointError::Form(text.into()),
+                "{text}"
+            );
         }
     }
 
@@ -243,6 +310,11 @@ mod tests {
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         let zeros = vec![0; 1 << 20];
         (0..65).for_each(|_| packer.write_all(&zeros).unwrap());
-        assert!(unpacked(&packer.finish().unwrap()).unwrap_err().to_string().contains("longer"));
+        assert!(
+            unpacked(&packer.finish().unwrap())
+                .unwrap_err()
+                .to_string()
+                .contains("longer")
+        );
     }
 }

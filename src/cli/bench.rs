@@ -103,10 +103,15 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
-            self.command.as_deref().is_none_or(|line| !line.trim().is_empty()),
+            self.command
+                .as_deref()
+                .is_none_or(|line| !line.trim().is_empty()),
             "--command is empty: name a command, or leave it out for the built-in job"
         );
-        anyhow::ensure!(self.enforcement != Wanted::Observe, bench::NOTHING_TO_COMPARE);
+        anyhow::ensure!(
+            self.enforcement != Wanted::Observe,
+            bench::NOTHING_TO_COMPARE
+        );
         let wishes = Wishes {
             rounds: usize::from(self.rounds),
             seconds: u64::from(self.seconds),
@@ -138,8 +143,14 @@ impl Bench {
         // Whether it can be written is found out before minutes are spent on it.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
-        bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} runs, {eta} left: {msg}")?);
-        let options = Options { plan, enforcement: self.enforcement, cgroup_root: self.cgroup_root };
+        bar.set_style(ProgressStyle::with_template(
+            "{bar:30} {pos} of {len} runs, {eta} left: {msg}",
+        )?);
+        let options = Options {
+            plan,
+            enforcement: self.enforcement,
+            cgroup_root: self.cgroup_root,
+        };
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();
             let ended = super::demo::signals(stop.clone())?;
@@ -182,7 +193,11 @@ fn setting(plan: &Plan) -> String {
                 0 => format!("{} in the shared pool always", counted(plan.ps, "server")),
                 cpus => format!("{} of {}", counted(plan.ps, "server"), counted(cpus, "CPU")),
             };
-            let workers = format!("{} of {}", counted(plan.workers, "worker"), counted(plan.cpus, "CPU"));
+            let workers = format!(
+                "{} of {}",
+                counted(plan.workers, "worker"),
+                counted(plan.cpus, "CPU")
+            );
             format!("the built-in training job: {workers}, {servers}")
         }
         Work::Command { line, steps } => {
@@ -192,7 +207,11 @@ fn setting(plan: &Plan) -> String {
             };
             let each = if plan.workers == 1 { "" } else { " each" };
             let copies = if plan.workers == 1 { "copy" } else { "copies" };
-            format!("{} {copies} of {line:?} with {}{each}; {steps}", plan.workers, counted(plan.cpus, "CPU"))
+            format!(
+                "{} {copies} of {line:?} with {}{each}; {steps}",
+                plan.workers,
+                counted(plan.cpus, "CPU")
+            )
         }
     };
     let _ = writeln!(text, "  {work}");
@@ -207,7 +226,11 @@ fn setting(plan: &Plan) -> String {
         0 => "best effort".to_owned(),
         millis => format!("a request of {millis}m"),
     };
-    let full = if plan.is_full() { ": the node is full" } else { "" };
+    let full = if plan.is_full() {
+        ": the node is full"
+    } else {
+        ""
+    };
     let _ = match neighbours.count {
         0 => writeln!(text, "  no neighbours"),
         count => {
@@ -221,21 +244,37 @@ fn setting(plan: &Plan) -> String {
     };
     let host = match plan.host_threads {
         Some(threads) => format!("those of a host with {}", counted(threads, "CPU")),
-        None => format!("what a program takes by itself on {}", counted(plan.online.len(), "CPU")),
+        None => format!(
+            "what a program takes by itself on {}",
+            counted(plan.online.len(), "CPU")
+        ),
     };
-    let _ = writeln!(text, "  host's threads: {host}; right threads: {}", plan.cpus);
+    let _ = writeln!(
+        text,
+        "  host's threads: {host}; right threads: {}",
+        plan.cpus
+    );
     text
 }
 
 fn planned(plan: &Plan) -> anyhow::Result<String> {
     let mut text = format!("{}\n{}", style("What would be run").bold(), setting(plan));
-    let variables: Vec<String> =
-        job::right_variables(plan)?.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let variables: Vec<String> = job::right_variables(plan)?
+        .into_iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     let _ = writeln!(text, "  right threads are told by {}", variables.join(" "));
-    let _ = writeln!(text, "  shared: the limit is a CFS quota; pinned: CPUs of its own, the quota lifted\n");
+    let _ = writeln!(
+        text,
+        "  shared: the limit is a CFS quota; pinned: CPUs of its own, the quota lifted\n"
+    );
     let _ = writeln!(text, "{}", style("In this order").bold());
     for (number, round) in (1..).zip(&plan.rounds) {
-        let _ = writeln!(text, "  round {number}: {}", round.map(Way::name).join(" | "));
+        let _ = writeln!(
+            text,
+            "  round {number}: {}",
+            round.map(Way::name).join(" | ")
+        );
     }
     let runs = plan.rounds.len() * 4;
     let _ = match plan.estimate() {
@@ -252,13 +291,33 @@ fn planned(plan: &Plan) -> anyhow::Result<String> {
 
 fn found(report: &Report) -> String {
     let step = report.step();
-    let mut text = format!("{}\n{}\n", style("What was run").bold(), setting(&report.plan));
-    let columns = [Metric::StepsPerSecond, Metric::StepMsP99, Metric::ContextSwitchesPerStep];
-    let columns = if report.plan.whole() { [columns[0], Metric::StepMsP50, columns[2]] } else { columns };
-    let mut table =
-        super::table(&["", &columns[0].name(step), &columns[1].name(step), &columns[2].name(step)]);
+    let mut text = format!(
+        "{}\n{}\n",
+        style("What was run").bold(),
+        setting(&report.plan)
+    );
+    let columns = [
+        Metric::StepsPerSecond,
+        Metric::StepMsP99,
+        Metric::ContextSwitchesPerStep,
+    ];
+    let columns = if report.plan.whole() {
+        [columns[0], Metric::StepMsP50, columns[2]]
+    } else {
+        columns
+    };
+    let mut table = super::table(&[
+        "",
+        &columns[0].name(step),
+        &columns[1].name(step),
+        &columns[2].name(step),
+    ]);
     for comparison in Comparison::ALL {
-        let words = |metric| report.effect(comparison, metric).map_or("", |effect| effect.words.as_str());
+        let words = |metric| {
+            report
+                .effect(comparison, metric)
+                .map_or("", |effect| effect.words.as_str())
+        };
         let mut row = vec![comparison.name()];
         row.extend(columns.map(words));
         table.add_row(row);
@@ -278,23 +337,36 @@ fn found(report: &Report) -> String {
         style("What it buys").bold(),
         counted(report.plan.rounds.len() as u64, "round")
     );
-    let mut table = super::table(&["", "SHARED, HOST'S", "SHARED, RIGHT", "PINNED, HOST'S", "PINNED, RIGHT"]);
+    let mut table = super::table(&[
+        "",
+        "SHARED, HOST'S",
+        "SHARED, RIGHT",
+        "PINNED, HOST'S",
+        "PINNED, RIGHT",
+    ]);
     for metric in Metric::ALL {
-        if report.ways.iter().all(|way| !way.figures.contains_key(&metric)) {
+        if report
+            .ways
+            .iter()
+            .all(|way| !way.figures.contains_key(&metric))
+        {
             continue;
         }
         let mut row = vec![metric.name(step)];
-        row.extend(report.ways.iter().map(|way| way.figures.get(&metric).map_or("-".to_owned(), cell)));
-        table.add_row(row);
-    }
-    if report.ways.iter().any(|way| way.thread_count.is_some()) {
-        let mut row = vec!["threads of the job".to_owned()];
         row.extend(
             report
                 .ways
                 .iter()
-                .map(|way| way.thread_count.map_or("-".to_owned(), |threads| threads.to_string())),
+                .map(|way| way.figures.get(&metric).map_or("-".to_owned(), cell)),
         );
+        table.add_row(row);
+    }
+    if report.ways.iter().any(|way| way.thread_count.is_some()) {
+        let mut row = vec!["threads of the job".to_owned()];
+        row.extend(report.ways.iter().map(|way| {
+            way.thread_count
+                .map_or("-".to_owned(), |threads| threads.to_string())
+        }));
         table.add_row(row);
     }
     for index in 1..5 {
@@ -316,7 +388,11 @@ fn found(report: &Report) -> String {
     let _ = writeln!(text, "\n{}", style("Beside what is claimed").bold());
     let mut said: Vec<&str> = Vec::new();
     for claim in &report.claims {
-        let _ = writeln!(text, "  claimed: {}\n     here: {}", claim.claimed, claim.here);
+        let _ = writeln!(
+            text,
+            "  claimed: {}\n     here: {}",
+            claim.claimed, claim.here
+        );
         for but in &claim.but {
             if !said.contains(&but.as_str()) {
                 let _ = writeln!(text, "      but: {but}");

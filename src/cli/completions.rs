@@ -18,7 +18,10 @@ impl Completions {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
         // Commands that the help hides are not offered either; the generators know no such difference.
         let command = super::Cli::command();
-        let visible = command.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+        let visible = command
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+            .cloned();
         let mut offered = Command::new("pinfold")
             .version(env!("CARGO_PKG_VERSION"))
             .subcommands(visible.collect::<Vec<_>>());

@@ -50,7 +50,11 @@ impl Demo {
             "the demo needs root, for cgroups and network namespaces: run it with sudo"
         );
         log("error")?;
-        let options = Options { seconds: self.seconds, listen: self.listen, cgroup_root: self.cgroup_root };
+        let options = Options {
+            seconds: self.seconds,
+            listen: self.listen,
+            cgroup_root: self.cgroup_root,
+        };
         let mut screen = Screen::new(self.output);
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();
@@ -104,8 +108,18 @@ impl Screen {
     fn new(format: Format) -> Self {
         let term = Term::stdout();
         let seen = format == Format::Text && term.is_term();
-        let spinner = if seen { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-        Self { term, format, lines: 0, half: None, spinner }
+        let spinner = if seen {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new_spinner()
+        };
+        Self {
+            term,
+            format,
+            lines: 0,
+            half: None,
+            spinner,
+        }
     }
 
     fn show(&mut self, frame: &Frame) {
@@ -113,7 +127,10 @@ impl Screen {
             Mode::Shared => "shared",
             Mode::Pinned => "pinned and sized",
         };
-        self.spinner.set_message(format!("{half}: {} of {} s", frame.seconds.0, frame.seconds.1));
+        self.spinner.set_message(format!(
+            "{half}: {} of {} s",
+            frame.seconds.0, frame.seconds.1
+        ));
         self.spinner.tick();
         if self.format == Format::Json {
             return;
@@ -139,7 +156,11 @@ fn draw(frame: &Frame) -> String {
         Mode::Pinned => "2 of 2: CPUs of their own, threads sized to them",
     };
     let (now, end) = frame.seconds;
-    let clock = if now == 0 { "warming up".to_owned() } else { format!("{now} of {end} s") };
+    let clock = if now == 0 {
+        "warming up".to_owned()
+    } else {
+        format!("{now} of {end} s")
+    };
     let mut table = super::table(&[
         "POD",
         "ROLE",
@@ -162,16 +183,29 @@ fn draw(frame: &Frame) -> String {
     }
     let mut text = format!("{}  ({clock})\n{table}\n", style(title).bold());
     for row in frame.rows.iter().filter(|row| row.note.is_some()) {
-        let _ = writeln!(text, "  {}: {}", row.pod, row.note.as_deref().unwrap_or_default());
+        let _ = writeln!(
+            text,
+            "  {}: {}",
+            row.pod,
+            row.note.as_deref().unwrap_or_default()
+        );
     }
     let _ = writeln!(text, "  metrics: curl http://{}/metrics\n", frame.address);
     text
 }
 
 fn cells(row: &Row) -> [String; 10] {
-    let cpus = if row.exclusive { format!("{} own", row.cpus) } else { format!("{} shared", row.cpus) };
+    let cpus = if row.exclusive {
+        format!("{} own", row.cpus)
+    } else {
+        format!("{} shared", row.cpus)
+    };
     let bytes = |rate: f64| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate is not negative"
+        )]
         let whole = rate as u64;
         HumanBytes(whole).to_string()
     };
@@ -197,13 +231,25 @@ fn summary(report: &Report) -> String {
             table.add_row([name, "-", "-", "-"]);
             return;
         };
-        let change =
-            if before > 0.0 { format!("{:+.0} %", (after / before - 1.0) * 100.0) } else { "-".to_owned() };
-        table.add_row([name.to_owned(), format!("{before:.1}"), format!("{after:.1}"), change]);
+        let change = if before > 0.0 {
+            format!("{:+.0} %", (after / before - 1.0) * 100.0)
+        } else {
+            "-".to_owned()
+        };
+        table.add_row([
+            name.to_owned(),
+            format!("{before:.1}"),
+            format!("{after:.1}"),
+            change,
+        ]);
     };
     line("steps/s, all workers", |half| Some(half.steps_per_second));
-    line("context switches per step", |half| half.context_switches_per_step);
-    line("throttled periods/s", |half| Some(half.throttled_periods_per_second));
+    line("context switches per step", |half| {
+        half.context_switches_per_step
+    });
+    line("throttled periods/s", |half| {
+        Some(half.throttled_periods_per_second)
+    });
     line("step time p99, ms", |half| half.step_ms_p99);
     line("threads of the job", |half| Some(half.threads as f64));
     for index in 1..4 {
@@ -213,7 +259,10 @@ fn summary(report: &Report) -> String {
     }
     let mut text = format!("{}\n{table}\n", style("What changed").bold());
     for row in report.pods.iter().filter(|row| row.exclusive) {
-        let threads = row.env.get("TF_NUM_INTRAOP_THREADS").map_or("-", String::as_str);
+        let threads = row
+            .env
+            .get("TF_NUM_INTRAOP_THREADS")
+            .map_or("-", String::as_str);
         // The kernel notes the start of a process in hundredths of a second.
         let window = match row.window_seconds {
             None => "at a time that was not seen".to_owned(),

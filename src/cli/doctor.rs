@@ -60,9 +60,13 @@ impl Doctor {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         let findings = examine(&config);
-        let works = findings.iter().all(|finding| finding.verdict != Verdict::Bad);
+        let works = findings
+            .iter()
+            .all(|finding| finding.verdict != Verdict::Bad);
         match self.output {
-            Format::Json => super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?,
+            Format::Json => {
+                super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?
+            }
             Format::Text => {
                 for finding in &findings {
                     let mark = match finding.verdict {
@@ -75,10 +79,18 @@ impl Doctor {
                         super::emit(&format!("      {:<13} → {advice}", ""))?;
                     }
                 }
-                super::emit(if works { "pinning can work here" } else { "pinning can't work here" })?;
+                super::emit(if works {
+                    "pinning can work here"
+                } else {
+                    "pinning can't work here"
+                })?;
             }
         }
-        Ok(if works { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(if works {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(1)
+        })
     }
 }
 
@@ -87,7 +99,11 @@ fn examine(config: &Config) -> Vec<Finding> {
     match topology::read(&config.root) {
         Ok(topology) => findings.extend(machine(&topology)),
         Err(error) => {
-            findings.push(bad("CPUs", error.to_string(), "name the folder that holds sys/ with --root"));
+            findings.push(bad(
+                "CPUs",
+                error.to_string(),
+                "name the folder that holds sys/ with --root",
+            ));
         }
     }
     match Cgroups::detect(&config.cgroup_root) {
@@ -96,7 +112,11 @@ fn examine(config: &Config) -> Vec<Finding> {
             findings.push(marks(&cgroups));
             findings.push(trees(config, &cgroups));
         }
-        Err(error) => findings.push(bad("cgroups", error.to_string(), "pinfold can't work without them")),
+        Err(error) => findings.push(bad(
+            "cgroups",
+            error.to_string(),
+            "pinfold can't work without them",
+        )),
     }
     findings.push(runtime(&config.runtime));
     match Node::new(config.clone()) {
@@ -115,28 +135,48 @@ fn examine(config: &Config) -> Vec<Finding> {
 }
 
 fn good(what: &'static str, finding: String) -> Finding {
-    Finding { what, verdict: Verdict::Good, finding, advice: None }
+    Finding {
+        what,
+        verdict: Verdict::Good,
+        finding,
+        advice: None,
+    }
 }
 
 fn weak(what: &'static str, finding: String, advice: &str) -> Finding {
-    Finding { what, verdict: Verdict::Weak, finding, advice: Some(advice.to_owned()) }
+    Finding {
+        what,
+        verdict: Verdict::Weak,
+        finding,
+        advice: Some(advice.to_owned()),
+    }
 }
 
 fn bad(what: &'static str, finding: String, advice: &str) -> Finding {
-    Finding { what, verdict: Verdict::Bad, finding, advice: Some(advice.to_owned()) }
+    Finding {
+        what,
+        verdict: Verdict::Bad,
+        finding,
+        advice: Some(advice.to_owned()),
+    }
 }
 
 fn rights(config: &Config) -> Finding {
     let what = "rights";
     if !nix::unistd::geteuid().is_root() {
         let advice = "run it with sudo, or as a privileged container";
-        return bad(what, "not root: cgroups can't be written".to_owned(), advice);
+        return bad(
+            what,
+            "not root: cgroups can't be written".to_owned(),
+            advice,
+        );
     }
     match join_host(&config.root) {
         Ok(false) => good(what, "root".to_owned()),
-        Ok(true) => {
-            good(what, "root; it leaves the container's own cgroup namespace for the host's".to_owned())
-        }
+        Ok(true) => good(
+            what,
+            "root; it leaves the container's own cgroup namespace for the host's".to_owned(),
+        ),
         Err(_) if config.enforcement == Wanted::Observe => {
             good(what, "root; observing needs no more".to_owned())
         }
@@ -163,32 +203,50 @@ fn runtime(runtime: &Runtime) -> Finding {
                   (the default from 1.30 on); then restart the runtime. Until then containers are pinned when their status \
                   is known, a second or two after they have begun, and get no variables";
     match std::os::unix::net::UnixStream::connect(&runtime.socket) {
-        Ok(_) => {
-            good(what, format!("it has NRI ({socket}): containers are pinned and sized before they begin"))
-        }
+        Ok(_) => good(
+            what,
+            format!("it has NRI ({socket}): containers are pinned and sized before they begin"),
+        ),
         Err(error) => weak(what, format!("no NRI at {socket}: {error}"), advice),
     }
 }
 
 fn machine(topology: &Topology) -> Vec<Finding> {
     let cpus = topology.online.len();
-    let mut findings = vec![if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
-        good(
-            "CPUs",
-            format!("{cpus} online ({}), {}", topology.online, counted(topology.cores().len(), "core")),
-        )
-    } else {
-        bad(
-            "CPUs",
-            format!("{cpus} online, all on one core: the reserved core leaves none to give away"),
-            "use a machine with two cores or more",
-        )
-    }];
+    let mut findings = vec![
+        if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
+            good(
+                "CPUs",
+                format!(
+                    "{cpus} online ({}), {}",
+                    topology.online,
+                    counted(topology.cores().len(), "core")
+                ),
+            )
+        } else {
+            bad(
+                "CPUs",
+                format!(
+                    "{cpus} online, all on one core: the reserved core leaves none to give away"
+                ),
+                "use a machine with two cores or more",
+            )
+        },
+    ];
     let untold: Vec<&str> = [
         ("cores", topology.cpus.iter().any(|cpu| cpu.core.is_none())),
-        ("last-level caches", topology.cpus.iter().any(|cpu| cpu.llc.is_none())),
-        ("NUMA nodes", topology.cpus.iter().any(|cpu| cpu.numa.is_none())),
-        ("sockets", topology.cpus.iter().any(|cpu| cpu.socket.is_none())),
+        (
+            "last-level caches",
+            topology.cpus.iter().any(|cpu| cpu.llc.is_none()),
+        ),
+        (
+            "NUMA nodes",
+            topology.cpus.iter().any(|cpu| cpu.numa.is_none()),
+        ),
+        (
+            "sockets",
+            topology.cpus.iter().any(|cpu| cpu.socket.is_none()),
+        ),
     ]
     .into_iter()
     .filter_map(|(name, untold)| untold.then_some(name))
@@ -214,13 +272,18 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
     let cpuset = match cgroups.version {
         Version::V1 => weak(
             "cpuset",
-            format!("cgroup v1 at {root}: CPU sets are written, and anyone else may write them too"),
+            format!(
+                "cgroup v1 at {root}: CPU sets are written, and anyone else may write them too"
+            ),
             "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) on Linux 6.7 or newer",
         ),
         Version::V2 => good("cpuset", format!("cgroup v2 at {root}")),
     };
     let cpu = if cgroups.counts_cpu() {
-        good("quota", "the CPU controller is there: quotas of exclusive containers can be lifted".to_owned())
+        good(
+            "quota",
+            "the CPU controller is there: quotas of exclusive containers can be lifted".to_owned(),
+        )
     } else {
         weak(
             "quota",
@@ -233,9 +296,10 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
 
 fn marks(cgroups: &Cgroups) -> Finding {
     match cgroups.keeps_marks() {
-        Ok(true) => {
-            good("marks", "cgroups keep extended attributes: a restart will know every assignment".to_owned())
-        }
+        Ok(true) => good(
+            "marks",
+            "cgroups keep extended attributes: a restart will know every assignment".to_owned(),
+        ),
         Ok(false) => bad(
             "marks",
             "an extended attribute was written to a cgroup and is not there".to_owned(),
@@ -250,24 +314,39 @@ fn marks(cgroups: &Cgroups) -> Finding {
 }
 
 fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
-    let there: Vec<&str> =
-        config.trees.iter().map(String::as_str).filter(|tree| cgroups.exists(tree)).collect();
+    let there: Vec<&str> = config
+        .trees
+        .iter()
+        .map(String::as_str)
+        .filter(|tree| cgroups.exists(tree))
+        .collect();
     if there.is_empty() {
         return weak(
             "pods",
-            format!("no cgroup {} yet: they are waited for", config.trees.join(" or ")),
+            format!(
+                "no cgroup {} yet: they are waited for",
+                config.trees.join(" or ")
+            ),
             "start the kubelet, or name its cgroup with --tree",
         );
     }
     for tree in &there {
         if !matches!(cgroups.hands_down(tree), Ok(true)) {
-            let finding =
-                format!("{tree} does not hand the cpuset controller down: its pods have no CPU sets");
-            let advice = format!("echo +cpuset > {}/{tree}/cgroup.subtree_control", cgroups.root().display());
+            let finding = format!(
+                "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
+            );
+            let advice = format!(
+                "echo +cpuset > {}/{tree}/cgroup.subtree_control",
+                cgroups.root().display()
+            );
             return bad("pods", finding, &advice);
         }
     }
-    let pods: usize = there.iter().filter_map(|tree| cgroups.scan(tree).ok()).map(|pods| pods.len()).sum();
+    let pods: usize = there
+        .iter()
+        .filter_map(|tree| cgroups.scan(tree).ok())
+        .map(|pods| pods.len())
+        .sum();
     good("pods", format!("{pods} below {}", there.join(" and ")))
 }
 
@@ -278,9 +357,12 @@ fn partitions(node: &Node) -> Option<Finding> {
     }
     let what = "partitions";
     let free = match node.observe(&[]) {
-        Ok((_, ledger)) => {
-            node.topology.online.difference(&ledger.exclusive().union(&ledger.barred).union(&node.reserved))
-        }
+        Ok((_, ledger)) => node.topology.online.difference(
+            &ledger
+                .exclusive()
+                .union(&ledger.barred)
+                .union(&node.reserved),
+        ),
         Err(error) => return Some(bad(what, format!("{error:#}"), "mend this first")),
     };
     let Some(cpu) = free.iter().last() else {
@@ -317,7 +399,9 @@ fn partitions(node: &Node) -> Option<Finding> {
 
 /// CPUs that the kernel has lost already, and sets that nobody explains.
 fn lost(node: &Node) -> Vec<Finding> {
-    let Ok((_, ledger)) = node.observe(&[]) else { return Vec::new() };
+    let Ok((_, ledger)) = node.observe(&[]) else {
+        return Vec::new();
+    };
     let mut findings = Vec::new();
     if !ledger.lost.is_empty() {
         findings.push(weak(
@@ -342,14 +426,23 @@ fn lost(node: &Node) -> Vec<Finding> {
 fn enforcement(node: &Node) -> Finding {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
     if node.topology.online.is_subset(&node.reserved) {
-        let finding = format!("every online CPU is reserved ({}): none is left to give away", node.reserved);
+        let finding = format!(
+            "every online CPU is reserved ({}): none is left to give away",
+            node.reserved
+        );
         return bad("reserved", finding, "reserve fewer CPUs with --reserved");
     }
     match node.enforcement {
         Enforcement::Partition => good("enforcement", text),
-        Enforcement::Cpuset => {
-            weak("enforcement", text, "boot Linux 6.7 or newer with cgroup v2 for partitions")
-        }
-        Enforcement::Observe => bad("enforcement", text, "threads, metrics and plans go on meanwhile"),
+        Enforcement::Cpuset => weak(
+            "enforcement",
+            text,
+            "boot Linux 6.7 or newer with cgroup v2 for partitions",
+        ),
+        Enforcement::Observe => bad(
+            "enforcement",
+            text,
+            "threads, metrics and plans go on meanwhile",
+        ),
     }
 }

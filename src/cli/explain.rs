@@ -84,7 +84,10 @@ fn only<T>(
         false => format!("no pod {wanted} {place}; there are: {}", names.join(", ")),
     })?;
     let same = containers.iter().all(|one| whole(one) == first);
-    anyhow::ensure!(same, "there are several pods {wanted}: write NAMESPACE/NAME");
+    anyhow::ensure!(
+        same,
+        "there are several pods {wanted}: write NAMESPACE/NAME"
+    );
     Ok(containers)
 }
 
@@ -101,7 +104,11 @@ fn in_words(planned: &Planned) -> String {
         lines.push(format!("Container {}", one.container));
         lines.push(format!("  owed     {}", one.entitlement.reason()));
         lines.push(match (&one.cost, &one.note) {
-            (Some(cost), _) => format!("  CPUs     {}, its own: {}", one.cpus, super::place::in_words(*cost)),
+            (Some(cost), _) => format!(
+                "  CPUs     {}, its own: {}",
+                one.cpus,
+                super::place::in_words(*cost)
+            ),
             (None, Some(note)) => format!("  CPUs     {}, shared: {note}", one.cpus),
             (None, None) => format!("  CPUs     {}, shared", one.cpus),
         });
@@ -110,7 +117,10 @@ fn in_words(planned: &Planned) -> String {
             lines.push(format!("           {name}={value}"));
         }
         if !one.threads.kept.is_empty() {
-            lines.push(format!("           left as the pod has them: {}", one.threads.kept.join(", ")));
+            lines.push(format!(
+                "           left as the pod has them: {}",
+                one.threads.kept.join(", ")
+            ));
         }
     }
     lines.join("\n")

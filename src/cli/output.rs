@@ -39,9 +39,15 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 /// A plain table with these headings.
 pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic);
     // Text that is piped has no width to fit into.
-    let width = if console::Term::stdout().is_term() { console::Term::stdout().size().1 } else { 160 };
+    let width = if console::Term::stdout().is_term() {
+        console::Term::stdout().size().1
+    } else {
+        160
+    };
     table.set_width(width);
     table.set_header(headings.to_vec());
     table
@@ -63,22 +69,38 @@ impl Draft {
     /// It can't be written there.
     pub(crate) fn new(path: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("can't write {}", path.display());
-        anyhow::ensure!(!path.is_dir(), "{} is a folder: name a file in it", path.display());
+        anyhow::ensure!(
+            !path.is_dir(),
+            "{} is a folder: name a file in it",
+            path.display()
+        );
         if path.exists() && !path.is_file() {
-            fs::OpenOptions::new().write(true).open(path).with_context(cannot)?;
-            return Ok(Self { path: path.to_owned(), beside: None });
+            fs::OpenOptions::new()
+                .write(true)
+                .open(path)
+                .with_context(cannot)?;
+            return Ok(Self {
+                path: path.to_owned(),
+                beside: None,
+            });
         }
         // What a link leads to is replaced, and not the link.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if path.exists() {
-            fs::OpenOptions::new().append(true).open(&path).with_context(cannot)?;
+            fs::OpenOptions::new()
+                .append(true)
+                .open(&path)
+                .with_context(cannot)?;
         }
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().with_context(cannot)?);
         name.push(format!(".{}", std::process::id()));
         let beside = path.with_file_name(name);
         fs::File::create_new(&beside).with_context(cannot)?;
-        Ok(Self { path, beside: Some(beside) })
+        Ok(Self {
+            path,
+            beside: Some(beside),
+        })
     }
 
     /// Puts the text there.
@@ -87,7 +109,9 @@ impl Draft {
     /// It can't be written after all; what stood there stands there.
     pub(crate) fn write(self, text: &str) -> anyhow::Result<()> {
         let cannot = || format!("can't write {}", self.path.display());
-        let Some(beside) = &self.beside else { return fs::write(&self.path, text).with_context(cannot) };
+        let Some(beside) = &self.beside else {
+            return fs::write(&self.path, text).with_context(cannot);
+        };
         fs::write(beside, text).with_context(cannot)?;
         fs::rename(beside, &self.path).with_context(cannot)
     }
@@ -111,19 +135,30 @@ mod tests {
         let names = || fs::read_dir(folder.path()).unwrap().count();
         fs::write(&path, "old").unwrap();
         drop(Draft::new(&path).unwrap());
-        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names()), ("old", 1));
+        assert_eq!(
+            (fs::read_to_string(&path).unwrap().as_str(), names()),
+            ("old", 1)
+        );
         Draft::new(&path).unwrap().write("new").unwrap();
-        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names()), ("new", 1));
+        assert_eq!(
+            (fs::read_to_string(&path).unwrap().as_str(), names()),
+            ("new", 1)
+        );
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         Draft::new(&link).unwrap().write("newer").unwrap();
         assert!(link.is_symlink() && fs::read_to_string(&path).unwrap() == "newer");
-        let error = Draft::new(&folder.path().join("no/a.svg")).unwrap_err().to_string();
+        let error = Draft::new(&folder.path().join("no/a.svg"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no/a.svg"), "{error}");
         let error = Draft::new(folder.path()).unwrap_err().to_string();
         assert!(error.contains("name a file in it"), "{error}");
         // A device is written to, and stays.
-        Draft::new(Path::new("/dev/null")).unwrap().write("x").unwrap();
+        Draft::new(Path::new("/dev/null"))
+            .unwrap()
+            .write("x")
+            .unwrap();
         drop(Draft::new(Path::new("/dev/null")).unwrap());
         assert!(Path::new("/dev/null").exists());
     }

@@ -9,7 +9,8 @@ use serde_json::json;
 
 use super::Format;
 use crate::cpu::{
-    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, Placer, Refusal, Request,
+    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, Placer, Refusal,
+    Request,
 };
 use crate::host::topology;
 use crate::text::counted;
@@ -98,13 +99,20 @@ fn parse_free(list: &str) -> Result<CpuSet, ParseCpuSetError> {
 /// What is printed of a placement.
 fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
     Ok(match form {
-        Format::Json => serde_json::to_string(placement).context("can't write the placement as JSON")?,
+        Format::Json => {
+            serde_json::to_string(placement).context("can't write the placement as JSON")?
+        }
         Format::Text if placement.cpus.is_empty() => "no CPUs wanted, none taken".to_owned(),
         Format::Text if placement.idle.is_empty() => {
             format!("{}\n{}", placement.cpus, in_words(placement.cost))
         }
         Format::Text => {
-            format!("{}\n{}; idle: {}", placement.cpus, in_words(placement.cost), placement.idle)
+            format!(
+                "{}\n{}; idle: {}",
+                placement.cpus,
+                in_words(placement.cost),
+                placement.idle
+            )
         }
     })
 }
@@ -115,8 +123,11 @@ pub(super) fn in_words(cost: Cost) -> String {
         0 => "no core shared with others".to_owned(),
         some => format!("{} shared with others", counted(some, "core")),
     };
-    let (numa, sockets, llcs) =
-        (counted(cost.numa, "NUMA node"), counted(cost.sockets, "socket"), counted(cost.llcs, "LLC"));
+    let (numa, sockets, llcs) = (
+        counted(cost.numa, "NUMA node"),
+        counted(cost.sockets, "socket"),
+        counted(cost.llcs, "LLC"),
+    );
     format!("{numa}, {sockets}, {llcs}; {shared}")
 }
 

@@ -53,7 +53,12 @@ pub(super) struct Input {
     #[arg(long, conflicts_with = "root")]
     pub(super) live: bool,
     /// Cgroup below which pods are found, with --live; may be repeated [default: the configuration's]
-    #[arg(long = "tree", value_name = "CGROUP", env = "PINFOLD_TREES", value_delimiter = ',')]
+    #[arg(
+        long = "tree",
+        value_name = "CGROUP",
+        env = "PINFOLD_TREES",
+        value_delimiter = ','
+    )]
     trees: Vec<String>,
     /// How many running containers may be moved to make room [default: movesPerHour of the configuration]
     #[arg(long, value_name = "N")]
@@ -114,11 +119,23 @@ impl Input {
             let mut node = Node::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
             node.reserve_beside(&ledger);
-            return Ok(planned(&pods, &node.topology, node.reserved, &node.config, ledger));
+            return Ok(planned(
+                &pods,
+                &node.topology,
+                node.reserved,
+                &node.config,
+                ledger,
+            ));
         }
         let topology = topology::read(&self.root)?;
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
-        Ok(planned(&pods, &topology, reserved, &config, Ledger::default()))
+        Ok(planned(
+            &pods,
+            &topology,
+            reserved,
+            &config,
+            Ledger::default(),
+        ))
     }
 }
 
@@ -158,8 +175,12 @@ fn planned(
     let shared = decisions.desired.shared();
     let mut containers = Vec::new();
     for decision in decisions.containers {
-        let Some(pod) = pods.get(decision.pod) else { continue };
-        let Some(container) = pod.containers.get(decision.container) else { continue };
+        let Some(pod) = pods.get(decision.pod) else {
+            continue;
+        };
+        let Some(container) = pod.containers.get(decision.container) else {
+            continue;
+        };
         let own = decision.cpus.as_ref();
         let policies = (&config.policy, &config.threads);
         let threads = environment(pod, decision.container, own, &shared, topology, policies);
@@ -182,7 +203,12 @@ fn planned(
             note: decision.note,
         });
     }
-    Planned { reserved, shared, moves, containers }
+    Planned {
+        reserved,
+        shared,
+        moves,
+        containers,
+    }
 }
 
 // === impl Plan ===
@@ -199,29 +225,58 @@ impl Plan {
 }
 
 fn in_table(planned: &Planned) -> String {
-    let mut table = super::table(&["POD", "CONTAINER", "ROLE", "QOS", "CPUS", "NUMA", "THREADS", "WHY"]);
+    let mut table = super::table(&[
+        "POD",
+        "CONTAINER",
+        "ROLE",
+        "QOS",
+        "CPUS",
+        "NUMA",
+        "THREADS",
+        "WHY",
+    ]);
     for container in &planned.containers {
         let cpus = if container.exclusive {
             container.cpus.to_string()
         } else {
             format!("shared {}", container.cpus)
         };
-        let threads = container.threads.threads.map_or_else(|| "-".to_owned(), |threads| threads.to_string());
+        let threads = container
+            .threads
+            .threads
+            .map_or_else(|| "-".to_owned(), |threads| threads.to_string());
         table.add_row([
             format!("{}/{}", container.namespace, container.pod),
             container.container.clone(),
             container.role.to_string(),
             container.qos.to_string(),
             cpus,
-            container.mems.as_ref().map_or_else(|| "-".to_owned(), CpuSet::to_string),
+            container
+                .mems
+                .as_ref()
+                .map_or_else(|| "-".to_owned(), CpuSet::to_string),
             threads,
-            container.note.clone().unwrap_or_else(|| container.entitlement.reason().to_owned()),
+            container
+                .note
+                .clone()
+                .unwrap_or_else(|| container.entitlement.reason().to_owned()),
         ]);
     }
     let moved = |moved: &Moved| {
-        let Moved { namespace, pod, container, from, to } = moved;
-        format!("first, container {container} of {namespace}/{pod} moves from {from} to {to} to make room\n")
+        let Moved {
+            namespace,
+            pod,
+            container,
+            from,
+            to,
+        } = moved;
+        format!(
+            "first, container {container} of {namespace}/{pod} moves from {from} to {to} to make room\n"
+        )
     };
     let moves: String = planned.moves.iter().map(moved).collect();
-    format!("{moves}{table}\nreserved {}, shared {}\n", planned.reserved, planned.shared)
+    format!(
+        "{moves}{table}\nreserved {}, shared {}\n",
+        planned.reserved, planned.shared
+    )
 }

@@ -60,7 +60,9 @@ impl Release {
         if self.cluster.only() {
             let left = self.cluster.leave(self.dry_run, &cluster)?;
             match self.output {
-                Format::Json => super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?,
+                Format::Json => {
+                    super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?
+                }
                 Format::Text => super::emit(&left.text(self.dry_run))?,
             }
             return Ok(ExitCode::SUCCESS);
@@ -79,20 +81,33 @@ impl Release {
         let node = Node::new(config)?;
         let listen = node.config.listen;
         let (observed, _) = node.observe(&[])?;
-        let steps = pin::release(&observed, &node.topology.online, &node.cgroups.all_memory()?);
+        let steps = pin::release(
+            &observed,
+            &node.topology.online,
+            &node.cgroups.all_memory()?,
+        );
         let applied = if self.dry_run {
             steps.into_iter().map(|step| (step, None)).collect()
         } else {
             let _lock = lock(node.cgroups.root())?;
-            pin::apply(steps, &node.cgroups).into_iter().map(outcome).collect::<Vec<_>>()
+            pin::apply(steps, &node.cgroups)
+                .into_iter()
+                .map(outcome)
+                .collect::<Vec<_>>()
         };
         // Interrupts, work queues and slices that could not be put back as they were.
         let mut left_over: Vec<String> = Vec::new();
         if !self.dry_run {
-            let mut keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+            let mut keeper =
+                Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
             let nobody = CpuSet::new();
             let (options, online) = (Quiet::default(), &node.topology.online);
-            let situation = Situation { options, exclusive: &nobody, isolated: &nobody, online };
+            let situation = Situation {
+                options,
+                exclusive: &nobody,
+                isolated: &nobody,
+                online,
+            };
             let quiet = keeper.turn(&situation, &node.cgroups, "");
             // Nothing of ours is to be left, and it is no more than a preference.
             let _ = node.cgroups.set_note("", About::Place, None);
@@ -100,14 +115,19 @@ impl Release {
                 tracing::info!("put back: {restored}");
             }
             let failed = quiet.failed.iter();
-            left_over =
-                failed.map(|one| format!("not put back: {} {}", one.what.join(", "), one.reason)).collect();
+            left_over = failed
+                .map(|one| format!("not put back: {} {}", one.what.join(", "), one.reason))
+                .collect();
         }
         let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root), self.dry_run);
         left_over.extend(refused);
         let failed = applied.iter().filter(|(_, error)| error.is_some()).count() + left_over.len();
         // CPUs first: they are handed back whatever the cluster says.
-        let left = self.cluster.wanted().then(|| self.cluster.leave(self.dry_run, &cluster)).transpose();
+        let left = self
+            .cluster
+            .wanted()
+            .then(|| self.cluster.leave(self.dry_run, &cluster))
+            .transpose();
         match self.output {
             Format::Json => {
                 let steps: Vec<_> = applied
@@ -135,10 +155,17 @@ impl Release {
                 for says in &left_over {
                     super::emit(&format!("FAILED: {says}"))?;
                 }
-                let done = if self.dry_run { "would be done" } else { "done" };
+                let done = if self.dry_run {
+                    "would be done"
+                } else {
+                    "done"
+                };
                 super::emit(&match applied.len() {
                     0 => "nothing is pinned here".to_owned(),
-                    writes => format!("{} {done}, {failed} failed", crate::text::counted(writes, "write")),
+                    writes => format!(
+                        "{} {done}, {failed} failed",
+                        crate::text::counted(writes, "write")
+                    ),
                 })?;
                 if let Ok(Some(left)) = &left {
                     super::emit(&left.text(self.dry_run))?;
@@ -180,7 +207,10 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     let listener = TcpListener::bind(listen).await.with_context(|| {
         format!("can't listen on {listen}: if another program has the port, name a free one with --listen")
     })?;
-    super::emit(&format!("handed back; waiting for SIGTERM on {}", listener.local_addr()?))?;
+    super::emit(&format!(
+        "handed back; waiting for SIGTERM on {}",
+        listener.local_addr()?
+    ))?;
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),

@@ -77,9 +77,9 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// Sends log lines to stderr, at the level of `PINFOLD_LOG` or the given one.
 pub(super) fn log(level: &str) -> anyhow::Result<()> {
     let filter = match std::env::var("PINFOLD_LOG") {
-        Ok(text) => text
-            .parse::<EnvFilter>()
-            .with_context(|| format!("PINFOLD_LOG is {text:?}: write error, warn, info, debug or trace"))?,
+        Ok(text) => text.parse::<EnvFilter>().with_context(|| {
+            format!("PINFOLD_LOG is {text:?}: write error, warn, info, debug or trace")
+        })?,
         Err(_) => EnvFilter::new(level),
     };
     tracing_subscriber::fmt()
@@ -100,7 +100,11 @@ mod tests {
         let error = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
         assert_eq!(advice(Wanted::Observe, &error()), None);
         for enforcement in [Wanted::Auto, Wanted::Partition, Wanted::Cpuset] {
-            assert!(advice(enforcement, &error()).unwrap().contains("CAP_SYS_ADMIN"));
+            assert!(
+                advice(enforcement, &error())
+                    .unwrap()
+                    .contains("CAP_SYS_ADMIN")
+            );
         }
     }
 }

@@ -21,8 +21,8 @@ use clap::{Args, Subcommand};
 
 use crate::pod::quantity;
 use crate::scene::{
-    Amounts, Document, Node, ScenePlan, Severity, Slots, TrainingJob, check, definition, read, read_nodes,
-    slots,
+    Amounts, Document, Node, ScenePlan, Severity, Slots, TrainingJob, check, definition, read,
+    read_nodes, slots,
 };
 
 /// Check plans of scenes and cases, and show which node gets which labels.
@@ -85,7 +85,11 @@ static STDIN: AtomicBool = AtomicBool::new(false);
 /// Quantities as the `pod` room reads them.
 const AMOUNTS: Amounts = Amounts {
     read: |resource, text| {
-        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
+        let amount = if resource == "cpu" {
+            quantity::cpu_millis(text)
+        } else {
+            quantity::bytes(text)
+        };
         amount.map_err(|error| error.to_string())
     },
     write: |resource, amount| match resource {
@@ -123,12 +127,21 @@ impl CaseOf {
     fn choose(&self, documents: &[Document], origin: &str) -> anyhow::Result<ScenePlan> {
         let names: Vec<&str> = documents.iter().map(Document::name).collect();
         let names = names.join(", ");
-        let mut chosen =
-            documents.iter().filter(|document| self.plan.as_ref().is_none_or(|name| document.name() == name));
+        let mut chosen = documents.iter().filter(|document| {
+            self.plan
+                .as_ref()
+                .is_none_or(|name| document.name() == name)
+        });
         let document = chosen.next().with_context(|| {
-            format!("{origin} has no plan {}: it has {names}", self.plan.as_deref().unwrap_or_default())
+            format!(
+                "{origin} has no plan {}: it has {names}",
+                self.plan.as_deref().unwrap_or_default()
+            )
         })?;
-        ensure!(chosen.next().is_none(), "{origin} has several plans, {names}: choose one with --plan NAME");
+        ensure!(
+            chosen.next().is_none(),
+            "{origin} has several plans, {names}: choose one with --plan NAME"
+        );
         // Too few nodes for another case are no reason to say nothing about this one.
         let wrong = check(std::slice::from_ref(document), None, AMOUNTS)
             .into_iter()
@@ -136,7 +149,10 @@ impl CaseOf {
         if let Some(finding) = wrong {
             anyhow::bail!("{finding} (pinfold scene check names all that is wrong)");
         }
-        document.plan.clone().with_context(|| format!("{origin} holds no valid ScenePlan"))
+        document
+            .plan
+            .clone()
+            .with_context(|| format!("{origin} holds no valid ScenePlan"))
     }
 
     /// The slots of the case that is meant.
@@ -151,9 +167,15 @@ impl CaseOf {
         let named = [
             (self.scene.as_ref(), self.case.as_ref()),
             (job.scene.as_ref(), job.case.as_ref()),
-            (active.map(|active| &active.scene), active.map(|active| &active.case)),
+            (
+                active.map(|active| &active.scene),
+                active.map(|active| &active.case),
+            ),
         ];
-        match named.into_iter().find(|(scene, case)| scene.is_some() || case.is_some()) {
+        match named
+            .into_iter()
+            .find(|(scene, case)| scene.is_some() || case.is_some())
+        {
             Some((Some(scene), Some(case))) => Ok((scene.clone(), case.clone())),
             Some(_) => anyhow::bail!(
                 "the job names a scene or a case alone: name both, or neither for the active one"
@@ -175,7 +197,9 @@ fn text(path: &Path) -> anyhow::Result<String> {
             "two files are to be read from the standard input (-), which is there once: give one of them by its name"
         );
         let mut text = String::new();
-        io::stdin().read_to_string(&mut text).context("can't read the standard input")?;
+        io::stdin()
+            .read_to_string(&mut text)
+            .context("can't read the standard input")?;
         return Ok(text);
     }
     fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))

@@ -113,7 +113,11 @@ impl Top {
         if self.once {
             let width = self.width.unwrap_or_else(|| {
                 let terminal = console::Term::stdout();
-                if terminal.is_term() { terminal.size().1.max(20) } else { WIDTH }
+                if terminal.is_term() {
+                    terminal.size().1.max(20)
+                } else {
+                    WIDTH
+                }
             });
             let runtime = runtime()?;
             let code = runtime.block_on(once(state, &asked, interval, width));
@@ -140,7 +144,11 @@ impl Top {
             return Ok(all);
         }
         let endpoint = Endpoint::here(None, Overrides::default())?;
-        Ok(vec![Asked { name: endpoint.name(), given: false, endpoint }])
+        Ok(vec![Asked {
+            name: endpoint.name(),
+            given: false,
+            endpoint,
+        }])
     }
 }
 
@@ -162,7 +170,15 @@ struct State {
 impl State {
     fn new(nodes: Vec<Node>, view: View) -> Self {
         let begun = Instant::now();
-        Self { nodes, view, rows: Vec::new(), names: Vec::new(), pods: 0, stale: true, begun }
+        Self {
+            nodes,
+            view,
+            rows: Vec::new(),
+            names: Vec::new(),
+            pods: 0,
+            stale: true,
+            begun,
+        }
     }
 
     fn note(&mut self, (number, at, answer): News) {
@@ -177,9 +193,18 @@ impl State {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        self.names = self.nodes.iter().map(|node| node.name().to_owned()).collect();
+        self.names = self
+            .nodes
+            .iter()
+            .map(|node| node.name().to_owned())
+            .collect();
         let shown = |row: &&Arc<Row>| self.view.node.is_none_or(|node| node == row.node);
-        let rows = self.nodes.iter().flat_map(Node::rows).filter(shown).cloned();
+        let rows = self
+            .nodes
+            .iter()
+            .flat_map(Node::rows)
+            .filter(shown)
+            .cloned();
         let rows: Vec<Arc<Row>> = rows.collect();
         self.pods = rows.len();
         self.rows = self.view.rows(rows, &self.names);
@@ -187,8 +212,23 @@ impl State {
     }
 
     fn picture(&self) -> Picture<'_> {
-        let Self { nodes, view, rows, names, pods, begun, .. } = self;
-        Picture { nodes, names, rows, pods: *pods, view, now: begun.elapsed() }
+        let Self {
+            nodes,
+            view,
+            rows,
+            names,
+            pods,
+            begun,
+            ..
+        } = self;
+        Picture {
+            nodes,
+            names,
+            rows,
+            pods: *pods,
+            view,
+            now: begun.elapsed(),
+        }
     }
 }
 
@@ -197,8 +237,13 @@ async fn ask(endpoint: &Endpoint, turns: &Semaphore) -> Answer {
     let _turn = turns.acquire().await;
     let asked = async {
         let bodies = endpoint.get(&["/status", "/metrics"]).await?;
-        let [status, metrics] = &bodies[..] else { anyhow::bail!("no answer") };
-        Ok((Status::parse(status)?, Numbers::parse(&String::from_utf8_lossy(metrics))))
+        let [status, metrics] = &bodies[..] else {
+            anyhow::bail!("no answer")
+        };
+        Ok((
+            Status::parse(status)?,
+            Numbers::parse(&String::from_utf8_lossy(metrics)),
+        ))
     };
     match tokio::time::timeout(PATIENCE, asked).await {
         Ok(answer) => answer.map_err(|error: anyhow::Error| format!("{error:#}")),
@@ -207,7 +252,12 @@ async fn ask(endpoint: &Endpoint, turns: &Semaphore) -> Answer {
 }
 
 /// Prints one frame.
-async fn once(mut state: State, asked: &[Asked], interval: Duration, width: u16) -> anyhow::Result<ExitCode> {
+async fn once(
+    mut state: State,
+    asked: &[Asked],
+    interval: Duration,
+    width: u16,
+) -> anyhow::Result<ExitCode> {
     let (begun, turns) = (state.begun, Arc::new(Semaphore::new(AT_ONCE)));
     for look in 0..2 {
         if look > 0 {
@@ -216,7 +266,12 @@ async fn once(mut state: State, asked: &[Asked], interval: Duration, width: u16)
         let mut looks = JoinSet::new();
         for (number, one) in asked.iter().enumerate() {
             // One that is away would only be waited for again.
-            if look > 0 && state.nodes.get(number).is_some_and(|node| node.error().is_some()) {
+            if look > 0
+                && state
+                    .nodes
+                    .get(number)
+                    .is_some_and(|node| node.error().is_some())
+            {
                 continue;
             }
             let (endpoint, turns) = (one.endpoint.clone(), Arc::clone(&turns));
@@ -230,7 +285,11 @@ async fn once(mut state: State, asked: &[Asked], interval: Duration, width: u16)
         }
         if state.nodes.iter().all(|node| node.status().is_none()) {
             let why = |(node, one): (&Node, &Asked)| {
-                format!("{}: {}", one.endpoint, node.error().map_or("no answer", |(why, _)| why))
+                format!(
+                    "{}: {}",
+                    one.endpoint,
+                    node.error().map_or("no answer", |(why, _)| why)
+                )
             };
             let all: Vec<String> = state.nodes.iter().zip(asked).map(why).collect();
             anyhow::bail!(
@@ -277,7 +336,14 @@ async fn live(mut state: State, asked: Vec<Asked>, interval: Duration) -> anyhow
     let (sender, mut news) = mpsc::channel(asked.len().max(1));
     for (number, one) in asked.into_iter().enumerate() {
         let turns = Arc::clone(&turns);
-        tokio::spawn(follow(number, one.endpoint, turns, interval, state.begun, sender.clone()));
+        tokio::spawn(follow(
+            number,
+            one.endpoint,
+            turns,
+            interval,
+            state.begun,
+            sender.clone(),
+        ));
     }
     let mut screen = Screen::take()?;
     let mut events = screen::events()?;
@@ -342,7 +408,11 @@ async fn live(mut state: State, asked: Vec<Asked>, interval: Duration) -> anyhow
 
 fn handle(event: &Event, state: &mut State, page: usize) -> Done {
     let Event::Key(key) = event else {
-        return if matches!(event, Event::Resize(..)) { Done::Draw } else { Done::Nothing };
+        return if matches!(event, Event::Resize(..)) {
+            Done::Draw
+        } else {
+            Done::Nothing
+        };
     };
     // What is chosen next depends on what there is; what is written does not.
     if !state.view.editing {
@@ -363,7 +433,11 @@ fn most(one: Done, other: Done) -> Done {
         Done::Suspend => 3,
         Done::Quit => 4,
     };
-    if weight(other) > weight(one) { other } else { one }
+    if weight(other) > weight(one) {
+        other
+    } else {
+        one
+    }
 }
 
 #[cfg(test)]

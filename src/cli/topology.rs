@@ -53,9 +53,20 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
     }
     let config = Config::load(Overrides::default())?;
     // A machine without cgroups still has a topology to draw.
-    let Ok(cgroups) = Cgroups::detect(&config.cgroup_root) else { return Ok(owners) };
+    let Ok(cgroups) = Cgroups::detect(&config.cgroup_root) else {
+        return Ok(owners);
+    };
     for tree in &config.trees {
-        for pod in Observed::new(Scan { pods: cgroups.scan(tree)?, ..Scan::default() }, &[]).0.pods {
+        for pod in Observed::new(
+            Scan {
+                pods: cgroups.scan(tree)?,
+                ..Scan::default()
+            },
+            &[],
+        )
+        .0
+        .pods
+        {
             let Some(mark) = pod.mark else { continue };
             for (container, cpus) in mark.claims {
                 owners.insert(format!("{}/{}/{container}", mark.namespace, mark.pod), cpus);

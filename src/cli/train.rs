@@ -102,7 +102,12 @@ impl Train {
     /// Runs the process. Status 0 when it has been told to end or its steps are done, 1 when it can't go on.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.process {
-            Process::Ps { listen, learning_rate, embedding_rate, job } => {
+            Process::Ps {
+                listen,
+                learning_rate,
+                embedding_rate,
+                job,
+            } => {
                 let geometry = job.geometry()?;
                 let shards = u32::try_from(job.ps_hosts.len())?;
                 if job.task_index >= shards {
@@ -121,7 +126,12 @@ impl Train {
                     embedding_rate,
                 })
             }
-            Process::Worker { batch, steps, each_step, job } => {
+            Process::Worker {
+                batch,
+                steps,
+                each_step,
+                job,
+            } => {
                 let geometry = job.geometry()?;
                 run_worker(each_step, |threads| worker::Options {
                     ps_hosts: job.ps_hosts,
@@ -133,7 +143,11 @@ impl Train {
                     patience: worker::PATIENCE,
                 })
             }
-            Process::Neighbour { threads, busy, task_index } => run_neighbour(threads, busy, task_index),
+            Process::Neighbour {
+                threads,
+                busy,
+                task_index,
+            } => run_neighbour(threads, busy, task_index),
             Process::Sweep { cgroup_root } => crate::local::bench::sweep(&cgroup_root),
         };
         if let Err(error) = done {
@@ -146,13 +160,31 @@ impl Train {
 
 impl Job {
     fn geometry(&self) -> anyhow::Result<Geometry> {
-        let hidden = self.hidden.as_slice().try_into().context("--hidden wants two numbers, like 128,64")?;
-        let Self { features, vocabulary, dim, seed, .. } = *self;
+        let hidden = self
+            .hidden
+            .as_slice()
+            .try_into()
+            .context("--hidden wants two numbers, like 128,64")?;
+        let Self {
+            features,
+            vocabulary,
+            dim,
+            seed,
+            ..
+        } = *self;
         let parameters = u64::from(features) * u64::from(vocabulary) * u64::from(dim);
         if parameters > MAX_PARAMETERS {
-            anyhow::bail!("{parameters} embedding parameters are too many: the most is {MAX_PARAMETERS}");
+            anyhow::bail!(
+                "{parameters} embedding parameters are too many: the most is {MAX_PARAMETERS}"
+            );
         }
-        Ok(Geometry { features, vocabulary, dim, hidden, seed })
+        Ok(Geometry {
+            features,
+            vocabulary,
+            dim,
+            hidden,
+            seed,
+        })
     }
 }
 
@@ -164,7 +196,10 @@ fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run_worker(each_step: bool, options: impl FnOnce(usize) -> worker::Options) -> anyhow::Result<()> {
+fn run_worker(
+    each_step: bool,
+    options: impl FnOnce(usize) -> worker::Options,
+) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"])?);
     let progress = Progress::telling(Role::Worker, options.index, options.threads, each_step);
     progress.attend()?;
@@ -188,13 +223,19 @@ fn run_neighbour(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::
 
 /// How many threads to use; without a word from the environment, as many as the host has CPUs.
 fn count(names: &[&str]) -> anyhow::Result<usize> {
-    Ok(threads(names, |name| std::env::var(name).ok(), Path::new("/sys"))?)
+    Ok(threads(
+        names,
+        |name| std::env::var(name).ok(),
+        Path::new("/sys"),
+    )?)
 }
 
 /// Checks that an address looks like `host:port`; whether it exists shows later.
 fn host_port(text: &str) -> Result<String, String> {
     match text.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(text.to_owned()),
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+            Ok(text.to_owned())
+        }
         _ => Err("write it as host:port, like 10.77.0.2:2222".to_owned()),
     }
 }

@@ -19,7 +19,11 @@ pub struct Backoff {
 impl Backoff {
     /// Waits between `least` and `most`.
     pub fn new(least: Duration, most: Duration) -> Self {
-        Self { least, most, next: least }
+        Self {
+            least,
+            most,
+            next: least,
+        }
     }
 
     /// The next wait; `dice` is in 0..1. What the server asked for (`Retry-After`) is the least that is waited.
@@ -87,7 +91,9 @@ mod tests {
     fn waits_double_up_to_a_bound_and_start_over() {
         let second = Duration::from_secs(1);
         let mut backoff = Backoff::new(second, 5 * second);
-        let waits: Vec<f64> = (0..5).map(|_| backoff.wait(0.0, None).as_secs_f64()).collect();
+        let waits: Vec<f64> = (0..5)
+            .map(|_| backoff.wait(0.0, None).as_secs_f64())
+            .collect();
         assert_eq!(waits, [0.5, 1.0, 2.0, 2.5, 2.5]);
         backoff.reset();
         assert_eq!(backoff.wait(0.999_999, None).as_secs_f64().round(), 1.0);

@@ -90,8 +90,9 @@ impl Failure {
 
     /// Whether the version that was asked for is too old: the server has forgotten it, and all must be read anew.
     pub fn is_expired(&self) -> bool {
-        self.status()
-            .is_some_and(|status| status.code == 410 || matches!(&*status.reason, "Expired" | "Gone"))
+        self.status().is_some_and(|status| {
+            status.code == 410 || matches!(&*status.reason, "Expired" | "Gone")
+        })
     }
 
     /// Whether it lasts until somebody does something about it: gives a right, installs a definition, mends what was refused.
@@ -106,9 +107,15 @@ impl Failure {
     }
 
     pub(super) fn refused(status: Status) -> Self {
-        let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        let asked = status
+            .details
+            .as_ref()
+            .map_or(0, |details| details.retry_after_seconds);
         let retry_after = (asked > 0).then(|| Duration::from_secs(asked.into()));
-        Self::Refused { status: Box::new(status), retry_after }
+        Self::Refused {
+            status: Box::new(status),
+            retry_after,
+        }
     }
 }
 
@@ -131,7 +138,9 @@ pub struct Api {
 
 impl std::fmt::Debug for Api {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Api").field("deadline", &self.deadline).finish_non_exhaustive()
+        f.debug_struct("Api")
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
     }
 }
 
@@ -140,7 +149,11 @@ impl std::fmt::Debug for Api {
 impl Api {
     /// A request that is not answered within `deadline` has failed.
     pub fn new(client: kube::Client, deadline: Duration) -> Self {
-        Self { client, deadline, counters: Arc::default() }
+        Self {
+            client,
+            deadline,
+            counters: Arc::default(),
+        }
     }
 
     /// What was asked so far; shared by all clones.
@@ -160,7 +173,9 @@ impl Api {
         let asked = tokio::time::timeout(self.deadline, async {
             let body = self.send(call, request).await?.into_body();
             let bytes = Limited::new(body, LONGEST_ANSWER).collect().await;
-            let bytes = bytes.map_err(|error| Failure::Connection(words(&*error)))?.to_bytes();
+            let bytes = bytes
+                .map_err(|error| Failure::Connection(words(&*error)))?
+                .to_bytes();
             serde_json::from_slice(&bytes).map_err(|error| Failure::Nonsense(error.to_string()))
         });
         let answer = asked.await.unwrap_or(Err(Failure::Timeout(self.deadline)));
@@ -169,11 +184,19 @@ impl Api {
     }
 
     /// Opens a watch.
-    pub(super) async fn open(&self, call: Call, request: Request<Vec<u8>>) -> Result<Lines, Failure> {
+    pub(super) async fn open(
+        &self,
+        call: Call,
+        request: Request<Vec<u8>>,
+    ) -> Result<Lines, Failure> {
         let sent = tokio::time::timeout(self.deadline, self.send(call, request)).await;
         let answer = sent.unwrap_or(Err(Failure::Timeout(self.deadline)));
         self.count(&answer);
-        Ok(Lines { body: answer?.into_body(), buffer: Vec::new(), looked: 0 })
+        Ok(Lines {
+            body: answer?.into_body(),
+            buffer: Vec::new(),
+            looked: 0,
+        })
     }
 
     pub(super) fn count<T>(&self, answer: &Result<T, Failure>) {
@@ -212,25 +235,36 @@ pub(super) fn words(error: &dyn std::error::Error) -> String {
 async fn refusal(response: Response<Body>) -> Failure {
     let code = response.status();
     let header = response.headers().get(hyper::header::RETRY_AFTER);
-    let seconds = header.and_then(|value| value.to_str().ok()).and_then(|text| text.trim().parse().ok());
-    let body = Limited::new(response.into_body(), LONGEST_LINE).collect().await;
-    let bytes = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let seconds = header
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| text.trim().parse().ok());
+    let body = Limited::new(response.into_body(), LONGEST_LINE)
+        .collect()
+        .await;
+    let bytes = body
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
     let mut status = serde_json::from_slice::<Status>(&bytes)
         .ok()
         .filter(|status| status.code > 0)
         .unwrap_or_else(|| told_in_text(code, &String::from_utf8_lossy(&bytes)));
     status.code = code.as_u16();
     match Failure::refused(status) {
-        Failure::Refused { status, retry_after } => {
-            Failure::Refused { status, retry_after: seconds.map(Duration::from_secs).or(retry_after) }
-        }
+        Failure::Refused {
+            status,
+            retry_after,
+        } => Failure::Refused {
+            status,
+            retry_after: seconds.map(Duration::from_secs).or(retry_after),
+        },
         other => other,
     }
 }
 
 /// Flow control and proxies answer with a text.
 fn told_in_text(code: StatusCode, text: &str) -> Status {
-    Status::failure(text.trim(), code.canonical_reason().unwrap_or("unknown")).with_code(code.as_u16())
+    Status::failure(text.trim(), code.canonical_reason().unwrap_or("unknown"))
+        .with_code(code.as_u16())
 }
 
 /// A watch's body, line by line.
@@ -252,7 +286,11 @@ impl Lines {
     /// The connection broke, nothing came within `idle`, or a line is too long.
     pub(super) async fn next(&mut self, idle: Duration) -> Result<Option<Vec<u8>>, Failure> {
         loop {
-            let end = self.buffer.iter().skip(self.looked).position(|byte| *byte == b'\n');
+            let end = self
+                .buffer
+                .iter()
+                .skip(self.looked)
+                .position(|byte| *byte == b'\n');
             if let Some(end) = end.map(|end| end + self.looked) {
                 let rest = self.buffer.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.buffer, rest);
@@ -265,7 +303,9 @@ impl Lines {
             }
             self.looked = self.buffer.len();
             if self.looked > LONGEST_LINE {
-                return Err(Failure::Nonsense(format!("a line of more than {LONGEST_LINE} bytes")));
+                return Err(Failure::Nonsense(format!(
+                    "a line of more than {LONGEST_LINE} bytes"
+                )));
             }
             match tokio::time::timeout(idle, self.body.frame()).await {
                 Err(_) => return Err(Failure::Timeout(idle)),

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::core::params::{DeleteParams, GetParams, ListParams, PostParams, Preconditions, WatchParams};
+use kube::core::params::{
+    DeleteParams, GetParams, ListParams, PostParams, Preconditions, WatchParams,
+};
 use kube::core::request;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -168,7 +170,14 @@ impl Claims {
     /// Claims of `owner`, as Leases in `namespace`.
     pub fn new(api: Api, namespace: &str, owner: Owner, settings: Settings) -> Self {
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
-        Self { api, path, owner, settings, dice: Mutex::default(), taken: Mutex::new(None) }
+        Self {
+            api,
+            path,
+            owner,
+            settings,
+            dice: Mutex::default(),
+            taken: Mutex::new(None),
+        }
     }
 
     /// Whose they are.
@@ -187,7 +196,10 @@ impl Claims {
         let mut found = BTreeSet::new();
         let selector = format!("{NODE_LABEL}={}", self.owner.uid);
         let cached = ListParams::default().match_any();
-        self.read(selector, cached, |lease: Lease| found.extend(lease.held().0)).await?;
+        self.read(selector, cached, |lease: Lease| {
+            found.extend(lease.held().0)
+        })
+        .await?;
         self.confirm(found).await
     }
 
@@ -201,7 +213,11 @@ impl Claims {
     ) -> Result<BTreeSet<String>, Failure> {
         let mut mine = BTreeSet::new();
         for name in names {
-            if self.holder(&name).await?.is_some_and(|holder| holder.uid == self.owner.uid) {
+            if self
+                .holder(&name)
+                .await?
+                .is_some_and(|holder| holder.uid == self.owner.uid)
+            {
                 mine.insert(name);
             }
         }
@@ -214,7 +230,10 @@ impl Claims {
     /// Any [`Failure`].
     pub async fn list(&self) -> Result<BTreeMap<String, Holder>, Failure> {
         let mut all = BTreeMap::new();
-        let first = ListParams { limit: Some(self.settings.page), ..ListParams::default() };
+        let first = ListParams {
+            limit: Some(self.settings.page),
+            ..ListParams::default()
+        };
         self.read(format!("{MANAGED_BY}={MANAGER}"), first, |lease: Lease| {
             let (name, holder) = lease.held();
             all.extend(name.map(|name| (name, holder)));
@@ -233,25 +252,40 @@ impl Claims {
     pub async fn look_around(&self) -> Result<BTreeSet<String>, Failure> {
         let (mut taken, mut own) = (HashSet::new(), BTreeSet::new());
         let cached = ListParams::default().match_any();
-        self.read(format!("{MANAGED_BY}={MANAGER}"), cached, |Brief { metadata }: Brief| {
-            match metadata.owners.iter().any(|owner| owner.uid == self.owner.uid) {
-                true => own.insert(metadata.name),
-                false => taken.insert(metadata.name),
-            };
-        })
+        self.read(
+            format!("{MANAGED_BY}={MANAGER}"),
+            cached,
+            |Brief { metadata }: Brief| {
+                match metadata
+                    .owners
+                    .iter()
+                    .any(|owner| owner.uid == self.owner.uid)
+                {
+                    true => own.insert(metadata.name),
+                    false => taken.insert(metadata.name),
+                };
+            },
+        )
         .await?;
         *lock(&self.taken) = Some((Instant::now(), Arc::new(taken)));
         Ok(own)
     }
 
     /// Opens a watch of one claim, from a version on.
-    pub(super) async fn watch(&self, name: &str, version: &str, seconds: u32) -> Result<Lines, Failure> {
+    pub(super) async fn watch(
+        &self,
+        name: &str,
+        version: &str,
+        seconds: u32,
+    ) -> Result<Lines, Failure> {
         let params = WatchParams {
             field_selector: Some(format!("metadata.name={name}")),
             timeout: Some(seconds),
             ..WatchParams::default()
         };
-        let request = request::Request::new(&*self.path).watch(&params, version).map_err(unbuilt)?;
+        let request = request::Request::new(&*self.path)
+            .watch(&params, version)
+            .map_err(unbuilt)?;
         self.api.open(Call::WatchLease, request).await
     }
 
@@ -259,8 +293,13 @@ impl Claims {
     ///
     /// # Errors
     /// Any [`Failure`]. Where it is uncertain whether the claim was made, claiming again says so.
-    pub async fn claim(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<Claimed, Failure> {
-        self.claim_quickly(name, labels, &AtomicBool::new(true)).await
+    pub async fn claim(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<Claimed, Failure> {
+        self.claim_quickly(name, labels, &AtomicBool::new(true))
+            .await
     }
 
     /// Claims a slot that is free; `None` where all are taken.
@@ -281,8 +320,15 @@ impl Claims {
         let few = self.settings.blind.max(1);
         let known = self.taken_of_late();
         let mut ask = true;
-        for name in names.by_ref().filter(|name| !known.contains(name)).take(few) {
-            if self.try_for(&name, labels, std::mem::take(&mut ask)).await? {
+        for name in names
+            .by_ref()
+            .filter(|name| !known.contains(name))
+            .take(few)
+        {
+            if self
+                .try_for(&name, labels, std::mem::take(&mut ask))
+                .await?
+            {
                 return Ok(Some(name));
             }
         }
@@ -294,7 +340,10 @@ impl Claims {
             for _ in 0..few.min(rest.len()) {
                 let index = lock(&self.dice).below(rest.len());
                 let name = rest.swap_remove(index);
-                if self.try_for(&name, labels, std::mem::take(&mut ask)).await? {
+                if self
+                    .try_for(&name, labels, std::mem::take(&mut ask))
+                    .await?
+                {
                     return Ok(Some(name));
                 }
             }
@@ -310,7 +359,10 @@ impl Claims {
         ask: bool,
     ) -> Result<bool, Failure> {
         let doubt = AtomicBool::new(ask);
-        match self.patiently(|| self.claim_quickly(name, labels, &doubt)).await? {
+        match self
+            .patiently(|| self.claim_quickly(name, labels, &doubt))
+            .await?
+        {
             Claimed::New | Claimed::Ours => Ok(true),
             Claimed::Taken => {
                 if let Some((_, taken)) = lock(&self.taken).as_mut() {
@@ -328,17 +380,26 @@ impl Claims {
     /// # Errors
     /// Any [`Failure`].
     pub async fn release(&self, name: &str) -> Result<bool, Failure> {
-        let Some(holder) = self.holder(name).await? else { return Ok(false) };
+        let Some(holder) = self.holder(name).await? else {
+            return Ok(false);
+        };
         if holder.uid != self.owner.uid {
             return Ok(false);
         }
         // Exactly the Lease that was looked at: a name may have changed hands since.
-        let preconditions = Preconditions { uid: Some(holder.lease), resource_version: None };
+        let preconditions = Preconditions {
+            uid: Some(holder.lease),
+            resource_version: None,
+        };
         let params = DeleteParams::default().preconditions(preconditions);
-        let request = request::Request::new(&*self.path).delete(name, &params).map_err(unbuilt)?;
+        let request = request::Request::new(&*self.path)
+            .delete(name, &params)
+            .map_err(unbuilt)?;
         match self.api.ask::<Value>(Call::DeleteLease, request).await {
             Ok(_) => Ok(true),
-            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => Ok(false),
+            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {
+                Ok(false)
+            }
             Err(failure) => Err(failure),
         }
     }
@@ -351,7 +412,9 @@ impl Claims {
         labels: &BTreeMap<String, String>,
         doubt: &AtomicBool,
     ) -> Result<Claimed, Failure> {
-        let Err(failure) = self.create(name, labels).await else { return Ok(Claimed::New) };
+        let Err(failure) = self.create(name, labels).await else {
+            return Ok(Claimed::New);
+        };
         let refused = is_taken(&failure);
         if refused && !doubt.load(Ordering::Relaxed) {
             return Ok(Claimed::Taken);
@@ -384,19 +447,31 @@ impl Claims {
             },
             "spec": {"holderIdentity": self.owner.node},
         });
-        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let params = PostParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PostParams::default()
+        };
         let body = serde_json::to_vec(&lease).map_err(unbuilt)?;
-        let request = request::Request::new(&*self.path).create(&params, body).map_err(unbuilt)?;
-        self.api.ask::<Value>(Call::CreateLease, request).await.map(|_| ())
+        let request = request::Request::new(&*self.path)
+            .create(&params, body)
+            .map_err(unbuilt)?;
+        self.api
+            .ask::<Value>(Call::CreateLease, request)
+            .await
+            .map(|_| ())
     }
 
     /// Who holds a slot; `None` where nobody does.
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
-        let request = request::Request::new(&*self.path).get(name, &GetParams::default()).map_err(unbuilt)?;
+        let request = request::Request::new(&*self.path)
+            .get(name, &GetParams::default())
+            .map_err(unbuilt)?;
         match self.api.ask::<Lease>(Call::GetLease, request).await {
             Ok(lease) => match lease.held() {
                 (Some(found), holder) if found == name => Ok(Some(holder)),
-                (found, _) => Err(Failure::Nonsense(format!("Lease {found:?} instead of {name}"))),
+                (found, _) => Err(Failure::Nonsense(format!(
+                    "Lease {found:?} instead of {name}"
+                ))),
             },
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
             Err(failure) => Err(failure),
@@ -412,10 +487,15 @@ impl Claims {
     ) -> Result<(), Failure> {
         let mut params = first.labels(&selector);
         loop {
-            let request = request::Request::new(&*self.path).list(&params).map_err(unbuilt)?;
+            let request = request::Request::new(&*self.path)
+                .list(&params)
+                .map_err(unbuilt)?;
             let page: Page<T> = self.api.ask(Call::ListLeases, request).await?;
             if page.kind != "LeaseList" {
-                return Err(Failure::Nonsense(format!("a {} instead of a LeaseList", page.kind)));
+                return Err(Failure::Nonsense(format!(
+                    "a {} instead of a LeaseList",
+                    page.kind
+                )));
             }
             page.items.into_iter().for_each(&mut take);
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -449,8 +529,12 @@ impl Claims {
     /// What others hold, if it was listed of late.
     fn taken_of_late(&self) -> Arc<HashSet<String>> {
         let taken = lock(&self.taken);
-        let fresh = taken.as_ref().filter(|(at, _)| at.elapsed() < self.settings.list_for);
-        fresh.map(|(_, taken)| Arc::clone(taken)).unwrap_or_default()
+        let fresh = taken
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < self.settings.list_for);
+        fresh
+            .map(|(_, taken)| Arc::clone(taken))
+            .unwrap_or_default()
     }
 }
 
@@ -460,7 +544,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn is_taken(failure: &Failure) -> bool {
-    failure.status().is_some_and(kube::core::Status::is_already_exists)
+    failure
+        .status()
+        .is_some_and(kube::core::Status::is_already_exists)
 }
 
 // === impl Lease ===

@@ -91,11 +91,13 @@ pub async fn connect(
         (from_files(&[path], &origin).await?, origin)
     } else if let Some(value) = variable() {
         let origin = format!("{value}, named by KUBECONFIG");
-        let paths: Vec<PathBuf> =
-            std::env::split_paths(&value).filter(|path| path != Path::new("")).collect();
+        let paths: Vec<PathBuf> = std::env::split_paths(&value)
+            .filter(|path| path != Path::new(""))
+            .collect();
         (from_files(&paths, &origin).await?, origin)
     } else if environment(SERVICE_HOST).is_some_and(|host| !host.is_empty()) {
-        let config = kube::Config::incluster().map_err(|error| ConnectError::InCluster(Box::new(error)))?;
+        let config =
+            kube::Config::incluster().map_err(|error| ConnectError::InCluster(Box::new(error)))?;
         (config, "the pod's service account".to_owned())
     } else {
         return Err(ConnectError::Nowhere);
@@ -111,22 +113,39 @@ pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connectio
     // What passes is tried again by those who ask, who know how urgent it is and say so.
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT);
-    config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(AGENT)));
     let namespace = config.default_namespace.clone();
     let server = config.cluster_url.to_string();
     match kube::Client::try_from(config) {
-        Ok(client) => Ok(Connection { client, namespace, server, origin }),
-        Err(error) => Err(ConnectError::Client { origin, source: Box::new(error) }),
+        Ok(client) => Ok(Connection {
+            client,
+            namespace,
+            server,
+            origin,
+        }),
+        Err(error) => Err(ConnectError::Client {
+            origin,
+            source: Box::new(error),
+        }),
     }
 }
 
 async fn from_files(paths: &[PathBuf], origin: &str) -> Result<kube::Config, ConnectError> {
-    let wrong = |source| ConnectError::Kubeconfig { origin: origin.to_owned(), source: Box::new(source) };
+    let wrong = |source| ConnectError::Kubeconfig {
+        origin: origin.to_owned(),
+        source: Box::new(source),
+    };
     let mut whole = Kubeconfig::default();
     for path in paths {
-        whole = whole.merge(Kubeconfig::read_from(path).map_err(wrong)?).map_err(wrong)?;
+        whole = whole
+            .merge(Kubeconfig::read_from(path).map_err(wrong)?)
+            .map_err(wrong)?;
     }
-    kube::Config::from_custom_kubeconfig(whole, &KubeConfigOptions::default()).await.map_err(wrong)
+    kube::Config::from_custom_kubeconfig(whole, &KubeConfigOptions::default())
+        .await
+        .map_err(wrong)
 }
 
 /// Why this node has no name.
@@ -143,7 +162,9 @@ pub enum NodeNameError {
         origin: &'static str,
     },
     /// Nobody names one.
-    #[error("this node's name is not known: give it with --node-name, or NODE_NAME from spec.nodeName")]
+    #[error(
+        "this node's name is not known: give it with --node-name, or NODE_NAME from spec.nodeName"
+    )]
     Unknown,
 }
 
@@ -175,7 +196,10 @@ pub fn node_name(
     if name.len() <= LONGEST_NAME && name.split('.').all(part) {
         Ok(name.to_owned())
     } else {
-        Err(NodeNameError::Invalid { name: name.to_owned(), origin })
+        Err(NodeNameError::Invalid {
+            name: name.to_owned(),
+            origin,
+        })
     }
 }
 
@@ -192,12 +216,17 @@ mod tests {
     fn the_flag_wins_and_what_is_wrong_is_named() {
         let name = |flag, environment, host| node_name(flag, environment, host);
         assert_eq!(name(Some("n-1"), Some("n-2"), Some("n-3")).unwrap(), "n-1");
-        assert_eq!(name(None, Some("n-2.example.io"), Some("n-3")).unwrap(), "n-2.example.io");
+        assert_eq!(
+            name(None, Some("n-2.example.io"), Some("n-3")).unwrap(),
+            "n-2.example.io"
+        );
         assert_eq!(name(None, Some(""), Some(" Host-3\n")).unwrap(), "host-3");
         assert_eq!(name(None, None, None), Err(NodeNameError::Unknown));
         let long = "a".repeat(254);
         for wrong in ["Node", "-a", "a-", "a..b", "a_b", "a/b", ".", long.as_str()] {
-            let error = name(Some(wrong), None, Some("n-3")).unwrap_err().to_string();
+            let error = name(Some(wrong), None, Some("n-3"))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("--node-name"), "{wrong}: {error}");
         }
     }

@@ -112,12 +112,16 @@ pub struct Counters {
 impl Counters {
     /// Requests of a kind.
     pub fn requests(&self, call: Call) -> u64 {
-        self.requests.get(call as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+        self.requests
+            .get(call as usize)
+            .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     /// Errors of a kind.
     pub fn errors(&self, kind: ErrorKind) -> u64 {
-        self.errors.get(kind as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+        self.errors
+            .get(kind as usize)
+            .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     /// How often something was tried again because it had failed.
@@ -166,8 +170,13 @@ impl Counters {
     }
 
     pub(super) fn succeeded(&self) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.last_success.store(u64::try_from(now.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        self.last_success.store(
+            u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
     }
 
     pub(super) fn retried(&self) {

@@ -55,10 +55,23 @@ pub struct LabelConflict {
 
 impl std::fmt::Display for LabelConflict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key, wanted, manager, .. } = self;
+        let Self {
+            key,
+            wanted,
+            manager,
+            ..
+        } = self;
         let found = self.found.as_deref().unwrap_or("another value");
-        let should = if wanted.is_empty() { "should not be there" } else { "should be" };
-        let wanted = if wanted.is_empty() { "" } else { &format!(" {wanted}") };
+        let should = if wanted.is_empty() {
+            "should not be there"
+        } else {
+            "should be"
+        };
+        let wanted = if wanted.is_empty() {
+            ""
+        } else {
+            &format!(" {wanted}")
+        };
         write!(
             f,
             "label {key} {should}{wanted} and is {found}, set by {manager}: remove it (kubectl label node NODE {key}-), and the rest follows within minutes"
@@ -95,7 +108,9 @@ pub enum Applied {
 /// # Errors
 /// Any [`Failure`] but 404. An answer that is another Node's, or nobody's, is one.
 pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
-    let request = request::Request::new(NODES).get(name, &GetParams::default()).map_err(unbuilt)?;
+    let request = request::Request::new(NODES)
+        .get(name, &GetParams::default())
+        .map_err(unbuilt)?;
     match api.ask::<Read>(Call::GetNode, request).await {
         Ok(read) => own(read, name).map(Some),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
@@ -120,14 +135,18 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
                 key: key.clone(),
                 wanted: value.clone(),
                 found: Some(found.clone()),
-                manager: others.cloned().unwrap_or_else(|| "somebody unknown".to_owned()),
+                manager: others
+                    .cloned()
+                    .unwrap_or_else(|| "somebody unknown".to_owned()),
             })
         })
         .collect();
     if !conflicts.is_empty() {
         return LabelStep::Conflict(conflicts);
     }
-    let held = wanted.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+    let held = wanted
+        .iter()
+        .all(|(key, value)| node.labels.get(key) == Some(value));
     if held && node.ours.iter().eq(wanted.keys()) {
         return LabelStep::Nothing;
     }
@@ -138,18 +157,29 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
 ///
 /// # Errors
 /// Any [`Failure`] that is not one of the outcomes of [`Applied`].
-pub async fn apply(api: &Api, node: &OwnNode, labels: &BTreeMap<String, String>) -> Result<Applied, Failure> {
+pub async fn apply(
+    api: &Api,
+    node: &OwnNode,
+    labels: &BTreeMap<String, String>,
+) -> Result<Applied, Failure> {
     let patch = json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": node.name, "uid": node.uid, "labels": labels},
     });
     let request = request::Request::new(NODES)
-        .patch(&node.name, &PatchParams::apply(MANAGER), &Patch::Apply(patch))
+        .patch(
+            &node.name,
+            &PatchParams::apply(MANAGER),
+            &Patch::Apply(patch),
+        )
         .map_err(unbuilt)?;
     match api.ask::<Read>(Call::ApplyNode, request).await {
         Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
-        Err(failure) => match failure.status().and_then(|status| outcome(status, node, labels)) {
+        Err(failure) => match failure
+            .status()
+            .and_then(|status| outcome(status, node, labels))
+        {
             Some(applied) => Ok(applied),
             None => Err(failure),
         },
@@ -169,9 +199,13 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
         "metadata": {"uid": node.uid, "resourceVersion": node.version},
         "spec": {"taints": taints},
     });
-    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-    let request =
-        request::Request::new(NODES).patch(&node.name, &params, &Patch::Merge(patch)).map_err(unbuilt)?;
+    let params = PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let request = request::Request::new(NODES)
+        .patch(&node.name, &params, &Patch::Merge(patch))
+        .map_err(unbuilt)?;
     match api.ask::<Read>(Call::TaintNode, request).await {
         Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Applied::Gone),
@@ -184,23 +218,39 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
 fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
     let node = OwnNode::from(read);
     if node.name != name || node.uid.is_empty() {
-        let OwnNode { name: found, uid, .. } = node;
-        return Err(Failure::Nonsense(format!("Node {found:?} with the uid {uid:?} instead of Node {name}")));
+        let OwnNode {
+            name: found, uid, ..
+        } = node;
+        return Err(Failure::Nonsense(format!(
+            "Node {found:?} with the uid {uid:?} instead of Node {name}"
+        )));
     }
     Ok(node)
 }
 
 /// What a refusal of an apply means, if it is one that is foreseen.
 fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -> Option<Applied> {
-    let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
+    let causes = status
+        .details
+        .as_ref()
+        .map(|details| details.causes.as_slice())
+        .unwrap_or_default();
     let conflicts: Vec<LabelConflict> = causes
         .iter()
         .filter(|cause| cause.reason == "FieldManagerConflict")
         .map(|cause| {
-            let key = cause.field.strip_prefix(".metadata.labels.").unwrap_or(&cause.field).to_owned();
+            let key = cause
+                .field
+                .strip_prefix(".metadata.labels.")
+                .unwrap_or(&cause.field)
+                .to_owned();
             LabelConflict {
                 wanted: labels.get(&key).cloned().unwrap_or_default(),
-                found: node.labels.get(&key).filter(|found| labels.get(&key) != Some(found)).cloned(),
+                found: node
+                    .labels
+                    .get(&key)
+                    .filter(|found| labels.get(&key) != Some(found))
+                    .cloned(),
                 manager: manager_of(&cause.message),
                 key,
             }
@@ -219,7 +269,9 @@ fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -
 
 /// `conflict with "kubectl-label" using v1` → `kubectl-label`.
 fn manager_of(message: &str) -> String {
-    let quoted = message.split_once('"').and_then(|(_, rest)| rest.split_once('"'));
+    let quoted = message
+        .split_once('"')
+        .and_then(|(_, rest)| rest.split_once('"'));
     quoted.map_or_else(|| message.to_owned(), |(name, _)| name.to_owned())
 }
 
@@ -251,8 +303,13 @@ impl From<Read> for OwnNode {
             let manager = entry.manager.unwrap_or_default();
             let applied = manager == MANAGER && entry.operation.as_deref() == Some("Apply");
             let fields = entry.fields_v1.map(|fields| fields.0).unwrap_or_default();
-            let labels = fields.pointer("/f:metadata/f:labels").and_then(serde_json::Value::as_object);
-            let keys = labels.into_iter().flatten().filter_map(|(key, _)| key.strip_prefix("f:"));
+            let labels = fields
+                .pointer("/f:metadata/f:labels")
+                .and_then(serde_json::Value::as_object);
+            let keys = labels
+                .into_iter()
+                .flatten()
+                .filter_map(|(key, _)| key.strip_prefix("f:"));
             for key in keys {
                 if applied {
                     ours.insert(key.to_owned());
@@ -279,7 +336,10 @@ mod tests {
     use super::*;
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     fn node(labels: &[(&str, &str)], ours: &[&str], owners: &[(&str, &str)]) -> OwnNode {
@@ -299,12 +359,19 @@ mod tests {
         let os = [("kubernetes.io/os", "linux")];
         let bare = node(&os, &[], &[("kubernetes.io/os", "kubelet")]);
         assert_eq!(plan(&bare, &wanted), LabelStep::Apply(wanted.clone()));
-        let held = node(&[("SCENCE", "1"), ("CASE", "2"), os[0]], &["SCENCE", "CASE"], &[]);
+        let held = node(
+            &[("SCENCE", "1"), ("CASE", "2"), os[0]],
+            &["SCENCE", "CASE"],
+            &[],
+        );
         assert_eq!(plan(&held, &wanted), LabelStep::Nothing);
         let changed = map(&[("SCENCE", "1"), ("CASE", "3")]);
         assert_eq!(plan(&held, &changed), LabelStep::Apply(changed));
         // One key fewer, and none at all: what is given up is a difference too.
-        assert_eq!(plan(&held, &map(&[("CASE", "2")])), LabelStep::Apply(map(&[("CASE", "2")])));
+        assert_eq!(
+            plan(&held, &map(&[("CASE", "2")])),
+            LabelStep::Apply(map(&[("CASE", "2")]))
+        );
         assert_eq!(plan(&held, &map(&[])), LabelStep::Apply(map(&[])));
         assert_eq!(plan(&bare, &map(&[])), LabelStep::Nothing);
     }
@@ -313,14 +380,32 @@ mod tests {
     fn a_value_of_somebody_elses_is_a_conflict_and_the_same_value_is_not() {
         let wanted = map(&[("SCENCE", "1"), ("CASE", "2")]);
         let other = node(&[("SCENCE", "9")], &[], &[("SCENCE", "kubectl-label")]);
-        let LabelStep::Conflict(conflicts) = plan(&other, &wanted) else { panic!("no conflict") };
-        assert_eq!((&*conflicts[0].key, &*conflicts[0].manager), ("SCENCE", "kubectl-label"));
-        assert!(conflicts[0].to_string().contains("is 9, set by kubectl-label"), "{}", conflicts[0]);
+        let LabelStep::Conflict(conflicts) = plan(&other, &wanted) else {
+            panic!("no conflict")
+        };
+        assert_eq!(
+            (&*conflicts[0].key, &*conflicts[0].manager),
+            ("SCENCE", "kubectl-label")
+        );
+        assert!(
+            conflicts[0]
+                .to_string()
+                .contains("is 9, set by kubectl-label"),
+            "{}",
+            conflicts[0]
+        );
         let same = node(&[("SCENCE", "1")], &[], &[("SCENCE", "kubectl-label")]);
         assert_eq!(plan(&same, &wanted), LabelStep::Apply(wanted.clone()));
-        let shared = node(&[("SCENCE", "1"), ("CASE", "2")], &["SCENCE", "CASE"], &[("SCENCE", "other")]);
+        let shared = node(
+            &[("SCENCE", "1"), ("CASE", "2")],
+            &["SCENCE", "CASE"],
+            &[("SCENCE", "other")],
+        );
         assert_eq!(plan(&shared, &wanted), LabelStep::Nothing);
-        assert!(matches!(plan(&shared, &map(&[("SCENCE", "2")])), LabelStep::Conflict(_)));
+        assert!(matches!(
+            plan(&shared, &map(&[("SCENCE", "2")])),
+            LabelStep::Conflict(_)
+        ));
         let nobodys = node(&[("SCENCE", "9")], &[], &[]);
         assert!(matches!(plan(&nobodys, &wanted), LabelStep::Conflict(_)));
     }

@@ -58,7 +58,11 @@ part! {
 ///
 /// # Errors
 /// Any [`Failure`]; it is counted.
-pub async fn members(api: &Api, namespace: &str, label: (&str, &str)) -> Result<Vec<Member>, Failure> {
+pub async fn members(
+    api: &Api,
+    namespace: &str,
+    label: (&str, &str),
+) -> Result<Vec<Member>, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     let (mut members, mut token): (Vec<Member>, Option<String>) = (Vec::new(), None);
     loop {
@@ -71,7 +75,8 @@ pub async fn members(api: &Api, namespace: &str, label: (&str, &str)) -> Result<
             ..ListParams::default()
         };
         let request = request::Request::new(&path).list(&params);
-        let request: Request<Vec<u8>> = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
+        let request: Request<Vec<u8>> =
+            request.map_err(|error| Failure::Nonsense(error.to_string()))?;
         let page: Page = api.ask(Call::ListJob, request).await?;
         members.extend(page.items.iter().filter_map(|object| member(object)));
         token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -87,9 +92,15 @@ fn member(object: &RawValue) -> Option<Member> {
     let pod = Pod::from_k8s(pod).ok()?;
     let addressed: Addressed = serde_json::from_str(object.get()).ok()?;
     let addresses = addressed.status?.ips?.into_iter();
-    let addresses: Vec<IpAddr> = addresses.filter_map(|address| address.ip?.parse().ok()).collect();
+    let addresses: Vec<IpAddr> = addresses
+        .filter_map(|address| address.ip?.parse().ok())
+        .collect();
     let own = !pod.host_network && !pod.finished && !addresses.is_empty();
-    own.then(|| Member { role: recognise(&pod).role, pod: pod.name, addresses })
+    own.then(|| Member {
+        role: recognise(&pod).role,
+        pod: pod.name,
+        addresses,
+    })
 }
 
 #[cfg(test)]
@@ -99,8 +110,7 @@ mod tests {
     use super::*;
 
     fn pod(host_network: bool, phase: &str, ips: &Value) -> Box<RawValue> {
-        let labels =
-            json!({"training.kubeflow.org/job-name": "j", "training.kubeflow.org/replica-type": "ps"});
+        let labels = json!({"training.kubeflow.org/job-name": "j", "training.kubeflow.org/replica-type": "ps"});
         let object = json!({
             "metadata": {"name": "ps-0", "namespace": "train", "uid": "u", "labels": labels},
             "spec": {"hostNetwork": host_network, "containers": [{"name": "c"}]},
@@ -112,11 +122,25 @@ mod tests {
     #[test]
     fn members_are_those_with_addresses_of_their_own() {
         let ips = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "nonsense"}, {}]);
-        let addresses = ["10.0.0.1", "fd00::1"].map(|address| address.parse().unwrap()).to_vec();
-        let member_of = Member { pod: "ps-0".to_owned(), role: Role::Ps, addresses };
+        let addresses = ["10.0.0.1", "fd00::1"]
+            .map(|address| address.parse().unwrap())
+            .to_vec();
+        let member_of = Member {
+            pod: "ps-0".to_owned(),
+            role: Role::Ps,
+            addresses,
+        };
         assert_eq!(member(&pod(false, "Running", &ips)), Some(member_of));
-        assert_eq!(member(&pod(true, "Running", &ips)), None, "it is the node's");
-        assert_eq!(member(&pod(false, "Succeeded", &ips)), None, "it may be another's by now");
+        assert_eq!(
+            member(&pod(true, "Running", &ips)),
+            None,
+            "it is the node's"
+        );
+        assert_eq!(
+            member(&pod(false, "Succeeded", &ips)),
+            None,
+            "it may be another's by now"
+        );
         assert_eq!(member(&pod(false, "Pending", &json!([]))), None);
         assert_eq!(member(&pod(false, "Pending", &json!(7))), None);
     }

@@ -16,7 +16,9 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::{Api, Backoff, Call, Dice, ErrorKind, Failure};
-use crate::scene::{Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim};
+use crate::scene::{
+    Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim,
+};
 
 /// Objects of a page: Jobs with hundreds of hosts in their environment are large, and one page is kept at a time.
 const PAGE: u32 = 50;
@@ -81,7 +83,12 @@ enum Gone {
 impl Reclaimer {
     /// One that looks at a namespace, or at all.
     pub fn new(api: Api, namespace: Option<String>, after: u32, dry_run: bool) -> Self {
-        Self { api, namespace, after, dry_run }
+        Self {
+            api,
+            namespace,
+            after,
+            dry_run,
+        }
     }
 
     /// Looks at all jobs once, and deletes what is to go.
@@ -97,7 +104,11 @@ impl Reclaimer {
             round.changed.clear();
             looks += 1;
             let (mut old, mut tried) = (false, false);
-            for job in round.jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
+            for job in round
+                .jobs
+                .iter()
+                .filter(|job| job.verdict == Verdict::Reclaim)
+            {
                 for item in job.running.iter().chain(&job.servers) {
                     let name = (item.kind, item.namespace.clone(), item.name.clone());
                     if self.dry_run {
@@ -130,7 +141,8 @@ impl Reclaimer {
                     break;
                 }
             }
-            let again = round.failed.is_empty() && (old || !round.changed.is_empty() && looks < LOOKS);
+            let again =
+                round.failed.is_empty() && (old || !round.changed.is_empty() && looks < LOOKS);
             if !again {
                 break;
             }
@@ -155,7 +167,10 @@ impl Reclaimer {
                 () = stop.cancelled() => return,
             };
             let trouble = match &round {
-                Ok(round) => round.failed.first().map(|(_, _, _, failure)| failure.retry_after()),
+                Ok(round) => round
+                    .failed
+                    .first()
+                    .map(|(_, _, _, failure)| failure.retry_after()),
                 Err(failure) => Some(failure.retry_after()),
             };
             let wait = match (trouble, &round) {
@@ -178,16 +193,28 @@ impl Reclaimer {
     /// that they are judged by.
     async fn look(&self) -> Result<Vec<Item>, Failure> {
         let asks = format!("{RECLAIM_LABEL}={PS}");
-        let mut items = self.list("apps/v1", "deployments", ItemKind::Deployment, &asks).await?;
-        items.extend(self.list("v1", "services", ItemKind::Service, &asks).await?);
+        let mut items = self
+            .list("apps/v1", "deployments", ItemKind::Deployment, &asks)
+            .await?;
+        items.extend(
+            self.list("v1", "services", ItemKind::Service, &asks)
+                .await?,
+        );
         let [name, role, _] = TASK_LABELS;
-        let is_server = |item: &&Item| item.labels.get(role).is_some_and(|role| role == PS) && !item.leaving;
-        let servers = items.iter().filter(is_server).filter_map(|item| item.labels.get(name));
+        let is_server =
+            |item: &&Item| item.labels.get(role).is_some_and(|role| role == PS) && !item.leaving;
+        let servers = items
+            .iter()
+            .filter(is_server)
+            .filter_map(|item| item.labels.get(name));
         let names: BTreeSet<String> = servers.filter(|name| !name.is_empty()).cloned().collect();
         // Without servers there is nothing to decide: other Jobs, which are large, and stay when they are done, are left alone.
         for names in selectors(&names) {
             let selector = format!("{asks},{name} in ({names})");
-            items.extend(self.list("batch/v1", "jobs", ItemKind::Job, &selector).await?);
+            items.extend(
+                self.list("batch/v1", "jobs", ItemKind::Job, &selector)
+                    .await?,
+            );
         }
         Ok(items)
     }
@@ -204,12 +231,22 @@ impl Reclaimer {
             items.push(item(kind, object)?);
             Ok(())
         };
-        self.pages(&self.path(version, plural), Some(selector), &format!("{kind}List"), take).await?;
+        self.pages(
+            &self.path(version, plural),
+            Some(selector),
+            &format!("{kind}List"),
+            take,
+        )
+        .await?;
         Ok(items)
     }
 
     fn path(&self, version: &str, plural: &str) -> String {
-        let group = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+        let group = if version == "v1" {
+            "/api/v1".to_owned()
+        } else {
+            format!("/apis/{version}")
+        };
         match &self.namespace {
             Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}"),
             None => format!("{group}/{plural}"),
@@ -226,13 +263,20 @@ impl Reclaimer {
     ) -> Result<(), Failure> {
         let mut token = None;
         loop {
-            let mut params = ListParams { limit: Some(PAGE), continue_token: token, ..ListParams::default() };
+            let mut params = ListParams {
+                limit: Some(PAGE),
+                continue_token: token,
+                ..ListParams::default()
+            };
             params.label_selector = selector.map(str::to_owned);
             let request = request::Request::new(path).list(&params).map_err(unbuilt)?;
             let page: Page = self.api.ask(Call::Other, request).await?;
             // A list of something else, or a page of a proxy, says nothing about what is there.
             if page.kind != kind {
-                return Err(Failure::Nonsense(format!("a {} instead of a {kind}", page.kind)));
+                return Err(Failure::Nonsense(format!(
+                    "a {} instead of a {kind}",
+                    page.kind
+                )));
             }
             page.items.iter().try_for_each(&mut take)?;
             token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -248,12 +292,20 @@ impl Reclaimer {
             ItemKind::Deployment => ("apps/v1", "deployments"),
             ItemKind::Service => ("v1", "services"),
         };
-        let group = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+        let group = if version == "v1" {
+            "/api/v1".to_owned()
+        } else {
+            format!("/apis/{version}")
+        };
         let path = format!("{group}/namespaces/{}/{plural}", item.namespace);
-        let preconditions =
-            Preconditions { uid: Some(item.uid.clone()), resource_version: Some(item.version.clone()) };
+        let preconditions = Preconditions {
+            uid: Some(item.uid.clone()),
+            resource_version: Some(item.version.clone()),
+        };
         let params = DeleteParams::background().preconditions(preconditions);
-        let request = request::Request::new(path).delete(&item.name, &params).map_err(unbuilt)?;
+        let request = request::Request::new(path)
+            .delete(&item.name, &params)
+            .map_err(unbuilt)?;
         match self.api.ask::<Value>(Call::Other, request).await {
             Ok(_) => Ok(Gone::Yes),
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Gone::Yes),
@@ -269,11 +321,19 @@ impl Reclaimer {
             hints.extend(hint(job));
             Ok(())
         };
-        let listed = self.pages(&self.path("kubeflow.org/v1", "tfjobs"), None, "TFJobList", take).await;
+        let listed = self
+            .pages(
+                &self.path("kubeflow.org/v1", "tfjobs"),
+                None,
+                "TFJobList",
+                take,
+            )
+            .await;
         match listed {
             Ok(()) => {}
             // Not installed, or nobody lets us look: the hint is all that is lost.
-            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden) => {}
+            Err(failure)
+                if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden) => {}
             Err(failure) => hints.push(format!("TFJobs can't be looked at: {failure}")),
         }
         hints
@@ -289,7 +349,9 @@ impl Round {
             Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
             _ => None,
         });
-        waits.min().map(|seconds| Duration::from_secs(seconds.max(1)))
+        waits
+            .min()
+            .map(|seconds| Duration::from_secs(seconds.max(1)))
     }
 }
 
@@ -302,7 +364,10 @@ fn longest(every: Duration) -> Duration {
 fn selectors(names: &BTreeSet<String>) -> Vec<String> {
     let mut texts: Vec<String> = Vec::new();
     for name in names {
-        match texts.last_mut().filter(|text| text.len() + name.len() < LONGEST_NAMES) {
+        match texts
+            .last_mut()
+            .filter(|text| text.len() + name.len() < LONGEST_NAMES)
+        {
             Some(text) => {
                 text.push(',');
                 text.push_str(name);
@@ -315,21 +380,36 @@ fn selectors(names: &BTreeSet<String>) -> Vec<String> {
 
 /// The clock that is compared with the API server's times. Where it is wrong by some seconds, the wait is.
 fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn seconds(time: &Value) -> Option<i64> {
-    time.as_str()?.parse::<Timestamp>().ok().map(|time| time.as_second())
+    time.as_str()?
+        .parse::<Timestamp>()
+        .ok()
+        .map(|time| time.as_second())
 }
 
 fn text(object: &Value, path: &str) -> String {
-    object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+    object
+        .pointer(path)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn texts(object: &Value, path: &str) -> BTreeMap<String, String> {
-    let pairs = object.pointer(path).and_then(Value::as_object).into_iter().flatten();
-    pairs.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+    let pairs = object
+        .pointer(path)
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten();
+    pairs
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
 }
 
 /// An object as the decision sees it.
@@ -342,20 +422,32 @@ fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
         version: text(object, "/metadata/resourceVersion"),
         labels: texts(object, "/metadata/labels"),
         annotations: texts(object, "/metadata/annotations"),
-        created: object.pointer("/metadata/creationTimestamp").and_then(seconds).unwrap_or_default(),
-        leaving: object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()),
+        created: object
+            .pointer("/metadata/creationTimestamp")
+            .and_then(seconds)
+            .unwrap_or_default(),
+        leaving: object
+            .pointer("/metadata/deletionTimestamp")
+            .is_some_and(|time| !time.is_null()),
         outcome: outcome(object),
     };
     // Without them a delete would have no preconditions.
-    if [&item.namespace, &item.name, &item.uid, &item.version].iter().any(|text| text.is_empty()) {
-        return Err(Failure::Nonsense(format!("a {kind} without namespace, name, uid or version")));
+    if [&item.namespace, &item.name, &item.uid, &item.version]
+        .iter()
+        .any(|text| text.is_empty())
+    {
+        return Err(Failure::Nonsense(format!(
+            "a {kind} without namespace, name, uid or version"
+        )));
     }
     Ok(item)
 }
 
 /// What a Job has come to, by its conditions: a count of pods that have ended is none.
 fn outcome(object: &Value) -> Outcome {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
     let holds = |kind: &str| {
         let mut all = conditions.into_iter().flatten();
         all.find(|one| one["type"] == kind && one["status"] == "True")
@@ -376,15 +468,27 @@ fn outcome(object: &Value) -> Outcome {
 fn hint(job: &Value) -> Option<String> {
     let servers = job.pointer("/spec/tfReplicaSpecs/PS")?;
     let count = servers.get("replicas").and_then(Value::as_i64).unwrap_or(1);
-    let policy = job.pointer("/spec/runPolicy/cleanPodPolicy").and_then(Value::as_str).unwrap_or("None");
+    let policy = job
+        .pointer("/spec/runPolicy/cleanPodPolicy")
+        .and_then(Value::as_str)
+        .unwrap_or("None");
     if policy != "None" || count == 0 {
         return None;
     }
-    let (namespace, name) = (text(job, "/metadata/namespace"), text(job, "/metadata/name"));
+    let (namespace, name) = (
+        text(job, "/metadata/namespace"),
+        text(job, "/metadata/name"),
+    );
     let conditions = job.pointer("/status/conditions").and_then(Value::as_array);
-    let succeeded =
-        conditions.into_iter().flatten().any(|one| one["type"] == "Succeeded" && one["status"] == "True");
-    let what = if succeeded { "has succeeded and keeps" } else { "will keep" };
+    let succeeded = conditions
+        .into_iter()
+        .flatten()
+        .any(|one| one["type"] == "Succeeded" && one["status"] == "True");
+    let what = if succeeded {
+        "has succeeded and keeps"
+    } else {
+        "will keep"
+    };
     Some(format!(
         "TFJob {namespace}/{name} {what} its parameter servers ({count}): cleanPodPolicy is None; spec.runPolicy.cleanPodPolicy: \
          Running lets its operator end them"

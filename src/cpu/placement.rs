@@ -163,21 +163,42 @@ impl Placer {
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
-        let (mut numa, mut socket, mut llc) =
-            (Numbering::default(), Numbering::default(), Numbering::default());
+        let (mut numa, mut socket, mut llc) = (
+            Numbering::default(),
+            Numbering::default(),
+            Numbering::default(),
+        );
         let mut cores = Numbering::default();
         let mut core_sizes = vec![0; cpus.len()];
         let mut membership = Vec::with_capacity(cpus.len());
         for cpu in &cpus {
-            let alone = if cpu.core.is_none() { Some(cpu.id) } else { None };
+            let alone = if cpu.core.is_none() {
+                Some(cpu.id)
+            } else {
+                None
+            };
             let core = cores.of((cpu.core, alone));
             core_sizes[core] += 1;
             let (numa, socket, llc) = (numa.of(cpu.numa), socket.of(cpu.socket), llc.of(cpu.llc));
-            membership.push(Membership { core, numa, socket, llc });
+            membership.push(Membership {
+                core,
+                numa,
+                socket,
+                llc,
+            });
         }
         let numa_of = cpus.iter().map(|cpu| cpu.numa).collect();
         let (numa, isolated) = (topology.numa.clone(), topology.isolated.clone());
-        Self { plan, exact, counting, membership, core_sizes, numa, numa_of, isolated }
+        Self {
+            plan,
+            exact,
+            counting,
+            membership,
+            core_sizes,
+            numa,
+            numa_of,
+            isolated,
+        }
     }
 
     /// The best placement of `n` CPUs out of a free set; CPUs in it that are not online are ignored.
@@ -186,15 +207,25 @@ impl Placer {
     ///
     /// [`TooFewCpus`] when fewer than `n` online CPUs are free.
     pub fn place(&self, free: &CpuSet, n: usize) -> Result<Placement, TooFewCpus> {
-        match self.place_as(free, &Request { cpus: n, ..Request::default() }) {
+        match self.place_as(
+            free,
+            &Request {
+                cpus: n,
+                ..Request::default()
+            },
+        ) {
             Ok(placement) => Ok(placement),
             Err(Refusal::TooFewCpus(refusal)) => Err(refusal),
             // Only requests with wishes have these.
             Err(
                 Refusal::TooFewOnWholeCores { wanted, free }
                 | Refusal::TooFewCores { wanted, free }
-                | Refusal::NotWholeCores { wanted, less: free, .. }
-                | Refusal::TooFewOnNuma { wanted, most: free, .. },
+                | Refusal::NotWholeCores {
+                    wanted, less: free, ..
+                }
+                | Refusal::TooFewOnNuma {
+                    wanted, most: free, ..
+                },
             ) => Err(TooFewCpus { wanted, free }),
         }
     }
@@ -214,7 +245,12 @@ impl Placer {
     /// # Errors
     ///
     /// [`Refusal`] when no choice of free CPUs meets the request.
-    pub fn place_beside(&self, free: &CpuSet, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
+    pub fn place_beside(
+        &self,
+        free: &CpuSet,
+        own: &CpuSet,
+        request: &Request,
+    ) -> Result<Placement, Refusal> {
         let plan = match (&self.counting, request.order) {
             (Some((counting, _)), Order::Spread) => counting,
             _ => &self.plan,
@@ -222,19 +258,28 @@ impl Placer {
         let is_free: Vec<bool> = self.plan.ids.iter().map(|&id| free.contains(id)).collect();
         let unwanted = self.unwanted(&is_free, request.isolated);
         let distances = self.distances(&request.near);
-        let whole =
-            if request.cores == Cores::Preferred { Vec::new() } else { self.on_whole_cores(&is_free) };
+        let whole = if request.cores == Cores::Preferred {
+            Vec::new()
+        } else {
+            self.on_whole_cores(&is_free)
+        };
         let terms = Terms {
             wanted: request.cpus,
             free: &is_free,
-            open: if request.cores == Cores::Preferred { &is_free } else { &whole },
+            open: if request.cores == Cores::Preferred {
+                &is_free
+            } else {
+                &whole
+            },
             unwanted: &unwanted,
             distances: &distances,
             order: request.order,
             cores: request.cores,
         };
         self.enough(&terms)?;
-        let Some(least) = least(plan, &terms) else { return Err(self.not_whole_cores(&terms)) };
+        let Some(least) = least(plan, &terms) else {
+            return Err(self.not_whole_cores(&terms));
+        };
         let plain = terms.order == Order::Pack && unwanted.is_empty() && distances.is_empty();
         let mut cpus = if plain {
             Search::<u128>::new(plan, terms, least).run().1
@@ -264,15 +309,26 @@ impl Placer {
         let is_unwanted = |&id: &u32| self.isolated.contains(id) == (isolated == Isolated::Avoid);
         let unwanted: Vec<bool> = self.plan.ids.iter().map(is_unwanted).collect();
         let of_free = |unwanted_too: bool| {
-            unwanted.iter().zip(is_free).any(|(&unwanted, &free)| free && unwanted == unwanted_too)
+            unwanted
+                .iter()
+                .zip(is_free)
+                .any(|(&unwanted, &free)| free && unwanted == unwanted_too)
         };
-        if of_free(true) && of_free(false) { unwanted } else { Vec::new() }
+        if of_free(true) && of_free(false) {
+            unwanted
+        } else {
+            Vec::new()
+        }
     }
 
     /// How far each CPU is from the nearest of some NUMA nodes, counted from the least; empty if all are as far.
     fn distances(&self, near: &CpuSet) -> Vec<usize> {
         let mut known: BTreeMap<Option<u32>, u32> = BTreeMap::new();
-        for &numa in if near.is_empty() { &[][..] } else { &self.numa_of } {
+        for &numa in if near.is_empty() {
+            &[][..]
+        } else {
+            &self.numa_of
+        } {
             known.entry(numa).or_insert_with(|| {
                 let to = |near| numa.map_or(THERE, |numa| self.distance(numa, near));
                 near.iter().map(to).min().unwrap_or(THERE).min(FAR)
@@ -282,7 +338,11 @@ impl Placer {
         if known.values().all(|&distance| distance == least) {
             return Vec::new();
         }
-        let steps = |numa| known.get(numa).map_or(0, |distance| (distance - least) as usize);
+        let steps = |numa| {
+            known
+                .get(numa)
+                .map_or(0, |distance| (distance - least) as usize)
+        };
         self.numa_of.iter().map(steps).collect()
     }
 
@@ -302,10 +362,18 @@ impl Placer {
     /// Which CPUs are on entirely free cores.
     fn on_whole_cores(&self, is_free: &[bool]) -> Vec<bool> {
         let mut free = vec![0; self.core_sizes.len()];
-        for (member, _) in self.membership.iter().zip(is_free).filter(|(_, free)| **free) {
+        for (member, _) in self
+            .membership
+            .iter()
+            .zip(is_free)
+            .filter(|(_, free)| **free)
+        {
             free[member.core] += 1;
         }
-        self.membership.iter().map(|member| free[member.core] == self.core_sizes[member.core]).collect()
+        self.membership
+            .iter()
+            .map(|member| free[member.core] == self.core_sizes[member.core])
+            .collect()
     }
 
     fn enough(&self, terms: &Terms<'_>) -> Result<(), Refusal> {
@@ -315,7 +383,9 @@ impl Placer {
         let open = count(terms.open);
         match terms.cores {
             _ if free < wanted => Err(TooFewCpus { wanted, free }.into()),
-            Cores::Whole if open < wanted => Err(Refusal::TooFewOnWholeCores { wanted, free: open }),
+            Cores::Whole if open < wanted => {
+                Err(Refusal::TooFewOnWholeCores { wanted, free: open })
+            }
             Cores::Single => match self.open_cores(terms).len() {
                 free if free < wanted => Err(Refusal::TooFewCores { wanted, free }),
                 _ => Ok(()),
@@ -327,15 +397,29 @@ impl Placer {
     /// The sizes of the cores that a request may have CPUs of.
     fn open_cores(&self, terms: &Terms<'_>) -> Vec<usize> {
         let mut open = vec![false; self.core_sizes.len()];
-        for (member, _) in self.membership.iter().zip(terms.open).filter(|(_, open)| **open) {
+        for (member, _) in self
+            .membership
+            .iter()
+            .zip(terms.open)
+            .filter(|(_, open)| **open)
+        {
             open[member.core] = true;
         }
-        self.core_sizes.iter().zip(open).filter(|(_, open)| *open).map(|(&size, _)| size).collect()
+        self.core_sizes
+            .iter()
+            .zip(open)
+            .filter(|(_, open)| *open)
+            .map(|(&size, _)| size)
+            .collect()
     }
 
     fn not_whole_cores(&self, terms: &Terms<'_>) -> Refusal {
         let (less, more) = nearest_sums(&self.open_cores(terms), terms.wanted);
-        Refusal::NotWholeCores { wanted: terms.wanted, less, more }
+        Refusal::NotWholeCores {
+            wanted: terms.wanted,
+            less,
+            more,
+        }
     }
 
     /// The other CPUs of the cores of a set.
@@ -352,7 +436,8 @@ impl Placer {
     /// What a set of CPUs shares and how far it spreads; CPUs in it that are not online are ignored.
     pub fn cost(&self, cpus: &CpuSet) -> Cost {
         let mut held = vec![0; self.core_sizes.len()];
-        let (mut numa, mut sockets, mut llcs) = (Tally::default(), Tally::default(), Tally::default());
+        let (mut numa, mut sockets, mut llcs) =
+            (Tally::default(), Tally::default(), Tally::default());
         for (member, &id) in self.membership.iter().zip(&self.plan.ids) {
             if cpus.contains(id) {
                 held[member.core] += 1;
@@ -361,9 +446,17 @@ impl Placer {
                 llcs.add(member.llc);
             }
         }
-        let strangers =
-            held.iter().zip(&self.core_sizes).filter(|&(&held, &size)| held > 0 && held < size).count();
-        Cost { strangers, numa: numa.count, sockets: sockets.count, llcs: llcs.count }
+        let strangers = held
+            .iter()
+            .zip(&self.core_sizes)
+            .filter(|&(&held, &size)| held > 0 && held < size)
+            .count();
+        Cost {
+            strangers,
+            numa: numa.count,
+            sockets: sockets.count,
+            llcs: llcs.count,
+        }
     }
 
     /// Whether packed placements are the best by all the rules: no only where the machine's groups cross each other

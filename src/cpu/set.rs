@@ -24,7 +24,9 @@ pub struct CpuSet {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseCpuSetError {
     /// Two commas in a row, or a comma at an end.
-    #[error("empty item in CPU list {list:?}: write ids and ranges separated by single commas, like 0-3,8")]
+    #[error(
+        "empty item in CPU list {list:?}: write ids and ranges separated by single commas, like 0-3,8"
+    )]
     EmptyItem {
         /// The whole list.
         list: String,
@@ -62,7 +64,9 @@ pub enum ParseCpuSetError {
         mask: String,
     },
     /// An id beyond [`MAX_CPU`].
-    #[error("CPU id in {item:?} of CPU list {list:?} is larger than {MAX_CPU}, the largest that Linux has")]
+    #[error(
+        "CPU id in {item:?} of CPU list {list:?} is larger than {MAX_CPU}, the largest that Linux has"
+    )]
     TooLarge {
         /// The item.
         item: String,
@@ -104,15 +108,25 @@ impl CpuSet {
         let mut set = Self::new();
         for (word, base) in mask.split(',').rev().zip((0u32..).step_by(32)) {
             // `from_str_radix` takes a leading plus sign; the kernel does not.
-            let digits = (1..=8).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_hexdigit());
+            let digits =
+                (1..=8).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_hexdigit());
             let Some(bits) = u32::from_str_radix(word, 16).ok().filter(|_| digits) else {
-                return Err(ParseCpuSetError::NotAMaskWord { word: word.to_owned(), mask: mask.to_owned() });
+                return Err(ParseCpuSetError::NotAMaskWord {
+                    word: word.to_owned(),
+                    mask: mask.to_owned(),
+                });
             };
             // Masks are as wide as the kernel was built for, so zeros may follow beyond the largest id.
             if bits != 0 && base > MAX_CPU {
-                return Err(ParseCpuSetError::MaskTooLarge { mask: mask.to_owned() });
+                return Err(ParseCpuSetError::MaskTooLarge {
+                    mask: mask.to_owned(),
+                });
             }
-            set.extend((0..32).filter(|bit| bits & (1 << bit) != 0).map(|bit| base + bit));
+            set.extend(
+                (0..32)
+                    .filter(|bit| bits & (1 << bit) != 0)
+                    .map(|bit| base + bit),
+            );
         }
         Ok(set)
     }
@@ -135,7 +149,9 @@ impl CpuSet {
     /// Takes a CPU out; says whether it was there.
     pub fn remove(&mut self, cpu: u32) -> bool {
         let (word, bit) = place(cpu);
-        let Some(slot) = self.words.get_mut(word) else { return false };
+        let Some(slot) = self.words.get_mut(word) else {
+            return false;
+        };
         let there = *slot & bit != 0;
         *slot &= !bit;
         self.trim();
@@ -181,7 +197,11 @@ impl CpuSet {
     /// CPUs in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
-        let (long, short) = if self.words.len() >= other.words.len() { (self, other) } else { (other, self) };
+        let (long, short) = if self.words.len() >= other.words.len() {
+            (self, other)
+        } else {
+            (other, self)
+        };
         let mut words = long.words.clone();
         for (word, more) in words.iter_mut().zip(&short.words) {
             *word |= more;
@@ -192,7 +212,13 @@ impl CpuSet {
     /// CPUs in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
-        Self::trimmed(self.words.iter().zip(&other.words).map(|(a, b)| a & b).collect())
+        Self::trimmed(
+            self.words
+                .iter()
+                .zip(&other.words)
+                .map(|(a, b)| a & b)
+                .collect(),
+        )
     }
 
     /// CPUs in this set and not in the other.
@@ -207,7 +233,12 @@ impl CpuSet {
 
     /// Whether every CPU of this set is in the other.
     pub fn is_subset(&self, other: &Self) -> bool {
-        self.words.len() <= other.words.len() && self.words.iter().zip(&other.words).all(|(a, b)| a & !b == 0)
+        self.words.len() <= other.words.len()
+            && self
+                .words
+                .iter()
+                .zip(&other.words)
+                .all(|(a, b)| a & !b == 0)
     }
 
     /// Whether the sets have no CPU in common.
@@ -299,7 +330,9 @@ impl FromStr for CpuSet {
         }
         for item in list.split(',') {
             if item.is_empty() {
-                return Err(ParseCpuSetError::EmptyItem { list: list.to_owned() });
+                return Err(ParseCpuSetError::EmptyItem {
+                    list: list.to_owned(),
+                });
             }
             let (start, end) = match item.split_once('-') {
                 Some((start, end)) => (id(start, item, list)?, id(end, item, list)?),
@@ -309,7 +342,10 @@ impl FromStr for CpuSet {
                 }
             };
             if end < start {
-                return Err(ParseCpuSetError::Backwards { item: item.to_owned(), list: list.to_owned() });
+                return Err(ParseCpuSetError::Backwards {
+                    item: item.to_owned(),
+                    list: list.to_owned(),
+                });
             }
             set.extend(start..=end);
         }
@@ -341,7 +377,9 @@ impl Serialize for CpuSet {
 
 impl<'de> Deserialize<'de> for CpuSet {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 

@@ -118,9 +118,23 @@ impl Topology {
     /// may for a moment while a CPU is switched on, CPUs that either says are together count as together. A CPU that
     /// no list names has no group. A CPU of several NUMA nodes, as kernels make with `numa=fake`, counts with the lowest.
     pub fn from_facts(facts: Facts) -> Self {
-        let Facts { online, offline, isolated, cores, sockets, llcs, kinds, mut numa } = facts;
+        let Facts {
+            online,
+            offline,
+            isolated,
+            cores,
+            sockets,
+            llcs,
+            kinds,
+            mut numa,
+        } = facts;
         let [core, socket, llc] = [cores, sockets, llcs].map(|lists| number(&lists, &online));
-        let kind = |id| kinds.iter().find(|(_, cpus)| cpus.contains(id)).map(|&(kind, _)| kind);
+        let kind = |id| {
+            kinds
+                .iter()
+                .find(|(_, cpus)| cpus.contains(id))
+                .map(|&(kind, _)| kind)
+        };
         numa.sort_by_key(|node| node.id);
         for node in &mut numa {
             node.cpus = node.cpus.intersection(&online);
@@ -131,19 +145,31 @@ impl Topology {
                 id,
                 core: core.get(&id).copied(),
                 socket: socket.get(&id).copied(),
-                numa: numa.iter().find(|node| node.cpus.contains(id)).map(|node| node.id),
+                numa: numa
+                    .iter()
+                    .find(|node| node.cpus.contains(id))
+                    .map(|node| node.id),
                 llc: llc.get(&id).copied(),
                 kind: kind(id),
             })
             .collect();
         let offline = offline.difference(&online);
         let isolated = isolated.intersection(&online);
-        Self { online, offline, isolated, cpus, numa }
+        Self {
+            online,
+            offline,
+            isolated,
+            cpus,
+            numa,
+        }
     }
 
     /// What is known of an online CPU.
     pub fn cpu(&self, id: u32) -> Option<&Cpu> {
-        self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok().and_then(|index| self.cpus.get(index))
+        self.cpus
+            .binary_search_by_key(&id, |cpu| cpu.id)
+            .ok()
+            .and_then(|index| self.cpus.get(index))
     }
 
     /// The online CPUs of each core, in the order of their lowest CPUs. A CPU whose core is unknown is a core of its own.
@@ -173,7 +199,12 @@ impl Topology {
         match self.cpu(id) {
             None => CpuSet::new(),
             Some(&Cpu { core: None, .. }) => CpuSet::from_iter([id]),
-            Some(&Cpu { core, .. }) => self.cpus.iter().filter(|c| c.core == core).map(|c| c.id).collect(),
+            Some(&Cpu { core, .. }) => self
+                .cpus
+                .iter()
+                .filter(|c| c.core == core)
+                .map(|c| c.id)
+                .collect(),
         }
     }
 
@@ -181,13 +212,21 @@ impl Topology {
     ///
     /// `None` if the machine does not tell for one of them.
     pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {
-        self.cpus.iter().filter(|cpu| cpus.contains(cpu.id)).map(|cpu| cpu.numa).collect()
+        self.cpus
+            .iter()
+            .filter(|cpu| cpus.contains(cpu.id))
+            .map(|cpu| cpu.numa)
+            .collect()
     }
 
     /// Which of its CPUs are together.
     pub fn layout(&self) -> Layout {
         let told = |of: fn(&Cpu) -> Option<u32>, groups: Vec<CpuSet>| {
-            if self.cpus.iter().any(|cpu| of(cpu).is_some()) { groups } else { Vec::new() }
+            if self.cpus.iter().any(|cpu| of(cpu).is_some()) {
+                groups
+            } else {
+                Vec::new()
+            }
         };
         let mut numa: BTreeMap<u32, CpuSet> = BTreeMap::new();
         for cpu in &self.cpus {
@@ -243,7 +282,9 @@ fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
     }
     groups.sort_by_key(CpuSet::first);
     let numbered = groups.iter().zip(0u32..);
-    numbered.flat_map(|(group, number)| group.iter().map(move |cpu| (cpu, number))).collect()
+    numbered
+        .flat_map(|(group, number)| group.iter().map(move |cpu| (cpu, number)))
+        .collect()
 }
 
 /// A made-up machine whose groups are all of one size, for tests, benches and the demo.
@@ -278,8 +319,14 @@ impl Topology {
     ///
     /// CPUs beyond [`MAX_CPU`](super::MAX_CPU) are left out.
     pub fn from_shape(shape: Shape) -> Self {
-        let Shape { sockets, numa_per_socket, llcs_per_numa, cores_per_llc, threads_per_core, numbering } =
-            shape;
+        let Shape {
+            sockets,
+            numa_per_socket,
+            llcs_per_numa,
+            cores_per_llc,
+            threads_per_core,
+            numbering,
+        } = shape;
         let numas = sockets.saturating_mul(numa_per_socket);
         let llcs = numas.saturating_mul(llcs_per_numa);
         let cores = llcs.saturating_mul(cores_per_llc);
@@ -301,7 +348,11 @@ impl Topology {
             let in_llc = core / cores_per_llc;
             let in_numa = in_llc / llcs_per_numa;
             let in_socket = in_numa / numa_per_socket;
-            for (groups, index) in [(&mut llc, in_llc), (&mut numa, in_numa), (&mut socket, in_socket)] {
+            for (groups, index) in [
+                (&mut llc, in_llc),
+                (&mut numa, in_numa),
+                (&mut socket, in_socket),
+            ] {
                 groups.entry(index).or_default().extend(cpus.iter());
             }
             facts.online.extend(cpus.iter());
@@ -311,7 +362,12 @@ impl Topology {
         facts.sockets = socket.into_values().collect();
         facts.numa = numa
             .into_iter()
-            .map(|(id, cpus)| NumaNode { id, cpus, memory_bytes: None, distances: Vec::new() })
+            .map(|(id, cpus)| NumaNode {
+                id,
+                cpus,
+                memory_bytes: None,
+                distances: Vec::new(),
+            })
             .collect();
         Self::from_facts(facts)
     }

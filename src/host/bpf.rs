@@ -147,7 +147,10 @@ fn address_mut<T>(slice: &mut [T]) -> u64 {
 
 fn name(name: &str) -> [u8; 16] {
     let mut bytes = [0; 16];
-    bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(byte, letter)| *byte = letter);
+    bytes
+        .iter_mut()
+        .zip(name.bytes().take(15))
+        .for_each(|(byte, letter)| *byte = letter);
     bytes
 }
 
@@ -203,7 +206,9 @@ impl Direction {
         };
         // SAFETY: with no room for any program, the kernel writes into the argument only.
         let asked = unsafe { bpf(PROGRAM_QUERY, &mut argument) };
-        asked.map(|_| argument.count).map_err(|error| BpfError::new("ask for a cgroup's BPF programs", error))
+        asked
+            .map(|_| argument.count)
+            .map_err(|error| BpfError::new("ask for a cgroup's BPF programs", error))
     }
 }
 
@@ -213,9 +218,11 @@ impl BpfError {
     fn new(operation: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Self::NotPermitted { operation, source },
-            Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP) => {
-                Self::Unsupported { operation, says: String::new(), source }
-            }
+            Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP) => Self::Unsupported {
+                operation,
+                says: String::new(),
+                source,
+            },
             _ => Self::Other { operation, source },
         }
     }
@@ -236,13 +243,18 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
         // How much the kernel writes depends on the machine, so it is asked there and not below the root of a configuration.
         let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible")).ok();
-        let cpus = possible.and_then(|list| list.parse::<CpuSet>().ok()).filter(|cpus| !cpus.is_empty());
+        let cpus = possible
+            .and_then(|list| list.parse::<CpuSet>().ok())
+            .filter(|cpus| !cpus.is_empty());
         let unknown = || BpfError::Other {
             operation: MAKE_MAP,
             source: io::Error::other("/sys/devices/system/cpu/possible holds no list of CPUs"),
         };
         let cpus = cpus.ok_or_else(unknown)?.len();
-        Ok(Self { map: map(title, PER_CPU_HASH, [K, V], max_entries, NO_PREALLOCATION)?, cpus })
+        Ok(Self {
+            map: map(title, PER_CPU_HASH, [K, V], max_entries, NO_PREALLOCATION)?,
+            cpus,
+        })
     }
 
     /// The number by which a program names it.
@@ -287,9 +299,18 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
                 }
                 Err(error) => return Err(BpfError::new("read a BPF map", error)),
             };
-            let sum = |sum: [u64; V], one: &[u64; V]| std::array::from_fn(|at| sum[at].wrapping_add(one[at]));
-            let sums = values.chunks(self.cpus).map(|values| values.iter().fold([0; V], sum));
-            found.extend(keys.iter().copied().zip(sums).take(usize::try_from(count).unwrap_or(0)));
+            let sum = |sum: [u64; V], one: &[u64; V]| {
+                std::array::from_fn(|at| sum[at].wrapping_add(one[at]))
+            };
+            let sums = values
+                .chunks(self.cpus)
+                .map(|values| values.iter().fold([0; V], sum));
+            found.extend(
+                keys.iter()
+                    .copied()
+                    .zip(sums)
+                    .take(usize::try_from(count).unwrap_or(0)),
+            );
             if last {
                 return Ok(found);
             }
@@ -305,8 +326,13 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
         const UNLESS_THERE: u64 = 1;
         let values = vec![[0_u64; V]; self.cpus];
         let map = number(self.map.as_fd());
-        let mut argument =
-            Element { map, _gap: 0, key: address(key), value: address(&values), flags: UNLESS_THERE };
+        let mut argument = Element {
+            map,
+            _gap: 0,
+            key: address(key),
+            value: address(&values),
+            flags: UNLESS_THERE,
+        };
         // SAFETY: the kernel reads a key, and a value for each CPU that the machine can have.
         match unsafe { bpf(MAP_UPDATE, &mut argument) } {
             Err(error) if error.raw_os_error() != Some(libc::EEXIST) => {
@@ -321,8 +347,13 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     /// # Errors
     /// See [`BpfError`].
     pub fn delete(&self, key: &[u64; K]) -> Result<(), BpfError> {
-        let mut argument =
-            Element { map: number(self.map.as_fd()), _gap: 0, key: address(key), value: 0, flags: 0 };
+        let mut argument = Element {
+            map: number(self.map.as_fd()),
+            _gap: 0,
+            key: address(key),
+            value: 0,
+            flags: 0,
+        };
         // SAFETY: the kernel reads a key.
         match unsafe { bpf(MAP_DELETE, &mut argument) } {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
@@ -342,7 +373,9 @@ impl<const K: usize, const V: usize> Memory<K, V> {
     /// See [`BpfError`].
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
         // Memory for all of them is taken now: the kernel refuses this kind without.
-        Ok(Self { map: map(title, RECENT_HASH, [K, V], max_entries, 0)? })
+        Ok(Self {
+            map: map(title, RECENT_HASH, [K, V], max_entries, 0)?,
+        })
     }
 
     /// The number by which a program names it.
@@ -395,9 +428,15 @@ impl Program {
             (
                 Err(_),
                 BpfError::NotPermitted { operation, source }
-                | BpfError::Unsupported { operation, source, .. },
+                | BpfError::Unsupported {
+                    operation, source, ..
+                },
                 Some(said),
-            ) => Err(BpfError::Unsupported { operation, says: format!("; it says: {said}"), source }),
+            ) => Err(BpfError::Unsupported {
+                operation,
+                says: format!("; it says: {said}"),
+                source,
+            }),
             (Err(_), error, _) => Err(error),
         }
     }
@@ -416,11 +455,14 @@ impl Program {
         };
         // SAFETY: the argument points to nothing, and the command returns a new descriptor.
         let link = unsafe { make(LINK_CREATE, &mut argument) };
-        link.map(|link| Link { _link: link }).map_err(|source| match source.raw_os_error() {
-            // A process without the capabilities may not ask for the attached programs, either.
-            Some(libc::EPERM) if self.direction.attached(cgroup).is_ok() => BpfError::Conflict { source },
-            _ => BpfError::new("attach a BPF program to a cgroup", source),
-        })
+        link.map(|link| Link { _link: link })
+            .map_err(|source| match source.raw_os_error() {
+                // A process without the capabilities may not ask for the attached programs, either.
+                Some(libc::EPERM) if self.direction.attached(cgroup).is_ok() => {
+                    BpfError::Conflict { source }
+                }
+                _ => BpfError::new("attach a BPF program to a cgroup", source),
+            })
     }
 }
 
@@ -431,14 +473,25 @@ mod tests {
     #[test]
     fn an_error_says_what_to_do() {
         let by = |errno| BpfError::new("make a BPF map", io::Error::from_raw_os_error(errno));
-        assert!(by(libc::EPERM).to_string().contains("CAP_BPF and CAP_NET_ADMIN"));
+        assert!(
+            by(libc::EPERM)
+                .to_string()
+                .contains("CAP_BPF and CAP_NET_ADMIN")
+        );
         assert!(by(libc::ENOSYS).to_string().contains("CONFIG_BPF_SYSCALL"));
         assert!(
-            by(libc::EPERM).is_lasting() && by(libc::EINVAL).is_lasting() && !by(libc::ENOMEM).is_lasting()
+            by(libc::EPERM).is_lasting()
+                && by(libc::EINVAL).is_lasting()
+                && !by(libc::ENOMEM).is_lasting()
         );
         assert_eq!(by(libc::ENOMEM).to_string(), "can't make a BPF map");
-        let conflict = BpfError::Conflict { source: io::Error::from_raw_os_error(libc::EPERM) };
-        assert!(!conflict.is_lasting() && !conflict.to_string().contains("CAP_BPF"), "{conflict}");
+        let conflict = BpfError::Conflict {
+            source: io::Error::from_raw_os_error(libc::EPERM),
+        };
+        assert!(
+            !conflict.is_lasting() && !conflict.to_string().contains("CAP_BPF"),
+            "{conflict}"
+        );
     }
 
     #[test]
@@ -446,7 +499,10 @@ mod tests {
         assert_eq!((batch::<7>(2), batch::<7>(64)), (BATCH, BATCH));
         for cpus in [0, 1, 128, 1024, 8192, 100_000] {
             let entries = batch::<7>(cpus);
-            assert!(entries >= 1 && (entries == 1 || entries * cpus * 7 * 8 <= READ), "{cpus} CPUs");
+            assert!(
+                entries >= 1 && (entries == 1 || entries * cpus * 7 * 8 <= READ),
+                "{cpus} CPUs"
+            );
         }
         assert_eq!(batch::<7>(usize::MAX), 1);
     }

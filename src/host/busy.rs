@@ -115,15 +115,31 @@ impl Watcher {
     /// A watcher of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(root: &Path) -> Self {
         let proc = root.join("proc");
-        let text = |path: PathBuf| file::read_optional(&path).ok().flatten().unwrap_or_default();
+        let text = |path: PathBuf| {
+            file::read_optional(&path)
+                .ok()
+                .flatten()
+                .unwrap_or_default()
+        };
         let release = text(proc.join("sys/kernel/osrelease"));
         let line = text(proc.join("cmdline"));
-        let periodic = line.split_whitespace().any(|word| matches!(word, "nohz=off" | "nohz=0"));
+        let periodic = line
+            .split_whitespace()
+            .any(|word| matches!(word, "nohz=off" | "nohz=0"));
         let sampled = periodic || version(&release).is_none_or(|version| version >= SAMPLES_IDLE);
         // The file says "(null)" where there are none.
-        let nohz_full = text(root.join("sys/devices/system/cpu/nohz_full")).parse().unwrap_or_default();
+        let nohz_full = text(root.join("sys/devices/system/cpu/nohz_full"))
+            .parse()
+            .unwrap_or_default();
         let started = Instant::now();
-        Self { proc, started, sampled, nohz_full, turns: BTreeMap::new(), last: None }
+        Self {
+            proc,
+            started,
+            sampled,
+            nohz_full,
+            turns: BTreeMap::new(),
+            last: None,
+        }
     }
 
     /// Whether short idle spells are sampled by this kernel, rather than measured.
@@ -158,7 +174,8 @@ impl Watcher {
         // Where every task is counted by CPU, idle time isn't needed.
         let turns = match all {
             None if self.sampled => {
-                let text = file::read_optional(&self.proc.join("schedstat"))?.ok_or(BusyError::NoBound)?;
+                let text =
+                    file::read_optional(&self.proc.join("schedstat"))?.ok_or(BusyError::NoBound)?;
                 Some(turns(&text))
             }
             _ => None,
@@ -166,19 +183,34 @@ impl Watcher {
         let to = self.started.elapsed();
         let (mut clocks, mut interrupts_apart) = (BTreeMap::new(), false);
         for line in stat.lines() {
-            let Some((cpu, hard, mut clock)) = clock(line) else { continue };
+            let Some((cpu, hard, mut clock)) = clock(line) else {
+                continue;
+            };
             interrupts_apart |= hard > 0;
-            clock.lag = if self.nohz_full.contains(cpu) { REMOTE_TICK } else { TICK };
+            clock.lag = if self.nohz_full.contains(cpu) {
+                REMOTE_TICK
+            } else {
+                TICK
+            };
             if let Some(turns) = &turns {
                 let (over, count) = *turns.get(&cpu).ok_or(BusyError::NoBound)?;
                 clock.doubt = TICK.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
                 let begun = self.begun(cpu, count);
-                clock.turns = begun.map(|begun| Turns { over, present: to.saturating_sub(begun) });
+                clock.turns = begun.map(|begun| Turns {
+                    over,
+                    present: to.saturating_sub(begun),
+                });
             }
             clocks.insert(cpu, clock);
         }
         self.last = Some(from);
-        Ok(Look { from, to, clocks, all, interrupts_apart })
+        Ok(Look {
+            from,
+            to,
+            clocks,
+            all,
+            interrupts_apart,
+        })
     }
 
     /// When it is known that the present turn on a CPU, one of so many, had not begun.
@@ -226,7 +258,9 @@ fn turns(text: &str) -> BTreeMap<u32, (Duration, u64)> {
 
 /// `6.12.117+deb13-amd64` is 6.12.
 fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|digits| digits.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -236,17 +270,27 @@ mod tests {
 
     #[test]
     fn lines_are_read() {
-        let (cpu, hard, clock) = clock("cpu3 558057 48197 80568 488400 11681 7 970 1629 0 0").unwrap();
+        let (cpu, hard, clock) =
+            clock("cpu3 558057 48197 80568 488400 11681 7 970 1629 0 0").unwrap();
         assert_eq!((cpu, hard), (3, 7));
         assert_eq!(clock.idle, Duration::from_millis(5_000_810));
         assert_eq!(clock.interrupts, Duration::from_millis(9770));
         assert_eq!(clock.steal, Duration::from_millis(16290));
-        for line in ["cpu  1 2 3 4 5 6 7 8 9 10", "intr 5", "", "cpu1", "cpux 1 2 3 4", "cpu1 1 2 3"] {
+        for line in [
+            "cpu  1 2 3 4 5 6 7 8 9 10",
+            "intr 5",
+            "",
+            "cpu1",
+            "cpux 1 2 3 4",
+            "cpu1 1 2 3",
+        ] {
             assert!(super::clock(line).is_none(), "{line}");
         }
-        let text =
-            "version 16\ntimestamp 4294894919\ncpu0 0 0 0 0 0 0 1732625728 333098525 1486\ndomain0 3 1";
-        assert_eq!(turns(text), BTreeMap::from([(0, (Duration::from_nanos(1_732_625_728), 1486))]));
+        let text = "version 16\ntimestamp 4294894919\ncpu0 0 0 0 0 0 0 1732625728 333098525 1486\ndomain0 3 1";
+        assert_eq!(
+            turns(text),
+            BTreeMap::from([(0, (Duration::from_nanos(1_732_625_728), 1486))])
+        );
     }
 
     #[test]
@@ -281,7 +325,11 @@ mod tests {
         ] {
             std::fs::write(kernel.join("osrelease"), release).unwrap();
             std::fs::write(root.path().join("proc/cmdline"), line).unwrap();
-            assert_eq!(Watcher::new(root.path()).samples_idle(), sampled, "{release} {line}");
+            assert_eq!(
+                Watcher::new(root.path()).samples_idle(),
+                sampled,
+                "{release} {line}"
+            );
         }
     }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto, setsockopt,
-    socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto,
+    setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -178,7 +178,11 @@ impl Diag {
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(protocol))?;
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
         // The kernel fills as much as is offered, up to this.
-        Ok(Self { socket, sequence: 0, buffer: vec![0; 32 * 1024] })
+        Ok(Self {
+            socket,
+            sequence: 0,
+            buffer: vec![0; 32 * 1024],
+        })
     }
 
     /// The connections of the namespace, `most` of them at most. One that comes or goes meanwhile may be missing.
@@ -188,15 +192,24 @@ impl Diag {
     pub fn connections(&mut self, most: usize) -> io::Result<Vec<Connection>> {
         self.sequence = self.sequence.wrapping_add(1);
         let question = question(self.sequence);
-        sendto(self.socket.as_raw_fd(), &question, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        sendto(
+            self.socket.as_raw_fd(),
+            &question,
+            &NetlinkAddr::new(0, 0),
+            MsgFlags::empty(),
+        )?;
         let mut found = Vec::new();
         let until = Instant::now() + PATIENCE;
         loop {
             // Whoever may write here could keep us for ever.
             if Instant::now() >= until {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel's answer took too long"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the kernel's answer took too long",
+                ));
             }
-            let (length, from) = recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer)?;
+            let (length, from) =
+                recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer)?;
             // Inside a pod's namespace its own processes may be able to write here, too.
             if from.is_none_or(|from| from.pid() != 0) {
                 continue;
@@ -204,7 +217,9 @@ impl Diag {
             let messages = self.buffer.get(..length).unwrap_or_default();
             let ends = read(messages, self.sequence, &mut found)?;
             if found.len() > most {
-                return Err(io::Error::other(format!("there are more than {most} connections")));
+                return Err(io::Error::other(format!(
+                    "there are more than {most} connections"
+                )));
             }
             if ends {
                 return Ok(found);
@@ -236,9 +251,13 @@ pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> 
     while !messages.is_empty() {
         let length = number32(messages, 0).and_then(|length| usize::try_from(length).ok());
         let length = length.ok_or_else(nonsense)?;
-        let message =
-            messages.get(..length).filter(|message| message.len() >= HEADER).ok_or_else(nonsense)?;
-        messages = messages.get(length.next_multiple_of(4)..).unwrap_or_default();
+        let message = messages
+            .get(..length)
+            .filter(|message| message.len() >= HEADER)
+            .ok_or_else(nonsense)?;
+        messages = messages
+            .get(length.next_multiple_of(4)..)
+            .unwrap_or_default();
         // What answers an earlier question, given up by then, is passed over.
         if number32(message, 8) != Some(sequence) {
             continue;
@@ -262,23 +281,41 @@ pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> 
 /// A connection; `None` for what is in no state of one.
 fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
     let (head, mut attributes) = message.split_at_checked(MESSAGE).ok_or_else(nonsense)?;
-    let &[family, state, ..] = head else { return Err(nonsense()) };
-    let Some(state) = State::of(state) else { return Ok(None) };
+    let &[family, state, ..] = head else {
+        return Err(nonsense());
+    };
+    let Some(state) = State::of(state) else {
+        return Ok(None);
+    };
     let address = |at| address(family.into(), head.get(at..)?);
     let ends = address(LOCAL).zip(address(REMOTE));
     let (local, remote) = ends.ok_or_else(nonsense)?;
     let [low, high] = [0, 4].map(|half| number32(head, COOKIE + half).map(u64::from));
-    let cookie = low.zip(high).map(|(low, high)| low | high << 32).ok_or_else(nonsense)?;
-    let mut connection = Connection { state, cookie, local, remote, cgroup: None, measured: None };
+    let cookie = low
+        .zip(high)
+        .map(|(low, high)| low | high << 32)
+        .ok_or_else(nonsense)?;
+    let mut connection = Connection {
+        state,
+        cookie,
+        local,
+        remote,
+        cgroup: None,
+        measured: None,
+    };
     while !attributes.is_empty() {
-        let length = number16(attributes, 0).map(usize::from).ok_or_else(nonsense)?;
+        let length = number16(attributes, 0)
+            .map(usize::from)
+            .ok_or_else(nonsense)?;
         let value = attributes.get(4..length).ok_or_else(nonsense)?;
         match number16(attributes, 2) {
             Some(INFO) => connection.measured = measured(value),
             Some(CGROUP_ID) => connection.cgroup = number64(value, 0),
             _ => {}
         }
-        attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        attributes = attributes
+            .get(length.next_multiple_of(4)..)
+            .unwrap_or_default();
     }
     Ok(Some(connection))
 }
@@ -286,8 +323,12 @@ fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
 /// An address of either version; one of version 4 is that, also on a socket of version 6.
 fn address(family: i32, bytes: &[u8]) -> Option<IpAddr> {
     match family {
-        libc::AF_INET => bytes.first_chunk::<4>().map(|bytes| Ipv4Addr::from(*bytes).into()),
-        libc::AF_INET6 => bytes.first_chunk::<16>().map(|bytes| Ipv6Addr::from(*bytes).to_canonical()),
+        libc::AF_INET => bytes
+            .first_chunk::<4>()
+            .map(|bytes| Ipv4Addr::from(*bytes).into()),
+        libc::AF_INET6 => bytes
+            .first_chunk::<16>()
+            .map(|bytes| Ipv6Addr::from(*bytes).to_canonical()),
         _ => None,
     }
 }
@@ -306,7 +347,10 @@ fn measured(info: &[u8]) -> Option<Measured> {
 }
 
 fn nonsense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the answer about TCP connections makes no sense")
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the answer about TCP connections makes no sense",
+    )
 }
 
 #[cfg(test)]
@@ -317,7 +361,10 @@ mod tests {
     use super::*;
 
     fn message(kind: u16, sequence: u32, content: &[u8]) -> Vec<u8> {
-        let mut message = u32::try_from(HEADER + content.len()).unwrap().to_ne_bytes().to_vec();
+        let mut message = u32::try_from(HEADER + content.len())
+            .unwrap()
+            .to_ne_bytes()
+            .to_vec();
         message.extend(kind.to_ne_bytes());
         message.extend(2_u16.to_ne_bytes());
         message.extend(sequence.to_ne_bytes());
@@ -327,7 +374,10 @@ mod tests {
     }
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut attribute = u16::try_from(4 + value.len()).unwrap().to_ne_bytes().to_vec();
+        let mut attribute = u16::try_from(4 + value.len())
+            .unwrap()
+            .to_ne_bytes()
+            .to_vec();
         attribute.extend(kind.to_ne_bytes());
         attribute.extend(value);
         attribute.resize(attribute.len().next_multiple_of(4), 0);
@@ -354,7 +404,13 @@ mod tests {
     fn info(length: usize) -> Vec<u8> {
         let mut info = vec![0; 280];
         info[RTT..RTT + 4].copy_from_slice(&1500_u32.to_ne_bytes());
-        let numbers = [BUSY, RECEIVER_LIMITED, BUFFER_LIMITED, ACKNOWLEDGED, RECEIVED];
+        let numbers = [
+            BUSY,
+            RECEIVER_LIMITED,
+            BUFFER_LIMITED,
+            ACKNOWLEDGED,
+            RECEIVED,
+        ];
         for (at, value) in numbers.into_iter().zip(1_u64..) {
             info[at..at + 8].copy_from_slice(&value.to_ne_bytes());
         }
@@ -362,11 +418,18 @@ mod tests {
         info
     }
 
-    const V4: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
+    const V4: [IpAddr; 2] = [
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
+    ];
 
     #[test]
     fn answers_are_read() {
-        let whole = [attribute(INFO, &info(280)), attribute(99, b"new"), attribute(CGROUP_ID, &[5; 8])];
+        let whole = [
+            attribute(INFO, &info(280)),
+            attribute(99, b"new"),
+            attribute(CGROUP_ID, &[5; 8]),
+        ];
         let mapped = V4.map(|address| match address {
             IpAddr::V4(address) => IpAddr::V6(address.to_ipv6_mapped()),
             IpAddr::V6(_) => address,
@@ -406,7 +469,8 @@ mod tests {
         assert!(read(&message(DONE, 3, &0_i32.to_ne_bytes()), 3, &mut found).unwrap());
         assert!(!read(&message(DONE, 2, &0_i32.to_ne_bytes()), 3, &mut found).unwrap());
         for kind in [DONE, ERROR] {
-            let error = read(&message(kind, 3, &(-2_i32).to_ne_bytes()), 3, &mut found).unwrap_err();
+            let error =
+                read(&message(kind, 3, &(-2_i32).to_ne_bytes()), 3, &mut found).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(2));
         }
         assert_eq!(found.len(), 2);
@@ -414,7 +478,11 @@ mod tests {
 
     #[test]
     fn nonsense_is_an_error_and_less_than_all_is_nothing() {
-        let short = message(GET, 1, &content(2, 1, V4, &[attribute(INFO, &info(BUFFER_LIMITED + 7))]));
+        let short = message(
+            GET,
+            1,
+            &content(2, 1, V4, &[attribute(INFO, &info(BUFFER_LIMITED + 7))]),
+        );
         let mut found = Vec::new();
         assert!(!read(&short, 1, &mut found).unwrap());
         assert_eq!(found.remove(0).measured, None, "an older kernel");
@@ -422,8 +490,13 @@ mod tests {
         for end in 1..whole.len() {
             read(&whole[..end], 1, &mut found).unwrap_err();
         }
-        for (at, byte) in [(HEADER, 77), (HEADER + MESSAGE, 3), (HEADER + MESSAGE + 1, 255), (0, 3), (0, 20)]
-        {
+        for (at, byte) in [
+            (HEADER, 77),
+            (HEADER + MESSAGE, 3),
+            (HEADER + MESSAGE + 1, 255),
+            (0, 3),
+            (0, 20),
+        ] {
             let mut broken = whole.clone();
             broken[at] = byte;
             read(&broken, 1, &mut found).unwrap_err();
@@ -446,7 +519,13 @@ mod tests {
             // SAFETY: the kernel writes at most 8 bytes, which is the size of the number.
             #[allow(unsafe_code)]
             let got = unsafe {
-                libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_COOKIE, cookie_at.cast(), &raw mut length)
+                libc::getsockopt(
+                    number,
+                    libc::SOL_SOCKET,
+                    libc::SO_COOKIE,
+                    cookie_at.cast(),
+                    &raw mut length,
+                )
             };
             assert_eq!(got, 0);
             cookie
@@ -456,7 +535,12 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(10);
         let (client, server) = loop {
             let found = diag.connections(100_000).unwrap();
-            let of = |cookie| *found.iter().find(|connection| connection.cookie == cookie).unwrap();
+            let of = |cookie| {
+                *found
+                    .iter()
+                    .find(|connection| connection.cookie == cookie)
+                    .unwrap()
+            };
             let [client, server] = ends.map(of);
             // The mark of the beginning counts as one; an acknowledgement may wait a moment.
             if client.measured.unwrap().acknowledged == 1001 {
@@ -465,7 +549,10 @@ mod tests {
             assert!(Instant::now() < deadline, "{client:?}");
         };
         let host: IpAddr = "::1".parse().unwrap();
-        assert_eq!((client.state, client.local, client.remote), (State::Established, host, host));
+        assert_eq!(
+            (client.state, client.local, client.remote),
+            (State::Established, host, host)
+        );
         let (sent, received) = (client.measured.unwrap(), server.measured.unwrap());
         assert_eq!((sent.received, received.received), (0, 1000));
         assert!(sent.rtt.unwrap() < Duration::from_secs(1));

@@ -42,7 +42,10 @@ impl FileError {
 pub fn read(path: &Path) -> Result<String, FileError> {
     match fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned()),
-        Err(source) => Err(FileError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(FileError::Read {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 
@@ -54,7 +57,10 @@ pub fn read_optional(path: &Path) -> Result<Option<String>, FileError> {
 /// Reads a file that holds one value, as cgroupfs and sysfs have them, without the white space at its end. The kernel hands
 /// such a file over with one read, so that a node with hundreds of cgroups is read with half the calls.
 pub fn read_value(path: &Path) -> Result<String, FileError> {
-    value(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
+    value(path).map_err(|source| FileError::Read {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// The same; `None` where there is no such file.
@@ -92,12 +98,20 @@ fn value(path: &Path) -> io::Result<String> {
 ///
 /// An empty `data` is written as a newline: a write of no bytes is no write to the kernel.
 pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
-    let bytes = if data.is_empty() { b"\n" } else { data.as_bytes() };
+    let bytes = if data.is_empty() {
+        b"\n"
+    } else {
+        data.as_bytes()
+    };
     OpenOptions::new()
         .write(true)
         .open(path)
         .and_then(|mut file| file.write_all(bytes))
-        .map_err(|source| FileError::Write { path: path.to_owned(), data: data.to_owned(), source })
+        .map_err(|source| FileError::Write {
+            path: path.to_owned(),
+            data: data.to_owned(),
+            source,
+        })
 }
 
 fn is_gone(error: &io::Error) -> bool {
@@ -120,7 +134,12 @@ mod tests {
             assert_eq!(read_value(&path).unwrap(), text);
         }
         assert_eq!(read_value_optional(&dir.path().join("none")).unwrap(), None);
-        assert!(read_value(dir.path()).unwrap_err().to_string().contains("can't read"));
+        assert!(
+            read_value(dir.path())
+                .unwrap_err()
+                .to_string()
+                .contains("can't read")
+        );
     }
 
     #[test]
@@ -138,6 +157,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = write(dir.path(), "0-1").unwrap_err();
         assert!(error.to_string().contains("\"0-1\""), "{error}");
-        assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+        assert!(
+            error.to_string().contains(dir.path().to_str().unwrap()),
+            "{error}"
+        );
     }
 }

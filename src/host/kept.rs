@@ -22,7 +22,9 @@ pub struct Reader {
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { buffer: vec![0; PAGE] }
+        Self {
+            buffer: vec![0; PAGE],
+        }
     }
 }
 
@@ -60,7 +62,11 @@ impl Reader {
             Ok((length, file)) => Ok(Some((file, self.text(length)))),
             Err(source) => {
                 let error = FileError::Read { path, source };
-                if error.is_gone() { Ok(None) } else { Err(error) }
+                if error.is_gone() {
+                    Ok(None)
+                } else {
+                    Err(error)
+                }
             }
         }
     }
@@ -111,6 +117,9 @@ mod tests {
         let mut reader = Reader::default();
         assert!(reader.open(dir.path().join("none")).unwrap().is_none());
         let error = reader.open(dir.path().to_owned()).unwrap_err();
-        assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+        assert!(
+            error.to_string().contains(dir.path().to_str().unwrap()),
+            "{error}"
+        );
     }
 }

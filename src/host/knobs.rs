@@ -98,7 +98,10 @@ enum KnobError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error("{} holds no set of CPUs: {source}", path.display())]
-    Malformed { path: PathBuf, source: ParseCpuSetError },
+    Malformed {
+        path: PathBuf,
+        source: ParseCpuSetError,
+    },
 }
 
 // === impl Knob ===
@@ -144,7 +147,12 @@ impl fmt::Display for Knob {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Irqs, Self::Workqueues, Self::PacketSteering, Self::SystemSlices];
+    pub const ALL: [Self; 4] = [
+        Self::Irqs,
+        Self::Workqueues,
+        Self::PacketSteering,
+        Self::SystemSlices,
+    ];
 }
 
 // === impl Knobs ===
@@ -152,13 +160,20 @@ impl Kind {
 impl Knobs {
     /// The knobs of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(root: &Path) -> Self {
-        Self { proc: root.join("proc"), sys: root.join("sys"), slices: None }
+        Self {
+            proc: root.join("proc"),
+            sys: root.join("sys"),
+            slices: None,
+        }
     }
 
     /// With systemd's slices and scopes among them, but for those that the pods' trees are in.
     #[must_use]
     pub fn with_slices(mut self, cgroups: Cgroups, trees: &[String]) -> Self {
-        self.slices = Some(Slices { cgroups, trees: trees.to_owned() });
+        self.slices = Some(Slices {
+            cgroups,
+            trees: trees.to_owned(),
+        });
         self
     }
 
@@ -167,11 +182,18 @@ impl Knobs {
     /// # Errors
     /// A folder that is there and can't be listed.
     pub fn read(&self, kinds: &BTreeSet<Kind>) -> Result<Seen, FileError> {
-        let mut seen = Seen { kinds: kinds.clone(), ..Seen::default() };
+        let mut seen = Seen {
+            kinds: kinds.clone(),
+            ..Seen::default()
+        };
         let mut knobs = Vec::new();
         if kinds.contains(&Kind::Irqs) {
             let irqs = names(&self.proc.join("irq"))?;
-            knobs.extend(irqs.iter().filter_map(|name| name.parse().ok()).map(Knob::Irq));
+            knobs.extend(
+                irqs.iter()
+                    .filter_map(|name| name.parse().ok())
+                    .map(Knob::Irq),
+            );
             knobs.push(Knob::NewIrqs);
         }
         if kinds.contains(&Kind::Workqueues) {
@@ -225,7 +247,11 @@ impl Knobs {
         if let (Knob::Slice(name), Some(slices)) = (knob, &self.slices) {
             return Ok(slices.cgroups.set_cpus(name, cpus)?);
         }
-        let text = if matches!(knob, Knob::Irq(_)) { cpus.to_string() } else { mask(cpus) };
+        let text = if matches!(knob, Knob::Irq(_)) {
+            cpus.to_string()
+        } else {
+            mask(cpus)
+        };
         Ok(file::write(&self.written(knob), &text)?)
     }
 
@@ -238,7 +264,10 @@ impl Knobs {
             _ => {
                 let folder = self.proc.join(format!("irq/{irq}"));
                 let names = names(&folder).unwrap_or_default();
-                let users: Vec<_> = names.into_iter().filter(|name| folder.join(name).is_dir()).collect();
+                let users: Vec<_> = names
+                    .into_iter()
+                    .filter(|name| folder.join(name).is_dir())
+                    .collect();
                 users.join(",")
             }
         }
@@ -250,14 +279,18 @@ impl Knobs {
         processes
             .iter()
             .filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
-            .any(|pid| fs::read(self.proc.join(pid).join("comm")).is_ok_and(|comm| comm == b"irqbalance\n"))
+            .any(|pid| {
+                fs::read(self.proc.join(pid).join("comm")).is_ok_and(|comm| comm == b"irqbalance\n")
+            })
     }
 
     fn queues(&self, into: &mut Vec<Knob>) -> Result<(), FileError> {
         let net = self.sys.join("class/net");
         for device in names(&net)? {
             for name in names(&net.join(&device).join("queues"))? {
-                let Some((direction, number)) = name.split_once('-') else { continue };
+                let Some((direction, number)) = name.split_once('-') else {
+                    continue;
+                };
                 let Ok(queue) = number.parse() else { continue };
                 let device = device.clone();
                 match direction {
@@ -302,7 +335,8 @@ impl Knobs {
             Knob::Irq(_) | Knob::Slice(_) => text.parse(),
             _ => CpuSet::from_mask(&text),
         };
-        cpus.map(Some).map_err(|source| KnobError::Malformed { path, source })
+        cpus.map(Some)
+            .map_err(|source| KnobError::Malformed { path, source })
     }
 
     fn written(&self, knob: &Knob) -> PathBuf {
@@ -310,14 +344,18 @@ impl Knobs {
             Knob::Irq(irq) => self.proc.join(format!("irq/{irq}/smp_affinity_list")),
             Knob::NewIrqs => self.proc.join("irq/default_smp_affinity"),
             Knob::Workqueues => self.sys.join("devices/virtual/workqueue/cpumask"),
-            Knob::Receive { device, queue } => {
-                self.sys.join(format!("class/net/{device}/queues/rx-{queue}/rps_cpus"))
-            }
-            Knob::Transmit { device, queue } => {
-                self.sys.join(format!("class/net/{device}/queues/tx-{queue}/xps_cpus"))
-            }
+            Knob::Receive { device, queue } => self
+                .sys
+                .join(format!("class/net/{device}/queues/rx-{queue}/rps_cpus")),
+            Knob::Transmit { device, queue } => self
+                .sys
+                .join(format!("class/net/{device}/queues/tx-{queue}/xps_cpus")),
             Knob::Slice(name) => {
-                let root = self.slices.as_ref().map(|slices| slices.cgroups.root()).unwrap_or(Path::new(""));
+                let root = self
+                    .slices
+                    .as_ref()
+                    .map(|slices| slices.cgroups.root())
+                    .unwrap_or(Path::new(""));
                 root.join(name).join("cpuset.cpus")
             }
         }
@@ -329,7 +367,11 @@ impl Knobs {
 impl Slices {
     /// The slices and scopes at the top of the hierarchy that hold no pods.
     fn names(&self) -> Result<Vec<String>, FileError> {
-        let pods = |name: &String| self.trees.iter().any(|tree| tree.split('/').next() == Some(name));
+        let pods = |name: &String| {
+            self.trees
+                .iter()
+                .any(|tree| tree.split('/').next() == Some(name))
+        };
         let mut names = names(self.cgroups.root())?;
         names.retain(|name| (name.ends_with(".slice") || name.ends_with(".scope")) && !pods(name));
         Ok(names)
@@ -338,11 +380,17 @@ impl Slices {
 
 /// The names in a folder; none where there is no such folder.
 fn names(folder: &Path) -> Result<Vec<String>, FileError> {
-    let error = |source| FileError::Read { path: folder.to_owned(), source };
+    let error = |source| FileError::Read {
+        path: folder.to_owned(),
+        source,
+    };
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(source)
-            if matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
+            if matches!(
+                source.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
         {
             return Ok(Vec::new());
         }
@@ -369,7 +417,11 @@ fn mask(cpus: &CpuSet) -> String {
             *word |= 1 << (cpu % 32);
         }
     }
-    let words: Vec<String> = words.iter().rev().map(|word| format!("{word:08x}")).collect();
+    let words: Vec<String> = words
+        .iter()
+        .rev()
+        .map(|word| format!("{word:08x}"))
+        .collect();
     words.join(",")
 }
 
@@ -393,9 +445,18 @@ mod tests {
         let knobs = Knobs::new(root.path());
         let seen = knobs.read(&Kind::ALL.into()).unwrap();
         assert!(seen.values.is_empty() && seen.unreadable.is_empty());
-        assert!(knobs.set(&Knob::Irq(1), &"0".parse().unwrap()).unwrap_err().is_gone());
+        assert!(
+            knobs
+                .set(&Knob::Irq(1), &"0".parse().unwrap())
+                .unwrap_err()
+                .is_gone()
+        );
         assert!(!knobs.irqbalance());
         assert_eq!(knobs.irq_name(1), "");
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "something was made");
+        assert_eq!(
+            fs::read_dir(root.path()).unwrap().count(),
+            0,
+            "something was made"
+        );
     }
 }

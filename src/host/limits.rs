@@ -26,12 +26,19 @@ pub struct Room {
 /// How many files may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it is left for
 /// counters of CPUs.
 pub fn room_for_files() -> Room {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Room::default() };
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return Room::default();
+    };
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
-    let all = usize::try_from((limit / 2).saturating_sub(OTHERS)).unwrap_or(usize::MAX).min(MOST + EIGHTH);
+    let all = usize::try_from((limit / 2).saturating_sub(OTHERS))
+        .unwrap_or(usize::MAX)
+        .min(MOST + EIGHTH);
     let places = all / 9;
-    Room { cgroups: all - places, places }
+    Room {
+        cgroups: all - places,
+        places,
+    }
 }
 
 /// How many counters may be open for containers on shared CPUs, of those that the limit leaves for counters of CPUs.
@@ -69,8 +76,12 @@ pub fn give_back_memory() {
 pub fn give_back_code() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let Ok(maps) = Process::myself().and_then(|this| this.maps()) else { return };
-        let Ok(program) = std::fs::read_link("/proc/self/exe") else { return };
+        let Ok(maps) = Process::myself().and_then(|this| this.maps()) else {
+            return;
+        };
+        let Ok(program) = std::fs::read_link("/proc/self/exe") else {
+            return;
+        };
         let code = MMPermissions::READ | MMPermissions::EXECUTE | MMPermissions::PRIVATE;
         for map in maps {
             let (start, end) = map.address;
@@ -81,7 +92,11 @@ pub fn give_back_code() {
             {
                 // SAFETY: the mapping is read-only and private, so all its pages are the file's, and are read from there again.
                 unsafe {
-                    nix::libc::madvise(start as *mut nix::libc::c_void, length, nix::libc::MADV_DONTNEED)
+                    nix::libc::madvise(
+                        start as *mut nix::libc::c_void,
+                        length,
+                        nix::libc::MADV_DONTNEED,
+                    )
                 };
             }
         }

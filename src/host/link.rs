@@ -67,11 +67,23 @@ impl NetError {
     ) -> Self {
         let (subject, source) = (subject.into(), source.into());
         match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted { operation, subject, source },
+            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted {
+                operation,
+                subject,
+                source,
+            },
             Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENODEV) => {
-                Self::Unsupported { operation, subject, source }
+                Self::Unsupported {
+                    operation,
+                    subject,
+                    source,
+                }
             }
-            _ => Self::Failed { operation, subject, source },
+            _ => Self::Failed {
+                operation,
+                subject,
+                source,
+            },
         }
     }
 }
@@ -108,7 +120,9 @@ impl Links {
     ) -> Result<(), NetError> {
         let controller = self.index(bridge).await?;
         // The peer is born in its own namespace: a name like eth0 can't collide here, not even for a moment.
-        let peer = LinkUnspec::new_with_name(peer).setns_by_fd(namespace.as_raw_fd()).build();
+        let peer = LinkUnspec::new_with_name(peer)
+            .setns_by_fd(namespace.as_raw_fd())
+            .build();
         let message = LinkVeth::new(name, "")
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
             .controller(controller)
@@ -126,9 +140,18 @@ impl Links {
         prefix: u8,
     ) -> Result<(), NetError> {
         let index = self.index(name).await?;
-        let added = self.handle.address().add(index, IpAddr::V4(address), prefix).execute().await;
+        let added = self
+            .handle
+            .address()
+            .add(index, IpAddr::V4(address), prefix)
+            .execute()
+            .await;
         added.map_err(|error| {
-            NetError::new("add", format!("address {address}/{prefix} to {name}"), kernel(error))
+            NetError::new(
+                "add",
+                format!("address {address}/{prefix} to {name}"),
+                kernel(error),
+            )
         })
     }
 
@@ -164,8 +187,9 @@ mod tests {
 
     #[test]
     fn an_error_says_what_to_do() {
-        let by_errno =
-            |errno| NetError::new("add", "bridge b", io::Error::from_raw_os_error(errno)).to_string();
+        let by_errno = |errno| {
+            NetError::new("add", "bridge b", io::Error::from_raw_os_error(errno)).to_string()
+        };
         assert_eq!(
             by_errno(libc::EPERM),
             "cannot add bridge b: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"

@@ -62,7 +62,9 @@ impl Netns {
                 .map_err(|errno| NetError::new("create", "a network namespace", errno))?;
             let path = "/proc/thread-self/ns/net";
             let file = File::open(path).map_err(|source| NetError::new("open", path, source))?;
-            Ok(Self { file: Arc::new(file.into()) })
+            Ok(Self {
+                file: Arc::new(file.into()),
+            })
         })
     }
 
@@ -114,12 +116,18 @@ pub fn tour(stops: &[Stop], mut work: impl FnMut(usize) + Send) -> Result<(), Ne
     in_thread("pinfold-tour", || {
         let (mut entered, mut refused) = (false, None);
         for (place, stop) in stops.iter().enumerate() {
-            let Ok(file) = File::open(&stop.file) else { continue };
+            let Ok(file) = File::open(&stop.file) else {
+                continue;
+            };
             if file.metadata().map_or(0, |file| file.ino()) != stop.number {
                 continue;
             }
             if let Err(errno) = setns(&file, CloneFlags::CLONE_NEWNET) {
-                refused = Some(NetError::new("enter", stop.file.display().to_string(), errno));
+                refused = Some(NetError::new(
+                    "enter",
+                    stop.file.display().to_string(),
+                    errno,
+                ));
                 continue;
             }
             drop(file);
@@ -141,7 +149,10 @@ impl Switch {
     pub fn new() -> Result<Self, NetError> {
         let namespace = Netns::new()?;
         namespace.with_links(|links| async move { links.add_bridge(BRIDGE).await })?;
-        Ok(Self { namespace, taken: BTreeSet::new() })
+        Ok(Self {
+            namespace,
+            taken: BTreeSet::new(),
+        })
     }
 
     /// A new namespace with `lo` up and an `eth0` with this address and a /24, plugged into the bridge.
@@ -156,7 +167,11 @@ impl Switch {
         let port = format!("port{}", address.octets()[3]);
         self.namespace.with_links(|links| {
             let container = &container;
-            async move { links.add_port(&port, BRIDGE, "eth0", container.as_fd()).await }
+            async move {
+                links
+                    .add_port(&port, BRIDGE, "eth0", container.as_fd())
+                    .await
+            }
         })?;
         container.with_links(|links| async move {
             links.set_up("lo").await?;
@@ -186,12 +201,17 @@ impl Switch {
 }
 
 /// Runs `work` on a thread made for it, because namespaces belong to threads.
-fn in_thread<T: Send>(name: &str, work: impl FnOnce() -> Result<T, NetError> + Send) -> Result<T, NetError> {
+fn in_thread<T: Send>(
+    name: &str,
+    work: impl FnOnce() -> Result<T, NetError> + Send,
+) -> Result<T, NetError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn_scoped(scope, work)
             .map_err(|source| NetError::new("start", "a thread for a namespace", source))?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

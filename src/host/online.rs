@@ -39,7 +39,8 @@ pub fn online_cpus(sys: &Path) -> Result<CpuSet, OnlineError> {
         Ok(text) => text,
         Err(source) => return Err(OnlineError::Read { path, source }),
     };
-    text.parse().map_err(|source| OnlineError::Parse { path, source })
+    text.parse()
+        .map_err(|source| OnlineError::Parse { path, source })
 }
 
 #[cfg(test)]
@@ -63,8 +64,16 @@ mod tests {
     #[test]
     fn names_the_file_when_it_is_missing_or_odd() {
         let root = tempfile::tempdir().unwrap();
-        assert!(online_cpus(root.path()).unwrap_err().to_string().contains("devices/system/cpu/online"));
+        assert!(
+            online_cpus(root.path())
+                .unwrap_err()
+                .to_string()
+                .contains("devices/system/cpu/online")
+        );
         let root = sys("all of them");
-        assert!(matches!(online_cpus(root.path()), Err(OnlineError::Parse { .. })));
+        assert!(matches!(
+            online_cpus(root.path()),
+            Err(OnlineError::Parse { .. })
+        ));
     }
 }

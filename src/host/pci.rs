@@ -11,7 +11,10 @@ pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
     if !is_address(address) {
         return None;
     }
-    let path = root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()).join("numa_node");
+    let path = root
+        .join("sys/bus/pci/devices")
+        .join(address.to_ascii_lowercase())
+        .join("numa_node");
     file::read_optional(&path).ok().flatten()?.parse().ok()
 }
 
@@ -20,7 +23,9 @@ fn is_address(text: &str) -> bool {
     let hex = |part: &str, min: usize, max: usize| {
         (min..=max).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
     };
-    let Some((front, function)) = text.rsplit_once('.') else { return false };
+    let Some((front, function)) = text.rsplit_once('.') else {
+        return false;
+    };
     let mut parts = front.splitn(3, ':');
     let (Some(domain), Some(bus), Some(device)) = (parts.next(), parts.next(), parts.next()) else {
         return false;
@@ -43,7 +48,15 @@ mod tests {
         assert_eq!(numa_node(root.path(), "0000:3b:00.0"), Some(1));
         assert_eq!(numa_node(root.path(), "0000:3B:00.0"), Some(1));
         assert_eq!(numa_node(root.path(), "0000:af:00.1"), None);
-        for other in ["0000:00:00.0", "GPU-fef8089b", "../0000:3b:00.0", "0000:3b:00", "", "..", "3b:00.0"] {
+        for other in [
+            "0000:00:00.0",
+            "GPU-fef8089b",
+            "../0000:3b:00.0",
+            "0000:3b:00",
+            "",
+            "..",
+            "3b:00.0",
+        ] {
             assert_eq!(numa_node(root.path(), other), None, "{other}");
         }
     }

@@ -50,18 +50,27 @@ pub const SOFTWARE: Events = [
 ];
 
 const fn software(config: u32) -> Event {
-    Event { kind: bindings::PERF_TYPE_SOFTWARE, config: config as u64 }
+    Event {
+        kind: bindings::PERF_TYPE_SOFTWARE,
+        config: config as u64,
+    }
 }
 
 const fn hardware_event(config: u32) -> Event {
-    Event { kind: bindings::PERF_TYPE_HARDWARE, config: config as u64 }
+    Event {
+        kind: bindings::PERF_TYPE_HARDWARE,
+        config: config as u64,
+    }
 }
 
 /// What is read from the last-level cache, by its result.
 const fn last_level(result: u32) -> Event {
     let read = (bindings::PERF_COUNT_HW_CACHE_OP_READ as u64) << 8;
     let config = bindings::PERF_COUNT_HW_CACHE_LL as u64 | read | (result as u64) << 16;
-    Event { kind: bindings::PERF_TYPE_HW_CACHE, config }
+    Event {
+        kind: bindings::PERF_TYPE_HW_CACHE,
+        config,
+    }
 }
 
 /// Cycles, instructions, references and misses of the last-level cache, on the machine whose `proc` lies below `root`.
@@ -69,18 +78,30 @@ const fn last_level(result: u32) -> Event {
 /// What Linux calls "cache references" is the last-level cache on Intel's CPUs alone: on AMD's it is the second level, and on
 /// Arm's the first. Elsewhere the last-level cache is asked for by its name, and a CPU that can't count it says so.
 pub fn hardware(root: &Path) -> Events {
-    let info = file::read_optional(&root.join("proc/cpuinfo")).ok().flatten().unwrap_or_default();
-    let vendor = info.lines().find_map(|line| line.strip_prefix("vendor_id")?.split_once(':'));
+    let info = file::read_optional(&root.join("proc/cpuinfo"))
+        .ok()
+        .flatten()
+        .unwrap_or_default();
+    let vendor = info
+        .lines()
+        .find_map(|line| line.strip_prefix("vendor_id")?.split_once(':'));
     let [references, misses] = match vendor.map(|(_, name)| name.trim()) {
-        Some("GenuineIntel") => {
-            [bindings::PERF_COUNT_HW_CACHE_REFERENCES, bindings::PERF_COUNT_HW_CACHE_MISSES]
-                .map(hardware_event)
-        }
-        _ => [bindings::PERF_COUNT_HW_CACHE_RESULT_ACCESS, bindings::PERF_COUNT_HW_CACHE_RESULT_MISS]
-            .map(last_level),
+        Some("GenuineIntel") => [
+            bindings::PERF_COUNT_HW_CACHE_REFERENCES,
+            bindings::PERF_COUNT_HW_CACHE_MISSES,
+        ]
+        .map(hardware_event),
+        _ => [
+            bindings::PERF_COUNT_HW_CACHE_RESULT_ACCESS,
+            bindings::PERF_COUNT_HW_CACHE_RESULT_MISS,
+        ]
+        .map(last_level),
     };
-    let [cycles, instructions] =
-        [bindings::PERF_COUNT_HW_CPU_CYCLES, bindings::PERF_COUNT_HW_INSTRUCTIONS].map(hardware_event);
+    let [cycles, instructions] = [
+        bindings::PERF_COUNT_HW_CPU_CYCLES,
+        bindings::PERF_COUNT_HW_INSTRUCTIONS,
+    ]
+    .map(hardware_event);
     [cycles, instructions, references, misses]
 }
 
@@ -90,28 +111,40 @@ pub fn hardware(root: &Path) -> Events {
 /// # Errors
 /// The kernel has no names for them here.
 pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
-    let info = file::read_optional(&root.join("proc/cpuinfo")).ok().flatten().unwrap_or_default();
-    let of =
-        |name: &str| info.lines().find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim()));
+    let info = file::read_optional(&root.join("proc/cpuinfo"))
+        .ok()
+        .flatten()
+        .unwrap_or_default();
+    let of = |name: &str| {
+        info.lines()
+            .find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim()))
+    };
     let family = of("cpu family").and_then(|family| family.parse::<u32>().ok());
     // What Linux calls "cache references" is the second level on AMD's CPUs since Zen (arch/x86/events/amd/core.c).
     if of("vendor_id") == Some("AuthenticAMD") && family.is_some_and(|family| family >= ZEN) {
-        return Ok([bindings::PERF_COUNT_HW_CACHE_REFERENCES, bindings::PERF_COUNT_HW_CACHE_MISSES]
-            .map(hardware_event));
+        return Ok([
+            bindings::PERF_COUNT_HW_CACHE_REFERENCES,
+            bindings::PERF_COUNT_HW_CACHE_MISSES,
+        ]
+        .map(hardware_event));
     }
     // Arm's architecture has numbers for them, and the driver names those that the CPU has.
     let devices = root.join("sys/bus/event_source/devices");
-    let mut found = fs::read_dir(devices).into_iter().flatten().flatten().filter_map(|device| {
-        let named = |event: &str| named(&device.path(), event);
-        Some([named("l2d_cache")?, named("l2d_cache_refill")?])
-    });
+    let mut found = fs::read_dir(devices)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|device| {
+            let named = |event: &str| named(&device.path(), event);
+            Some([named("l2d_cache")?, named("l2d_cache_refill")?])
+        });
     let reason = "the kernel has no names for events of this CPU's second-level cache";
     let events = found.next().ok_or_else(|| reason.to_owned())?;
     match found.next() {
-        Some(_) => {
-            Err("this machine has CPUs of several kinds, whose second-level caches count differently"
-                .to_owned())
-        }
+        Some(_) => Err(
+            "this machine has CPUs of several kinds, whose second-level caches count differently"
+                .to_owned(),
+        ),
         None => Ok(events),
     }
 }
@@ -122,9 +155,16 @@ const ZEN: u32 = 0x17;
 /// An event that a driver names: `event=0x0016` in its folder, and the number of its kind.
 fn named(device: &Path, event: &str) -> Option<Event> {
     let number = |text: &str| u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
-    let text = file::read_value_optional(&device.join("events").join(event)).ok().flatten()?;
-    let kind = file::read_value_optional(&device.join("type")).ok().flatten()?;
-    Some(Event { kind: kind.parse().ok()?, config: number(text.strip_prefix("event=")?)? })
+    let text = file::read_value_optional(&device.join("events").join(event))
+        .ok()
+        .flatten()?;
+    let kind = file::read_value_optional(&device.join("type"))
+        .ok()
+        .flatten()?;
+    Some(Event {
+        kind: kind.parse().ok()?,
+        config: number(text.strip_prefix("event=")?)?,
+    })
 }
 
 /// How many descriptors counters may take: half of what the process may have open.
@@ -212,7 +252,11 @@ impl Group {
     }
 
     fn of(cpu: u32, events: &[Event], cgroup: Option<&File>) -> Result<Self, PerfError> {
-        let mut group = Self { cpu, files: Vec::with_capacity(EVENTS), has: [false; EVENTS] };
+        let mut group = Self {
+            cpu,
+            files: Vec::with_capacity(EVENTS),
+            has: [false; EVENTS],
+        };
         for (event, has) in events.iter().zip(&mut group.has) {
             match open(cpu, *event, group.files.first(), cgroup) {
                 Ok(file) => {
@@ -222,7 +266,11 @@ impl Group {
                 Err(errno) => refused(cpu, errno)?,
             }
         }
-        if group.files.is_empty() { Err(PerfError::NotHere) } else { Ok(group) }
+        if group.files.is_empty() {
+            Err(PerfError::NotHere)
+        } else {
+            Ok(group)
+        }
     }
 
     /// Which of the events this CPU has.
@@ -236,11 +284,16 @@ impl Group {
     /// The kernel refuses to read.
     pub fn read(&self) -> Result<Option<Reading>, PerfError> {
         let mut bytes = [0; (HEAD + EVENTS) * WORD];
-        let Some(mut leader) = self.files.first() else { return Ok(None) };
+        let Some(mut leader) = self.files.first() else {
+            return Ok(None);
+        };
         match leader.read(&mut bytes) {
             Ok(length) => Ok(decode(bytes.get(..length).unwrap_or_default(), self.has)),
             Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(None),
-            Err(source) => Err(PerfError::Read { cpu: self.cpu, source }),
+            Err(source) => Err(PerfError::Read {
+                cpu: self.cpu,
+                source,
+            }),
         }
     }
 }
@@ -253,12 +306,20 @@ fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
         Errno::ENOSYS => Err(PerfError::NotHere),
         Errno::EACCES | Errno::EPERM => Err(PerfError::NotPermitted),
         Errno::ENODEV => Err(PerfError::Offline(cpu)),
-        errno => Err(PerfError::Open { cpu, source: errno.into() }),
+        errno => Err(PerfError::Open {
+            cpu,
+            source: errno.into(),
+        }),
     }
 }
 
 /// Opens one event on a CPU, whoever runs there or of a cgroup alone, as the first of a group or as one more in it.
-fn open(cpu: u32, event: Event, leader: Option<&File>, cgroup: Option<&File>) -> Result<File, Errno> {
+fn open(
+    cpu: u32,
+    event: Event,
+    leader: Option<&File>,
+    cgroup: Option<&File>,
+) -> Result<File, Errno> {
     let mut attr = bindings::perf_event_attr::default();
     attr.type_ = event.kind;
     attr.size = u32::try_from(size_of::<bindings::perf_event_attr>()).unwrap_or_default();
@@ -283,8 +344,9 @@ fn open(cpu: u32, event: Event, leader: Option<&File>, cgroup: Option<&File>) ->
 /// The numbers as the kernel writes them: how many values, the time enabled, the time running, the values. Nothing at all, or
 /// fewer values than were opened, come from a group that has ended.
 fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<Reading> {
-    let mut words =
-        bytes.chunks_exact(WORD).filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
+    let mut words = bytes
+        .chunks_exact(WORD)
+        .filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
     let opened = has.iter().filter(|has| **has).count();
     if usize::try_from(words.next()?).ok()? != opened {
         return None;
@@ -294,7 +356,11 @@ fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<Reading> {
     for (value, _) in values.iter_mut().zip(has).filter(|(_, has)| *has) {
         *value = Some(words.next()?);
     }
-    Some(Reading { enabled, running, values })
+    Some(Reading {
+        enabled,
+        running,
+        values,
+    })
 }
 
 #[cfg(test)]
@@ -309,17 +375,33 @@ mod tests {
     fn a_reading_is_what_the_kernel_wrote() {
         let all = decode(&bytes(&[4, 100, 50, 1, 2, 3, 4]), [true; 4]);
         let values = [Some(1), Some(2), Some(3), Some(4)];
-        assert_eq!(all, Some(Reading { enabled: 100, running: 50, values }));
+        assert_eq!(
+            all,
+            Some(Reading {
+                enabled: 100,
+                running: 50,
+                values
+            })
+        );
         let some = decode(&bytes(&[2, 100, 50, 1, 2]), [true, false, false, true]).unwrap();
         assert_eq!(some.values, [Some(1), None, None, Some(2)]);
     }
 
     #[test]
     fn what_has_ended_is_no_reading() {
-        for words in [&[][..], &[4], &[1, 100, 50, 1], &[4, 100, 50, 1, 2, 3], &[0, 0, 0]] {
+        for words in [
+            &[][..],
+            &[4],
+            &[1, 100, 50, 1],
+            &[4, 100, 50, 1, 2, 3],
+            &[0, 0, 0],
+        ] {
             assert_eq!(decode(&bytes(words), [true; 4]), None, "{words:?}");
         }
-        assert_eq!(decode(&bytes(&[4, 100, 50, 1, 2, 3, 4])[..55], [true; 4]), None);
+        assert_eq!(
+            decode(&bytes(&[4, 100, 50, 1, 2, 3, 4])[..55], [true; 4]),
+            None
+        );
     }
 
     #[test]
@@ -328,11 +410,20 @@ mod tests {
             assert!(refused(3, errno).is_ok(), "{errno}");
         }
         assert!(matches!(refused(3, Errno::ENOSYS), Err(PerfError::NotHere)));
-        assert!(matches!(refused(3, Errno::ENODEV), Err(PerfError::Offline(3))));
-        assert!(matches!(refused(3, Errno::EMFILE), Err(PerfError::Open { cpu: 3, .. })));
+        assert!(matches!(
+            refused(3, Errno::ENODEV),
+            Err(PerfError::Offline(3))
+        ));
+        assert!(matches!(
+            refused(3, Errno::EMFILE),
+            Err(PerfError::Open { cpu: 3, .. })
+        ));
         for errno in [Errno::EACCES, Errno::EPERM] {
             let text = refused(3, errno).unwrap_err().to_string();
-            assert!(text.contains("perf_event_paranoid") && text.contains("CAP_PERFMON"), "{text}");
+            assert!(
+                text.contains("perf_event_paranoid") && text.contains("CAP_PERFMON"),
+                "{text}"
+            );
         }
     }
 
@@ -344,23 +435,37 @@ mod tests {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         };
-        let found = || second_level(root.path()).map(|events| events.map(|event| (event.kind, event.config)));
+        let found = || {
+            second_level(root.path()).map(|events| events.map(|event| (event.kind, event.config)))
+        };
         let intel = "vendor_id\t: GenuineIntel\ncpu family\t: 6\n";
         put("proc/cpuinfo", intel);
         assert!(found().unwrap_err().contains("no names"));
-        put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 21\n");
+        put(
+            "proc/cpuinfo",
+            "vendor_id\t: AuthenticAMD\ncpu family\t: 21\n",
+        );
         found().unwrap_err();
-        put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n");
+        put(
+            "proc/cpuinfo",
+            "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
+        );
         assert_eq!(found(), Ok([(0, 2), (0, 3)]));
         put("proc/cpuinfo", "CPU implementer\t: 0x41\n");
         let device = "sys/bus/event_source/devices/armv8_pmuv3_0";
         put(&format!("{device}/type"), "10\n");
         put(&format!("{device}/events/l2d_cache"), "event=0x0016\n");
         found().unwrap_err();
-        put(&format!("{device}/events/l2d_cache_refill"), "event=0x0017\n");
+        put(
+            &format!("{device}/events/l2d_cache_refill"),
+            "event=0x0017\n",
+        );
         assert_eq!(found(), Ok([(10, 0x16), (10, 0x17)]));
         for file in ["type", "events/l2d_cache", "events/l2d_cache_refill"] {
-            put(&format!("sys/bus/event_source/devices/armv8_pmuv3_1/{file}"), "event=0x0016\n");
+            put(
+                &format!("sys/bus/event_source/devices/armv8_pmuv3_1/{file}"),
+                "event=0x0016\n",
+            );
         }
         put("sys/bus/event_source/devices/armv8_pmuv3_1/type", "11\n");
         assert!(found().unwrap_err().contains("several kinds"));
@@ -378,7 +483,11 @@ mod tests {
         assert_eq!(intel, [(0, 0), (0, 1), (0, 2), (0, 3)]);
         // The third cache, reads, results 0 (accesses) and 1 (misses).
         for other in ["vendor_id\t: AuthenticAMD\n", "CPU implementer\t: 0x41\n"] {
-            assert_eq!(of(other), [(0, 0), (0, 1), (3, 2), (3, 0x1_0002)], "{other}");
+            assert_eq!(
+                of(other),
+                [(0, 0), (0, 1), (3, 2), (3, 0x1_0002)],
+                "{other}"
+            );
         }
     }
 }

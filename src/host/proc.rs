@@ -50,7 +50,9 @@ pub struct Scheduled {
 
 /// CPU time that this thread has used so far.
 pub fn thread_cpu_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map(Duration::from)
+        .unwrap_or_default()
 }
 
 // === impl Proc ===
@@ -61,7 +63,12 @@ impl Proc {
         let dir = root.join("proc");
         let counts_delay = dir.join("self/schedstat").exists();
         let counts_migrations = dir.join("self/sched").exists();
-        Self { dir, ticks_per_second: procfs::ticks_per_second(), counts_delay, counts_migrations }
+        Self {
+            dir,
+            ticks_per_second: procfs::ticks_per_second(),
+            counts_delay,
+            counts_migrations,
+        }
     }
 
     /// Whether this process may administer the machine (`CAP_SYS_ADMIN`); where that can't be read, the kernel will tell.
@@ -73,15 +80,21 @@ impl Proc {
 
     /// The threads of a process with what the scheduler has counted; nothing for a process that is gone.
     pub fn threads(&self, pid: i32) -> Vec<(i32, Scheduled)> {
-        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
-        let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
-        ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?))).collect()
+        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else {
+            return Vec::new();
+        };
+        let ids = tasks
+            .flatten()
+            .filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+        ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?)))
+            .collect()
     }
 
     /// How many threads a process has; 0 for one that is gone.
     pub fn thread_count(&self, pid: i32) -> usize {
         // The kernel counts each thread as a link to their directory, which has two besides.
-        let links = fs::metadata(self.dir.join(format!("{pid}/task"))).map_or(0, |tasks| tasks.nlink());
+        let links =
+            fs::metadata(self.dir.join(format!("{pid}/task"))).map_or(0, |tasks| tasks.nlink());
         usize::try_from(links.saturating_sub(2)).unwrap_or_default()
     }
 
@@ -95,12 +108,20 @@ impl Proc {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
         let of = |name: &str| {
-            let line = status.lines().rev().find_map(|line| line.strip_prefix(name))?;
+            let line = status
+                .lines()
+                .rev()
+                .find_map(|line| line.strip_prefix(name))?;
             line.trim().parse::<u64>().ok()
         };
         // A thread that ends between the two is left out: with half of its counters it would look like another one.
         let run_delay = match self.counts_delay {
-            true => file::read_value(&dir.join("schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()?,
+            true => file::read_value(&dir.join("schedstat"))
+                .ok()?
+                .split_whitespace()
+                .nth(1)?
+                .parse()
+                .ok()?,
             false => 0,
         };
         Some(Scheduled {
@@ -141,11 +162,19 @@ impl Proc {
         // The crate cuts `1 (name) S …` at the brackets without a look at what stands beside them.
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
-        let beside = [text.first(), text.get(open.checked_sub(1)?), text.get(close + 1), text.get(close + 2)];
+        let beside = [
+            text.first(),
+            text.get(open.checked_sub(1)?),
+            text.get(close + 1),
+            text.get(close + 2),
+        ];
         match beside {
-            [Some(b'0'..=b'9'), Some(b' '), Some(b' '), Some(b'A'..=b'Z' | b'a'..=b'z')] if open < close => {
-                Stat::from_read(Cursor::new(text)).ok()
-            }
+            [
+                Some(b'0'..=b'9'),
+                Some(b' '),
+                Some(b' '),
+                Some(b'A'..=b'Z' | b'a'..=b'z'),
+            ] if open < close => Stat::from_read(Cursor::new(text)).ok(),
             _ => None,
         }
     }
@@ -168,7 +197,10 @@ mod tests {
         // The thread may need a moment to appear; other tests may start and end threads of their own.
         assert!(before >= 1);
         // Of another process, since in this one other tests start and end threads.
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         assert_eq!(proc.thread_count(i32::try_from(child.id()).unwrap()), 1);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -189,7 +221,13 @@ mod tests {
             fs::write(dir.join("stat"), &whole[..end]).unwrap();
             assert_eq!(proc.cpu_seconds(1), None, "{:?}", &whole[..end]);
         }
-        for text in ["(init) S 0", " (init) S 0", ") S (", "1 )(", "1 (a)\u{e9}\u{e9} S"] {
+        for text in [
+            "(init) S 0",
+            " (init) S 0",
+            ") S (",
+            "1 )(",
+            "1 (a)\u{e9}\u{e9} S",
+        ] {
             fs::write(dir.join("stat"), text).unwrap();
             assert_eq!(proc.cpu_seconds(1), None, "{text:?}");
         }

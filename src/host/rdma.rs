@@ -68,7 +68,10 @@ pub fn folder(root: &Path) -> PathBuf {
 /// Whether devices belong to one network namespace each (`rdma system set netns exclusive`): else all are seen in all of them.
 pub fn is_exclusive(root: &Path) -> bool {
     let mode = root.join("sys/module/ib_core/parameters/netns_mode");
-    file::read_value_optional(&mode).ok().flatten().is_some_and(|mode| mode == "N")
+    file::read_value_optional(&mode)
+        .ok()
+        .flatten()
+        .is_some_and(|mode| mode == "N")
 }
 
 /// A folder of devices that stays the one it was, whatever a container puts into its place.
@@ -122,11 +125,21 @@ fn read(port: &Path, device: &str, number: &str) -> Port {
     });
     let folder = port.join("hw_counters");
     let hardware = files(&folder).into_iter().filter(|name| name != "lifespan");
-    let hardware = hardware.filter_map(|name| Some((name.clone(), count(&folder.join(name))?))).collect();
+    let hardware = hardware
+        .filter_map(|name| Some((name.clone(), count(&folder.join(name))?)))
+        .collect();
     // `4: ACTIVE`
-    let state = file::read_value_optional(&port.join("state")).ok().flatten();
+    let state = file::read_value_optional(&port.join("state"))
+        .ok()
+        .flatten();
     let state = state.and_then(|text| Some(text.split_once(": ")?.1.to_owned()));
-    Port { device: device.to_owned(), port: number.to_owned(), state, counts, hardware }
+    Port {
+        device: device.to_owned(),
+        port: number.to_owned(),
+        state,
+        counts,
+        hardware,
+    }
 }
 
 /// A number; nothing where there is none, as with `N/A (no PMA)`.
@@ -136,9 +149,13 @@ fn count(path: &Path) -> Option<u64> {
 
 /// What is in a folder, by name.
 fn names(folder: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     names.sort_unstable();
     names
 }
@@ -177,7 +194,10 @@ pub(crate) mod tests {
         let held = Held::of(Path::new("/"));
         assert_eq!(held.is_some(), folder(Path::new("/")).is_dir());
         if let Some(held) = held {
-            assert_eq!(ports(&held.path()).len(), ports(&folder(Path::new("/"))).len());
+            assert_eq!(
+                ports(&held.path()).len(),
+                ports(&folder(Path::new("/"))).len()
+            );
         }
     }
 
@@ -209,20 +229,47 @@ pub(crate) mod tests {
         ];
         port(root.path(), "mlx5_0", &counters);
         // An older driver's: the counter of 32 bits has come to its end.
-        let old =
-            [("counters/port_xmit_data", "4294967295"), ("counters_ext/port_xmit_data_64", "5000000000")];
+        let old = [
+            ("counters/port_xmit_data", "4294967295"),
+            ("counters_ext/port_xmit_data_64", "5000000000"),
+        ];
         port(root.path(), "mlx4_0", &old);
         let ports = ports(&folder(root.path()));
-        assert_eq!(ports.iter().map(|port| port.device.as_str()).collect::<Vec<_>>(), ["mlx4_0", "mlx5_0"]);
+        assert_eq!(
+            ports
+                .iter()
+                .map(|port| port.device.as_str())
+                .collect::<Vec<_>>(),
+            ["mlx4_0", "mlx5_0"]
+        );
         let count = |at: usize, name: &str| {
             ports[at].counts[COUNTERS.iter().position(|other| *other == name).unwrap()]
         };
-        assert_eq!(count(0, "port_xmit_data"), Some(20_000_000_000), "words of four bytes");
-        assert_eq!((count(1, "port_xmit_data"), count(1, "port_rcv_data")), (Some(4000), Some(8000)));
-        assert_eq!((count(1, "port_rcv_packets"), count(1, "link_downed")), (Some(7), Some(1)));
-        assert_eq!((count(1, "symbol_error"), count(1, "port_xmit_wait")), (None, None));
-        assert_eq!((ports[1].port.as_str(), ports[1].state.as_deref()), ("1", Some("ACTIVE")));
-        assert_eq!(ports[1].hardware, [("out_of_sequence".to_owned(), 3)].into());
+        assert_eq!(
+            count(0, "port_xmit_data"),
+            Some(20_000_000_000),
+            "words of four bytes"
+        );
+        assert_eq!(
+            (count(1, "port_xmit_data"), count(1, "port_rcv_data")),
+            (Some(4000), Some(8000))
+        );
+        assert_eq!(
+            (count(1, "port_rcv_packets"), count(1, "link_downed")),
+            (Some(7), Some(1))
+        );
+        assert_eq!(
+            (count(1, "symbol_error"), count(1, "port_xmit_wait")),
+            (None, None)
+        );
+        assert_eq!(
+            (ports[1].port.as_str(), ports[1].state.as_deref()),
+            ("1", Some("ACTIVE"))
+        );
+        assert_eq!(
+            ports[1].hardware,
+            [("out_of_sequence".to_owned(), 3)].into()
+        );
         assert_eq!(ports[0].state, None);
     }
 }

@@ -117,12 +117,18 @@ impl Resctrl {
             remove: |path| fs::remove_dir(path),
             bind: file::write,
         };
-        Self { top: root.join("sys/fs/resctrl"), folders }
+        Self {
+            top: root.join("sys/fs/resctrl"),
+            folders,
+        }
     }
 
     #[cfg(test)]
     pub(crate) fn with_folders(root: &Path, folders: Folders) -> Self {
-        Self { folders, ..Self::new(root) }
+        Self {
+            folders,
+            ..Self::new(root)
+        }
     }
 
     /// How many groups of ours there can be: the hardware's monitors (RMIDs), less those of everybody else's groups.
@@ -140,10 +146,16 @@ impl Resctrl {
         let Some(text) = file::read_value_optional(&path)? else {
             return Err(ResctrlError::NotMonitoring(self.top.clone()));
         };
-        let Ok(all) = text.parse::<usize>() else { return Err(ResctrlError::Unreadable { path, text }) };
+        let Ok(all) = text.parse::<usize>() else {
+            return Err(ResctrlError::Unreadable { path, text });
+        };
         // The root group has a monitor, as has each control group, and each monitoring group in any of these.
         let mut others = 1;
-        others += self.names(&self.monitoring())?.iter().filter(|name| !name.starts_with(PREFIX)).count();
+        others += self
+            .names(&self.monitoring())?
+            .iter()
+            .filter(|name| !name.starts_with(PREFIX))
+            .count();
         for name in self.names(&self.top)? {
             if !matches!(name.as_str(), "info" | "mon_data" | "mon_groups") {
                 others += 1 + self.names(&self.top.join(name).join("mon_groups"))?.len();
@@ -170,8 +182,12 @@ impl Resctrl {
         let mut groups = BTreeMap::new();
         for name in self.ours()? {
             let path = self.group(&name).join("cpus_list");
-            let Some(text) = file::read_value_optional(&path)? else { continue };
-            let Ok(cpus) = text.parse() else { return Err(ResctrlError::Unreadable { path, text }) };
+            let Some(text) = file::read_value_optional(&path)? else {
+                continue;
+            };
+            let Ok(cpus) = text.parse() else {
+                return Err(ResctrlError::Unreadable { path, text });
+            };
             groups.insert(name, cpus);
         }
         Ok(groups)
@@ -200,11 +216,15 @@ impl Resctrl {
     /// One of them is offline, or belongs to a control group that somebody else has made.
     pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
         let written = (self.folders.bind)(&self.group(name).join("cpus_list"), &cpus.to_string());
-        let Err(FileError::Write { path, data, source }) = written else { return Ok(written?) };
+        let Err(FileError::Write { path, data, source }) = written else {
+            return Ok(written?);
+        };
         if source.kind() != io::ErrorKind::InvalidInput {
             return Err(FileError::Write { path, data, source }.into());
         }
-        let says = file::read_value_optional(&self.top.join("info/last_cmd_status")).ok().flatten();
+        let says = file::read_value_optional(&self.top.join("info/last_cmd_status"))
+            .ok()
+            .flatten();
         let says = says.filter(|says| !says.is_empty() && says != "ok");
         Err(ResctrlError::Refused {
             cpus: cpus.clone(),
@@ -235,11 +255,15 @@ impl Resctrl {
         let data = self.group(name).join("mon_data");
         let mut domains = Vec::new();
         for folder in self.names(&data)? {
-            let Some(number) = folder.strip_prefix("mon_L3_") else { continue };
+            let Some(number) = folder.strip_prefix("mon_L3_") else {
+                continue;
+            };
             let count = |file: &str| count(&data.join(&folder).join(file));
             domains.push(Domain {
                 // As the kernel's own `id` of the cache has it.
-                id: number.parse::<u32>().map_or_else(|_| number.to_owned(), |number| number.to_string()),
+                id: number
+                    .parse::<u32>()
+                    .map_or_else(|_| number.to_owned(), |number| number.to_string()),
                 occupancy: count("llc_occupancy")?,
                 total: count("mbm_total_bytes")?,
                 local: count("mbm_local_bytes")?,
@@ -258,7 +282,10 @@ impl Resctrl {
 
     /// The folders in a folder, by name; none in one that is not there.
     fn names(&self, path: &Path) -> Result<Vec<String>, ResctrlError> {
-        let unlisted = |source| ResctrlError::Folder { path: path.to_owned(), source };
+        let unlisted = |source| ResctrlError::Folder {
+            path: path.to_owned(),
+            source,
+        };
         let entries = match fs::read_dir(path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -277,7 +304,9 @@ impl Resctrl {
 }
 
 fn count(path: &Path) -> Result<Option<Count>, ResctrlError> {
-    let Some(text) = file::read_value_optional(path)? else { return Ok(None) };
+    let Some(text) = file::read_value_optional(path)? else {
+        return Ok(None);
+    };
     Ok(Some(match text.as_str() {
         "Unassigned" => Count::Unassigned,
         // "Unavailable" and "Error", or what a later kernel may say instead of a number.
@@ -296,7 +325,14 @@ pub(crate) mod tests {
         fs::create_dir_all(top.join("mon_groups")).unwrap();
         fs::create_dir_all(top.join("info/L3_MON")).unwrap();
         fs::write(top.join("info/L3_MON/num_rmids"), format!("{rmids}\n")).unwrap();
-        Resctrl::with_folders(root, Folders { make, remove: |path| fs::remove_dir_all(path), bind })
+        Resctrl::with_folders(
+            root,
+            Folders {
+                make,
+                remove: |path| fs::remove_dir_all(path),
+                bind,
+            },
+        )
     }
 
     /// CPUs of somebody else's control group, in a file named `refused`, are refused as the kernel does it.
@@ -305,7 +341,11 @@ pub(crate) mod tests {
         let refused = fs::read_to_string(top.join("refused")).unwrap_or_default();
         if !refused.is_empty() && !set(refused.trim()).is_disjoint(&set(cpus)) {
             let source = io::Error::from_raw_os_error(22);
-            return Err(FileError::Write { path: path.to_owned(), data: cpus.to_owned(), source });
+            return Err(FileError::Write {
+                path: path.to_owned(),
+                data: cpus.to_owned(),
+                source,
+            });
         }
         file::write(path, cpus)
     }
@@ -313,7 +353,10 @@ pub(crate) mod tests {
     fn make(path: &Path) -> io::Result<()> {
         let top = path.parent().unwrap().parent().unwrap();
         let number = |file: &str| -> usize {
-            fs::read_to_string(top.join(file)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+            fs::read_to_string(top.join(file))
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0)
         };
         let used = 1 + fs::read_dir(path.parent().unwrap()).unwrap().count();
         if used >= number("info/L3_MON/num_rmids") {
@@ -347,7 +390,11 @@ pub(crate) mod tests {
         assert!(says().contains("no monitoring of caches"), "{}", says());
         let top = root.path().join("sys/fs/resctrl");
         fs::create_dir_all(&top).unwrap();
-        assert!(says().contains(&format!("mount -t resctrl resctrl {}", top.display())), "{}", says());
+        assert!(
+            says().contains(&format!("mount -t resctrl resctrl {}", top.display())),
+            "{}",
+            says()
+        );
         fs::create_dir_all(top.join("info")).unwrap();
         assert!(says().contains("info/L3_MON"), "{}", says());
         fs::create_dir_all(top.join("info/L3_MON")).unwrap();
@@ -381,15 +428,27 @@ pub(crate) mod tests {
         resctrl.bind("pinfold-a", &set("2-3,8")).unwrap();
         let top = root.path().join("sys/fs/resctrl");
         fs::create_dir_all(top.join("mon_groups/theirs")).unwrap();
-        assert_eq!(resctrl.groups().unwrap(), BTreeMap::from([("pinfold-a".to_owned(), set("2-3,8"))]));
-        assert!(matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))), "ENOSPC");
+        assert_eq!(
+            resctrl.groups().unwrap(),
+            BTreeMap::from([("pinfold-a".to_owned(), set("2-3,8"))])
+        );
+        assert!(
+            matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))),
+            "ENOSPC"
+        );
         fs::remove_dir(top.join("mon_groups/theirs")).unwrap();
         fs::write(top.join("limbo"), "1").unwrap();
-        assert!(matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))), "EBUSY");
+        assert!(
+            matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))),
+            "EBUSY"
+        );
         resctrl.remove("pinfold-a").unwrap();
         resctrl.remove("pinfold-a").unwrap();
         assert!(resctrl.groups().unwrap().is_empty());
-        assert!(matches!(resctrl.bind("pinfold-a", &set("2")), Err(ResctrlError::File(_))));
+        assert!(matches!(
+            resctrl.bind("pinfold-a", &set("2")),
+            Err(ResctrlError::File(_))
+        ));
     }
 
     #[test]
@@ -397,14 +456,20 @@ pub(crate) mod tests {
         let root = tempfile::tempdir().unwrap();
         let resctrl = tree(root.path(), 3);
         resctrl.make("pinfold-a").unwrap();
-        let data = root.path().join("sys/fs/resctrl/mon_groups/pinfold-a/mon_data");
+        let data = root
+            .path()
+            .join("sys/fs/resctrl/mon_groups/pinfold-a/mon_data");
         fs::write(data.join("mon_L3_00/llc_occupancy"), "4096\n").unwrap();
         fs::write(data.join("mon_L3_00/mbm_total_bytes"), "Unassigned\n").unwrap();
         fs::write(data.join("mon_L3_01/llc_occupancy"), "Unavailable\n").unwrap();
         fs::write(data.join("mon_L3_01/mbm_total_bytes"), "Error\n").unwrap();
         fs::remove_file(data.join("mon_L3_01/mbm_local_bytes")).unwrap();
         // Parts of the first cache, and another resource.
-        for other in ["mon_L3_00/mon_sub_L3_00", "mon_sub_L3_01", "mon_PERF_PKG_00"] {
+        for other in [
+            "mon_L3_00/mon_sub_L3_00",
+            "mon_sub_L3_01",
+            "mon_PERF_PKG_00",
+        ] {
             fs::create_dir_all(data.join(other)).unwrap();
             fs::write(data.join(other).join("llc_occupancy"), "4096\n").unwrap();
         }

@@ -140,7 +140,15 @@ const OUTERMOST: u64 = 1;
 impl Sockets {
     /// Adds what an entry holds.
     fn add(&mut self, counts: Counts) {
-        let [received, received_packets, sent, sent_packets, segments, again, timeouts] = counts;
+        let [
+            received,
+            received_packets,
+            sent,
+            sent_packets,
+            segments,
+            again,
+            timeouts,
+        ] = counts;
         self.receive.bytes += received;
         self.receive.packets += received_packets;
         self.transmit.bytes += sent;
@@ -174,20 +182,35 @@ impl Counter {
     /// See [`SocketsError`].
     pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
         let found = Unified::find(cgroup_root);
-        let found = found.ok_or_else(|| SocketsError::NoHierarchy { root: cgroup_root.to_owned() })?;
+        let found = found.ok_or_else(|| SocketsError::NoHierarchy {
+            root: cgroup_root.to_owned(),
+        })?;
         let hierarchy = found.root().to_owned();
         // The kernel counts a cgroup's depth from there.
         if id(&hierarchy)? != Some(OUTERMOST) {
             return Err(SocketsError::Part { hierarchy });
         }
         // Below a tree that lies in another one packets would be counted twice.
-        let inner = |tree: &String| trees.iter().any(|other| tree.starts_with(&format!("{other}/")));
+        let inner = |tree: &String| {
+            trees
+                .iter()
+                .any(|other| tree.starts_with(&format!("{other}/")))
+        };
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
         let kept = Memory::new("pinfold_timers", TIMERS)?;
         let (attached, folded, fading) = (BTreeMap::new(), HashMap::new(), HashMap::new());
-        let mut counter = Self { hierarchy, trees, map, kept, attached, folded, fading, lost: 0 };
+        let mut counter = Self {
+            hierarchy,
+            trees,
+            map,
+            kept,
+            attached,
+            folded,
+            fading,
+            lost: 0,
+        };
         counter.attach()?;
         Ok(counter)
     }
@@ -211,12 +234,23 @@ impl Counter {
             };
             let depth = tree.split('/').count();
             let attach = |title, direction| {
-                let program = program(self.map.descriptor(), self.kept.descriptor(), depth, direction);
+                let program = program(
+                    self.map.descriptor(),
+                    self.kept.descriptor(),
+                    depth,
+                    direction,
+                );
                 Program::load(title, &program, direction)?.attach(directory.as_fd())
             };
             let ingress = attach("pinfold_receive", Direction::Ingress)?;
             let egress = attach("pinfold_send", Direction::Egress)?;
-            self.attached.insert(tree.clone(), Attached { id, _links: [ingress, egress] });
+            self.attached.insert(
+                tree.clone(),
+                Attached {
+                    id,
+                    _links: [ingress, egress],
+                },
+            );
         }
         Ok(())
     }
@@ -230,7 +264,10 @@ impl Counter {
         let entries = self.map.entries()?;
         let mut ids = HashMap::new();
         // One is kept for what finds no room.
-        let mut look = Look { entries: entries.len().saturating_sub(1), ..Look::default() };
+        let mut look = Look {
+            entries: entries.len().saturating_sub(1),
+            ..Look::default()
+        };
         for pod in pods.iter().filter(|pod| self.is_counted(pod)) {
             if let Some(id) = id(&self.hierarchy.join(pod))? {
                 ids.insert(id, *pod);
@@ -275,21 +312,30 @@ impl Counter {
         containers: HashMap<u64, Vec<(Key, Counts)>>,
     ) -> Result<(), SocketsError> {
         let mut fading = HashMap::new();
-        for (pod, entries) in containers.into_iter().filter(|(_, entries)| entries.len() > FEW) {
-            let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else { continue };
+        for (pod, entries) in containers
+            .into_iter()
+            .filter(|(_, entries)| entries.len() > FEW)
+        {
+            let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else {
+                continue;
+            };
             let there: HashSet<u64> = match fs::read_dir(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(source) => return Err(SocketsError::Cgroup { path, source }),
                 Ok(below) => below.flatten().map(|entry| entry.ino()).collect(),
             };
             // Without the number of a container it is the pod's own.
-            for (key, counts) in
-                entries.into_iter().filter(|(key, _)| key[1] != 0 && !there.contains(&key[1]))
+            for (key, counts) in entries
+                .into_iter()
+                .filter(|(key, _)| key[1] != 0 && !there.contains(&key[1]))
             {
                 if self.fading.get(&key) == Some(&counts) {
                     self.map.delete(&key)?;
                     let folded = self.folded.entry(pod).or_default();
-                    folded.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+                    folded
+                        .iter_mut()
+                        .zip(counts)
+                        .for_each(|(sum, count)| *sum += count);
                 } else {
                     fading.insert(key, counts);
                 }
@@ -311,7 +357,10 @@ impl Counter {
                 there.extend(id(&self.hierarchy.join(path))?);
             }
         }
-        for key in others.into_iter().filter(|key| !key.iter().any(|id| there.contains(id))) {
+        for key in others
+            .into_iter()
+            .filter(|key| !key.iter().any(|id| there.contains(id)))
+        {
             self.map.delete(&key)?;
         }
         self.folded.retain(|pod, _| there.contains(pod));
@@ -319,9 +368,10 @@ impl Counter {
     }
 
     fn is_counted(&self, pod: &str) -> bool {
-        self.attached
-            .keys()
-            .any(|tree| pod.strip_prefix(tree.as_str()).is_some_and(|rest| rest.starts_with('/')))
+        self.attached.keys().any(|tree| {
+            pod.strip_prefix(tree.as_str())
+                .is_some_and(|rest| rest.starts_with('/'))
+        })
     }
 }
 
@@ -330,7 +380,10 @@ fn id(path: &Path) -> Result<Option<u64>, SocketsError> {
     match fs::metadata(path) {
         Ok(directory) => Ok(Some(directory.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SocketsError::Cgroup { path: path.to_owned(), source }),
+        Err(source) => Err(SocketsError::Cgroup {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 
@@ -342,10 +395,16 @@ mod tests {
     fn without_the_whole_of_cgroup_v2_nothing_is_counted() {
         let root = tempfile::tempdir().unwrap();
         let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
-        assert!(error.is_lasting() && error.to_string().contains("cgroup v2"), "{error}");
+        assert!(
+            error.is_lasting() && error.to_string().contains("cgroup v2"),
+            "{error}"
+        );
         fs::create_dir(root.path().join("unified")).unwrap();
         fs::write(root.path().join("unified/cgroup.controllers"), "").unwrap();
         let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
-        assert!(error.is_lasting() && error.to_string().contains("cgroup namespace"), "{error}");
+        assert!(
+            error.is_lasting() && error.to_string().contains("cgroup namespace"),
+            "{error}"
+        );
     }
 }

@@ -172,14 +172,19 @@ impl Launcher {
     /// The kernel refuses a thread.
     pub fn new() -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel::<Job>();
-        let thread = thread::Builder::new().name("pinfold-launch".to_owned()).spawn(move || {
-            run_anywhere();
-            for Job { spawn, reply } in inbox {
-                // Nobody waits for the reply if the caller panicked; the process is then dropped, and so killed.
-                let _ = reply.send(start(&spawn));
-            }
-        })?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("pinfold-launch".to_owned())
+            .spawn(move || {
+                run_anywhere();
+                for Job { spawn, reply } in inbox {
+                    // Nobody waits for the reply if the caller panicked; the process is then dropped, and so killed.
+                    let _ = reply.send(start(&spawn));
+                }
+            })?;
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
     }
 
     /// Starts a process and returns when it has joined everything and its program has been loaded.
@@ -190,7 +195,10 @@ impl Launcher {
     pub fn spawn(&self, spawn: Spawn) -> Result<Process, SpawnError> {
         let program = spawn.program.clone();
         let (reply, answer) = mpsc::channel();
-        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(Job { spawn, reply }).is_ok());
+        let sent = self
+            .jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.send(Job { spawn, reply }).is_ok());
         match answer.recv() {
             Ok(result) if sent => result,
             _ => Err(SpawnError::NoLauncher { program }),
@@ -302,20 +310,29 @@ fn run_anywhere() {
 /// Starts a process from the calling thread, whose end will be the process's end.
 fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
     let program = || spawn.program.clone();
-    let start_error = |source: io::Error| SpawnError::Start { program: program(), source };
+    let start_error = |source: io::Error| SpawnError::Start {
+        program: program(),
+        source,
+    };
 
     let mut doors = Vec::with_capacity(spawn.cgroup_procs.len());
     for path in &spawn.cgroup_procs {
         // Never created, never truncated: a file that is not there is a cgroup that is not there.
         let door = OpenOptions::new().write(true).open(path);
-        doors.push(door.map_err(|source| SpawnError::OpenCgroup { path: path.clone(), source })?);
+        doors.push(door.map_err(|source| SpawnError::OpenCgroup {
+            path: path.clone(),
+            source,
+        })?);
     }
     let (report, child_report) =
         pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(|errno| start_error(errno.into()))?;
 
     let mut command = Command::new(&spawn.program);
     command.args(&spawn.args).env_clear().envs(&spawn.env);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr(spawn)?);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(stderr(spawn)?);
     let (parent, netns) = (getpid(), spawn.netns.clone());
     let join = move || join_all(parent, netns.as_ref(), &doors, &child_report);
     // SAFETY: `join` runs in the child between fork and exec, where only async-signal-safe calls are sound. It makes
@@ -323,18 +340,26 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
     // returns errors that are plain errnos.
     unsafe { command.pre_exec(join) };
 
-    command.spawn().map(|child| Process { child }).map_err(|source| {
-        let mut at = [0_u8];
-        match read(&report, &mut at) {
-            Ok(1) => staged(spawn, at[0], source),
-            // Nothing was reported: the fork or the exec itself failed.
-            _ => start_error(source),
-        }
-    })
+    command
+        .spawn()
+        .map(|child| Process { child })
+        .map_err(|source| {
+            let mut at = [0_u8];
+            match read(&report, &mut at) {
+                Ok(1) => staged(spawn, at[0], source),
+                // Nothing was reported: the fork or the exec itself failed.
+                _ => start_error(source),
+            }
+        })
 }
 
 /// The child's side, in the order in which a failure is easiest to explain.
-fn join_all(parent: Pid, netns: Option<&Netns>, doors: &[File], report: &OwnedFd) -> io::Result<()> {
+fn join_all(
+    parent: Pid,
+    netns: Option<&Netns>,
+    doors: &[File],
+    report: &OwnedFd,
+) -> io::Result<()> {
     let failed = |stage: u8, errno: nix::Error| {
         // The parent names no stage if this fails, but it still has the errno.
         let _ = write(report, &[stage]);
@@ -346,7 +371,8 @@ fn join_all(parent: Pid, netns: Option<&Netns>, doors: &[File], report: &OwnedFd
         return Err(failed(stage::TIE, nix::Error::ESRCH));
     }
     if let Some(netns) = netns {
-        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|errno| failed(stage::NETNS, errno))?;
+        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET)
+            .map_err(|errno| failed(stage::NETNS, errno))?;
     }
     for (door, index) in doors.iter().zip(0_u8..) {
         // Zero stands for the process that writes, whatever its id is in the reader's namespace.
@@ -360,8 +386,15 @@ fn staged(spawn: &Spawn, at: u8, source: io::Error) -> SpawnError {
     match at {
         stage::TIE => SpawnError::Tie { program, source },
         stage::NETNS => SpawnError::JoinNetns { program, source },
-        later => match spawn.cgroup_procs.get(usize::from(later.saturating_sub(stage::CGROUP))) {
-            Some(path) => SpawnError::JoinCgroup { program, path: path.clone(), source },
+        later => match spawn
+            .cgroup_procs
+            .get(usize::from(later.saturating_sub(stage::CGROUP)))
+        {
+            Some(path) => SpawnError::JoinCgroup {
+                program,
+                path: path.clone(),
+                source,
+            },
             None => SpawnError::Start { program, source },
         },
     }
@@ -373,9 +406,11 @@ fn stderr(spawn: &Spawn) -> Result<Stdio, SpawnError> {
         Stderr::Null => Ok(Stdio::null()),
         Stderr::File(path) => match OpenOptions::new().create(true).append(true).open(path) {
             Ok(file) => Ok(file.into()),
-            Err(source) => {
-                Err(SpawnError::Stderr { program: spawn.program.clone(), path: path.clone(), source })
-            }
+            Err(source) => Err(SpawnError::Stderr {
+                program: spawn.program.clone(),
+                path: path.clone(),
+                source,
+            }),
         },
     }
 }

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
+    setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -63,21 +63,37 @@ impl Taskstats {
     /// process ids (`hostPID`). Or it forgets context switches of threads that have ended, as kernels before 2026 do.
     pub fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
-        let socket =
-            socket(AddressFamily::Netlink, SockType::Raw, flags, Some(SockProtocol::NetlinkGeneric))?;
+        let socket = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            flags,
+            Some(SockProtocol::NetlinkGeneric),
+        )?;
         // The kernel answers before the question is sent, or never.
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
-        let mut this = Self { socket, family: CONTROLLER, sequence: 0, buffer: vec![0; 8192] };
+        let mut this = Self {
+            socket,
+            family: CONTROLLER,
+            sequence: 0,
+            buffer: vec![0; 8192],
+        };
         let answer = this.ask(GET_FAMILY, FAMILY_NAME, b"TASKSTATS\0")?;
         let id = attribute(answer, FAMILY_ID).and_then(|id| id.first_chunk().copied());
-        this.family = u16::from_ne_bytes(id.ok_or_else(|| nonsense("no number of the family TASKSTATS"))?);
+        this.family =
+            u16::from_ne_bytes(id.ok_or_else(|| nonsense("no number of the family TASKSTATS"))?);
         let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
-        let stats = this.stats(own)?.ok_or_else(|| nonsense("nothing about this process"))?;
+        let stats = this
+            .stats(own)?
+            .ok_or_else(|| nonsense("nothing about this process"))?;
         if number64(stats, RUNS).is_none_or(|runs| runs == 0) {
-            return Err(nonsense("the kernel was built without CONFIG_TASK_DELAY_ACCT"));
+            return Err(nonsense(
+                "the kernel was built without CONFIG_TASK_DELAY_ACCT",
+            ));
         }
         if !this.remembers(own)? {
-            return Err(nonsense("the kernel forgets the context switches of threads that have ended"));
+            return Err(nonsense(
+                "the kernel forgets the context switches of threads that have ended",
+            ));
         }
         Ok(this)
     }
@@ -85,11 +101,17 @@ impl Taskstats {
     /// Whether what a thread has done still counts when it has ended.
     fn remembers(&mut self, own: i32) -> io::Result<bool> {
         let waits = |taskstats: &mut Self| -> io::Result<u64> {
-            Ok(taskstats.of(own)?.map_or(0, |scheduled| scheduled.voluntary))
+            Ok(taskstats
+                .of(own)?
+                .map_or(0, |scheduled| scheduled.voluntary))
         };
         let before = waits(self)?;
         let waiting = || (0..WAITS).for_each(|_| thread::sleep(Duration::from_micros(50)));
-        thread::Builder::new().name("pinfold-probe".to_owned()).spawn(waiting)?.join().ok();
+        thread::Builder::new()
+            .name("pinfold-probe".to_owned())
+            .spawn(waiting)?
+            .join()
+            .ok();
         Ok(waits(self)?.saturating_sub(before) >= WAITS)
     }
 
@@ -98,8 +120,12 @@ impl Taskstats {
     /// # Errors
     /// The kernel refuses to say.
     pub fn of(&mut self, pid: i32) -> io::Result<Option<Scheduled>> {
-        let Some(stats) = self.stats(pid)? else { return Ok(None) };
-        scheduled(stats).map(Some).ok_or_else(|| nonsense("too few counters of a process"))
+        let Some(stats) = self.stats(pid)? else {
+            return Ok(None);
+        };
+        scheduled(stats)
+            .map(Some)
+            .ok_or_else(|| nonsense("too few counters of a process"))
     }
 
     fn stats(&mut self, pid: i32) -> io::Result<Option<&[u8]>> {
@@ -109,7 +135,9 @@ impl Taskstats {
             Err(error) => return Err(error),
         };
         let stats = attribute(answer, PROCESS).and_then(|process| attribute(process, STATS));
-        stats.map(Some).ok_or_else(|| nonsense("no counters of a process"))
+        stats
+            .map(Some)
+            .ok_or_else(|| nonsense("no counters of a process"))
     }
 
     /// Sends a command with one attribute and returns the attributes of the answer.
@@ -117,7 +145,12 @@ impl Taskstats {
         self.sequence = self.sequence.wrapping_add(1);
         let request = request(self.family, self.sequence, command, kind, value)?;
         let kernel = NetlinkAddr::new(0, 0);
-        sendto(self.socket.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
+        sendto(
+            self.socket.as_raw_fd(),
+            &request,
+            &kernel,
+            MsgFlags::empty(),
+        )?;
         let length = loop {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
             let message = self.buffer.get(..length).unwrap_or_default();
@@ -132,15 +165,27 @@ impl Taskstats {
             }
             break length;
         };
-        self.buffer.get(HEADER + GENERIC..length).ok_or_else(|| nonsense("an answer without content"))
+        self.buffer
+            .get(HEADER + GENERIC..length)
+            .ok_or_else(|| nonsense("an answer without content"))
     }
 }
 
-fn request(family: u16, sequence: u32, command: u8, kind: u16, value: &[u8]) -> io::Result<Vec<u8>> {
+fn request(
+    family: u16,
+    sequence: u32,
+    command: u8,
+    kind: u16,
+    value: &[u8],
+) -> io::Result<Vec<u8>> {
     let field = u16::try_from(4 + value.len()).map_err(io::Error::other)?;
     let length = HEADER + GENERIC + usize::from(field).next_multiple_of(4);
     let mut message = Vec::with_capacity(length);
-    message.extend(u32::try_from(length).map_err(io::Error::other)?.to_ne_bytes());
+    message.extend(
+        u32::try_from(length)
+            .map_err(io::Error::other)?
+            .to_ne_bytes(),
+    );
     message.extend(family.to_ne_bytes());
     message.extend(REQUEST.to_ne_bytes());
     message.extend(sequence.to_ne_bytes());
@@ -194,7 +239,10 @@ mod tests {
     use super::*;
 
     fn field(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut field = u16::try_from(4 + value.len()).unwrap().to_ne_bytes().to_vec();
+        let mut field = u16::try_from(4 + value.len())
+            .unwrap()
+            .to_ne_bytes()
+            .to_vec();
         field.extend(kind.to_ne_bytes());
         field.extend(value);
         field.resize(field.len().next_multiple_of(4), 0);
@@ -210,7 +258,11 @@ mod tests {
         let inner = [field(OF_PROCESS, &[1, 2, 3]), field(STATS, &stats)].concat();
         let whole = [field(9, b"x"), field(PROCESS, &inner)].concat();
         let found = attribute(&whole, PROCESS).and_then(|inner| attribute(inner, STATS));
-        let expected = Scheduled { voluntary: 8, involuntary: 9, run_delay: 7 };
+        let expected = Scheduled {
+            voluntary: 8,
+            involuntary: 9,
+            run_delay: 7,
+        };
         assert_eq!(found.and_then(scheduled), Some(expected));
         assert_eq!(attribute(&whole, 77), None);
         assert_eq!(scheduled(&stats[..INVOLUNTARY + 7]), None);
@@ -220,14 +272,23 @@ mod tests {
         }
         // Lengths that lead nowhere.
         for length in [0_u16, 1, 3, u16::MAX] {
-            assert_eq!(attribute(&[&length.to_ne_bytes()[..], &[9, 0, 0, 0]].concat(), STATS), None);
+            assert_eq!(
+                attribute(&[&length.to_ne_bytes()[..], &[9, 0, 0, 0]].concat(), STATS),
+                None
+            );
         }
     }
 
     #[test]
     fn requests_are_padded() {
         let request = request(7, 3, GET, OF_PROCESS, &[1, 2, 3, 4, 5]).unwrap();
-        assert_eq!((request.len(), number32(&request, 0), number16(&request, 4)), (32, Some(32), Some(7)));
-        assert_eq!(attribute(&request[HEADER + GENERIC..], OF_PROCESS), Some(&[1, 2, 3, 4, 5][..]));
+        assert_eq!(
+            (request.len(), number32(&request, 0), number16(&request, 4)),
+            (32, Some(32), Some(7))
+        );
+        assert_eq!(
+            attribute(&request[HEADER + GENERIC..], OF_PROCESS),
+            Some(&[1, 2, 3, 4, 5][..])
+        );
     }
 }

@@ -70,7 +70,12 @@ pub struct Presence([Option<Vec<u8>>; 4]);
 impl Presence {
     /// Reads the files of the machine whose `sys/` lies in `root`. A file that is missing or unreadable counts as such.
     pub fn read(root: &Path) -> Self {
-        let files = ["cpu/online", "cpu/present", "node/online", "node/has_memory"];
+        let files = [
+            "cpu/online",
+            "cpu/present",
+            "node/online",
+            "node/has_memory",
+        ];
         let system = root.join("sys/devices/system");
         Self(files.map(|file| fs::read(system.join(file)).ok()))
     }
@@ -88,7 +93,12 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
     let (online, offline) = on_and_off(&cpus)?;
     // Empty where no CPU was isolated at boot; there is no such file on some machines.
     let isolated = list(&cpus.join("isolated"))?.unwrap_or_default();
-    let mut facts = Facts { online, offline, isolated, ..Facts::default() };
+    let mut facts = Facts {
+        online,
+        offline,
+        isolated,
+        ..Facts::default()
+    };
     // CPUs of one socket by its id, for kernels that don't list them; the id is -1 where the machine has none.
     let mut packages: BTreeMap<i64, CpuSet> = BTreeMap::new();
     for cpu in facts.online.iter() {
@@ -119,7 +129,9 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
                 _ => {}
             },
         }
-        facts.llcs.extend(last_level_cache(&folder.join("cache"))?.map(with_self));
+        facts
+            .llcs
+            .extend(last_level_cache(&folder.join("cache"))?.map(with_self));
     }
     facts.sockets.extend(packages.into_values());
     facts.kinds = kinds(&devices, &cpus, &facts.online)?;
@@ -150,14 +162,18 @@ fn on_and_off(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
         }
     };
     if online.is_empty() {
-        return Err(TopologyError::NoCpus { path: cpus.to_owned() });
+        return Err(TopologyError::NoCpus {
+            path: cpus.to_owned(),
+        });
     }
     let offline = present.difference(&online);
     Ok((online, offline))
 }
 
 fn switched_on(path: &Path) -> Result<Option<bool>, TopologyError> {
-    let Some(text) = text(path)? else { return Ok(None) };
+    let Some(text) = text(path)? else {
+        return Ok(None);
+    };
     match text.as_str() {
         "0" => Ok(Some(false)),
         "1" => Ok(Some(true)),
@@ -179,16 +195,24 @@ fn last_level_cache(folder: &Path) -> Result<Option<CpuSet>, TopologyError> {
             Some(kind) => return Err(malformed(&path, "Data, Instruction or Unified", kind)),
             None => continue,
         }
-        let Some(level) = number(&cache.join("level"))? else { continue };
+        let Some(level) = number(&cache.join("level"))? else {
+            continue;
+        };
         if last.as_ref().is_none_or(|(highest, _)| level > *highest) {
             last = Some((level, cache));
         }
     }
-    last.map_or(Ok(None), |(_, cache)| first_of(&cache, &["shared_cpu_list"], &["shared_cpu_map"]))
+    last.map_or(Ok(None), |(_, cache)| {
+        first_of(&cache, &["shared_cpu_list"], &["shared_cpu_map"])
+    })
 }
 
 /// The CPUs of each kind of core; nothing on a machine whose cores are all alike.
-fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, CpuSet)>, TopologyError> {
+fn kinds(
+    devices: &Path,
+    cpus: &Path,
+    online: &CpuSet,
+) -> Result<Vec<(CoreKind, CpuSet)>, TopologyError> {
     let mut kinds = Vec::new();
     for (folder, kind) in KIND_FOLDERS {
         kinds.extend(list(&devices.join(folder).join("cpus"))?.map(|cpus| (kind, cpus)));
@@ -205,8 +229,12 @@ fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, 
     if capacities.len() < 2 {
         return Ok(kinds);
     }
-    let fastest = capacities.pop_last().map(|(_, cpus)| (CoreKind::Performance, cpus));
-    let others = capacities.into_values().map(|cpus| (CoreKind::Efficiency, cpus));
+    let fastest = capacities
+        .pop_last()
+        .map(|(_, cpus)| (CoreKind::Performance, cpus));
+    let others = capacities
+        .into_values()
+        .map(|cpus| (CoreKind::Efficiency, cpus));
     Ok(fastest.into_iter().chain(others).collect())
 }
 
@@ -220,7 +248,11 @@ fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
         let path = node.join("distance");
         // The kernel writes one distance per NUMA node that it has a folder for, in the order of their ids.
         let row = text(&path)?;
-        let row = row.map(|row| row.split_whitespace().map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>());
+        let row = row.map(|row| {
+            row.split_whitespace()
+                .map(|d| d.parse().ok())
+                .collect::<Option<Vec<u32>>>()
+        });
         let distances = match row {
             None => Vec::new(),
             Some(Some(distances)) if distances.len() == ids.len() => distances,
@@ -250,10 +282,18 @@ fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
 
 /// The bytes of `MemTotal` in a NUMA node's `meminfo`, whose lines read like `Node 0 MemTotal:  16772456 kB`.
 fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
-    let Some(text) = text(path)? else { return Ok(None) };
+    let Some(text) = text(path)? else {
+        return Ok(None);
+    };
     let total = text.lines().find_map(|line| {
         let (_, value) = line.split_once("MemTotal:")?;
-        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        value
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(1024)
     });
     match total {
         Some(bytes) => Ok(Some(bytes)),
@@ -265,7 +305,11 @@ fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
 }
 
 /// The CPUs of the first file that is there: lists first, then masks.
-fn first_of(folder: &Path, lists: &[&str], masks: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+fn first_of(
+    folder: &Path,
+    lists: &[&str],
+    masks: &[&str],
+) -> Result<Option<CpuSet>, TopologyError> {
     for name in lists {
         if let Some(cpus) = list(&folder.join(name))? {
             return Ok(Some(cpus));
@@ -287,15 +331,23 @@ fn cpus(
     path: &Path,
     parse: impl Fn(&str) -> Result<CpuSet, ParseCpuSetError>,
 ) -> Result<Option<CpuSet>, TopologyError> {
-    let Some(text) = text(path)? else { return Ok(None) };
+    let Some(text) = text(path)? else {
+        return Ok(None);
+    };
     match parse(&text) {
         Ok(cpus) => Ok(Some(cpus)),
-        Err(source) => Err(TopologyError::Cpus { path: path.to_owned(), text, source }),
+        Err(source) => Err(TopologyError::Cpus {
+            path: path.to_owned(),
+            text,
+            source,
+        }),
     }
 }
 
 fn number(path: &Path) -> Result<Option<i64>, TopologyError> {
-    let Some(text) = text(path)? else { return Ok(None) };
+    let Some(text) = text(path)? else {
+        return Ok(None);
+    };
     match text.parse() {
         Ok(number) => Ok(Some(number)),
         Err(_) => Err(malformed(path, "a whole number", text)),
@@ -303,22 +355,35 @@ fn number(path: &Path) -> Result<Option<i64>, TopologyError> {
 }
 
 fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError {
-    TopologyError::Malformed { path: path.to_owned(), expected, text }
+    TopologyError::Malformed {
+        path: path.to_owned(),
+        expected,
+        text,
+    }
 }
 
 /// What a file holds, without white space around it; `None` if there is no such file.
 fn text(path: &Path) -> Result<Option<String>, TopologyError> {
     match fs::read_to_string(path) {
         // Copies of sysfs files that were made by their size instead of their content end in zero bytes.
-        Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())),
+        Ok(text) => Ok(Some(
+            text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
+                .to_owned(),
+        )),
         Err(error) if is_missing(&error) => Ok(None),
-        Err(source) => Err(TopologyError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(TopologyError::Read {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 
 /// The numbers N of the entries `<prefix>N` of a folder, ascending; none if there is no such folder.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
-    let failed = |source| TopologyError::Read { path: folder.to_owned(), source };
+    let failed = |source| TopologyError::Read {
+        path: folder.to_owned(),
+        source,
+    };
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if is_missing(&error) => return Ok(Vec::new()),
@@ -328,7 +393,9 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
     for entry in entries {
         let name = entry.map_err(failed)?.file_name();
         // Other names that begin alike, such as `cpufreq`, are neighbours; no id is beyond the largest CPU's.
-        let number = name.to_str().and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
         numbers.extend(number.filter(|&number| number <= MAX_CPU));
     }
     numbers.sort_unstable();

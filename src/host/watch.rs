@@ -63,7 +63,10 @@ struct Told {
 
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch").field("root", &self.root).field("covered", &self.covered.len()).finish()
+        f.debug_struct("Watch")
+            .field("root", &self.root)
+            .field("covered", &self.covered.len())
+            .finish()
     }
 }
 
@@ -157,7 +160,8 @@ impl Watch {
             covered.let_go(&mut self.watches, &mut self.places);
             self.places.remove(&event.wd);
             self.covered.remove(&place);
-            told.directories.insert(if above { self.root.clone() } else { place });
+            told.directories
+                .insert(if above { self.root.clone() } else { place });
         } else if above {
             told.directories.insert(self.root.clone());
         } else if event.mask.contains(EventMask::ISDIR)
@@ -174,7 +178,12 @@ impl Watch {
     fn cover(&mut self, below: &Path) -> bool {
         let mut found = HashMap::new();
         let all = below == self.root;
-        let above = self.root.ancestors().skip(1).find(|path| path.is_dir()).filter(|_| all);
+        let above = self
+            .root
+            .ancestors()
+            .skip(1)
+            .find(|path| path.is_dir())
+            .filter(|_| all);
         if let Some(above) = above
             && let Ok(inode) = above.metadata().map(|metadata| metadata.ino())
         {
@@ -182,9 +191,15 @@ impl Watch {
             let only = rest.and_then(|rest| Some(rest.components().next()?.as_os_str().to_owned()));
             found.insert(above.to_owned(), (inode, only));
         }
-        let level = below.strip_prefix(&self.root).map_or(0, |rest| rest.components().count());
+        let level = below
+            .strip_prefix(&self.root)
+            .map_or(0, |rest| rest.components().count());
         // A link is followed to the root, and nowhere else.
-        let metadata = if all { below.metadata() } else { below.symlink_metadata() };
+        let metadata = if all {
+            below.metadata()
+        } else {
+            below.symlink_metadata()
+        };
         if let (Ok(metadata), Some(depth)) = (metadata, self.depth.checked_sub(level))
             && metadata.is_dir()
         {
@@ -214,7 +229,9 @@ impl Watch {
             let mut watched = vec![watched];
             // A kernel without such a file, or one for which this cgroup has none, is fine.
             let file = self.file.filter(|_| only.is_none());
-            watched.extend(file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()));
+            watched.extend(
+                file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()),
+            );
             for watched in &watched {
                 // One that was renamed has kept its watch, and the place that it had is nobody's.
                 let before = self.places.insert(watched.clone(), path.clone());
@@ -222,7 +239,14 @@ impl Watch {
                     self.covered.remove(&before);
                 }
             }
-            self.covered.insert(path, Covered { inode, watched, only });
+            self.covered.insert(
+                path,
+                Covered {
+                    inode,
+                    watched,
+                    only,
+                },
+            );
             new = true;
         }
         new
@@ -230,13 +254,23 @@ impl Watch {
 }
 
 /// Finds a directory and those up to `depth` levels below it, with their inodes.
-fn descend(dir: &Path, inode: u64, depth: usize, found: &mut HashMap<PathBuf, (u64, Option<OsString>)>) {
+fn descend(
+    dir: &Path,
+    inode: u64,
+    depth: usize,
+    found: &mut HashMap<PathBuf, (u64, Option<OsString>)>,
+) {
     found.insert(dir.to_owned(), (inode, None));
     if depth == 0 {
         return;
     }
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+    {
         descend(&entry.path(), entry.ino(), depth - 1, found);
     }
 }
@@ -269,11 +303,15 @@ mod tests {
         std::fs::create_dir(&root).unwrap();
         watch.changed().await.unwrap();
         std::fs::write(root.join("file"), "").unwrap();
-        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed()).await.unwrap().unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(watch.covered.len(), few);
         // What stands beside it is nobody's business.
         std::fs::create_dir(dir.path().join("other")).unwrap();
-        let told = tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
+        let told =
+            tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
         assert!(told.is_err(), "{told:?}");
     }
 
@@ -312,11 +350,17 @@ mod tests {
         std::fs::create_dir(root.join("burstable/pod1/c0ffee")).unwrap();
         // Events of the directories above may still be in the queue: wait for the state, not for an event.
         while !root.join("burstable/pod1/done").exists() {
-            tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed()).await.unwrap().unwrap();
+            tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+                .await
+                .unwrap()
+                .unwrap();
             if watch.covered.contains_key(&root.join("burstable/pod1")) {
                 std::fs::create_dir(root.join("burstable/pod1/done")).unwrap();
             }
         }
-        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed()).await.unwrap().unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+            .await
+            .unwrap()
+            .unwrap();
     }
 }

@@ -131,9 +131,16 @@ pub async fn run(
         trees: vec![TREE.to_owned()],
         listen: options.listen,
         // It costs next to nothing for so few pods, and there is more to be seen.
-        metrics: Metrics { connections: 2, peers: 16, ..Metrics::default() },
+        metrics: Metrics {
+            connections: 2,
+            peers: 16,
+            ..Metrics::default()
+        },
         // No container runtime knows the demo's pods.
-        runtime: Runtime { nri: Asked::Never, ..Runtime::default() },
+        runtime: Runtime {
+            nri: Asked::Never,
+            ..Runtime::default()
+        },
         ..Config::default()
     };
     // A kubelet that pins by itself has no say in the demo's own tree.
@@ -169,9 +176,17 @@ async fn halves(
     let (shared, _, before) = half(Mode::Shared, size, total / 2, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
     let (pinned, pods, after) = half(Mode::Pinned, size, total / 2, agent, local, show).await?;
-    let enforcement = agent.snapshot().map_or("observe", |snapshot| snapshot.enforcement.name());
+    let enforcement = agent
+        .snapshot()
+        .map_or("observe", |snapshot| snapshot.enforcement.name());
     tokio::task::block_in_place(|| local.stop_all())?;
-    Ok(Report { enforcement, seconds: before + after, shared, pinned, pods })
+    Ok(Report {
+        enforcement,
+        seconds: before + after,
+        shared,
+        pinned,
+        pods,
+    })
 }
 
 /// Runs the job once: figures, pods with their rates, and the seconds measured.
@@ -188,9 +203,18 @@ async fn half(
         Mode::Pinned => 2,
     };
     let pods = job::pods(size, mode, run)?;
-    for DemoPod { pod, manifest, args, address } in &pods {
+    for DemoPod {
+        pod,
+        manifest,
+        args,
+        address,
+    } in &pods
+    {
         // As a runtime does: ask the agent, then create the container with what it says.
-        let container = pod.containers.first().context("a pod of the demo has no container")?;
+        let container = pod
+            .containers
+            .first()
+            .context("a pod of the demo has no container")?;
         let admission = agent.create(pod, &container.name).await?;
         let env = admission.threads.variables;
         let start = Start {
@@ -232,16 +256,29 @@ async fn half(
         } else {
             p99.extend(now.workers().filter_map(|worker| worker.step_ms_p99));
         }
-        let measured =
-            base.as_ref().map_or(0, |base| (now.at - base.at).as_millis().saturating_add(500) / 1000);
+        let measured = base.as_ref().map_or(0, |base| {
+            (now.at - base.at).as_millis().saturating_add(500) / 1000
+        });
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
         let rows = rows(&pods, agent, &last, &now);
-        show(&Frame { mode, seconds: (measured, seconds), address: agent.address(), rows });
+        show(&Frame {
+            mode,
+            seconds: (measured, seconds),
+            address: agent.address(),
+            rows,
+        });
         // Where steps take longer than what is to be measured, the measuring goes on until there is one to speak of.
         let told = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
-        if let Some(base) = base.as_ref().filter(|base| measured >= seconds && told(base)) {
+        if let Some(base) = base
+            .as_ref()
+            .filter(|base| measured >= seconds && told(base))
+        {
             let rows = self::rows(&pods, agent, base, &now);
-            return Ok((figures(base, &now, p99), rows, (now.at - base.at).as_secs_f64()));
+            return Ok((
+                figures(base, &now, p99),
+                rows,
+                (now.at - base.at).as_secs_f64(),
+            ));
         }
         last = now;
     }
@@ -262,11 +299,16 @@ fn sample(agent: &Agent, local: &LocalNode, pods: &[DemoPod]) -> anyhow::Result<
 }
 
 fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<Row> {
-    let Some(snapshot) = agent.snapshot() else { return Vec::new() };
+    let Some(snapshot) = agent.snapshot() else {
+        return Vec::new();
+    };
     let seconds = (now.at - before.at).as_secs_f64();
     let mut rows = Vec::new();
     for DemoPod { pod, .. } in pods {
-        let Some(state) = snapshot.containers.iter().find(|state| state.uid.as_deref() == pod.cgroup_uid())
+        let Some(state) = snapshot
+            .containers
+            .iter()
+            .find(|state| state.uid.as_deref() == pod.cgroup_uid())
         else {
             continue;
         };
@@ -277,7 +319,10 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
             qos: state.qos.to_string(),
             cpus: state.effective.clone().unwrap_or_default(),
             exclusive: state.assigned.is_some(),
-            threads: now.pods.get(&pod.name).map_or(0, |counters| counters.threads),
+            threads: now
+                .pods
+                .get(&pod.name)
+                .map_or(0, |counters| counters.threads),
             env: state.threads.variables.clone(),
             steps_per_second: rate(|counters| counters.steps),
             context_switches_per_second: rate(|counters| counters.context_switches.unwrap_or(0)),
@@ -294,7 +339,8 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
 fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
     let seconds = (now.at - base.at).as_secs_f64();
     let job = || now.pods.keys().filter(|name| *name != "neighbour");
-    let gained = |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
+    let gained =
+        |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
     let steps: u64 = job()
         .filter(|name| name.starts_with("worker"))
         .map(|name| now.gain(base, name, |one| one.steps))
@@ -304,8 +350,12 @@ fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
         steps_per_second: steps as f64 / seconds,
         context_switches_per_step: (steps > 0)
             .then(|| gained(|one| one.context_switches.unwrap_or(0)) as f64 / steps as f64),
-        throttled_periods_per_second: gained(|one| one.throttled_periods.unwrap_or(0)) as f64 / seconds,
+        throttled_periods_per_second: gained(|one| one.throttled_periods.unwrap_or(0)) as f64
+            / seconds,
         step_ms_p99: p99.get(p99.len() / 2).copied(),
-        threads: job().filter_map(|name| now.pods.get(name)).map(|counters| counters.threads).sum(),
+        threads: job()
+            .filter_map(|name| now.pods.get(name))
+            .map(|counters| counters.threads)
+            .sum(),
     }
 }

@@ -59,9 +59,18 @@ impl Size {
             topology.online
         );
         Ok(match free {
-            1 | 2 => Self { workers: 1, worker_cpus: 1 },
-            3 | 4 => Self { workers: 2, worker_cpus: 1 },
-            more => Self { workers: 2, worker_cpus: ((more - 1) / 2).min(4) },
+            1 | 2 => Self {
+                workers: 1,
+                worker_cpus: 1,
+            },
+            3 | 4 => Self {
+                workers: 2,
+                worker_cpus: 1,
+            },
+            more => Self {
+                workers: 2,
+                worker_cpus: ((more - 1) / 2).min(4),
+            },
         })
     }
 }
@@ -73,11 +82,26 @@ impl Size {
 pub fn pods(size: Size, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoPod>> {
     let server = Ipv4Addr::new(10, 77, 0, 2);
     let hosts = format!("{server}:{PORT}");
-    let mut pods =
-        vec![training(Member { role: "ps", index: 0, cpus: 1, hosts: &hosts, address: server }, mode, run)?];
+    let mut pods = vec![training(
+        Member {
+            role: "ps",
+            index: 0,
+            cpus: 1,
+            hosts: &hosts,
+            address: server,
+        },
+        mode,
+        run,
+    )?];
     for index in 0..size.workers {
         let address = Ipv4Addr::from(u32::from(server) + 1 + index);
-        let member = Member { role: "worker", index, cpus: size.worker_cpus, hosts: &hosts, address };
+        let member = Member {
+            role: "worker",
+            index,
+            cpus: size.worker_cpus,
+            hosts: &hosts,
+            address,
+        };
         pods.push(training(member, mode, run)?);
     }
     // Workers are served first: where there is one CPU to give away, it is worth most to them.
@@ -96,14 +120,25 @@ struct Member<'a> {
 }
 
 fn training(member: Member<'_>, mode: Mode, run: u32) -> anyhow::Result<DemoPod> {
-    let Member { role, index, cpus, hosts, address } = member;
+    let Member {
+        role,
+        index,
+        cpus,
+        hosts,
+        address,
+    } = member;
     let resources = json!({ "cpu": cpus.to_string(), "memory": "256Mi" });
     let annotations = match mode {
         Mode::Shared => json!({ CPUS_ANNOTATION: "shared", THREADS_ANNOTATION: "off" }),
         Mode::Pinned => json!({}),
     };
     let mut args = vec!["train".to_owned(), role.to_owned()];
-    args.extend(["--ps-hosts".to_owned(), hosts.to_owned(), "--task-index".to_owned(), index.to_string()]);
+    args.extend([
+        "--ps-hosts".to_owned(),
+        hosts.to_owned(),
+        "--task-index".to_owned(),
+        index.to_string(),
+    ]);
     if role == "ps" {
         args.extend(["--listen".to_owned(), hosts.to_owned()]);
     }
@@ -143,12 +178,21 @@ fn neighbour(run: u32) -> anyhow::Result<DemoPod> {
     demo_pod(&manifest, args, Ipv4Addr::new(10, 77, 0, 100))
 }
 
-fn demo_pod(manifest: &serde_json::Value, args: Vec<String>, address: Ipv4Addr) -> anyhow::Result<DemoPod> {
+fn demo_pod(
+    manifest: &serde_json::Value,
+    args: Vec<String>,
+    address: Ipv4Addr,
+) -> anyhow::Result<DemoPod> {
     let manifest = manifest.to_string();
     let pod = pod::parse(&manifest, "the demo's own manifest")?
         .pop()
         .context("the demo's manifest holds no pod")?;
-    Ok(DemoPod { pod, manifest, args, address })
+    Ok(DemoPod {
+        pod,
+        manifest,
+        args,
+        address,
+    })
 }
 
 fn uid(run: u32, number: u32) -> String {
@@ -179,7 +223,10 @@ mod tests {
             let reserved = crate::pin::decide::default_reserved(&topology, &CpuSet::new());
             let size = Size::of(&topology, &reserved).unwrap();
             let free = topology.online.len() - reserved.len();
-            assert!((size.workers * size.worker_cpus) as usize <= free, "{cores} cores: {size:?}");
+            assert!(
+                (size.workers * size.worker_cpus) as usize <= free,
+                "{cores} cores: {size:?}"
+            );
         }
         let one = machine(1, 2);
         let error = Size::of(&one, &one.online).unwrap_err();
@@ -188,7 +235,10 @@ mod tests {
 
     #[test]
     fn the_mode_is_what_the_agent_reads() {
-        let size = Size { workers: 2, worker_cpus: 3 };
+        let size = Size {
+            workers: 2,
+            worker_cpus: 3,
+        };
         for (mode, expected) in [(Mode::Shared, 0), (Mode::Pinned, 7)] {
             let pods = pods(size, mode, 1).unwrap();
             let owed = |pod: &Pod| -> u32 {
@@ -199,7 +249,11 @@ mod tests {
                     .map(|one| Entitlement::cpus(&one))
                     .sum()
             };
-            assert_eq!(pods.iter().map(|one| owed(&one.pod)).sum::<u32>(), expected, "{mode:?}");
+            assert_eq!(
+                pods.iter().map(|one| owed(&one.pod)).sum::<u32>(),
+                expected,
+                "{mode:?}"
+            );
         }
     }
 }

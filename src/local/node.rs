@@ -102,9 +102,14 @@ impl LocalNode {
         let lock = crate::agent::lock(&cgroups.root().join(TOP))
             .context("another pinfold demo is running, or a bench")?;
         match furnish(&cgroups) {
-            Ok((launcher, switch)) => {
-                Ok(Self { cgroups, launcher, switch, running: BTreeMap::new(), burstable: 0, _lock: lock })
-            }
+            Ok((launcher, switch)) => Ok(Self {
+                cgroups,
+                launcher,
+                switch,
+                running: BTreeMap::new(),
+                burstable: 0,
+                _lock: lock,
+            }),
             Err(error) => {
                 // What can't be removed either is the next one's to find; this error is the one to tell.
                 let _ = sweep(&cgroups);
@@ -127,12 +132,23 @@ impl LocalNode {
     /// The processes of a pod, whatever they have started included.
     pub(super) fn processes(&self, pod: &str) -> Vec<i32> {
         let running = self.running.get(pod);
-        running.and_then(|running| self.cgroups.processes(&running.cgroup).ok()).unwrap_or_default()
+        running
+            .and_then(|running| self.cgroups.processes(&running.cgroup).ok())
+            .unwrap_or_default()
     }
 
     /// Starts a pod: its manifest appears, then its cgroups, then its process in them. Returns when the process began.
     pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<Instant> {
-        let Start { pod, manifest, program, args, env, address, stderr, hear } = start;
+        let Start {
+            pod,
+            manifest,
+            program,
+            args,
+            env,
+            address,
+            stderr,
+            hear,
+        } = start;
         let uid = pod.cgroup_uid().context("a pod of the demo has no uid")?;
         let path = self.folder().join(format!("{}.json", pod.name));
         // Written beside and renamed, so that the agent never reads half of it.
@@ -140,7 +156,11 @@ impl LocalNode {
         fs::write(&draft, manifest).with_context(|| format!("can't write {}", draft.display()))?;
         fs::rename(&draft, &path).with_context(|| format!("can't write {}", path.display()))?;
 
-        let resources = pod.containers.first().map(|container| container.resources).unwrap_or_default();
+        let resources = pod
+            .containers
+            .first()
+            .map(|container| container.resources)
+            .unwrap_or_default();
         let class = match pod::qos(pod) {
             Qos::BestEffort => "besteffort/",
             Qos::Burstable => {
@@ -156,9 +176,16 @@ impl LocalNode {
         let container = format!("{cgroup}/{}", pod.name);
         for one in [&cgroup, &container] {
             self.cgroups.create(one)?;
-            self.cgroups.set_request(one, resources.cpu_request.unwrap_or(0))?;
+            self.cgroups
+                .set_request(one, resources.cpu_request.unwrap_or(0))?;
             if let Some(limit) = resources.cpu_limit {
-                self.cgroups.set_quota(one, Quota { quota: Some(limit * PERIOD / 1000), period: PERIOD })?;
+                self.cgroups.set_quota(
+                    one,
+                    Quota {
+                        quota: Some(limit * PERIOD / 1000),
+                        period: PERIOD,
+                    },
+                )?;
             }
         }
         let began = Instant::now();
@@ -170,7 +197,9 @@ impl LocalNode {
             args: args.into_iter().map(OsString::from).collect(),
             env,
             cgroup_procs: self.cgroups.procs_files(&container),
-            netns: address.map(|address| self.switch.join(address)).transpose()?,
+            netns: address
+                .map(|address| self.switch.join(address))
+                .transpose()?,
             stderr,
         })?;
         let latest = Arc::new(Mutex::new(None));
@@ -179,14 +208,25 @@ impl LocalNode {
             let hear = hear.unwrap_or_else(|| Box::new(move |text, _| keep(text, &kept)));
             std::thread::spawn(move || follow(stdout, hear));
         }
-        self.running.insert(pod.name.clone(), Running { cgroup, manifest: path, process, latest });
+        self.running.insert(
+            pod.name.clone(),
+            Running {
+                cgroup,
+                manifest: path,
+                process,
+                latest,
+            },
+        );
         Ok(began)
     }
 
     /// What a pod's process said last.
     pub(super) fn line(&self, pod: &str) -> Option<Line> {
         let latest = &self.running.get(pod)?.latest;
-        latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        latest
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// An error if a process has ended, which none should do by itself.
@@ -258,7 +298,9 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
         return Ok(());
     }
     // Whoever was killed may still be closing its files.
-    let Ok(_lock) = patiently(|| crate::agent::lock(&cgroups.root().join(TOP))) else { return Ok(()) };
+    let Ok(_lock) = patiently(|| crate::agent::lock(&cgroups.root().join(TOP))) else {
+        return Ok(());
+    };
     sweep(cgroups)?;
     patiently(|| cgroups.remove(TOP)).context("can't remove the cgroups that were left")
 }
@@ -308,7 +350,10 @@ fn follow(stdout: std::process::ChildStdout, mut hear: Hear) {
     loop {
         line.clear();
         // A line without an end is cut: what writes gigabytes of dots must not be kept.
-        match Read::by_ref(&mut stdout).take(LONGEST_LINE).read_until(b'\n', &mut line) {
+        match Read::by_ref(&mut stdout)
+            .take(LONGEST_LINE)
+            .read_until(b'\n', &mut line)
+        {
             Ok(0) | Err(_) => return,
             Ok(_) => hear(line.trim_ascii_end(), Instant::now()),
         }

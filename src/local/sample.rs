@@ -43,14 +43,20 @@ impl Sample {
                 "pinfold_container_cpu_throttled_periods_total" => {
                     *counters.throttled_periods.get_or_insert(0) += value;
                 }
-                "pinfold_container_llc_misses_total" => *counters.llc_misses.get_or_insert(0) += value,
+                "pinfold_container_llc_misses_total" => {
+                    *counters.llc_misses.get_or_insert(0) += value
+                }
                 "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
                 "pinfold_pod_network_transmit_bytes_total" => counters.transmit_bytes += value,
                 _ => {}
             }
         }
         let unsupported = text.lines().filter_map(unsupported).collect();
-        Self { at: Instant::now(), pods, unsupported }
+        Self {
+            at: Instant::now(),
+            pods,
+            unsupported,
+        }
     }
 
     /// How much a pod's counter has gained since an earlier sample.
@@ -61,7 +67,10 @@ impl Sample {
 
     /// The workers' counters.
     pub(super) fn workers(&self) -> impl Iterator<Item = &Counters> {
-        self.pods.iter().filter(|(name, _)| name.starts_with("worker")).map(|(_, counters)| counters)
+        self.pods
+            .iter()
+            .filter(|(name, _)| name.starts_with("worker"))
+            .map(|(_, counters)| counters)
     }
 
     /// The steps of all workers.
@@ -91,7 +100,10 @@ fn unsupported(line: &str) -> Option<(String, String)> {
     let labels = line.strip_prefix("pinfold_collector_unsupported{collector=\"")?;
     let (collector, rest) = labels.split_once("\",reason=\"")?;
     let (reason, _) = rest.rsplit_once("\"}")?;
-    let reason = reason.replace("\\\"", "\"").replace("\\n", " ").replace("\\\\", "\\");
+    let reason = reason
+        .replace("\\\"", "\"")
+        .replace("\\n", " ")
+        .replace("\\\\", "\\");
     Some((collector.to_owned(), reason))
 }
 
@@ -109,10 +121,17 @@ mod tests {
             pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
             process_cpu_seconds_total 1\n";
         let sample = Sample::parse(text);
-        let expected =
-            Counters { threads: 3, context_switches: Some(1007), llc_misses: Some(4), ..Counters::default() };
+        let expected = Counters {
+            threads: 3,
+            context_switches: Some(1007),
+            llc_misses: Some(4),
+            ..Counters::default()
+        };
         assert_eq!(sample.pods, BTreeMap::from([("ps-0".to_owned(), expected)]));
         let reason = "no \"LLC\" here".to_owned();
-        assert_eq!(sample.unsupported, BTreeMap::from([("caches".to_owned(), reason)]));
+        assert_eq!(
+            sample.unsupported,
+            BTreeMap::from([("caches".to_owned(), reason)])
+        );
     }
 }

@@ -3,13 +3,14 @@
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
-    Registry,
+    CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Opts, Registry,
 };
 
 use super::families::{
-    DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS, NRI_UNANSWERED, PROCESS_CPU_SECONDS,
-    PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS, RECONCILES, STEPS, WINDOW_SECONDS,
+    DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS, NRI_UNANSWERED,
+    PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS, RECONCILES, STEPS,
+    WINDOW_SECONDS,
 };
 use crate::pin::Cause;
 
@@ -38,7 +39,9 @@ pub struct AgentMetrics {
 }
 
 /// Buckets from a tenth of a millisecond to ten seconds.
-const SECONDS: [f64; 11] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
+const SECONDS: [f64; 11] = [
+    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0,
+];
 
 // === impl AgentMetrics ===
 
@@ -103,7 +106,9 @@ impl AgentMetrics {
 
     /// Notes how long the container runtime has waited for an answer.
     pub fn runtime_call(&self, call: &'static str, time: std::time::Duration) {
-        self.runtime_calls.with_label_values(&[call]).observe(time.as_secs_f64());
+        self.runtime_calls
+            .with_label_values(&[call])
+            .observe(time.as_secs_f64());
     }
 
     /// Notes a call that was not answered in time.

@@ -1,8 +1,9 @@
 //! [`ApiNumbers`]: what was asked of the Kubernetes API, and what came of it.
 
 use super::families::{
-    API_CONNECTED, API_ERRORS, API_EVENTS_DROPPED, API_LAST_ANSWER_TIMESTAMP_SECONDS, API_POD_CHANGES,
-    API_PODS, API_REQUESTS, API_RESYNCS, API_RETRIES, SCENE_INFO, SCENE_LABEL_CONFLICTS, SCENE_PHASE,
+    API_CONNECTED, API_ERRORS, API_EVENTS_DROPPED, API_LAST_ANSWER_TIMESTAMP_SECONDS,
+    API_POD_CHANGES, API_PODS, API_REQUESTS, API_RESYNCS, API_RETRIES, SCENE_INFO,
+    SCENE_LABEL_CONFLICTS, SCENE_PHASE,
 };
 use super::page::{Labels, Lines, Page};
 
@@ -60,12 +61,21 @@ impl ApiNumbers {
         let none = Labels::default();
         let mut by = |family, label: &str, values: &[(&str, u64)]| {
             let mut lines = Lines::of(family);
-            values.iter().for_each(|(value, count)| lines.put_with(&none, &[(label, value)], *count));
+            values
+                .iter()
+                .for_each(|(value, count)| lines.put_with(&none, &[(label, value)], *count));
             page.add(lines);
         };
         by(&API_REQUESTS, "request", &self.requests);
         by(&API_ERRORS, "kind", &self.errors);
-        by(&API_PODS, "state", &[("known", self.pods as u64), ("unreadable", self.unreadable as u64)]);
+        by(
+            &API_PODS,
+            "state",
+            &[
+                ("known", self.pods as u64),
+                ("unreadable", self.unreadable as u64),
+            ],
+        );
         page.add_one(&API_RETRIES, self.retries);
         page.add_one(&API_RESYNCS, self.resyncs);
         page.add_one(&API_POD_CHANGES, self.pod_changes);
@@ -75,12 +85,28 @@ impl ApiNumbers {
         }
         page.add_one(&API_CONNECTED, self.connected);
         if let Some(place) = &self.place {
-            let PlaceNumbers { phase, plan, scene, case, kind, index, conflicts } = place;
+            let PlaceNumbers {
+                phase,
+                plan,
+                scene,
+                case,
+                kind,
+                index,
+                conflicts,
+            } = place;
             page.add_info(&SCENE_PHASE, &[("phase", phase)]);
             if !scene.is_empty() {
-                let labels =
-                    [("plan", plan), ("scene", scene), ("case", case), ("type", kind), ("index", index)];
-                page.add_info(&SCENE_INFO, &labels.map(|(name, value)| (name, value.as_str())));
+                let labels = [
+                    ("plan", plan),
+                    ("scene", scene),
+                    ("case", case),
+                    ("type", kind),
+                    ("index", index),
+                ];
+                page.add_info(
+                    &SCENE_INFO,
+                    &labels.map(|(name, value)| (name, value.as_str())),
+                );
             }
             page.add_one(&SCENE_LABEL_CONFLICTS, *conflicts);
         }

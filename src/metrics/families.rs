@@ -33,23 +33,57 @@ const POD: &[&str] = &["namespace", "pod"];
 const CONTAINER: &[&str] = &["namespace", "pod", "container"];
 const PORT: &[&str] = &["device", "port"];
 const POD_PORT: &[&str] = &["namespace", "pod", "device", "port"];
-const PEER: &[&str] = &["namespace", "pod", "peer_namespace", "peer_pod", "peer_role"];
+const PEER: &[&str] = &[
+    "namespace",
+    "pod",
+    "peer_namespace",
+    "peer_pod",
+    "peer_role",
+];
 const INTERFACE: &[&str] = &["namespace", "pod", "interface"];
 
-const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    Family { name, kind: Kind::Counter, help, labels }
+const fn counter(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Family {
+    Family {
+        name,
+        kind: Kind::Counter,
+        help,
+        labels,
+    }
 }
 
 const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, help, labels }
+    Family {
+        name,
+        kind: Kind::Gauge,
+        help,
+        labels,
+    }
 }
 
 const fn info(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    Family { name, kind: Kind::Info, help, labels }
+    Family {
+        name,
+        kind: Kind::Info,
+        help,
+        labels,
+    }
 }
 
-const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    Family { name, kind: Kind::Histogram, help, labels }
+const fn histogram(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Family {
+    Family {
+        name,
+        kind: Kind::Histogram,
+        help,
+        labels,
+    }
 }
 
 /// One table, from which come a constant for each family and the list of all of them, by name.

@@ -158,23 +158,36 @@ impl Sources {
     /// something. Where cgroup v2 is mounted is looked for at `cgroup_root`.
     #[must_use]
     pub fn with_sockets(self, cgroup_root: &Path, trees: &[String]) -> Self {
-        Self { sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))), ..self }
+        Self {
+            sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))),
+            ..self
+        }
     }
 
     /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen, and of those of training pods how much
     /// went to and fro between each and this many others. Where cgroup v2 is mounted is looked for at `cgroup_root`.
     #[must_use]
     pub fn with_connections(self, cgroup_root: &Path, peers: usize) -> Self {
-        Self { connections: Some(connections::Connections::new(cgroup_root, peers)), ..self }
+        Self {
+            connections: Some(connections::Connections::new(cgroup_root, peers)),
+            ..self
+        }
     }
 
     /// The addresses at the other ends of training pods' connections whose pods the last look did not know.
     pub fn unknown_peers(&self) -> Unknown {
-        self.connections.as_ref().map(connections::Connections::unknown).unwrap_or_default()
+        self.connections
+            .as_ref()
+            .map(connections::Connections::unknown)
+            .unwrap_or_default()
     }
 
     /// Takes what somebody knows of the pods of a training job on all nodes.
-    pub fn know_peers(&self, job: (String, String), peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
+    pub fn know_peers(
+        &self,
+        job: (String, String),
+        peers: impl IntoIterator<Item = (IpAddr, Peer)>,
+    ) {
         if let Some(connections) = &self.connections {
             connections.know(job, peers);
         }
@@ -198,16 +211,24 @@ impl Sources {
     /// failed. `None`: another page was being made until then.
     pub fn collect_shared(&self, snapshot: &Arc<Snapshot>, until: Instant) -> Option<Page> {
         let mut last = self.last.try_lock_until(until)?;
-        let fresh = |last: &&Collected| last.at.elapsed() < SHARED && Arc::ptr_eq(&last.snapshot, snapshot);
+        let fresh =
+            |last: &&Collected| last.at.elapsed() < SHARED && Arc::ptr_eq(&last.snapshot, snapshot);
         if let Some(last) = last.as_ref().filter(fresh) {
             return Some(last.page.clone());
         }
-        let room = last.take().map(|last| last.page.emptied()).unwrap_or_default();
+        let room = last
+            .take()
+            .map(|last| last.page.emptied())
+            .unwrap_or_default();
         let page = collectors::collect(snapshot, self, room, until);
         let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
         // A page that was cut short is not shared with a scraper that has more time.
         if at < until {
-            *last = Some(Collected { at, snapshot, page: page.clone() });
+            *last = Some(Collected {
+                at,
+                snapshot,
+                page: page.clone(),
+            });
         }
         Some(page)
     }

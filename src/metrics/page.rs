@@ -36,8 +36,14 @@ impl Format {
                 "text/plain" | "text/*" | "*/*" => Self::Text,
                 _ => continue,
             };
-            let parameters: Vec<(&str, &str)> = parts.filter_map(|part| part.split_once('=')).collect();
-            let of = |name: &str| parameters.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+            let parameters: Vec<(&str, &str)> =
+                parts.filter_map(|part| part.split_once('=')).collect();
+            let of = |name: &str| {
+                parameters
+                    .iter()
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| *value)
+            };
             // A version that is not named is the newest; 0.0.1 and 1.0.0 differ in nothing that is written here.
             let version = of("version").unwrap_or("1.0.0");
             if format == Self::OpenMetrics && !matches!(version, "0.0.1" | "1.0.0") {
@@ -69,7 +75,10 @@ pub(super) struct Labels(String);
 impl Labels {
     pub(super) fn new(labels: &[(&str, &str)]) -> Self {
         // A comma, an equals sign and two quotes.
-        let length = labels.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+        let length = labels
+            .iter()
+            .map(|(name, value)| name.len() + value.len() + 4)
+            .sum();
         let mut text = String::with_capacity(length);
         add(&mut text, true, labels);
         Self(text)
@@ -90,7 +99,10 @@ fn add(text: &mut String, mut is_first: bool, labels: &[(&str, &str)]) {
 }
 
 fn escape(text: &mut String, value: &str, quotes: bool) {
-    if !value.bytes().any(|byte| matches!(byte, b'\\' | b'\n' | b'"')) {
+    if !value
+        .bytes()
+        .any(|byte| matches!(byte, b'\\' | b'\n' | b'"'))
+    {
         return text.push_str(value);
     }
     for letter in value.chars() {
@@ -125,7 +137,12 @@ impl Lines {
             Kind::Info => "info",
             Kind::Histogram => "histogram",
         };
-        Self { name: family.name.into(), kind, help: family.help.into(), text: String::new() }
+        Self {
+            name: family.name.into(),
+            kind,
+            help: family.help.into(),
+            text: String::new(),
+        }
     }
 
     /// Adds a series.
@@ -147,7 +164,13 @@ impl Lines {
 
     /// Adds a histogram: how many values were seen up to each bound and above the one before, and last those above all; and
     /// the sum of all.
-    pub(super) fn put_histogram(&mut self, labels: &Labels, bounds: &[f64], counts: &[u64], sum: f64) {
+    pub(super) fn put_histogram(
+        &mut self,
+        labels: &Labels,
+        bounds: &[f64],
+        counts: &[u64],
+        sum: f64,
+    ) {
         let mut all = 0;
         let bounds = bounds.iter().copied().chain([f64::INFINITY]);
         for (bound, count) in bounds.zip(counts) {
@@ -181,16 +204,27 @@ impl Lines {
 
     /// The family as the registry has it, with all its series.
     fn of_registry(family: &proto::MetricFamily) -> Self {
-        let (name, help) = (family.name().to_owned().into(), family.help().to_owned().into());
+        let (name, help) = (
+            family.name().to_owned().into(),
+            family.help().to_owned().into(),
+        );
         let kind = match family.get_field_type() {
             MetricType::COUNTER => "counter",
             MetricType::HISTOGRAM => "histogram",
             _ => "gauge",
         };
-        let mut lines = Self { name, kind, help, text: String::new() };
+        let mut lines = Self {
+            name,
+            kind,
+            help,
+            text: String::new(),
+        };
         for metric in family.get_metric() {
-            let labels: Vec<(&str, &str)> =
-                metric.get_label().iter().map(|label| (label.name(), label.value())).collect();
+            let labels: Vec<(&str, &str)> = metric
+                .get_label()
+                .iter()
+                .map(|label| (label.name(), label.value()))
+                .collect();
             let labels = Labels::new(&labels);
             match family.get_field_type() {
                 MetricType::COUNTER => lines.put(&labels, metric.get_counter().get_value()),
@@ -199,7 +233,12 @@ impl Lines {
                     for bucket in histogram.get_bucket() {
                         let mut bound = String::new();
                         bucket.upper_bound().write(&mut bound);
-                        lines.line("_bucket", &labels, &[("le", &bound)], bucket.cumulative_count());
+                        lines.line(
+                            "_bucket",
+                            &labels,
+                            &[("le", &bound)],
+                            bucket.cumulative_count(),
+                        );
                     }
                     let count = histogram.get_sample_count();
                     lines.line("_bucket", &labels, &[("le", "+Inf")], count);
@@ -217,7 +256,9 @@ impl Lines {
 fn push_with_points(text: &mut String, series: &str) {
     for line in series.split_inclusive('\n') {
         // The last of the labels.
-        let bound = line.rsplit_once("le=\"").and_then(|(start, rest)| Some((start, rest.split_once('"')?)));
+        let bound = line
+            .rsplit_once("le=\"")
+            .and_then(|(start, rest)| Some((start, rest.split_once('"')?)));
         match bound {
             Some((start, (bound, rest))) if bound.bytes().all(|byte| byte.is_ascii_digit()) => {
                 let _ = write!(text, "{start}le=\"{bound}.0\"{rest}");
@@ -268,22 +309,34 @@ impl Page {
             text.clear();
             Some((name, text))
         };
-        Self { families: Vec::new(), room: self.families.into_iter().filter_map(room).collect() }
+        Self {
+            families: Vec::new(),
+            room: self.families.into_iter().filter_map(room).collect(),
+        }
     }
 
     /// Gives back the room that was not needed.
     pub(super) fn without_room(self) -> Self {
-        Self { families: self.families, room: HashMap::new() }
+        Self {
+            families: self.families,
+            room: HashMap::new(),
+        }
     }
 
     /// A family to be written and then added.
     pub(super) fn lines(&mut self, family: &'static Family) -> Lines {
-        Lines { text: self.room.remove(family.name).unwrap_or_default(), ..Lines::of(family) }
+        Lines {
+            text: self.room.remove(family.name).unwrap_or_default(),
+            ..Lines::of(family)
+        }
     }
 
     /// A family that may have been added already, to be added again with more series.
     pub(super) fn more_lines(&mut self, family: &'static Family) -> Lines {
-        let there = self.families.iter().position(|lines| lines.name == family.name);
+        let there = self
+            .families
+            .iter()
+            .position(|lines| lines.name == family.name);
         let taken = there.map(|at| self.families.swap_remove(at));
         taken.map_or_else(|| self.lines(family), Arc::unwrap_or_clone)
     }
@@ -314,13 +367,18 @@ impl Page {
     }
 
     pub(super) fn add_registry(&mut self, families: &[proto::MetricFamily]) {
-        families.iter().for_each(|family| self.add(Lines::of_registry(family)));
+        families
+            .iter()
+            .for_each(|family| self.add(Lines::of_registry(family)));
     }
 
     /// The page as text.
     pub fn text(&self, format: Format) -> String {
         let chunks = self.chunks(format);
-        chunks.iter().map(|chunk| String::from_utf8_lossy(chunk.as_ref())).collect()
+        chunks
+            .iter()
+            .map(|chunk| String::from_utf8_lossy(chunk.as_ref()))
+            .collect()
     }
 
     /// The page as text in pieces, its families by name.
@@ -329,11 +387,20 @@ impl Page {
         families.sort_by(|one, other| one.name.cmp(&other.name));
         let (mut chunks, mut text) = (Vec::new(), String::new());
         for lines in families {
-            let Lines { name, kind, help, text: series } = lines.as_ref();
+            let Lines {
+                name,
+                kind,
+                help,
+                text: series,
+            } = lines.as_ref();
             // There the family is named without what its kind adds to its series; the other knows no kind `info`.
             let (name, kind) = match (format, *kind) {
-                (Format::OpenMetrics, "counter") => (name.strip_suffix("_total").unwrap_or(name), *kind),
-                (Format::OpenMetrics, "info") => (name.strip_suffix("_info").unwrap_or(name), *kind),
+                (Format::OpenMetrics, "counter") => {
+                    (name.strip_suffix("_total").unwrap_or(name), *kind)
+                }
+                (Format::OpenMetrics, "info") => {
+                    (name.strip_suffix("_info").unwrap_or(name), *kind)
+                }
                 (Format::Text, "info") => (name.as_ref(), "gauge"),
                 _ => (name.as_ref(), *kind),
             };
@@ -367,9 +434,18 @@ mod tests {
         help: "Bytes \"so far\".",
         labels: &["pod"],
     };
-    static MORE: Family =
-        Family { name: "more_bytes_total", kind: Kind::Counter, help: "More.", labels: &["pod"] };
-    static BUILD: Family = Family { name: "build_info", kind: Kind::Info, help: "What it is.", labels: &[] };
+    static MORE: Family = Family {
+        name: "more_bytes_total",
+        kind: Kind::Counter,
+        help: "More.",
+        labels: &["pod"],
+    };
+    static BUILD: Family = Family {
+        name: "build_info",
+        kind: Kind::Info,
+        help: "What it is.",
+        labels: &[],
+    };
 
     fn page() -> Page {
         let mut page = Page::default();
@@ -413,7 +489,10 @@ mod tests {
         (0..1000_u64).for_each(|number| traffic.put(&pod, number));
         page.add(traffic);
         let text = page.text(Format::Text);
-        assert!(text.contains("\nmore_bytes_total{pod=\"a\"} 999\n# HELP traffic_bytes_total"), "{text}");
+        assert!(
+            text.contains("\nmore_bytes_total{pod=\"a\"} 999\n# HELP traffic_bytes_total"),
+            "{text}"
+        );
         let chunks = page.chunks(Format::Text);
         let series = |chunk: &&Chunk| matches!(chunk.0, Piece::Series(_));
         assert_eq!((chunks.len(), chunks.iter().filter(series).count()), (3, 1));
@@ -423,36 +502,55 @@ mod tests {
         drop(chunks);
         let mut next = copy.emptied();
         let mut room = next.lines(&MORE);
-        assert!(room.text.is_empty() && room.text.capacity() > 10_000, "{}", room.text.capacity());
+        assert!(
+            room.text.is_empty() && room.text.capacity() > 10_000,
+            "{}",
+            room.text.capacity()
+        );
         room.put(&pod, 1_u64);
         next.add(room);
-        assert!(next.families[0].text.capacity() < 1000, "what is not needed any more is given back");
+        assert!(
+            next.families[0].text.capacity() < 1000,
+            "what is not needed any more is given back"
+        );
         assert_eq!(next.without_room().lines(&MORE).text.capacity(), 0);
     }
 
     #[test]
     fn a_registry_is_written_with_its_histograms() {
         let registry = prometheus::Registry::new();
-        let opts = prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0, 10.0]);
+        let opts =
+            prometheus::HistogramOpts::new("wait_seconds", "Waits.").buckets(vec![0.5, 1.0, 10.0]);
         let histogram = prometheus::Histogram::with_opts(opts).unwrap();
         registry.register(Box::new(histogram.clone())).unwrap();
         histogram.observe(0.75);
         let mut page = Page::default();
         page.add_registry(&registry.gather());
         let ours = page.text(Format::Text);
-        static WAIT: Family =
-            Family { name: "wait_seconds", kind: Kind::Histogram, help: "Waits.", labels: &[] };
+        static WAIT: Family = Family {
+            name: "wait_seconds",
+            kind: Kind::Histogram,
+            help: "Waits.",
+            labels: &[],
+        };
         let mut again = Lines::of(&WAIT);
         again.put_histogram(&Labels::default(), &[0.5, 1.0, 10.0], &[0, 1, 0, 0], 0.75);
         let mut page = Page::default();
         page.add(again);
         assert_eq!(page.text(Format::Text), ours);
         let mut theirs = Vec::new();
-        prometheus::Encoder::encode(&prometheus::TextEncoder::new(), &registry.gather(), &mut theirs)
-            .unwrap();
+        prometheus::Encoder::encode(
+            &prometheus::TextEncoder::new(),
+            &registry.gather(),
+            &mut theirs,
+        )
+        .unwrap();
         assert_eq!(ours, String::from_utf8(theirs).unwrap());
         let open = page.text(Format::OpenMetrics);
-        let bounds: Vec<&str> = open.lines().filter(|line| line.contains("_bucket")).collect();
+        let bounds: Vec<&str> = open
+            .lines()
+            .filter(|line| line.contains("_bucket"))
+            .collect();
         let expected = [
             "wait_seconds_bucket{le=\"0.5\"} 0",
             "wait_seconds_bucket{le=\"1.0\"} 1",
@@ -474,7 +572,10 @@ mod tests {
             ("text/html, application/json", Format::Text),
             ("application/openmetrics-text", Format::OpenMetrics),
             ("application/openmetrics-text; version=2.0.0", Format::Text),
-            ("application/openmetrics-text;q=0.1, text/plain;q=0.2", Format::Text),
+            (
+                "application/openmetrics-text;q=0.1, text/plain;q=0.2",
+                Format::Text,
+            ),
             ("application/openmetrics-text;q=nonsense", Format::Text),
         ] {
             assert_eq!(Format::accepted(header), format, "{header}");

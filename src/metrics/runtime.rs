@@ -20,7 +20,10 @@ impl RuntimeNumbers {
     pub(super) fn write(&self, page: &mut Page) {
         page.add_one(&NRI_SYNCHRONIZED, self.synchronized);
         if !self.name.is_empty() {
-            page.add_info(&NRI_RUNTIME_INFO, &[("name", &self.name), ("version", &self.version)]);
+            page.add_info(
+                &NRI_RUNTIME_INFO,
+                &[("name", &self.name), ("version", &self.version)],
+            );
         }
     }
 }

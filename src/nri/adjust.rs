@@ -94,12 +94,19 @@ impl CpuChange {
 impl ContainerAdjustment {
     pub(super) fn into_wire(self) -> wire::ContainerAdjustment {
         let removes = |name: &str| name.starts_with('-');
-        let linux = self.cpu.wire().map(|given| wire::LinuxContainerAdjustment { resources: Some(given) });
+        let linux = self.cpu.wire().map(|given| wire::LinuxContainerAdjustment {
+            resources: Some(given),
+        });
         let env = self.env.into_iter().filter(|(key, _)| !removes(key));
-        let annotations = self.annotations.into_iter().filter(|(key, _)| !removes(key));
+        let annotations = self
+            .annotations
+            .into_iter()
+            .filter(|(key, _)| !removes(key));
         wire::ContainerAdjustment {
             annotations: annotations.collect(),
-            env: env.map(|(key, value)| wire::KeyValue { key, value }).collect(),
+            env: env
+                .map(|(key, value)| wire::KeyValue { key, value })
+                .collect(),
             linux,
         }
     }
@@ -110,7 +117,9 @@ impl ContainerAdjustment {
 impl ContainerUpdate {
     pub(super) fn into_wire(self) -> wire::ContainerUpdate {
         wire::ContainerUpdate {
-            linux: Some(wire::LinuxContainerUpdate { resources: Some(self.cpu.wire().unwrap_or_default()) }),
+            linux: Some(wire::LinuxContainerUpdate {
+                resources: Some(self.cpu.wire().unwrap_or_default()),
+            }),
             container_id: self.container,
             ignore_failure: self.ignore_failure,
         }
@@ -119,7 +128,11 @@ impl ContainerUpdate {
 
 /// Updates as the runtime takes them; those that change nothing are left out.
 pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<wire::ContainerUpdate> {
-    updates.into_iter().filter(|update| !update.cpu.is_empty()).map(ContainerUpdate::into_wire).collect()
+    updates
+        .into_iter()
+        .filter(|update| !update.cpu.is_empty())
+        .map(ContainerUpdate::into_wire)
+        .collect()
 }
 
 #[cfg(test)]
@@ -132,36 +145,72 @@ mod tests {
 
     #[test]
     fn what_is_not_set_is_not_sent() {
-        let empty =
-            CpuChange { cpus: Some(CpuSet::new()), mems: Some(CpuSet::new()), ..CpuChange::default() };
+        let empty = CpuChange {
+            cpus: Some(CpuSet::new()),
+            mems: Some(CpuSet::new()),
+            ..CpuChange::default()
+        };
         assert!(CpuChange::default().is_empty() && empty.is_empty());
-        assert_eq!(ContainerAdjustment::default().into_wire(), wire::ContainerAdjustment::default());
-        let nothing = ContainerUpdate { container: "1".to_owned(), ..ContainerUpdate::default() };
+        assert_eq!(
+            ContainerAdjustment::default().into_wire(),
+            wire::ContainerAdjustment::default()
+        );
+        let nothing = ContainerUpdate {
+            container: "1".to_owned(),
+            ..ContainerUpdate::default()
+        };
         assert_eq!(updates(vec![nothing]), Vec::new());
     }
 
     #[test]
     fn quotas() {
-        let of = |quota| CpuChange { quota: Some(quota), ..CpuChange::default() };
+        let of = |quota| CpuChange {
+            quota: Some(quota),
+            ..CpuChange::default()
+        };
         let lifted = cpu(&of(Quota::Unlimited)).unwrap();
-        assert_eq!((lifted.quota, lifted.period), (Some(Signed { value: -1 }), None));
-        let limited = cpu(&of(Quota::Limited { quota: 15_000, period: 100_000 })).unwrap();
+        assert_eq!(
+            (lifted.quota, lifted.period),
+            (Some(Signed { value: -1 }), None)
+        );
+        let limited = cpu(&of(Quota::Limited {
+            quota: 15_000,
+            period: 100_000,
+        }))
+        .unwrap();
         assert_eq!(
             (limited.quota, limited.period),
-            (Some(Signed { value: 15_000 }), Some(Unsigned { value: 100_000 }))
+            (
+                Some(Signed { value: 15_000 }),
+                Some(Unsigned { value: 100_000 })
+            )
         );
-        let most = cpu(&of(Quota::Limited { quota: u64::MAX, period: 1 })).unwrap();
+        let most = cpu(&of(Quota::Limited {
+            quota: u64::MAX,
+            period: 1,
+        }))
+        .unwrap();
         assert_eq!(most.quota, Some(Signed { value: i64::MAX }));
     }
 
     #[test]
     fn nothing_is_taken_away_by_a_name() {
-        let pairs: BTreeMap<String, String> =
-            [("-PATH", "x"), ("A", "1")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let adjustment =
-            ContainerAdjustment { env: pairs.clone(), annotations: pairs, cpu: CpuChange::default() };
+        let pairs: BTreeMap<String, String> = [("-PATH", "x"), ("A", "1")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        let adjustment = ContainerAdjustment {
+            env: pairs.clone(),
+            annotations: pairs,
+            cpu: CpuChange::default(),
+        };
         let sent = adjustment.into_wire();
-        assert_eq!((sent.env.len(), sent.annotations.len(), sent.linux), (1, 1, None));
-        assert_eq!((sent.env[0].key.as_str(), sent.env[0].value.as_str()), ("A", "1"));
+        assert_eq!(
+            (sent.env.len(), sent.annotations.len(), sent.linux),
+            (1, 1, None)
+        );
+        assert_eq!(
+            (sent.env[0].key.as_str(), sent.env[0].value.as_str()),
+            ("A", "1")
+        );
     }
 }

@@ -49,7 +49,11 @@ impl Call {
             What::Synchronize(pods, containers) => {
                 let handler = async move {
                     let update = updates(handlers.synchronize(pods, containers).await?);
-                    Ok(SynchronizeResponse { update, more: false }.encode_to_vec())
+                    Ok(SynchronizeResponse {
+                        update,
+                        more: false,
+                    }
+                    .encode_to_vec())
                 };
                 Answer::Synchronized(match in_time(handler, deadline, limit).await {
                     Ok(answer) => answer,
@@ -62,7 +66,9 @@ impl Call {
                 let handler = async move { handle(&*handlers, event, &told).await };
                 Answer::Event(match in_time(handler, deadline, limit).await {
                     Ok(answer) => answer,
-                    Err(timeout) => unanswered(&*plugin, &Unanswered::Event(event, &subject), timeout),
+                    Err(timeout) => {
+                        unanswered(&*plugin, &Unanswered::Event(event, &subject), timeout)
+                    }
                 })
             }
         }
@@ -75,22 +81,41 @@ async fn in_time(
     deadline: Instant,
     limit: Duration,
 ) -> Result<Result<Vec<u8>, Refusal>, HandlerTimeout> {
-    tokio::time::timeout_at(deadline, inside_a_call(handler)).await.map_err(|_| HandlerTimeout(limit))
+    tokio::time::timeout_at(deadline, inside_a_call(handler))
+        .await
+        .map_err(|_| HandlerTimeout(limit))
 }
 
 /// What the plugin chose for the case: an answer that changes nothing, or a refusal.
-fn unanswered<P: Plugin>(plugin: &P, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<Vec<u8>, Refusal> {
+fn unanswered<P: Plugin>(
+    plugin: &P,
+    call: &Unanswered<'_>,
+    why: HandlerTimeout,
+) -> Result<Vec<u8>, Refusal> {
     tracing::error!("NRI: {call}: {why}");
     plugin.unanswered(call, why).map(|()| Vec::new())
 }
 
-async fn handle<P: Plugin>(plugin: &P, event: Event, subject: &Subject) -> Result<Vec<u8>, Refusal> {
-    let Subject { pod, container, resources } = subject;
+async fn handle<P: Plugin>(
+    plugin: &P,
+    event: Event,
+    subject: &Subject,
+) -> Result<Vec<u8>, Refusal> {
+    let Subject {
+        pod,
+        container,
+        resources,
+    } = subject;
     let update = match event {
         Event::CreateContainer => {
-            let Creation { adjustment, updates: others } = plugin.create(pod, container).await?;
-            let response =
-                CreateContainerResponse { adjust: Some(adjustment.into_wire()), update: updates(others) };
+            let Creation {
+                adjustment,
+                updates: others,
+            } = plugin.create(pod, container).await?;
+            let response = CreateContainerResponse {
+                adjust: Some(adjustment.into_wire()),
+                update: updates(others),
+            };
             return Ok(response.encode_to_vec());
         }
         Event::UpdateContainer => plugin.update(pod, container, resources).await?,
@@ -110,5 +135,8 @@ async fn handle<P: Plugin>(plugin: &P, event: Event, subject: &Subject) -> Resul
             Vec::new()
         }
     };
-    Ok(UpdateResponse { update: updates(update) }.encode_to_vec())
+    Ok(UpdateResponse {
+        update: updates(update),
+    }
+    .encode_to_vec())
 }

@@ -8,7 +8,9 @@ use std::fmt;
 use prost::Message as _;
 
 use super::message::{Container, LinuxResources, PodSandbox};
-use super::wire::{ConfigureRequest, EventRequest, PLUGIN_SERVICE, StateChangeEvent, SynchronizeRequest};
+use super::wire::{
+    ConfigureRequest, EventRequest, PLUGIN_SERVICE, StateChangeEvent, SynchronizeRequest,
+};
 
 /// What a runtime tells of. The numbers are the protocol's.
 ///
@@ -83,7 +85,10 @@ impl Event {
 
     /// Whether its answer can change containers: such an event always has its own method.
     fn has_own_method(self) -> bool {
-        matches!(self, Self::CreateContainer | Self::UpdateContainer | Self::StopContainer)
+        matches!(
+            self,
+            Self::CreateContainer | Self::UpdateContainer | Self::StopContainer
+        )
     }
 }
 
@@ -116,13 +121,21 @@ impl Events {
 
     /// The answer to Configure. None at all would mean every event there, so one that is rare stands for it.
     pub(super) fn mask(self) -> i32 {
-        i32::from(if self.0 == 0 { Self::bit(Event::RemovePodSandbox) } else { self.0 })
+        i32::from(if self.0 == 0 {
+            Self::bit(Event::RemovePodSandbox)
+        } else {
+            self.0
+        })
     }
 }
 
 impl FromIterator<Event> for Events {
     fn from_iter<I: IntoIterator<Item = Event>>(events: I) -> Self {
-        Self(events.into_iter().fold(0, |bits, event| bits | Self::bit(event)))
+        Self(
+            events
+                .into_iter()
+                .fold(0, |bits, event| bits | Self::bit(event)),
+        )
     }
 }
 
@@ -134,7 +147,9 @@ impl<const N: usize> From<[Event; N]> for Events {
 
 impl fmt::Debug for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(EVENTS.into_iter().filter(|event| self.contains(*event))).finish()
+        f.debug_set()
+            .entries(EVENTS.into_iter().filter(|event| self.contains(*event)))
+            .finish()
     }
 }
 
@@ -227,13 +242,22 @@ impl Request {
             (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
             (PLUGIN_SERVICE, _, Some(event)) => {
-                let nonsense = |source| RequestError::Nonsense { method: event.name(), source };
-                let EventRequest { pod, container, resources } =
-                    EventRequest::decode(payload).map_err(nonsense)?;
+                let nonsense = |source| RequestError::Nonsense {
+                    method: event.name(),
+                    source,
+                };
+                let EventRequest {
+                    pod,
+                    container,
+                    resources,
+                } = EventRequest::decode(payload).map_err(nonsense)?;
                 // An update of pods' resources would number its fields otherwise; it has no event here.
                 Self::event(event, pod, container, resources)
             }
-            _ => Err(RequestError::Unknown { service: service.to_owned(), method: method.to_owned() }),
+            _ => Err(RequestError::Unknown {
+                service: service.to_owned(),
+                method: method.to_owned(),
+            }),
         }
     }
 
@@ -248,32 +272,62 @@ impl Request {
             return Err(RequestError::Missing(event, "container"));
         }
         let (container, resources) = (container.unwrap_or_default(), resources.unwrap_or_default());
-        Ok(Self::Event(event, Box::new(Subject { pod, container, resources })))
+        Ok(Self::Event(
+            event,
+            Box::new(Subject {
+                pod,
+                container,
+                resources,
+            }),
+        ))
     }
 }
 
 fn configure(payload: &[u8]) -> Result<Request, RequestError> {
-    let message = ConfigureRequest::decode(payload)
-        .map_err(|source| RequestError::Nonsense { method: "Configure", source })?;
+    let message = ConfigureRequest::decode(payload).map_err(|source| RequestError::Nonsense {
+        method: "Configure",
+        source,
+    })?;
     Ok(Request::Configure(Runtime {
         name: message.runtime_name,
         version: message.runtime_version,
         nri_version: Some(message.nri_version).filter(|version| !version.is_empty()),
-        request_timeout_ms: u64::try_from(message.request_timeout_ms).ok().filter(|&timeout| timeout > 0),
+        request_timeout_ms: u64::try_from(message.request_timeout_ms)
+            .ok()
+            .filter(|&timeout| timeout > 0),
     }))
 }
 
 fn synchronize(payload: &[u8]) -> Result<Request, RequestError> {
-    let SynchronizeRequest { pods, containers, more } = SynchronizeRequest::decode(payload)
-        .map_err(|source| RequestError::Nonsense { method: "Synchronize", source })?;
-    Ok(Request::Synchronize { pods, containers, more })
+    let SynchronizeRequest {
+        pods,
+        containers,
+        more,
+    } = SynchronizeRequest::decode(payload).map_err(|source| RequestError::Nonsense {
+        method: "Synchronize",
+        source,
+    })?;
+    Ok(Request::Synchronize {
+        pods,
+        containers,
+        more,
+    })
 }
 
 fn state_change(payload: &[u8]) -> Result<Request, RequestError> {
-    let StateChangeEvent { event, pod, container } = StateChangeEvent::decode(payload)
-        .map_err(|source| RequestError::Nonsense { method: "StateChange", source })?;
+    let StateChangeEvent {
+        event,
+        pod,
+        container,
+    } = StateChangeEvent::decode(payload).map_err(|source| RequestError::Nonsense {
+        method: "StateChange",
+        source,
+    })?;
     // What is newer than we are is nothing to us, and what wants an answer is never told this way.
-    match EVENTS.into_iter().find(|known| i32::from(*known as u8) == event) {
+    match EVENTS
+        .into_iter()
+        .find(|known| i32::from(*known as u8) == event)
+    {
         Some(event) if !event.has_own_method() => Request::event(event, pod, container, None),
         _ => Ok(Request::Other),
     }
@@ -289,8 +343,14 @@ mod tests {
 
     fn subject() -> Subject {
         Subject {
-            pod: PodSandbox { name: "ps-0".to_owned(), ..PodSandbox::default() },
-            container: Container { name: "ps".to_owned(), ..Container::default() },
+            pod: PodSandbox {
+                name: "ps-0".to_owned(),
+                ..PodSandbox::default()
+            },
+            container: Container {
+                name: "ps".to_owned(),
+                ..Container::default()
+            },
             resources: LinuxResources::default(),
         }
     }
@@ -308,37 +368,78 @@ mod tests {
     fn an_event_is_read_from_its_own_method_and_from_the_older_one() {
         for event in EVENTS {
             let container = event.is_of_container();
-            let alone = Subject { container: Container::default(), ..subject() };
-            let expected = Request::Event(event, Box::new(if container { subject() } else { alone }));
+            let alone = Subject {
+                container: Container::default(),
+                ..subject()
+            };
+            let expected =
+                Request::Event(event, Box::new(if container { subject() } else { alone }));
             let own = message(container);
-            assert_eq!(read(event.name(), &own.encode_to_vec()), Ok(expected.clone()));
-            let older = StateChangeEvent { event: event as i32, pod: own.pod, container: own.container };
-            let expected = if event.has_own_method() { Request::Other } else { expected };
-            assert_eq!(read("StateChange", &older.encode_to_vec()), Ok(expected), "{event}");
+            assert_eq!(
+                read(event.name(), &own.encode_to_vec()),
+                Ok(expected.clone())
+            );
+            let older = StateChangeEvent {
+                event: event as i32,
+                pod: own.pod,
+                container: own.container,
+            };
+            let expected = if event.has_own_method() {
+                Request::Other
+            } else {
+                expected
+            };
+            assert_eq!(
+                read("StateChange", &older.encode_to_vec()),
+                Ok(expected),
+                "{event}"
+            );
         }
     }
 
     #[test]
     fn what_is_newer_than_we_are_is_let_be() {
         for event in [-1, 0, 12, 13, 14, 15, 1 << 20] {
-            let older = StateChangeEvent { event, pod: None, container: None };
-            assert_eq!(read("StateChange", &older.encode_to_vec()), Ok(Request::Other));
+            let older = StateChangeEvent {
+                event,
+                pod: None,
+                container: None,
+            };
+            assert_eq!(
+                read("StateChange", &older.encode_to_vec()),
+                Ok(Request::Other)
+            );
         }
         assert_eq!(read("UpdatePodSandbox", b"\xff\xff"), Ok(Request::Other));
         let newer = [message(true).encode_to_vec(), vec![0xfa, 0x7f, 1, b'x']].concat();
-        assert!(matches!(read("StartContainer", &newer), Ok(Request::Event(Event::StartContainer, _))));
+        assert!(matches!(
+            read("StartContainer", &newer),
+            Ok(Request::Event(Event::StartContainer, _))
+        ));
     }
 
     #[test]
     fn what_makes_no_sense_is_an_error_that_says_why() {
         let errors = [
             (read("ValidateContainerAdjustment", b""), "not implemented"),
-            (Request::read("Elsewhere", "Configure", b""), "Elsewhere/Configure is not implemented"),
-            (read("CreateContainer", b"\x0a\xff"), "CreateContainer can't be read"),
+            (
+                Request::read("Elsewhere", "Configure", b""),
+                "Elsewhere/Configure is not implemented",
+            ),
+            (
+                read("CreateContainer", b"\x0a\xff"),
+                "CreateContainer can't be read",
+            ),
             (read("Configure", b"\x0a"), "Configure can't be read"),
-            (read("Synchronize", b"\x0a\x05"), "Synchronize can't be read"),
+            (
+                read("Synchronize", b"\x0a\x05"),
+                "Synchronize can't be read",
+            ),
             (read("StateChange", b"\x08"), "StateChange can't be read"),
-            (read("CreateContainer", b""), "CreateContainer came without the pod"),
+            (
+                read("CreateContainer", b""),
+                "CreateContainer came without the pod",
+            ),
             (
                 read("StartContainer", &message(false).encode_to_vec()),
                 "StartContainer came without the container",
@@ -353,7 +454,10 @@ mod tests {
     #[test]
     fn a_mask_has_a_bit_for_each_event_and_is_never_empty() {
         assert_eq!(Events::all().mask(), 0x7ff);
-        assert_eq!(Events::from([Event::RunPodSandbox, Event::CreateContainer]).mask(), 0b1001);
+        assert_eq!(
+            Events::from([Event::RunPodSandbox, Event::CreateContainer]).mask(),
+            0b1001
+        );
         assert_eq!(Events::default().mask(), 0b100);
         assert!(!Events::default().contains(Event::RemovePodSandbox));
         let some = Events::from([Event::StartContainer, Event::CreateContainer]);

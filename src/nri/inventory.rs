@@ -43,7 +43,9 @@ impl Inventory {
         pods.into_iter().for_each(|pod| self.put_pod(pod));
         let runs = |container: &Container| container.state == ContainerState::Running as i32;
         containers.sort_by_key(|container| (runs(container), container.created_at));
-        containers.into_iter().for_each(|container| self.put_container(container));
+        containers
+            .into_iter()
+            .for_each(|container| self.put_container(container));
     }
 
     /// Takes note of a pod, or of what is new about it.
@@ -69,8 +71,17 @@ impl Inventory {
             self.next
         });
         let sandbox = container.pod_sandbox_id.clone();
-        self.places.insert(container.id.clone(), Place { sandbox: sandbox.clone(), number });
-        self.containers.entry(sandbox).or_default().insert(number, container);
+        self.places.insert(
+            container.id.clone(),
+            Place {
+                sandbox: sandbox.clone(),
+                number,
+            },
+        );
+        self.containers
+            .entry(sandbox)
+            .or_default()
+            .insert(number, container);
     }
 
     /// Forgets a container that has stopped, that is gone, or that was not created after all. Returns the number that it had.
@@ -90,7 +101,12 @@ impl Inventory {
         if let Some(pod) = self.sandboxes.remove(sandbox) {
             self.by_uid.remove(&(pod.uid, pod.id));
         }
-        for container in self.containers.remove(sandbox).unwrap_or_default().into_values() {
+        for container in self
+            .containers
+            .remove(sandbox)
+            .unwrap_or_default()
+            .into_values()
+        {
             self.places.remove(&container.id);
         }
     }
@@ -98,19 +114,26 @@ impl Inventory {
     /// The container of that id, with its pod's sandbox.
     pub fn container(&self, id: &str) -> Option<(&PodSandbox, &Container)> {
         let Place { sandbox, number } = self.places.get(id)?;
-        Some((self.sandboxes.get(sandbox)?, self.containers.get(sandbox)?.get(number)?))
+        Some((
+            self.sandboxes.get(sandbox)?,
+            self.containers.get(sandbox)?.get(number)?,
+        ))
     }
 
     /// The pod of that sandbox, with the containers that are known.
     pub fn pod(&self, sandbox: &str) -> Option<Pod> {
         let containers = self.containers.get(sandbox);
-        Some(pod(self.sandboxes.get(sandbox)?, containers.into_iter().flat_map(BTreeMap::values)))
+        Some(pod(
+            self.sandboxes.get(sandbox)?,
+            containers.into_iter().flat_map(BTreeMap::values),
+        ))
     }
 
     /// The sandboxes of a pod, by the uid that the runtime knows it by: mostly one, and for a while two where one is replaced.
     pub fn sandboxes_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a PodSandbox> {
         let from = self.by_uid.range((uid.to_owned(), String::new())..);
-        from.take_while(move |(of, _)| of == uid).filter_map(|(_, id)| self.sandboxes.get(id))
+        from.take_while(move |(of, _)| of == uid)
+            .filter_map(|(_, id)| self.sandboxes.get(id))
     }
 
     /// All sandboxes.
@@ -120,7 +143,10 @@ impl Inventory {
 
     /// All pods.
     pub fn pods(&self) -> Vec<Pod> {
-        self.sandboxes.keys().filter_map(|id| self.pod(id)).collect()
+        self.sandboxes
+            .keys()
+            .filter_map(|id| self.pod(id))
+            .collect()
     }
 }
 
@@ -129,17 +155,29 @@ mod tests {
     use super::*;
 
     fn sandbox(id: &str) -> PodSandbox {
-        PodSandbox { id: id.to_owned(), name: format!("pod-{id}"), ..PodSandbox::default() }
+        PodSandbox {
+            id: id.to_owned(),
+            name: format!("pod-{id}"),
+            ..PodSandbox::default()
+        }
     }
 
     fn container(id: &str, name: &str, sandbox: &str) -> Container {
         let text = str::to_owned;
-        Container { id: text(id), name: text(name), pod_sandbox_id: text(sandbox), ..Container::default() }
+        Container {
+            id: text(id),
+            name: text(name),
+            pod_sandbox_id: text(sandbox),
+            ..Container::default()
+        }
     }
 
     fn names(inventory: &Inventory, sandbox: &str) -> Vec<String> {
         let pod = inventory.pod(sandbox).unwrap();
-        pod.containers.into_iter().map(|container| container.name).collect()
+        pod.containers
+            .into_iter()
+            .map(|container| container.name)
+            .collect()
     }
 
     #[test]
@@ -151,15 +189,33 @@ mod tests {
         };
         let left_over = listed("9", ContainerState::Created, 0);
         for (there, expected) in [
-            (vec![left_over.clone(), listed("1", ContainerState::Running, 5)], "1"),
-            (vec![listed("1", ContainerState::Running, 5), left_over.clone()], "1"),
-            (vec![listed("1", ContainerState::Running, 6), listed("2", ContainerState::Running, 5)], "1"),
-            (vec![left_over, listed("1", ContainerState::Created, 5)], "1"),
+            (
+                vec![left_over.clone(), listed("1", ContainerState::Running, 5)],
+                "1",
+            ),
+            (
+                vec![listed("1", ContainerState::Running, 5), left_over.clone()],
+                "1",
+            ),
+            (
+                vec![
+                    listed("1", ContainerState::Running, 6),
+                    listed("2", ContainerState::Running, 5),
+                ],
+                "1",
+            ),
+            (
+                vec![left_over, listed("1", ContainerState::Created, 5)],
+                "1",
+            ),
         ] {
             let mut inventory = Inventory::default();
             inventory.replace(vec![sandbox("p")], there);
             let pod = inventory.pod("p").unwrap();
-            assert_eq!(pod.container("ps").unwrap().runtime_id.as_deref(), Some(expected));
+            assert_eq!(
+                pod.container("ps").unwrap().runtime_id.as_deref(),
+                Some(expected)
+            );
         }
     }
 
@@ -175,15 +231,37 @@ mod tests {
         inventory.remove("1");
         // It comes again, after a crash.
         inventory.put(sandbox("p"), container("4", "ps", "p"));
-        assert_eq!(inventory.pod("p").unwrap().container("ps").unwrap().runtime_id.as_deref(), Some("4"));
+        assert_eq!(
+            inventory
+                .pod("p")
+                .unwrap()
+                .container("ps")
+                .unwrap()
+                .runtime_id
+                .as_deref(),
+            Some("4")
+        );
         assert_eq!(inventory.container("4").unwrap().0.name, "pod-p");
         // The next one counts from its creation on, whatever its id, and also where the runtime tells no time or keeps the
         // one before.
-        let known =
-            |inventory: &Inventory| inventory.pod("p").unwrap().container("ps").unwrap().runtime_id.clone();
+        let known = |inventory: &Inventory| {
+            inventory
+                .pod("p")
+                .unwrap()
+                .container("ps")
+                .unwrap()
+                .runtime_id
+                .clone()
+        };
         inventory.put(sandbox("p"), container("3b", "ps", "p"));
         assert_eq!(known(&inventory).as_deref(), Some("3b"));
-        inventory.put(sandbox("p"), Container { created_at: 1, ..container("3b", "ps", "p") });
+        inventory.put(
+            sandbox("p"),
+            Container {
+                created_at: 1,
+                ..container("3b", "ps", "p")
+            },
+        );
         assert_eq!(known(&inventory).as_deref(), Some("3b"));
         // The one before is told of again, which makes it no newer.
         inventory.put(sandbox("p"), container("4", "ps", "p"));
@@ -193,12 +271,18 @@ mod tests {
         assert_eq!((inventory.pod("p"), inventory.container("4")), (None, None));
         // A sandbox that is made anew is another one of the same pod.
         for id in ["s", "t"] {
-            let of_pod = PodSandbox { uid: "uid".to_owned(), ..sandbox(id) };
+            let of_pod = PodSandbox {
+                uid: "uid".to_owned(),
+                ..sandbox(id)
+            };
             inventory.put_pod(of_pod.clone());
             inventory.put_pod(of_pod);
         }
         let ids = |inventory: &Inventory, uid: &str| {
-            inventory.sandboxes_of(uid).map(|sandbox| sandbox.id.clone()).collect::<Vec<_>>()
+            inventory
+                .sandboxes_of(uid)
+                .map(|sandbox| sandbox.id.clone())
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             (ids(&inventory, "uid"), ids(&inventory, "ui")),
@@ -208,6 +292,9 @@ mod tests {
         assert_eq!(ids(&inventory, "uid"), ["t"]);
         inventory.replace(vec![sandbox("r")], Vec::new());
         assert!(ids(&inventory, "uid").is_empty());
-        assert_eq!((inventory.pod("q"), names(&inventory, "r")), (None, Vec::<String>::new()));
+        assert_eq!(
+            (inventory.pod("q"), names(&inventory, "r")),
+            (None, Vec::<String>::new())
+        );
     }
 }

@@ -24,8 +24,8 @@ use super::serve::{Lost, Settings, State, tell};
 use super::ttrpc::{self, Code, Frame, Kind, Response};
 use super::updates::{Ask, Open, UpdateError};
 use super::wire::{
-    ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse, UpdateContainersRequest,
-    UpdateContainersResponse,
+    ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse,
+    UpdateContainersRequest, UpdateContainersResponse,
 };
 
 /// The version of NRI whose messages these are.
@@ -110,7 +110,10 @@ impl Parts {
         self.pods.extend(pods);
         for container in containers {
             let pairs = container.labels.len() + container.annotations.len();
-            self.bytes += estimated_bytes(&container, 2 * pairs + container.args.len() + container.env.len());
+            self.bytes += estimated_bytes(
+                &container,
+                2 * pairs + container.args.len() + container.env.len(),
+            );
             self.containers.push(container);
         }
     }
@@ -161,7 +164,12 @@ impl<'a, P: Plugin> Link<'a, P> {
             version: VERSION.to_owned(),
         };
         let limit = self.settings.registration;
-        self.ask("RegisterPlugin", &registration.encode_to_vec(), limit, Pending::Registration);
+        self.ask(
+            "RegisterPlugin",
+            &registration.encode_to_vec(),
+            limit,
+            Pending::Registration,
+        );
         let mut chunk = vec![0; CHUNK];
         loop {
             match self.turn(&mut reader, &mut writer, &mut chunk, open).await {
@@ -185,7 +193,8 @@ impl<'a, P: Plugin> Link<'a, P> {
             && let Some((stream, call)) = self.waiting.pop_front()
         {
             let plugin = Arc::clone(&self.plugin);
-            self.running.spawn(async move { (stream, call.answer(plugin).await) });
+            self.running
+                .spawn(async move { (stream, call.answer(plugin).await) });
         }
         let idle = self.running.is_empty() && self.unsent.is_empty();
         if let Some(lost) = self.closing.take_if(|lost| idle && *lost != Lost::Shutdown) {
@@ -229,8 +238,10 @@ impl<'a, P: Plugin> Link<'a, P> {
         if bytes.is_empty() {
             return Err(Lost::Closed);
         }
-        while let Some(piece) =
-            self.demux.next(&mut bytes).map_err(|error| Lost::Nonsense(error.to_string()))?
+        while let Some(piece) = self
+            .demux
+            .next(&mut bytes)
+            .map_err(|error| Lost::Nonsense(error.to_string()))?
         {
             let mut bytes = piece.bytes;
             match piece.channel {
@@ -255,19 +266,28 @@ impl<'a, P: Plugin> Link<'a, P> {
     fn request(&mut self, frame: Frame) {
         let Frame { stream, kind, data } = frame;
         if kind != Kind::Request {
-            return tracing::debug!("NRI: a message of kind {kind:?} on stream {stream} is left alone");
+            return tracing::debug!(
+                "NRI: a message of kind {kind:?} on stream {stream} is left alone"
+            );
         }
         let read = data
             .map_err(|length| {
-                let says =
-                    format!("a message of {length} bytes is more than the {} that are read", ttrpc::LONGEST);
+                let says = format!(
+                    "a message of {length} bytes is more than the {} that are read",
+                    ttrpc::LONGEST
+                );
                 Response::error(Code::ResourceExhausted, says)
             })
             .and_then(|data| {
-                let nonsense =
-                    |error| Response::error(Code::InvalidArgument, format!("no ttrpc request: {error}"));
-                let ttrpc::Request { service, method, payload, .. } =
-                    ttrpc::Request::decode(data.as_slice()).map_err(nonsense)?;
+                let nonsense = |error| {
+                    Response::error(Code::InvalidArgument, format!("no ttrpc request: {error}"))
+                };
+                let ttrpc::Request {
+                    service,
+                    method,
+                    payload,
+                    ..
+                } = ttrpc::Request::decode(data.as_slice()).map_err(nonsense)?;
                 // The payload is a copy. A part of Synchronize has 4 MiB.
                 drop(data);
                 Request::read(&service, &method, &payload).map_err(|error| refused(&error))
@@ -275,7 +295,11 @@ impl<'a, P: Plugin> Link<'a, P> {
         match read {
             Ok(request) => self.serve(stream, request),
             Err(error) => {
-                let says = error.status.as_ref().map(|status| status.message.as_str()).unwrap_or_default();
+                let says = error
+                    .status
+                    .as_ref()
+                    .map(|status| status.message.as_str())
+                    .unwrap_or_default();
                 tracing::warn!("NRI: {says}");
                 self.send(&error.encode(stream));
             }
@@ -288,30 +312,60 @@ impl<'a, P: Plugin> Link<'a, P> {
                 self.registered_by = None;
                 tell(self.state, State::Registered(runtime.clone()));
                 self.runtime = Some(runtime);
-                let events = ConfigureResponse { events: self.events.mask() };
+                let events = ConfigureResponse {
+                    events: self.events.mask(),
+                };
                 self.respond(stream, events.encode_to_vec());
             }
-            Request::Synchronize { pods, containers, more } => {
+            Request::Synchronize {
+                pods,
+                containers,
+                more,
+            } => {
                 let since = *self.parts.since.get_or_insert_with(Instant::now);
                 let plugin = &self.plugin;
-                self.parts.extend(pods, containers.into_iter().map(|container| plugin.reduce(container)));
+                self.parts.extend(
+                    pods,
+                    containers
+                        .into_iter()
+                        .map(|container| plugin.reduce(container)),
+                );
                 if self.parts.bytes > SYNCHRONIZE {
                     self.parts = Parts::default();
                     return self.refuse(stream, Code::ResourceExhausted, too_large());
                 }
                 if more {
-                    let response = SynchronizeResponse { update: Vec::new(), more };
+                    let response = SynchronizeResponse {
+                        update: Vec::new(),
+                        more,
+                    };
                     return self.respond(stream, response.encode_to_vec());
                 }
-                let Parts { pods, containers, .. } = std::mem::take(&mut self.parts);
+                let Parts {
+                    pods, containers, ..
+                } = std::mem::take(&mut self.parts);
                 let limit = self.limit();
                 let what = What::Synchronize(pods, containers);
-                self.waiting.push_back((stream, Call { what, limit, deadline: since + limit }));
+                self.waiting.push_back((
+                    stream,
+                    Call {
+                        what,
+                        limit,
+                        deadline: since + limit,
+                    },
+                ));
             }
             Request::Event(event, subject) if self.events.contains(event) => {
                 let limit = self.limit();
                 let what = What::Event(event, subject);
-                self.waiting.push_back((stream, Call { what, limit, deadline: Instant::now() + limit }));
+                self.waiting.push_back((
+                    stream,
+                    Call {
+                        what,
+                        limit,
+                        deadline: Instant::now() + limit,
+                    },
+                ));
             }
             Request::Shutdown => {
                 self.closing = self.closing.take().or(Some(Lost::Shutdown));
@@ -323,8 +377,13 @@ impl<'a, P: Plugin> Link<'a, P> {
 
     /// How long a handler may take: the runtime wants an answer somewhat later.
     fn limit(&self) -> Duration {
-        let told = self.runtime.as_ref().and_then(|runtime| runtime.request_timeout_ms);
-        told.map_or(self.settings.request, Duration::from_millis).min(LONGEST_REQUEST).mul_f64(0.75)
+        let told = self
+            .runtime
+            .as_ref()
+            .and_then(|runtime| runtime.request_timeout_ms);
+        told.map_or(self.settings.request, Duration::from_millis)
+            .min(LONGEST_REQUEST)
+            .mul_f64(0.75)
     }
 
     /// Sends the answer to a call.
@@ -336,7 +395,9 @@ impl<'a, P: Plugin> Link<'a, P> {
                 }
                 self.respond(stream, payload);
             }
-            Answer::Synchronized(Err(refusal)) => self.refuse(stream, Code::Unknown, refusal.to_string()),
+            Answer::Synchronized(Err(refusal)) => {
+                self.refuse(stream, Code::Unknown, refusal.to_string())
+            }
             Answer::Event(Ok(payload)) => self.respond(stream, payload),
             Answer::Event(Err(refusal)) => {
                 self.send(&Response::error(Code::Unknown, refusal.to_string()).encode(stream));
@@ -366,7 +427,13 @@ impl<'a, P: Plugin> Link<'a, P> {
     }
 
     /// Calls the runtime; whether the request fits into a message.
-    fn ask(&mut self, method: &str, payload: &[u8], limit: Duration, pending: Pending) -> Option<Pending> {
+    fn ask(
+        &mut self,
+        method: &str,
+        payload: &[u8],
+        limit: Duration,
+        pending: Pending,
+    ) -> Option<Pending> {
         let request = ttrpc::Request {
             service: RUNTIME_SERVICE.to_owned(),
             method: method.to_owned(),
@@ -385,14 +452,27 @@ impl<'a, P: Plugin> Link<'a, P> {
 
     /// Sends updates that nobody asked for.
     fn update(&mut self, ask: Ask) {
-        let Ask { updates, limit, reply } = ask;
+        let Ask {
+            updates,
+            limit,
+            reply,
+        } = ask;
         // Whoever gave up waiting makes room.
-        self.pending.retain(|_, pending| !matches!(pending, Pending::Update(reply) if reply.is_closed()));
-        let refused = if matches!(*self.state.borrow(), State::Synchronized(_)) && self.pending.len() < ASKED
+        self.pending
+            .retain(|_, pending| !matches!(pending, Pending::Update(reply) if reply.is_closed()));
+        let refused = if matches!(*self.state.borrow(), State::Synchronized(_))
+            && self.pending.len() < ASKED
         {
-            let request = UpdateContainersRequest { update: adjust::updates(updates) };
-            self.ask("UpdateContainers", &request.encode_to_vec(), limit, Pending::Update(reply))
-                .map(|pending| (pending, UpdateError::TooMany))
+            let request = UpdateContainersRequest {
+                update: adjust::updates(updates),
+            };
+            self.ask(
+                "UpdateContainers",
+                &request.encode_to_vec(),
+                limit,
+                Pending::Update(reply),
+            )
+            .map(|pending| (pending, UpdateError::TooMany))
         } else {
             Some((Pending::Update(reply), UpdateError::Away))
         };
@@ -405,7 +485,11 @@ impl<'a, P: Plugin> Link<'a, P> {
     /// Sees to a response of the runtime.
     fn response(&mut self, frame: Frame) -> Result<(), Lost> {
         let Frame { stream, kind, data } = frame;
-        let Some(pending) = self.pending.remove(&stream).filter(|_| kind == Kind::Response) else {
+        let Some(pending) = self
+            .pending
+            .remove(&stream)
+            .filter(|_| kind == Kind::Response)
+        else {
             tracing::debug!("NRI: a message of kind {kind:?} on stream {stream} answers nothing");
             return Ok(());
         };
@@ -415,11 +499,15 @@ impl<'a, P: Plugin> Link<'a, P> {
         match (pending, response) {
             (Pending::Registration, Err(nonsense)) => Err(Lost::Nonsense(nonsense)),
             (Pending::Registration, Ok(response)) => match response.into_result() {
-                Err(status) => Err(Lost::Refused { code: status.code, message: status.message }),
+                Err(status) => Err(Lost::Refused {
+                    code: status.code,
+                    message: status.message,
+                }),
                 Ok(_) => {
                     // The first question follows at once.
-                    self.registered_by =
-                        self.registered_by.map(|_| Instant::now() + self.settings.registration);
+                    self.registered_by = self
+                        .registered_by
+                        .map(|_| Instant::now() + self.settings.registration);
                     Ok(())
                 }
             },
@@ -438,7 +526,11 @@ fn failed(response: Response) -> Result<Vec<String>, UpdateError> {
     let payload = response.into_result()?;
     let response = UpdateContainersResponse::decode(payload.as_slice())
         .map_err(|error| UpdateError::Nonsense(error.to_string()))?;
-    Ok(response.failed.into_iter().map(|update| update.container_id).collect())
+    Ok(response
+        .failed
+        .into_iter()
+        .map(|update| update.container_id)
+        .collect())
 }
 
 /// The refusal of a Synchronize that would need too much memory.

@@ -196,7 +196,10 @@ pub struct Unsigned {
 impl PodSandbox {
     /// The pod's cgroup, as the kubelet named it to the runtime; empty where the runtime does not tell.
     pub fn cgroup_parent(&self) -> &str {
-        self.linux.as_ref().map(|linux| linux.cgroup_parent.as_str()).unwrap_or_default()
+        self.linux
+            .as_ref()
+            .map(|linux| linux.cgroup_parent.as_str())
+            .unwrap_or_default()
     }
 }
 
@@ -210,7 +213,10 @@ impl Container {
 
     /// Its cgroup, in the form of the runtime's driver; empty where the runtime does not tell.
     pub fn cgroups_path(&self) -> &str {
-        self.linux.as_ref().map(|linux| linux.cgroups_path.as_str()).unwrap_or_default()
+        self.linux
+            .as_ref()
+            .map(|linux| linux.cgroups_path.as_str())
+            .unwrap_or_default()
     }
 
     /// The value of a variable of its environment. Of several, the last counts, as for the C library's callers.
@@ -228,7 +234,9 @@ impl Container {
 impl LinuxMemory {
     /// The limit in bytes, where there is one.
     pub fn limit(&self) -> Option<u64> {
-        self.limit.and_then(|limit| u64::try_from(limit.value).ok()).filter(|&limit| limit > 0)
+        self.limit
+            .and_then(|limit| u64::try_from(limit.value).ok())
+            .filter(|&limit| limit > 0)
     }
 }
 
@@ -237,16 +245,23 @@ impl LinuxMemory {
 impl LinuxCpu {
     /// The weight, in cgroup v1's unit whatever the node has.
     pub fn shares(&self) -> Option<u64> {
-        self.shares.map(|shares| shares.value).filter(|&shares| shares > 0)
+        self.shares
+            .map(|shares| shares.value)
+            .filter(|&shares| shares > 0)
     }
 
     /// The quota in microseconds per [`period`](Self::period), where there is one.
     pub fn quota(&self) -> Option<u64> {
-        self.quota.and_then(|quota| u64::try_from(quota.value).ok()).filter(|&quota| quota > 0)
+        self.quota
+            .and_then(|quota| u64::try_from(quota.value).ok())
+            .filter(|&quota| quota > 0)
     }
 
     /// The period in microseconds; the kernel's own where none is told.
     pub fn period(&self) -> u64 {
-        self.period.map(|period| period.value).filter(|&period| period > 0).unwrap_or(100_000)
+        self.period
+            .map(|period| period.value)
+            .filter(|&period| period > 0)
+            .unwrap_or(100_000)
     }
 }

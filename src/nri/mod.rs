@@ -90,8 +90,8 @@ pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
 pub use event::{Event, Events, Request, RequestError, Runtime, Subject};
 pub use inventory::Inventory;
 pub use message::{
-    Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace, LinuxPodSandbox,
-    LinuxResources, PodSandbox, Signed, Unsigned,
+    Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
+    LinuxPodSandbox, LinuxResources, PodSandbox, Signed, Unsigned,
 };
 pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
 pub use pods::{IMAGES, pod, pod_uid, qos_class};

@@ -24,7 +24,9 @@ const FIRST: usize = 4096;
 
 /// A frame that nobody who speaks this protocol sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a frame of {length} bytes on channel {channel}, more than the {LONGEST} of the longest message")]
+#[error(
+    "a frame of {length} bytes on channel {channel}, more than the {LONGEST} of the longest message"
+)]
 pub struct Oversized {
     /// Its channel.
     pub channel: u32,
@@ -65,7 +67,10 @@ impl Demux {
                 let (piece, rest) = bytes.split_at(self.left.min(bytes.len()));
                 *bytes = rest;
                 self.left -= piece.len();
-                let piece = Piece { channel: self.channel, bytes: piece };
+                let piece = Piece {
+                    channel: self.channel,
+                    bytes: piece,
+                };
                 return Ok((!piece.bytes.is_empty()).then_some(piece));
             }
             self.filled += fill(self.header.get_mut(self.filled..), bytes);
@@ -77,7 +82,10 @@ impl Demux {
             self.channel = u32::from_be_bytes([a, b, c, d]);
             let length = usize::try_from(u32::from_be_bytes([e, f, g, h])).unwrap_or(usize::MAX);
             if length > LONGEST {
-                return Err(Oversized { channel: self.channel, length });
+                return Err(Oversized {
+                    channel: self.channel,
+                    length,
+                });
             }
             self.left = length;
         }
@@ -102,10 +110,17 @@ pub(super) fn fill(into: Option<&mut [u8]>, bytes: &mut &[u8]) -> usize {
 /// Appends a message to what is to be sent, in frames that the runtimes' reader takes.
 pub fn frame(channel: u32, message: &[u8], into: &mut Vec<u8>) {
     let (first, rest) = message.split_at(message.len().min(FIRST));
-    for payload in [first, rest].into_iter().filter(|payload| !payload.is_empty()) {
+    for payload in [first, rest]
+        .into_iter()
+        .filter(|payload| !payload.is_empty())
+    {
         into.extend_from_slice(&channel.to_be_bytes());
         // No message is longer than four MiB.
-        into.extend_from_slice(&u32::try_from(payload.len()).unwrap_or(u32::MAX).to_be_bytes());
+        into.extend_from_slice(
+            &u32::try_from(payload.len())
+                .unwrap_or(u32::MAX)
+                .to_be_bytes(),
+        );
         into.extend_from_slice(payload);
     }
 }
@@ -120,7 +135,10 @@ mod tests {
         let mut all: Vec<(u32, Vec<u8>)> = Vec::new();
         for mut part in parts {
             while let Some(piece) = demux.next(&mut part).unwrap() {
-                match all.iter_mut().find(|(channel, _)| *channel == piece.channel) {
+                match all
+                    .iter_mut()
+                    .find(|(channel, _)| *channel == piece.channel)
+                {
                     Some((_, bytes)) => bytes.extend_from_slice(piece.bytes),
                     None => all.push((piece.channel, piece.bytes.to_vec())),
                 }
@@ -147,9 +165,12 @@ mod tests {
 
     #[test]
     fn a_message_begins_with_a_frame_that_the_runtimes_buffer_holds() {
-        for (length, frames) in
-            [(1, vec![1]), (4096, vec![4096]), (4097, vec![4096, 1]), (20_000, vec![4096, 15_904])]
-        {
+        for (length, frames) in [
+            (1, vec![1]),
+            (4096, vec![4096]),
+            (4097, vec![4096, 1]),
+            (20_000, vec![4096, 15_904]),
+        ] {
             let (mut stream, mut lengths) = (Vec::new(), Vec::new());
             frame(PLUGIN, &vec![7; length], &mut stream);
             let mut rest = stream.as_slice();
@@ -170,6 +191,12 @@ mod tests {
         assert_eq!(Demux::default().next(&mut longest), Ok(None));
         let mut longer = [0, 0, 0, 9, 0, 0x40, 0, 11].as_slice();
         let error = Demux::default().next(&mut longer).unwrap_err();
-        assert_eq!(error, Oversized { channel: 9, length: LONGEST + 1 });
+        assert_eq!(
+            error,
+            Oversized {
+                channel: 9,
+                length: LONGEST + 1
+            }
+        );
     }
 }

@@ -67,7 +67,11 @@ impl fmt::Display for Unanswered<'_> {
             Self::Synchronize => f.write_str("Synchronize"),
             Self::Event(event, Subject { pod, container, .. }) => {
                 write!(f, "{event} of {}/{}", pod.namespace, pod.name)?;
-                if container.name.is_empty() { Ok(()) } else { write!(f, " container {}", container.name) }
+                if container.name.is_empty() {
+                    Ok(())
+                } else {
+                    write!(f, " container {}", container.name)
+                }
             }
         }
     }
@@ -139,7 +143,11 @@ pub trait Plugin: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Creation, Refusal>> + Send;
 
     /// A container was created, with what all plugins made of it.
-    fn created(&self, _pod: &PodSandbox, _container: &Container) -> impl Future<Output = ()> + Send {
+    fn created(
+        &self,
+        _pod: &PodSandbox,
+        _container: &Container,
+    ) -> impl Future<Output = ()> + Send {
         async {}
     }
 
@@ -156,7 +164,11 @@ pub trait Plugin: Send + Sync + 'static {
     }
 
     /// A container's program runs.
-    fn started(&self, _pod: &PodSandbox, _container: &Container) -> impl Future<Output = ()> + Send {
+    fn started(
+        &self,
+        _pod: &PodSandbox,
+        _container: &Container,
+    ) -> impl Future<Output = ()> + Send {
         async {}
     }
 
@@ -175,7 +187,11 @@ pub trait Plugin: Send + Sync + 'static {
     }
 
     /// A container's resources were changed.
-    fn updated(&self, _pod: &PodSandbox, _container: &Container) -> impl Future<Output = ()> + Send {
+    fn updated(
+        &self,
+        _pod: &PodSandbox,
+        _container: &Container,
+    ) -> impl Future<Output = ()> + Send {
         async {}
     }
 
@@ -189,7 +205,11 @@ pub trait Plugin: Send + Sync + 'static {
     }
 
     /// A container is gone.
-    fn removed(&self, _pod: &PodSandbox, _container: &Container) -> impl Future<Output = ()> + Send {
+    fn removed(
+        &self,
+        _pod: &PodSandbox,
+        _container: &Container,
+    ) -> impl Future<Output = ()> + Send {
         async {}
     }
 
@@ -235,6 +255,9 @@ mod tests {
         subject.container.name = "ps".to_owned();
         let call = Unanswered::Event(Event::StartContainer, &subject).to_string();
         assert_eq!(call, "StartContainer of train/ps-0 container ps");
-        assert_eq!(HandlerTimeout(Duration::from_millis(1500)).to_string(), "no answer within 1.5s");
+        assert_eq!(
+            HandlerTimeout(Duration::from_millis(1500)).to_string(),
+            "no answer within 1.5s"
+        );
     }
 }

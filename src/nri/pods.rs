@@ -58,20 +58,36 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 const ADDED_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.", "io.kubernetes.cri-o."];
 
 /// The annotations in which runtimes note the image of a container.
-pub const IMAGES: [&str; 2] = ["io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"];
+pub const IMAGES: [&str; 2] = [
+    "io.kubernetes.cri.image-name",
+    "io.kubernetes.cri-o.ImageName",
+];
 
 /// The pod of a sandbox and its containers, oldest first; those of other sandboxes, and those that have stopped, are left out.
 /// Of several of one name the last counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
-    let here = |container: &&Container| container.pod_sandbox_id == sandbox.id && container.state != stopped;
-    let named = containers.into_iter().filter(here).filter(|container| !container.name.is_empty());
-    let by_name: BTreeMap<&str, &Container> =
-        named.map(|container| (container.name.as_str(), container)).collect();
-    let containers = by_name.into_values().filter_map(|container| convert(container, class));
+    let here = |container: &&Container| {
+        container.pod_sandbox_id == sandbox.id && container.state != stopped
+    };
+    let named = containers
+        .into_iter()
+        .filter(here)
+        .filter(|container| !container.name.is_empty());
+    let by_name: BTreeMap<&str, &Container> = named
+        .map(|container| (container.name.as_str(), container))
+        .collect();
+    let containers = by_name
+        .into_values()
+        .filter_map(|container| convert(container, class));
     Pod {
-        namespace: if sandbox.namespace.is_empty() { "default" } else { &sandbox.namespace }.to_owned(),
+        namespace: if sandbox.namespace.is_empty() {
+            "default"
+        } else {
+            &sandbox.namespace
+        }
+        .to_owned(),
         name: sandbox.name.clone(),
         // Of a static pod's two uids, the one in its cgroup's name; nobody's annotation has a say in it.
         uid: pod_uid(sandbox.cgroup_parent())
@@ -82,7 +98,10 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         confirmed: false,
         labels: without(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
         annotations: without(&sandbox.annotations, |key| {
-            key == CONFIG_HASH || ADDED_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))
+            key == CONFIG_HASH
+                || ADDED_ANNOTATIONS
+                    .iter()
+                    .any(|prefix| key.starts_with(prefix))
         }),
         host_network: host_network(sandbox),
         node_keys: BTreeSet::new(),
@@ -111,7 +130,11 @@ pub fn qos_class(cgroup_parent: &str) -> Option<Qos> {
 /// The uid in the name of the cgroup that the kubelet makes for a pod, with either driver.
 pub fn pod_uid(cgroup_parent: &str) -> Option<String> {
     let (_, uid) = split(cgroup_parent)?;
-    Some(if cgroup_parent.ends_with(SLICE) { uid.replace('_', "-") } else { uid.to_owned() })
+    Some(if cgroup_parent.ends_with(SLICE) {
+        uid.replace('_', "-")
+    } else {
+        uid.to_owned()
+    })
 }
 
 const SLICE: &str = ".slice";
@@ -127,13 +150,23 @@ fn split(cgroup_parent: &str) -> Option<(&str, &str)> {
     is_uid.then_some((group, uid))
 }
 
-fn without(map: &BTreeMap<String, String>, added: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
-    map.iter().filter(|(key, _)| !added(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+fn without(
+    map: &BTreeMap<String, String>,
+    added: impl Fn(&str) -> bool,
+) -> BTreeMap<String, String> {
+    map.iter()
+        .filter(|(key, _)| !added(key))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }
 
 /// A sandbox lists the namespaces that it has of its own; one that lists none tells nothing.
 fn host_network(sandbox: &PodSandbox) -> bool {
-    let own = sandbox.linux.as_ref().map(|linux| linux.namespaces.as_slice()).unwrap_or_default();
+    let own = sandbox
+        .linux
+        .as_ref()
+        .map(|linux| linux.namespaces.as_slice())
+        .unwrap_or_default();
     !own.is_empty() && !own.iter().any(|namespace| namespace.kind == "network")
 }
 
@@ -147,7 +180,9 @@ fn convert(container: &Container, class: Option<Qos>) -> Option<pod::Container> 
     if class == Some(Qos::Guaranteed) && resources.is_empty() {
         return None;
     }
-    let image = IMAGES.iter().find_map(|key| container.annotations.get(*key));
+    let image = IMAGES
+        .iter()
+        .find_map(|key| container.annotations.get(*key));
     let variable = |line: &String| {
         let (name, value) = line.split_once('=')?;
         Some((name.to_owned(), EnvSource::Value(value.to_owned())))
@@ -164,12 +199,21 @@ fn convert(container: &Container, class: Option<Qos>) -> Option<pod::Container> 
     })
 }
 
-fn resources(cpu: Option<&LinuxCpu>, memory: Option<&LinuxMemory>, class: Option<Qos>) -> Resources {
+fn resources(
+    cpu: Option<&LinuxCpu>,
+    memory: Option<&LinuxMemory>,
+    class: Option<Qos>,
+) -> Resources {
     let request = cpu.and_then(LinuxCpu::shares).and_then(request);
     let limit = cpu.and_then(|cpu| limit(cpu.quota()?, cpu.period()));
     let memory_limit = memory.and_then(LinuxMemory::limit);
     if class != Some(Qos::Guaranteed) {
-        return Resources { cpu_request: request, cpu_limit: limit, memory_request: None, memory_limit };
+        return Resources {
+            cpu_request: request,
+            cpu_limit: limit,
+            memory_request: None,
+            memory_limit,
+        };
     }
     // Request and limit are one number there: each tells the other. Where they differ, somebody else had a hand in it,
     // or the class comes from resources of the pod as a whole; neither is then taken for the other.
@@ -182,7 +226,12 @@ fn resources(cpu: Option<&LinuxCpu>, memory: Option<&LinuxMemory>, class: Option
         (None, limit) => (limit, limit),
         differ => differ,
     };
-    Resources { cpu_request, cpu_limit, memory_request: memory_limit, memory_limit }
+    Resources {
+        cpu_request,
+        cpu_limit,
+        memory_request: memory_limit,
+        memory_limit,
+    }
 }
 
 /// Thousandths of a CPU of a weight; `None` where the kubelet's formula has lost them.

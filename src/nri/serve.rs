@@ -213,7 +213,9 @@ pub(super) fn tell(state: &watch::Sender<State>, new: State) {
         let differs = *old != new;
         if differs {
             match &new {
-                State::Away(Lost::Stopped) | State::Connecting => tracing::debug!("NRI: {}", new.name()),
+                State::Away(Lost::Stopped) | State::Connecting => {
+                    tracing::debug!("NRI: {}", new.name())
+                }
                 State::Away(lost) => tracing::warn!("NRI: {lost}"),
                 State::Registered(runtime) => tracing::info!("NRI: registered with {runtime}"),
                 State::Synchronized(runtime) => tracing::info!("NRI: in step with {runtime}"),
@@ -232,9 +234,15 @@ mod tests {
     fn names_and_places_are_those_that_runtimes_take() {
         assert!(Settings::new("pinfold", 0).is_ok() && Settings::new("a-b_c.9", 99).is_ok());
         for name in ["", "a b", "a/b", "é"] {
-            assert_eq!(Settings::new(name, 1), Err(SettingsError::Name(name.to_owned())));
+            assert_eq!(
+                Settings::new(name, 1),
+                Err(SettingsError::Name(name.to_owned()))
+            );
         }
-        assert_eq!(Settings::new("pinfold", 100), Err(SettingsError::Index(100)));
+        assert_eq!(
+            Settings::new("pinfold", 100),
+            Err(SettingsError::Index(100))
+        );
     }
 
     #[test]
@@ -245,6 +253,9 @@ mod tests {
         assert!(!told.has_changed().unwrap());
         tell(&state, State::Connecting);
         assert!(told.has_changed().unwrap());
-        assert_eq!((state.borrow().name(), state.borrow().runtime()), ("connecting", None));
+        assert_eq!(
+            (state.borrow().name(), state.borrow().runtime()),
+            ("connecting", None)
+        );
     }
 }

@@ -101,7 +101,11 @@ impl Decoder {
             Ok(std::mem::take(&mut self.data))
         };
         self.filled = 0;
-        Some(Frame { stream, kind: kind.into(), data })
+        Some(Frame {
+            stream,
+            kind: kind.into(),
+            data,
+        })
     }
 
     /// Whether the stream may end here: nothing of a message is missing.
@@ -112,7 +116,9 @@ impl Decoder {
 
 /// A message as bytes; `None` where its data are longer than [`LONGEST`].
 pub fn encode(stream: u32, kind: Kind, data: &[u8]) -> Option<Vec<u8>> {
-    let length = u32::try_from(data.len()).ok().filter(|_| data.len() <= LONGEST)?;
+    let length = u32::try_from(data.len())
+        .ok()
+        .filter(|_| data.len() <= LONGEST)?;
     let mut message = Vec::with_capacity(HEADER + data.len());
     message.extend_from_slice(&length.to_be_bytes());
     message.extend_from_slice(&stream.to_be_bytes());
@@ -180,12 +186,21 @@ pub enum Code {
 impl Response {
     /// An answer.
     pub fn answer(payload: Vec<u8>) -> Self {
-        Self { status: None, payload }
+        Self {
+            status: None,
+            payload,
+        }
     }
 
     /// An error.
     pub fn error(code: Code, message: impl Into<String>) -> Self {
-        Self { status: Some(Status { code: code as i32, message: message.into() }), payload: Vec::new() }
+        Self {
+            status: Some(Status {
+                code: code as i32,
+                message: message.into(),
+            }),
+            payload: Vec::new(),
+        }
     }
 
     /// The payload, or why there is none.
@@ -199,7 +214,10 @@ impl Response {
     /// The whole message, as the answer to `stream`. One that would be too long becomes an error that says so.
     pub fn encode(&self, stream: u32) -> Vec<u8> {
         encode(stream, Kind::Response, &self.encode_to_vec()).unwrap_or_else(|| {
-            let error = Self::error(Code::ResourceExhausted, "the answer is longer than a message can be");
+            let error = Self::error(
+                Code::ResourceExhausted,
+                "the answer is longer than a message can be",
+            );
             encode(stream, Kind::Response, &error.encode_to_vec()).unwrap_or_default()
         })
     }
@@ -224,7 +242,11 @@ mod tests {
 
     #[test]
     fn messages_come_back_however_they_arrive() {
-        let of = |stream, kind, data: &[u8]| Frame { stream, kind, data: Ok(data.to_vec()) };
+        let of = |stream, kind, data: &[u8]| Frame {
+            stream,
+            kind,
+            data: Ok(data.to_vec()),
+        };
         let expected = [
             of(1, Kind::Request, b"question"),
             of(3, Kind::Response, b""),
@@ -232,7 +254,9 @@ mod tests {
         ];
         let stream: Vec<u8> = expected
             .iter()
-            .flat_map(|frame| encode(frame.stream, frame.kind, frame.data.as_ref().unwrap()).unwrap())
+            .flat_map(|frame| {
+                encode(frame.stream, frame.kind, frame.data.as_ref().unwrap()).unwrap()
+            })
             .collect();
         assert_eq!(frames([stream.as_slice()]), expected);
         assert_eq!(frames(stream.chunks(1)), expected);
@@ -246,7 +270,11 @@ mod tests {
         stream[..4].copy_from_slice(&u32::try_from(LONGEST + 1).unwrap().to_be_bytes());
         let mut decoder = Decoder::default();
         let mut header = &stream[..HEADER];
-        let told = Frame { stream: 1, kind: Kind::Request, data: Err(LONGEST + 1) };
+        let told = Frame {
+            stream: 1,
+            kind: Kind::Request,
+            data: Err(LONGEST + 1),
+        };
         assert_eq!(decoder.next(&mut header), Some(told));
         assert!(!decoder.is_between_messages());
         stream.push(0);
@@ -261,13 +289,21 @@ mod tests {
             let bytes = response.encode(7);
             let frame = frames([bytes.as_slice()]).remove(0);
             assert_eq!((frame.stream, frame.kind), (7, Kind::Response));
-            Response::decode(frame.data.unwrap().as_slice()).unwrap().into_result()
+            Response::decode(frame.data.unwrap().as_slice())
+                .unwrap()
+                .into_result()
         };
         assert_eq!(back(&Response::answer(vec![1])), Ok(vec![1]));
         let error = back(&Response::error(Code::Unknown, "no")).unwrap_err();
         assert_eq!((error.code, error.message.as_str()), (2, "no"));
-        let fine = Response { status: Some(Status::default()), payload: vec![2] };
+        let fine = Response {
+            status: Some(Status::default()),
+            payload: vec![2],
+        };
         assert_eq!(back(&fine), Ok(vec![2]));
-        assert_eq!(back(&Response::answer(vec![0; LONGEST])).unwrap_err().code, 8);
+        assert_eq!(
+            back(&Response::answer(vec![0; LONGEST])).unwrap_err().code,
+            8
+        );
     }
 }

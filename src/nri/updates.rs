@@ -19,7 +19,9 @@ const WAITING: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
     /// Asked from inside a call of the runtime, which waits for that call's answer.
-    #[error("a runtime can't be called while it waits for an answer: put the updates into the answer")]
+    #[error(
+        "a runtime can't be called while it waits for an answer: put the updates into the answer"
+    )]
     InsideCall,
     /// There is no connection, or it went away before the answer came: whether it was done is not known.
     #[error("no container runtime is connected")]
@@ -100,7 +102,11 @@ impl Updater {
         let link = self.link.borrow().clone().ok_or(UpdateError::Away)?;
         let (reply, answer) = oneshot::channel();
         let asked = tokio::time::timeout(self.limit, async {
-            let ask = Ask { updates, limit: self.limit, reply };
+            let ask = Ask {
+                updates,
+                limit: self.limit,
+                reply,
+            };
             link.send(ask).await.map_err(|_| UpdateError::Away)?;
             answer.await.unwrap_or(Err(UpdateError::Away))
         });
@@ -115,7 +121,10 @@ impl Updates {
     pub(super) fn open(&self) -> Open<'_> {
         let (sender, asked) = mpsc::channel(WAITING);
         self.link.send_replace(Some(sender));
-        Open { asked, updates: self }
+        Open {
+            asked,
+            updates: self,
+        }
     }
 }
 

@@ -86,9 +86,14 @@ impl Applied {
                 chain(error),
                 others.join(", ")
             ),
-            Outcome::Without { path } => format!("not done, since {path} could not be given the CPUs"),
+            Outcome::Without { path } => {
+                format!("not done, since {path} could not be given the CPUs")
+            }
             Outcome::Blocked { cpus } => {
-                format!("not done, since {} could not be taken from another", cpus.in_words())
+                format!(
+                    "not done, since {} could not be taken from another",
+                    cpus.in_words()
+                )
             }
         };
         Some(format!("{}: {said}", self.step))
@@ -147,7 +152,9 @@ struct Held {
 
 fn one(step: &Step, cgroups: &Cgroups, held: &mut Held) -> Outcome {
     let within = |cgroup: &&String| {
-        step.path().strip_prefix(cgroup.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        step.path()
+            .strip_prefix(cgroup.as_str())
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     if !matches!(step, Step::Mark { .. }) && held.unmarked.iter().any(|cgroup| within(&cgroup)) {
         return Outcome::Unmarked;
@@ -158,7 +165,9 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Held) -> Outcome {
     let result = match step {
         Step::Make { path } => cgroups.create(path),
         Step::Remove { path } => cgroups.remove(path),
-        Step::Mark { path, mark } => cgroups.set_mark(path, mark.as_ref().map(super::Mark::text).as_deref()),
+        Step::Mark { path, mark } => {
+            cgroups.set_mark(path, mark.as_ref().map(super::Mark::text).as_deref())
+        }
         Step::Memory { path, numa } => cgroups.set_memory(path, numa),
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Exclusive { path, cpus, .. } => cgroups.set_exclusive(path, cpus),
@@ -192,7 +201,13 @@ fn gives(step: &Step) -> bool {
 /// Remembers what later steps must keep off.
 fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Held) {
     match (step, outcome) {
-        (Step::Mark { path, mark: Some(_) }, Outcome::Failed(_)) => held.unmarked.push(path.clone()),
+        (
+            Step::Mark {
+                path,
+                mark: Some(_),
+            },
+            Outcome::Failed(_),
+        ) => held.unmarked.push(path.clone()),
         (
             Step::Exclusive { path, .. },
             Outcome::Failed(_) | Outcome::InTheWay { .. } | Outcome::Invalid { .. },
@@ -200,7 +215,11 @@ fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Held) {
             held.refused.push(path.clone());
         }
         (
-            Step::Cpus { path, cpus, reason: Reason::Narrow },
+            Step::Cpus {
+                path,
+                cpus,
+                reason: Reason::Narrow,
+            },
             Outcome::NotInForce { .. } | Outcome::Failed(_),
         ) => {
             if let Ok(now) = cgroups.cpuset(path) {
@@ -225,8 +244,16 @@ fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> Outcome {
 fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
     let now = match step {
         Step::Cpus { path, .. }
-        | Step::Exclusive { path, in_force: Some(_), .. }
-        | Step::Partition { path, in_force: Some(_), .. } => cgroups.cpuset(path),
+        | Step::Exclusive {
+            path,
+            in_force: Some(_),
+            ..
+        }
+        | Step::Partition {
+            path,
+            in_force: Some(_),
+            ..
+        } => cgroups.cpuset(path),
         _ => return Outcome::Done,
     };
     let now = match now {
@@ -238,23 +265,41 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         // What a member may run on is also less than it was given, by all that others own; a pod's cgroup by what its own
         // containers do, as long as they are partitions.
         Step::Cpus {
-            cpus, reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod, ..
+            cpus,
+            reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
+            ..
         } => now.cpus == *cpus,
         // What is written to a partition is in force once it is none.
         Step::Cpus { cpus, .. } if now.partition.is_live() => now.cpus == *cpus,
         Step::Cpus { cpus, .. } => now.effective == *cpus,
-        Step::Exclusive { path, in_force: Some(cpus), .. }
-        | Step::Partition { path, in_force: Some(cpus), .. } => {
+        Step::Exclusive {
+            path,
+            in_force: Some(cpus),
+            ..
+        }
+        | Step::Partition {
+            path,
+            in_force: Some(cpus),
+            ..
+        } => {
             if !now.partition.is_live() {
                 // Left invalid, Linux 6.12 can lose its CPUs until the next boot.
                 return match cgroups.set_partition(path, Kind::Member) {
                     Err(error) if !error.is_gone() => Outcome::Failed(error),
-                    _ => Outcome::Invalid { says: now.partition.to_string() },
+                    _ => Outcome::Invalid {
+                        says: now.partition.to_string(),
+                    },
                 };
             }
             now.effective == *cpus
         }
         _ => true,
     };
-    if done { Outcome::Done } else { Outcome::NotInForce { effective: now.effective } }
+    if done {
+        Outcome::Done
+    } else {
+        Outcome::NotInForce {
+            effective: now.effective,
+        }
+    }
 }

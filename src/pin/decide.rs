@@ -113,8 +113,13 @@ impl Decisions {
         for decision in &mut self.containers {
             let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
             let owned = union(uid.map(|uid| ledger.of(uid)).unwrap_or_default().values());
-            if decision.cpus.take_if(|cpus| !cpus.is_subset(&owned)).is_some() {
-                decision.note = Some("stays in the shared pool: Pinfold only looks here".to_owned());
+            if decision
+                .cpus
+                .take_if(|cpus| !cpus.is_subset(&owned))
+                .is_some()
+            {
+                decision.note =
+                    Some("stays in the shared pool: Pinfold only looks here".to_owned());
                 decision.refused = None;
             }
         }
@@ -128,7 +133,11 @@ impl Decisions {
 pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
     let cores = || topology.online.iter().map(|cpu| topology.core_of(cpu));
     let whole = cores().find(|core| core.is_disjoint(owned));
-    let part = || cores().map(|core| core.difference(owned)).find(|rest| !rest.is_disjoint(&topology.online));
+    let part = || {
+        cores()
+            .map(|core| core.difference(owned))
+            .find(|rest| !rest.is_disjoint(&topology.online))
+    };
     whole.or_else(part).unwrap_or_default()
 }
 
@@ -138,7 +147,11 @@ pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
 }
 
 /// Decides the same, and breaks off without a result as soon as `on` says no, which is asked before each pod.
-pub fn decide_while(inputs: &Inputs<'_>, ledger: &Ledger, mut on: impl FnMut() -> bool) -> Option<Decisions> {
+pub fn decide_while(
+    inputs: &Inputs<'_>,
+    ledger: &Ledger,
+    mut on: impl FnMut() -> bool,
+) -> Option<Decisions> {
     let pods = inputs.pods.iter().enumerate();
     let asked = pods.map(|(index, pod)| on().then(|| Asked::new(index, pod, inputs)));
     let asked: Vec<Asked> = asked.collect::<Option<_>>()?;
@@ -150,16 +163,29 @@ pub fn decide_while(inputs: &Inputs<'_>, ledger: &Ledger, mut on: impl FnMut() -
     for pod in &asked {
         placing.gain(pod);
     }
-    let place::Placing { mut claims, notes, moves, .. } = placing;
+    let place::Placing {
+        mut claims,
+        notes,
+        moves,
+        ..
+    } = placing;
     claims.retain(|_, mine| !mine.is_empty());
-    let mut decisions = Decisions { moves, ..Decisions::default() };
+    let mut decisions = Decisions {
+        moves,
+        ..Decisions::default()
+    };
     decisions.desired.online = inputs.topology.online.clone();
     for pod in &asked {
         pod.conclude(claims.get(&pod.key), &notes, &mut decisions);
     }
     decisions.desired.memory = memory::follow(&asked, &claims, ledger, inputs.topology);
-    decisions.desired.all_memory =
-        inputs.topology.numa.iter().filter(|numa| numa.memory_bytes != Some(0)).map(|numa| numa.id).collect();
+    decisions.desired.all_memory = inputs
+        .topology
+        .numa
+        .iter()
+        .filter(|numa| numa.memory_bytes != Some(0))
+        .map(|numa| numa.id)
+        .collect();
     decisions.desired.claims = claims;
     Some(decisions)
 }
@@ -189,9 +215,10 @@ impl<'a> Asked<'a> {
         Self {
             index,
             pod,
-            key: pod
-                .cgroup_uid()
-                .map_or_else(|| format!("{}/{}#{index}", pod.namespace, pod.name), str::to_owned),
+            key: pod.cgroup_uid().map_or_else(
+                || format!("{}/{}#{index}", pod.namespace, pod.name),
+                str::to_owned,
+            ),
             qos: pod::qos(pod),
             recognition: pod::recognise(pod),
             entitlements: pod.containers.iter().map(entitlement).collect(),
@@ -206,17 +233,30 @@ impl<'a> Asked<'a> {
     }
 
     fn owed(&self) -> impl Iterator<Item = (&'a Container, usize)> {
-        let cpus = self.entitlements.iter().map(|entitlement| entitlement.cpus() as usize);
-        self.pod.containers.iter().zip(cpus).filter(|(_, cpus)| *cpus > 0)
+        let cpus = self
+            .entitlements
+            .iter()
+            .map(|entitlement| entitlement.cpus() as usize);
+        self.pod
+            .containers
+            .iter()
+            .zip(cpus)
+            .filter(|(_, cpus)| *cpus > 0)
     }
 
     fn wanted(&self, name: &str) -> Option<usize> {
-        self.owed().find(|(container, _)| container.name == name).map(|(_, cpus)| cpus)
+        self.owed()
+            .find(|(container, _)| container.name == name)
+            .map(|(_, cpus)| cpus)
     }
 
     /// What a person should know, besides the entitlement's reason.
     fn note(&self, note: Option<&String>) -> Option<String> {
-        let all: Vec<&str> = note.into_iter().chain(&self.mistakes).map(String::as_str).collect();
+        let all: Vec<&str> = note
+            .into_iter()
+            .chain(&self.mistakes)
+            .map(String::as_str)
+            .collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
@@ -228,11 +268,17 @@ impl<'a> Asked<'a> {
     ) {
         let all = mine.map(usable);
         let mut inside = Vec::new();
-        for (index, (container, entitlement)) in
-            self.pod.containers.iter().zip(&self.entitlements).enumerate()
+        for (index, (container, entitlement)) in self
+            .pod
+            .containers
+            .iter()
+            .zip(&self.entitlements)
+            .enumerate()
         {
             let cpus = match entitlement {
-                Entitlement::Exclusive { .. } => mine.and_then(|mine| mine.get(&container.name)).cloned(),
+                Entitlement::Exclusive { .. } => {
+                    mine.and_then(|mine| mine.get(&container.name)).cloned()
+                }
                 Entitlement::Inherit { .. } => {
                     inside.push(container.name.clone());
                     all.clone()
@@ -262,15 +308,24 @@ impl<'a> Asked<'a> {
         if self.wishes.movable {
             desired.movable.insert(self.key.clone());
         }
-        desired.names.insert(self.key.clone(), (self.pod.namespace.clone(), self.pod.name.clone()));
+        desired.names.insert(
+            self.key.clone(),
+            (self.pod.namespace.clone(), self.pod.name.clone()),
+        );
         if self.pod.confirmed {
             desired.confirmed.insert(self.key.clone());
         }
         if !inside.is_empty() {
             desired.inside.insert(self.key.clone(), inside);
         }
-        let lasting = || self.pod.containers.iter().filter(|container| container.kind != ContainerKind::Init);
-        let owns = |container: &Container| mine.is_some_and(|mine| mine.contains_key(&container.name));
+        let lasting = || {
+            self.pod
+                .containers
+                .iter()
+                .filter(|container| container.kind != ContainerKind::Init)
+        };
+        let owns =
+            |container: &Container| mine.is_some_and(|mine| mine.contains_key(&container.name));
         if lasting().all(owns) && lasting().next().is_some() {
             desired.whole.push(self.key.clone());
         }

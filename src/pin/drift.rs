@@ -66,7 +66,13 @@ pub enum Cause {
 
 impl Cause {
     /// All causes, for metrics that show zeroes.
-    pub const ALL: [Self; 5] = [Self::Written, Self::Ancestor, Self::Offline, Self::Overlap, Self::Partition];
+    pub const ALL: [Self; 5] = [
+        Self::Written,
+        Self::Ancestor,
+        Self::Offline,
+        Self::Overlap,
+        Self::Partition,
+    ];
 
     /// Its name as a label value.
     pub fn name(self) -> &'static str {
@@ -92,10 +98,19 @@ impl Drift {
 
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, cause, assigned, effective, others } = self;
+        let Self {
+            path,
+            cause,
+            assigned,
+            effective,
+            others,
+        } = self;
         let cause = cause.name();
         match assigned.is_empty() {
-            true => write!(f, "drift ({cause}): {path} should run on CPUs that nobody owns")?,
+            true => write!(
+                f,
+                "drift ({cause}): {path} should run on CPUs that nobody owns"
+            )?,
             false => write!(f, "drift ({cause}): {path} should run on {assigned}")?,
         }
         write!(f, " and runs on {effective}")?;
@@ -112,7 +127,9 @@ impl fmt::Display for Drift {
 impl fmt::Display for Neighbour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.pod, &self.container) {
-            (Some(pod), Some(container)) => write!(f, "{pod}/{container} ({}) on {}", self.path, self.cpus),
+            (Some(pod), Some(container)) => {
+                write!(f, "{pod}/{container} ({}) on {}", self.path, self.cpus)
+            }
             (Some(pod), None) => write!(f, "{pod} ({}) on {}", self.path, self.cpus),
             (None, _) => write!(f, "{} on {}", self.path, self.cpus),
         }
@@ -133,7 +150,9 @@ pub fn drift(
         let own = super::mark::union(ledger.of(&pod.cgroup.uid).values());
         let foreign = exclusive.difference(&own);
         for container in &pod.containers {
-            let Some(mark) = &container.mark else { continue };
+            let Some(mark) = &container.mark else {
+                continue;
+            };
             let now = &container.cgroup.cpuset;
             let assigned = mark.cpus();
             let there = assigned.intersection(online);
@@ -142,10 +161,15 @@ pub fn drift(
                 // The kernel keeps members off partitions; whatever was written to them is not in force there.
                 (!partition && !now.effective.is_disjoint(&foreign)).then_some(Cause::Overlap)
             } else if partition && !now.partition.is_live() {
-                Some(if there.is_empty() { Cause::Offline } else { Cause::Partition })
+                Some(if there.is_empty() {
+                    Cause::Offline
+                } else {
+                    Cause::Partition
+                })
             } else if now.effective == assigned {
                 None
-            } else if partition && now.exclusive == assigned || !partition && now.effective == there {
+            } else if partition && now.exclusive == assigned || !partition && now.effective == there
+            {
                 Some(Cause::Offline)
             } else if partition || (now.cpus != assigned && now.cpus != there) {
                 Some(Cause::Written)
@@ -158,7 +182,13 @@ pub fn drift(
                     false => Vec::new(),
                 };
                 let path = container.cgroup.path.clone();
-                found.push(Drift { path, cause, assigned, effective: now.effective.clone(), others });
+                found.push(Drift {
+                    path,
+                    cause,
+                    assigned,
+                    effective: now.effective.clone(),
+                    others,
+                });
             }
         }
     }
@@ -172,8 +202,12 @@ fn others(
     assigned: &CpuSet,
     foreign: &CpuSet,
 ) -> Vec<Neighbour> {
-    let all = observed.pods.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
-    let others = all.filter(|(_, one)| one.cgroup.path != drifted.cgroup.path && one.cgroup.populated);
+    let all = observed
+        .pods
+        .iter()
+        .flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
+    let others =
+        all.filter(|(_, one)| one.cgroup.path != drifted.cgroup.path && one.cgroup.populated);
     let concerned = others.filter_map(|(pod, one)| {
         let mut theirs = one.mark.as_ref().map(Mark::cpus).unwrap_or_default();
         if assigned.is_empty() {

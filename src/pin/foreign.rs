@@ -121,22 +121,35 @@ impl ForeignTimes {
     ///
     /// `usage` is of the owner's cgroup `key`, read between the looks `first` and `second`; `cpus` is what it owns, with all of
     /// it in force. An owner whose CPUs change is to be noted before and after: the time between the two is left out.
-    pub fn note(&mut self, key: &str, cpus: &CpuSet, first: &Look, usage: &Usage, second: &Look) -> Foreign {
+    pub fn note(
+        &mut self,
+        key: &str,
+        cpus: &CpuSet,
+        first: &Look,
+        usage: &Usage,
+        second: &Look,
+    ) -> Foreign {
         let owner = self.owners.entry(key.to_owned()).or_default();
         owner.seen = true;
         let ways: &[Way] = match usage {
             Usage::PerCpu(_) => &[Way::Counted],
             Usage::Total(_) => &[Way::Clock, Way::Turns],
         };
-        let points: Vec<Point> =
-            ways.iter().filter_map(|way| point(*way, cpus, first, usage, second)).collect();
+        let points: Vec<Point> = ways
+            .iter()
+            .filter_map(|way| point(*way, cpus, first, usage, second))
+            .collect();
         owner.note(cpus, &points);
-        Foreign { seconds: seconds(owner.total), error_seconds: seconds(owner.error) }
+        Foreign {
+            seconds: seconds(owner.total),
+            error_seconds: seconds(owner.error),
+        }
     }
 
     /// Forgets the owners that were not noted since the last call.
     pub fn sweep(&mut self) {
-        self.owners.retain(|_, owner| std::mem::take(&mut owner.seen));
+        self.owners
+            .retain(|_, owner| std::mem::take(&mut owner.seen));
     }
 }
 
@@ -150,13 +163,20 @@ impl Owner {
         self.tenure = points.first().map(|point| Tenure {
             cpus: cpus.clone(),
             last: (point.to, point.used),
-            tracks: points.iter().map(|start| Track::new(*start, (0, 0))).collect(),
+            tracks: points
+                .iter()
+                .map(|start| Track::new(*start, (0, 0)))
+                .collect(),
             strikes: 0,
         });
     }
 
     fn note(&mut self, cpus: &CpuSet, points: &[Point]) {
-        let Some(tenure) = self.tenure.as_mut().filter(|tenure| tenure.goes_on(cpus, points)) else {
+        let Some(tenure) = self
+            .tenure
+            .as_mut()
+            .filter(|tenure| tenure.goes_on(cpus, points))
+        else {
             return self.begin(cpus, points);
         };
         let best = tenure.bounds(points);
@@ -180,7 +200,9 @@ impl Owner {
 impl Tenure {
     /// Whether what is read now belongs to it: the same CPUs, and the same cgroup, whose usage did not shrink.
     fn goes_on(&self, cpus: &CpuSet, points: &[Point]) -> bool {
-        let Some(now) = points.first() else { return false };
+        let Some(now) = points.first() else {
+            return false;
+        };
         let alike = |track: &Track| now.kind.1 == track.start.kind.1;
         self.cpus == *cpus
             && now.to >= self.last.0
@@ -195,8 +217,12 @@ impl Tenure {
         let count = Ns::try_from(self.cpus.len()).unwrap_or(Ns::MAX);
         let mut best: Option<Bounds> = None;
         for track in &mut self.tracks {
-            let Some(now) = points.iter().find(|now| now.kind == track.start.kind) else { continue };
-            let Some(bounds) = track.bounds(now, count) else { continue };
+            let Some(now) = points.iter().find(|now| now.kind == track.start.kind) else {
+                continue;
+            };
+            let Some(bounds) = track.bounds(now, count) else {
+                continue;
+            };
             track.least = bounds.least;
             if best.is_none_or(|best| bounds.width() < best.width()) {
                 best = Some(bounds);
@@ -206,9 +232,15 @@ impl Tenure {
         for now in points {
             self.last = (now.to, now.used);
             let anew = Track::new(*now, (known.least, known.most));
-            match self.tracks.iter_mut().find(|track| track.start.kind == now.kind) {
+            match self
+                .tracks
+                .iter_mut()
+                .find(|track| track.start.kind == now.kind)
+            {
                 Some(track) => {
-                    let poor = track.bounds(now, count).is_none_or(|own| own.width() > 2 * known.width());
+                    let poor = track
+                        .bounds(now, count)
+                        .is_none_or(|own| own.width() > 2 * known.width());
                     if poor {
                         *track = anew;
                     }
@@ -224,7 +256,11 @@ impl Tenure {
 
 impl Track {
     fn new(start: Point, before: (Ns, Ns)) -> Self {
-        Self { start, before, least: before.0 }
+        Self {
+            start,
+            before,
+            least: before.0,
+        }
     }
 
     /// What happened in the tenure on so many CPUs, as far as this way knows; `None` for a contradiction.
@@ -234,7 +270,11 @@ impl Track {
         let low = self.before.0 + now.low - start.high - (now.less.1 - start.less.0);
         let most = self.before.1 + (now.high - start.low + (now.more.1 - start.more.0)).min(all);
         let least = low.max(self.least);
-        (least <= most).then(|| Bounds { least, about: ((low + most) / 2).clamp(least, most), most })
+        (least <= most).then(|| Bounds {
+            least,
+            about: ((low + most) / 2).clamp(least, most),
+            most,
+        })
     }
 }
 
@@ -265,10 +305,15 @@ fn point(way: Way, cpus: &CpuSet, first: &Look, usage: &Usage, second: &Look) ->
         let (before, after) = (first.clocks.get(&cpu)?, second.clocks.get(&cpu)?);
         match way {
             Way::Counted => {
-                let Usage::PerCpu(own) = usage else { return None };
+                let Usage::PerCpu(own) = usage else {
+                    return None;
+                };
                 let at = cpu as usize;
-                let (own, low, high) =
-                    (own.get(at)?, first.all.as_ref()?.get(at)?, second.all.as_ref()?.get(at)?);
+                let (own, low, high) = (
+                    own.get(at)?,
+                    first.all.as_ref()?.get(at)?,
+                    second.all.as_ref()?.get(at)?,
+                );
                 point.used += ns(*own);
                 point.low += ns(*low) - ns(*own);
                 point.high += ns(*high) - ns(*own) + ns(after.lag);
@@ -302,7 +347,11 @@ impl Point {
         self.low += ns(from) - ns(before.idle) - 2 * ns(UNIT) - ns(after.lag);
         self.high += ns(to) - ns(after.idle);
         // The spells that are cut by the two readings count as well.
-        let spells = if after.doubt.is_zero() { 0 } else { ns(after.doubt) + 2 * ns(TICK) };
+        let spells = if after.doubt.is_zero() {
+            0
+        } else {
+            ns(after.doubt) + 2 * ns(TICK)
+        };
         self.less.0 += ns(before.doubt);
         self.less.1 += spells;
         self.more.0 += ns(before.doubt);

@@ -78,32 +78,62 @@ pub struct Ledger {
 impl Observed {
     /// Finds out which pod and container each cgroup belongs to.
     pub fn new(scan: Scan, pods: &[Pod]) -> (Self, Ledger) {
-        let mut ledger = Ledger { barred: scan.lost.clone(), lost: scan.lost, ..Ledger::default() };
-        let mut observed = Self { pods: Vec::new(), around: scan.around };
+        let mut ledger = Ledger {
+            barred: scan.lost.clone(),
+            lost: scan.lost,
+            ..Ledger::default()
+        };
+        let mut observed = Self {
+            pods: Vec::new(),
+            around: scan.around,
+        };
         for (path, cpus) in &observed.around.outside {
             ledger.bar(path, cpus);
         }
         let mut by_uid = HashMap::new();
-        for (index, uid) in
-            pods.iter().enumerate().filter_map(|(index, pod)| Some((index, pod.cgroup_uid()?)))
+        for (index, uid) in pods
+            .iter()
+            .enumerate()
+            .filter_map(|(index, pod)| Some((index, pod.cgroup_uid()?)))
         {
             by_uid.entry(uid).or_insert(index);
         }
         for cgroup in scan.pods {
             let known = by_uid.get(cgroup.uid.as_str()).copied();
             let mark = ledger.read_mark(&cgroup.path, cgroup.mark.as_deref());
-            let alone = cgroup.containers.iter().filter(|container| container.id != IDLE_CGROUP).count() == 1;
+            let alone = cgroup
+                .containers
+                .iter()
+                .filter(|container| container.id != IDLE_CGROUP)
+                .count()
+                == 1;
             let mut containers = Vec::new();
             for container in &cgroup.containers {
                 let mark = ledger.read_mark(&container.path, container.mark.as_deref());
                 let (name, by_id) = match known.and_then(|index| pods.get(index)) {
                     Some(pod) => name_of(pod, &container.id, alone, mark.as_ref()),
-                    None => (marked(mark.as_ref()), mark.as_ref().is_some_and(|mark| mark.by_id)),
+                    None => (
+                        marked(mark.as_ref()),
+                        mark.as_ref().is_some_and(|mark| mark.by_id),
+                    ),
                 };
-                containers.push(ObservedContainer { cgroup: container.clone(), mark, name, by_id });
+                containers.push(ObservedContainer {
+                    cgroup: container.clone(),
+                    mark,
+                    name,
+                    by_id,
+                });
             }
-            let begun = known.and_then(|index| pods.get(index)).is_none_or(|pod| has_begun(pod, &containers));
-            let pod = ObservedPod { cgroup, mark, containers, known, begun };
+            let begun = known
+                .and_then(|index| pods.get(index))
+                .is_none_or(|pod| has_begun(pod, &containers));
+            let pod = ObservedPod {
+                cgroup,
+                mark,
+                containers,
+                known,
+                begun,
+            };
             ledger.enter(&pod);
             observed.pods.push(pod);
         }
@@ -116,10 +146,16 @@ impl Observed {
         let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
         let mut around = self.around.clone();
         for above in &mut around.above {
-            let for_others = above.cpuset.exclusive.difference(&pod.cgroup.cpuset.exclusive);
+            let for_others = above
+                .cpuset
+                .exclusive
+                .difference(&pod.cgroup.cpuset.exclusive);
             above.foreign = above.foreign.union(&for_others);
         }
-        Some(Self { pods: vec![pod], around })
+        Some(Self {
+            pods: vec![pod],
+            around,
+        })
     }
 
     /// Every container's cgroup.
@@ -129,7 +165,10 @@ impl Observed {
 
     /// A pod's container.
     pub fn container(&self, uid: &str, name: &str) -> Option<&ObservedContainer> {
-        self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.container(name)
+        self.pods
+            .iter()
+            .find(|pod| pod.cgroup.uid == uid)?
+            .container(name)
     }
 }
 
@@ -138,9 +177,16 @@ impl Observed {
 impl ObservedPod {
     /// The cgroup of one of its containers; there is usually one, for a moment two while a container is replaced.
     pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
-        let mut found = self.containers.iter().filter(|container| container.name.as_deref() == Some(name));
+        let mut found = self
+            .containers
+            .iter()
+            .filter(|container| container.name.as_deref() == Some(name));
         let first = found.next()?;
-        Some(found.find(|container| container.cgroup.populated).unwrap_or(first))
+        Some(
+            found
+                .find(|container| container.cgroup.populated)
+                .unwrap_or(first),
+        )
     }
 }
 
@@ -163,8 +209,14 @@ fn name_of(pod: &Pod, id: &str, alone: bool, mark: Option<&Mark>) -> (Option<Str
         return (Some(container.name.clone()), true);
     }
     let by_id = mark.is_some_and(|mark| mark.by_id);
-    let silent = pod.containers.iter().all(|container| container.runtime_id.is_none());
-    let unknown = |name: &String| pod.container(name).is_none_or(|container| container.runtime_id.is_none());
+    let silent = pod
+        .containers
+        .iter()
+        .all(|container| container.runtime_id.is_none());
+    let unknown = |name: &String| {
+        pod.container(name)
+            .is_none_or(|container| container.runtime_id.is_none())
+    };
     match (pod.ids, pod.containers.as_slice()) {
         (ContainerIds::Runtime, _) => (None, false),
         (ContainerIds::Awaited, _) => (marked(mark).filter(|name| by_id && unknown(name)), by_id),
@@ -176,8 +228,13 @@ fn name_of(pod: &Pod, id: &str, alone: bool, mark: Option<&Mark>) -> (Option<Str
 /// Whether one of a known pod's containers exists. A pod without its images has a sandbox only, and owns no CPUs yet.
 fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
     pod.ids == ContainerIds::Untold
-        || pod.containers.iter().any(|container| container.runtime_id.is_some())
-        || cgroups.iter().any(|container| container.name.as_deref().is_some_and(|name| name != IDLE))
+        || pod
+            .containers
+            .iter()
+            .any(|container| container.runtime_id.is_some())
+        || cgroups
+            .iter()
+            .any(|container| container.name.as_deref().is_some_and(|name| name != IDLE))
 }
 
 // === impl Ledger ===
@@ -207,14 +264,19 @@ impl Ledger {
 
     /// Adds claims that were promised and are not in the kernel yet; what the kernel says comes first.
     pub fn promise(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
-        self.claims.entry(uid.to_owned()).or_default().entry(name.to_owned()).or_insert_with(|| cpus.clone());
+        self.claims
+            .entry(uid.to_owned())
+            .or_default()
+            .entry(name.to_owned())
+            .or_insert_with(|| cpus.clone());
     }
 
     fn read_mark(&mut self, path: &str, text: Option<&str>) -> Option<Mark> {
         match Mark::parse(text?) {
             Ok(mark) => Some(mark),
             Err(error) => {
-                self.unexplained.push(format!("cgroup {path} is left alone: {error}"));
+                self.unexplained
+                    .push(format!("cgroup {path} is left alone: {error}"));
                 None
             }
         }
@@ -223,17 +285,26 @@ impl Ledger {
     fn enter(&mut self, pod: &ObservedPod) {
         let uid = &pod.cgroup.uid;
         // A container's own mark is written before its pod's claim is widened, so both count.
-        let marks = pod.containers.iter().filter_map(|container| container.mark.as_ref());
+        let marks = pod
+            .containers
+            .iter()
+            .filter_map(|container| container.mark.as_ref());
         for mark in pod.mark.iter().chain(marks) {
             for (name, cpus) in &mark.claims {
                 self.promise(uid, name, cpus);
             }
         }
         for container in &pod.containers {
-            let bound = container.mark.as_ref().is_some_and(|mark| mark.before.numa.is_some());
+            let bound = container
+                .mark
+                .as_ref()
+                .is_some_and(|mark| mark.before.numa.is_some());
             if let Some(name) = container.name.as_ref().filter(|_| bound) {
                 let numa = container.cgroup.memory.numa.clone();
-                self.memory.entry(uid.clone()).or_default().insert(name.clone(), numa);
+                self.memory
+                    .entry(uid.clone())
+                    .or_default()
+                    .insert(name.clone(), numa);
             }
         }
         // What a partition has needs no mark to be known, as long as we know whose it is.
@@ -255,7 +326,9 @@ impl Ledger {
             }
         }
         let held = &pod.cgroup.cpuset.exclusive;
-        let unsaid = held.difference(&union(self.of(uid).values())).difference(&self.barred);
+        let unsaid = held
+            .difference(&union(self.of(uid).values()))
+            .difference(&self.barred);
         if pod.mark.is_none() && !unsaid.is_empty() {
             self.bar(&pod.cgroup.path, &unsaid);
         }
@@ -279,7 +352,9 @@ impl Ledger {
             .claims
             .iter()
             .flat_map(|(uid, claims)| {
-                claims.iter().map(move |(name, cpus)| (format!("{name} of pod {uid}"), cpus))
+                claims
+                    .iter()
+                    .map(move |(name, cpus)| (format!("{name} of pod {uid}"), cpus))
             })
             .collect();
         let mut found = Vec::new();
@@ -288,7 +363,9 @@ impl Ledger {
                 let both = cpus.intersection(more);
                 if !both.is_empty() {
                     let both = both.in_words();
-                    found.push(format!("container {one} and container {other} both claim {both}"));
+                    found.push(format!(
+                        "container {one} and container {other} both claim {both}"
+                    ));
                 }
             }
         }
@@ -307,7 +384,12 @@ mod tests {
             runtime_id: runtime_id.map(str::to_owned),
             ..Container::default()
         };
-        Pod { uid: Some("uid".into()), ids, containers: vec![main], ..Pod::default() }
+        Pod {
+            uid: Some("uid".into()),
+            ids,
+            containers: vec![main],
+            ..Pod::default()
+        }
     }
 
     /// The pod as it is seen with these cgroups, of which the marked one carries a claim of `main`.
@@ -321,18 +403,31 @@ mod tests {
         let container = |id: &&str| ContainerCgroup {
             path: format!("kubepods/poduid/{id}"),
             id: (*id).to_owned(),
-            mark: marked.filter(|(marked, _)| marked == id).map(|(_, by_id)| mark(by_id)),
+            mark: marked
+                .filter(|(marked, _)| marked == id)
+                .map(|(_, by_id)| mark(by_id)),
             ..ContainerCgroup::default()
         };
         let containers = cgroups.iter().map(container).collect();
-        let cgroup = PodCgroup { uid: "uid".to_owned(), containers, ..PodCgroup::default() };
-        let scan = Scan { pods: vec![cgroup], ..Scan::default() };
+        let cgroup = PodCgroup {
+            uid: "uid".to_owned(),
+            containers,
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![cgroup],
+            ..Scan::default()
+        };
         let (mut observed, _) = Observed::new(scan, std::slice::from_ref(pod));
         observed.pods.remove(0)
     }
 
     fn names(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> Vec<Option<String>> {
-        seen(pod, cgroups, marked).containers.into_iter().map(|container| container.name).collect()
+        seen(pod, cgroups, marked)
+            .containers
+            .into_iter()
+            .map(|container| container.name)
+            .collect()
     }
 
     fn main() -> Option<String> {
@@ -343,7 +438,10 @@ mod tests {
     fn an_only_cgroup_is_the_only_container_where_nobody_will_ever_tell() {
         use ContainerIds::{Awaited, Runtime, Untold};
         assert_eq!(names(&pod(Untold, None), &["c0ffee"], None), [main()]);
-        assert_eq!(names(&pod(Untold, None), &["c0ffee", "pause"], None), [None, None]);
+        assert_eq!(
+            names(&pod(Untold, None), &["c0ffee", "pause"], None),
+            [None, None]
+        );
         // Before a status or the runtime tells ids, the only cgroup is the sandbox's.
         for ids in [Awaited, Runtime] {
             assert_eq!(names(&pod(ids, None), &["pause"], None), [None]);
@@ -360,9 +458,26 @@ mod tests {
     #[test]
     fn a_record_for_an_id_counts_until_somebody_says_otherwise() {
         use ContainerIds::{Awaited, Runtime};
-        assert_eq!(names(&pod(Awaited, None), &["c0ffee", "pause"], Some(("c0ffee", true))), [main(), None]);
-        assert_eq!(names(&pod(Awaited, Some("new")), &["c0ffee"], Some(("c0ffee", true))), [None]);
-        assert_eq!(names(&pod(Runtime, None), &["c0ffee"], Some(("c0ffee", true))), [None]);
+        assert_eq!(
+            names(
+                &pod(Awaited, None),
+                &["c0ffee", "pause"],
+                Some(("c0ffee", true))
+            ),
+            [main(), None]
+        );
+        assert_eq!(
+            names(
+                &pod(Awaited, Some("new")),
+                &["c0ffee"],
+                Some(("c0ffee", true))
+            ),
+            [None]
+        );
+        assert_eq!(
+            names(&pod(Runtime, None), &["c0ffee"], Some(("c0ffee", true))),
+            [None]
+        );
     }
 
     #[test]
@@ -374,9 +489,15 @@ mod tests {
             assert!(!seen(&pod, &["pause"], Some(("pause", false))).begun);
         }
         let told = pod(Awaited, Some("c0ffee"));
-        assert_eq!(names(&told, &["c0ffee", "pause"], Some(("pause", false))), [main(), None]);
+        assert_eq!(
+            names(&told, &["c0ffee", "pause"], Some(("pause", false))),
+            [main(), None]
+        );
         assert_eq!(names(&told, &["c0ffee"], Some(("c0ffee", false))), [main()]);
-        assert_eq!(names(&pod(Untold, None), &["a", "b"], Some(("b", false))), [None, main()]);
+        assert_eq!(
+            names(&pod(Untold, None), &["a", "b"], Some(("b", false))),
+            [None, main()]
+        );
     }
 
     #[test]

@@ -90,9 +90,17 @@ impl Mark {
 
     /// Reads the text of a mark.
     pub fn parse(text: &str) -> Result<Self, MarkError> {
-        let mark: Self = serde_json::from_str(text)
-            .map_err(|source| MarkError::Malformed { text: text.to_owned(), source })?;
-        if mark.version == VERSION { Ok(mark) } else { Err(MarkError::Version { version: mark.version }) }
+        let mark: Self = serde_json::from_str(text).map_err(|source| MarkError::Malformed {
+            text: text.to_owned(),
+            source,
+        })?;
+        if mark.version == VERSION {
+            Ok(mark)
+        } else {
+            Err(MarkError::Version {
+                version: mark.version,
+            })
+        }
     }
 
     /// All CPUs it claims.
@@ -113,7 +121,12 @@ pub(super) const IDLE: &str = "/idle";
 
 /// What a pod's containers can use of its claims.
 pub(super) fn usable(claims: &BTreeMap<String, CpuSet>) -> CpuSet {
-    union(claims.iter().filter(|(name, _)| *name != IDLE).map(|(_, cpus)| cpus))
+    union(
+        claims
+            .iter()
+            .filter(|(name, _)| *name != IDLE)
+            .map(|(_, cpus)| cpus),
+    )
 }
 
 /// The CPUs in any of several sets.
@@ -127,17 +140,35 @@ mod tests {
 
     #[test]
     fn text_and_back() {
-        let quota = Some(Quota { quota: Some(200_000), period: 100_000 });
-        let mut mark = Mark::new(Before { cpus: "0-7".parse().unwrap(), quota, numa: None });
-        mark.claims.insert("main".to_owned(), "2-3".parse().unwrap());
+        let quota = Some(Quota {
+            quota: Some(200_000),
+            period: 100_000,
+        });
+        let mut mark = Mark::new(Before {
+            cpus: "0-7".parse().unwrap(),
+            quota,
+            numa: None,
+        });
+        mark.claims
+            .insert("main".to_owned(), "2-3".parse().unwrap());
         assert_eq!(Mark::parse(&mark.text()).unwrap(), mark);
-        assert!(mark.text().contains(r#""claims":{"main":"2-3"}"#), "{}", mark.text());
+        assert!(
+            mark.text().contains(r#""claims":{"main":"2-3"}"#),
+            "{}",
+            mark.text()
+        );
     }
 
     #[test]
     fn foreign_marks_are_named() {
-        assert!(matches!(Mark::parse("hello"), Err(MarkError::Malformed { .. })));
+        assert!(matches!(
+            Mark::parse("hello"),
+            Err(MarkError::Malformed { .. })
+        ));
         let later = r#"{"version":2,"before":{"cpus":""}}"#;
-        assert!(matches!(Mark::parse(later), Err(MarkError::Version { version: 2 })));
+        assert!(matches!(
+            Mark::parse(later),
+            Err(MarkError::Version { version: 2 })
+        ));
     }
 }

@@ -107,13 +107,25 @@ impl Situation<'_> {
     /// The kinds that must be looked at: those asked for, and those of which something is to be put back.
     pub fn kinds(&self, note: &Note) -> BTreeSet<Kind> {
         let wanted = |kind: &Kind| !self.taken(*kind).is_empty();
-        Kind::ALL.into_iter().filter(wanted).chain(note.entries().keys().map(Knob::kind)).collect()
+        Kind::ALL
+            .into_iter()
+            .filter(wanted)
+            .chain(note.entries().keys().map(Knob::kind))
+            .collect()
     }
 
     /// The CPUs that this kind is kept off.
     fn taken(&self, kind: Kind) -> CpuSet {
-        let asked = if self.options.wants(kind) { self.exclusive } else { &CpuSet::new() };
-        let isolated = if kind == Kind::Workqueues { self.isolated } else { &CpuSet::new() };
+        let asked = if self.options.wants(kind) {
+            self.exclusive
+        } else {
+            &CpuSet::new()
+        };
+        let isolated = if kind == Kind::Workqueues {
+            self.isolated
+        } else {
+            &CpuSet::new()
+        };
         asked.union(isolated)
     }
 
@@ -131,7 +143,11 @@ impl Situation<'_> {
             return rest;
         }
         let shared = self.online.difference(taken);
-        if shared.is_empty() || matches!(knob, Knob::Transmit { .. }) { base.clone() } else { shared }
+        if shared.is_empty() || matches!(knob, Knob::Transmit { .. }) {
+            base.clone()
+        } else {
+            shared
+        }
     }
 }
 
@@ -147,7 +163,11 @@ pub fn plan(situation: &Situation<'_>, refused: &BTreeSet<Knob>, seen: &Seen, no
         let Some(now) = seen.values.get(knob) else {
             // What could not be read is not gone.
             let unknown = seen.unreadable.contains_key(knob) || !seen.kinds.contains(&knob.kind());
-            entries.extend(noted.filter(|_| unknown).map(|entry| (knob.clone(), entry.clone())));
+            entries.extend(
+                noted
+                    .filter(|_| unknown)
+                    .map(|entry| (knob.clone(), entry.clone())),
+            );
             continue;
         };
         let base = noted
@@ -167,7 +187,13 @@ pub fn plan(situation: &Situation<'_>, refused: &BTreeSet<Knob>, seen: &Seen, no
         }
         ours.remove(base);
         if !ours.is_empty() {
-            entries.insert(knob.clone(), Entry { before: base.clone(), ours });
+            entries.insert(
+                knob.clone(),
+                Entry {
+                    before: base.clone(),
+                    ours,
+                },
+            );
         }
     }
     plan.ahead = Note::new(entries);

@@ -120,7 +120,9 @@ pub struct ContainerState {
 impl ContainerState {
     /// The CPUs that it owns itself; `None` in the shared pool, and for one that runs inside the set of its pod.
     pub fn own(&self) -> Option<&CpuSet> {
-        self.assigned.as_ref().filter(|_| self.entitlement.cpus() > 0)
+        self.assigned
+            .as_ref()
+            .filter(|_| self.entitlement.cpus() > 0)
     }
 }
 
@@ -164,12 +166,22 @@ pub fn containers(
     mut threads: impl FnMut(&Pod, usize, Option<&CpuSet>) -> ThreadEnvironment,
 ) -> Vec<ContainerState> {
     let mut states = Vec::with_capacity(decisions.containers.len());
-    let by_uid: HashMap<&str, &ObservedPod> =
-        observed.pods.iter().rev().map(|pod| (pod.cgroup.uid.as_str(), pod)).collect();
+    let by_uid: HashMap<&str, &ObservedPod> = observed
+        .pods
+        .iter()
+        .rev()
+        .map(|pod| (pod.cgroup.uid.as_str(), pod))
+        .collect();
     for decision in &decisions.containers {
-        let Some(pod) = pods.get(decision.pod) else { continue };
-        let Some(container) = pod.containers.get(decision.container) else { continue };
-        let seen = pod.cgroup_uid().and_then(|uid| by_uid.get(uid)?.container(&container.name));
+        let Some(pod) = pods.get(decision.pod) else {
+            continue;
+        };
+        let Some(container) = pod.containers.get(decision.container) else {
+            continue;
+        };
+        let seen = pod
+            .cgroup_uid()
+            .and_then(|uid| by_uid.get(uid)?.container(&container.name));
         let effective = seen.map(|seen| seen.cgroup.cpuset.effective.clone());
         let cpus = decision.cpus.as_ref().unwrap_or(&topology.online);
         states.push(ContainerState {
@@ -213,8 +225,9 @@ pub fn strangers(observed: &Observed, ledger: &Ledger) -> Vec<Stranger> {
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {
         let cpus = super::mark::union(ledger.of(&pod.cgroup.uid).values());
-        let named =
-            |pick: fn(&super::Mark) -> &String| pod.mark.as_ref().map(pick).cloned().unwrap_or_default();
+        let named = |pick: fn(&super::Mark) -> &String| {
+            pod.mark.as_ref().map(pick).cloned().unwrap_or_default()
+        };
         (!cpus.is_empty()).then(|| Stranger {
             cgroup: pod.cgroup.path.clone(),
             namespace: named(|mark| &mark.namespace),

@@ -156,18 +156,34 @@ impl fmt::Display for Step {
         match self {
             Self::Make { path } => write!(f, "{path}: make"),
             Self::Remove { path } => write!(f, "{path}: remove"),
-            Self::Mark { path, mark: Some(mark) } if mark.claims.is_empty() => {
+            Self::Mark {
+                path,
+                mark: Some(mark),
+            } if mark.claims.is_empty() => {
                 write!(f, "{path}: note what was")
             }
-            Self::Mark { path, mark: Some(mark) } => write!(f, "{path}: claim {}", mark.cpus()),
+            Self::Mark {
+                path,
+                mark: Some(mark),
+            } => write!(f, "{path}: claim {}", mark.cpus()),
             Self::Mark { path, mark: None } => write!(f, "{path}: forget"),
             Self::Cpus { path, cpus, .. } => write!(f, "{path}: {}", cpus.in_words()),
-            Self::Exclusive { path, cpus, .. } if cpus.is_empty() => write!(f, "{path}: exclusive none"),
+            Self::Exclusive { path, cpus, .. } if cpus.is_empty() => {
+                write!(f, "{path}: exclusive none")
+            }
             Self::Exclusive { path, cpus, .. } => write!(f, "{path}: exclusive {cpus}"),
-            Self::Partition { path, kind, in_force: Some(cpus) } => {
+            Self::Partition {
+                path,
+                kind,
+                in_force: Some(cpus),
+            } => {
                 write!(f, "{path}: {kind} on {}", cpus.in_words())
             }
-            Self::Partition { path, kind, in_force: None } => write!(f, "{path}: {kind}"),
+            Self::Partition {
+                path,
+                kind,
+                in_force: None,
+            } => write!(f, "{path}: {kind}"),
             Self::Memory { path, numa } => {
                 let plural = if numa.len() == 1 { "" } else { "s" };
                 write!(f, "{path}: memory of NUMA node{plural} {numa}")
@@ -188,12 +204,18 @@ impl Desired {
 
     /// CPUs that nobody shall own.
     pub fn shared(&self) -> CpuSet {
-        self.online.difference(&union(self.claims.values().flat_map(BTreeMap::values)))
+        self.online
+            .difference(&union(self.claims.values().flat_map(BTreeMap::values)))
     }
 }
 
 /// The steps from what is to what should be; none where they are the same, or where nothing is enforced.
-pub fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired, enforcement: Enforcement) -> Vec<Step> {
+pub fn plan(
+    observed: &Observed,
+    ledger: &Ledger,
+    desired: &Desired,
+    enforcement: Enforcement,
+) -> Vec<Step> {
     match enforcement {
         Enforcement::Partition => partition::plan(observed, desired),
         Enforcement::Cpuset => cpuset::plan(observed, ledger, desired),
@@ -202,5 +224,9 @@ pub fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired, enforcement
 }
 
 fn cpus(path: &str, cpus: CpuSet, reason: Reason) -> Step {
-    Step::Cpus { path: path.to_owned(), cpus, reason }
+    Step::Cpus {
+        path: path.to_owned(),
+        cpus,
+        reason,
+    }
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::quantity::format_cpu;
 use super::{
-    CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, Selector, guaranteed_obstacle, recognise,
+    CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, Selector, guaranteed_obstacle,
+    recognise,
 };
 use crate::cpu::MAX_CPU;
 
@@ -47,7 +48,9 @@ impl Entitlement {
     /// The reason.
     pub fn reason(&self) -> &str {
         match self {
-            Self::Exclusive { reason, .. } | Self::Shared { reason } | Self::Inherit { reason } => reason,
+            Self::Exclusive { reason, .. } | Self::Shared { reason } | Self::Inherit { reason } => {
+                reason
+            }
         }
     }
 }
@@ -65,7 +68,10 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { selector: None, training_only: true }
+        Self {
+            selector: None,
+            training_only: true,
+        }
     }
 }
 
@@ -80,7 +86,10 @@ pub struct Training {
 
 /// Whether the pod counts as a training pod: it is annotated, recognised, selected, or every pod counts.
 pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Training {
-    let counts = |evidence: String| Training { counts: true, evidence };
+    let counts = |evidence: String| Training {
+        counts: true,
+        evidence,
+    };
     if let Some(Wish::Exclusive(value)) = wish(pod) {
         return counts(format!("annotation {CPUS_ANNOTATION}={value}"));
     }
@@ -90,7 +99,10 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
     match &policy.selector {
         Some(selector) if selector.matches(&pod.labels) => counts(format!("selector {selector}")),
         _ if !policy.training_only => counts("every pod counts, by configuration".to_owned()),
-        _ => Training { counts: false, evidence: recognition.evidence.clone() },
+        _ => Training {
+            counts: false,
+            evidence: recognition.evidence.clone(),
+        },
     }
 }
 
@@ -111,11 +123,17 @@ pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitle
 /// Whether a container of a training pod is granted nothing although its pod's owner did not ask for that: somebody
 /// should be told.
 pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
-    let shared = matches!(entitlement(pod, container, policy), Entitlement::Shared { .. });
+    let shared = matches!(
+        entitlement(pod, container, policy),
+        Entitlement::Shared { .. }
+    );
     // Where every pod counts, most of those that are granted nothing are meant to be.
-    let policy = Policy { training_only: true, ..policy.clone() };
-    let training =
-        matches!(wish(pod), Some(Wish::Unknown(_))) || training(pod, &recognise(pod), &policy).counts;
+    let policy = Policy {
+        training_only: true,
+        ..policy.clone()
+    };
+    let training = matches!(wish(pod), Some(Wish::Unknown(_)))
+        || training(pod, &recognise(pod), &policy).counts;
     shared && training && !pod.finished && !matches!(wish(pod), Some(Wish::Shared))
 }
 
@@ -156,14 +174,21 @@ fn decide(pod: &Pod, container: &Container, policy: &Policy) -> Result<(u32, Str
         ));
     }
     let cpus = whole_cpus(pod, container).map_err(Refusal::Shared)?;
-    Ok((cpus, format!("Guaranteed, CPU limit {cpus}, and a training pod ({})", training.evidence)))
+    Ok((
+        cpus,
+        format!(
+            "Guaranteed, CPU limit {cpus}, and a training pod ({})",
+            training.evidence
+        ),
+    ))
 }
 
 /// The container's CPU limit, if it is a number of whole CPUs; else what to change.
 fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     let Some(limit) = container.resources.cpu_limit.filter(|&limit| limit > 0) else {
         return Err(if pod.resources.is_empty() {
-            "the container has no CPU limit; set its requests and limits to 1 CPU or more".to_owned()
+            "the container has no CPU limit; set its requests and limits to 1 CPU or more"
+                .to_owned()
         } else {
             "the container has no CPU limit of its own, only the pod has; set the container's requests and limits to \
              1 CPU or more"
@@ -172,7 +197,11 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     };
     let below = limit / 1000;
     if !limit.is_multiple_of(1000) {
-        let choice = if below == 0 { "1 CPU".to_owned() } else { format!("{below} or {} CPUs", below + 1) };
+        let choice = if below == 0 {
+            "1 CPU".to_owned()
+        } else {
+            format!("{below} or {} CPUs", below + 1)
+        };
         return Err(format!(
             "CPU limit {} is not a whole number; set requests and limits to {choice}",
             format_cpu(limit)
@@ -189,7 +218,12 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     u32::try_from(below)
         .ok()
         .filter(|&cpus| cpus <= MAX_CPU + 1)
-        .ok_or_else(|| format!("CPU limit {below} is more than the {} CPUs that Linux can have", MAX_CPU + 1))
+        .ok_or_else(|| {
+            format!(
+                "CPU limit {below} is more than the {} CPUs that Linux can have",
+                MAX_CPU + 1
+            )
+        })
 }
 
 /// What the pod's owner has asked for.

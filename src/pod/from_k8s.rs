@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::object::{self, Amounts, Object};
 use super::quantity::{self, QuantityError};
-use super::{ApiUid, Container, ContainerIds, ContainerKind, EnvSource, Mirror, Pod, PodUid, Qos, Resources};
+use super::{
+    ApiUid, Container, ContainerIds, ContainerKind, EnvSource, Mirror, Pod, PodUid, Qos, Resources,
+};
 
 /// Why an API object is not a pod that could run. Every variant names the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -76,15 +78,24 @@ impl Pod {
         let status = pod.status.unwrap_or_default();
         let pending = resize_is_pending(&status, metadata.generation);
         let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let name = non_empty(metadata.name.take()).or_else(|| non_empty(metadata.generate_name.take()));
+        let name =
+            non_empty(metadata.name.take()).or_else(|| non_empty(metadata.generate_name.take()));
         let name = name.ok_or(PodError::NoName)?;
 
         let (uid, mirror) = (non_empty(metadata.uid.take()), mirror(&metadata));
         let allocated = cpu(status.allocated, "status.allocatedResources")?;
-        let init = reported_by("initContainerStatuses", status.init_container_statuses, pending)?;
+        let init = reported_by(
+            "initContainerStatuses",
+            status.init_container_statuses,
+            pending,
+        )?;
         let app = reported_by("containerStatuses", status.container_statuses, pending)?;
         let mut reported: BTreeMap<String, Reported> = init.into_iter().chain(app).collect();
-        let init = spec.init_containers.unwrap_or_default().into_iter().zip(0..);
+        let init = spec
+            .init_containers
+            .unwrap_or_default()
+            .into_iter()
+            .zip(0..);
         let init = init.map(|(c, i)| (format!("spec.initContainers[{i}]"), init_kind(&c), c));
         let app = spec.containers.unwrap_or_default().into_iter().zip(0..);
         let app = app.map(|(c, i)| (format!("spec.containers[{i}]"), ContainerKind::App, c));
@@ -103,9 +114,15 @@ impl Pod {
         let mut whole = resources(spec.resources, "spec.resources")?;
         default_pod_requests(&mut whole, &containers);
         within_limit(&whole, "spec.resources")?;
-        Granted { request: allocated, limit: None }.replace(&mut whole);
+        Granted {
+            request: allocated,
+            limit: None,
+        }
+        .replace(&mut whole);
         for container in &mut containers {
-            let Some(reported) = reported.remove(&container.name) else { continue };
+            let Some(reported) = reported.remove(&container.name) else {
+                continue;
+            };
             container.runtime_id = reported.runtime_id;
             reported.granted.replace(&mut container.resources);
         }
@@ -138,22 +155,49 @@ const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What a pod says as a mirror pod: both annotations agree, and a Node owns the pod.
 fn mirror(metadata: &object::Metadata) -> Option<Mirror> {
-    let annotation = |key| metadata.annotations.as_ref()?.get(key).filter(|uid| !uid.is_empty());
+    let annotation = |key| {
+        metadata
+            .annotations
+            .as_ref()?
+            .get(key)
+            .filter(|uid| !uid.is_empty())
+    };
     let uid = annotation(CONFIG_HASH).filter(|uid| annotation(CONFIG_MIRROR) == Some(*uid))?;
     let is_node = |owner: &&object::Owner| {
         owner.kind.as_deref() == Some("Node") && owner.api_version.as_deref() == Some("v1")
     };
-    let node = metadata.owners.iter().flatten().find(is_node)?.uid.as_deref()?;
-    Some(Mirror { uid: uid.as_str().into(), node: node.into() })
+    let node = metadata
+        .owners
+        .iter()
+        .flatten()
+        .find(is_node)?
+        .uid
+        .as_deref()?;
+    Some(Mirror {
+        uid: uid.as_str().into(),
+        node: node.into(),
+    })
 }
 
 /// The label keys by which a pod chooses its node.
 fn node_keys(spec: &object::Spec) -> BTreeSet<String> {
-    let selector = spec.node_selector.iter().flat_map(|selector| selector.keys());
-    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node.as_ref()?.required.as_ref());
-    let terms = affinity.and_then(|required| required.terms.as_ref()).into_iter().flatten();
+    let selector = spec
+        .node_selector
+        .iter()
+        .flat_map(|selector| selector.keys());
+    let affinity = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node.as_ref()?.required.as_ref());
+    let terms = affinity
+        .and_then(|required| required.terms.as_ref())
+        .into_iter()
+        .flatten();
     let expressions = terms.filter_map(|term| term.expressions.as_ref()).flatten();
-    selector.chain(expressions.filter_map(|requirement| requirement.key.as_ref())).cloned().collect()
+    selector
+        .chain(expressions.filter_map(|requirement| requirement.key.as_ref()))
+        .cloned()
+        .collect()
 }
 
 /// A container as its status reports it.
@@ -176,7 +220,9 @@ struct Granted {
 impl Granted {
     /// Replaces the amounts of the spec. A limit that equals its request is granted together with the request.
     fn replace(self, spec: &mut Resources) {
-        let Some(request) = spec.cpu_request else { return };
+        let Some(request) = spec.cpu_request else {
+            return;
+        };
         let equal = spec.cpu_limit == Some(request);
         match self.request {
             Some(granted) if equal => spec.cpu_limit = Some(granted),
@@ -190,10 +236,17 @@ impl Granted {
 /// Whether the kubelet has put off or refused a resize, or has not seen the latest spec yet.
 fn resize_is_pending(status: &object::Status, generation: Option<i64>) -> bool {
     let conditions = status.conditions.iter().flatten();
-    let mut pending = conditions.filter(|condition| condition.kind.as_deref() == Some("PodResizePending"));
-    let unseen = status.observed_generation.zip(generation).is_some_and(|(seen, latest)| seen < latest);
+    let mut pending =
+        conditions.filter(|condition| condition.kind.as_deref() == Some("PodResizePending"));
+    let unseen = status
+        .observed_generation
+        .zip(generation)
+        .is_some_and(|(seen, latest)| seen < latest);
     pending.any(|condition| condition.status.as_deref() == Some("True"))
-        || status.resize.as_ref().is_some_and(|resize| !resize.is_empty())
+        || status
+            .resize
+            .as_ref()
+            .is_some_and(|resize| !resize.is_empty())
         || unseen
 }
 
@@ -213,7 +266,10 @@ fn reported_by(
             let id = status.container_id.unwrap_or_default();
             let id = id.split_once("://").map_or(id.as_str(), |(_, id)| id);
             let runtime_id = Some(id.to_owned()).filter(|id| !id.is_empty());
-            let reported = Reported { runtime_id, granted: Granted { request, limit } };
+            let reported = Reported {
+                runtime_id,
+                granted: Granted { request, limit },
+            };
             Ok((status.name.unwrap_or_default(), reported))
         })
         .collect()
@@ -245,13 +301,23 @@ fn convert(
         };
         (var.name.unwrap_or_default(), source)
     };
-    let words = [container.command, container.args].into_iter().flatten().flatten();
+    let words = [container.command, container.args]
+        .into_iter()
+        .flatten()
+        .flatten();
     Ok(Container {
         name,
         kind,
         resources: own,
-        env: container.env.unwrap_or_default().into_iter().map(variable).collect(),
-        env_from: container.env_from.is_some_and(|sources| !sources.is_empty()),
+        env: container
+            .env
+            .unwrap_or_default()
+            .into_iter()
+            .map(variable)
+            .collect(),
+        env_from: container
+            .env_from
+            .is_some_and(|sources| !sources.is_empty()),
         image: container.image.unwrap_or_default(),
         args: words.collect(),
         runtime_id: None,
@@ -271,7 +337,11 @@ fn resources(from: Option<object::Resources>, path: &str) -> Result<Resources, P
 }
 
 /// Thousandths of CPUs, and bytes.
-fn amounts(from: Option<Amounts>, path: &str, field: &str) -> Result<(Option<u64>, Option<u64>), PodError> {
+fn amounts(
+    from: Option<Amounts>,
+    path: &str,
+    field: &str,
+) -> Result<(Option<u64>, Option<u64>), PodError> {
     let Amounts { cpu, memory } = from.unwrap_or_default();
     let path = |resource: &str| format!("{path}.{field}.{resource}");
     Ok((
@@ -282,7 +352,11 @@ fn amounts(from: Option<Amounts>, path: &str, field: &str) -> Result<(Option<u64
 
 /// Thousandths of CPUs.
 fn cpu(from: Option<Amounts>, path: &str) -> Result<Option<u64>, PodError> {
-    amount(from.and_then(|amounts| amounts.cpu), quantity::cpu_millis, || format!("{path}.cpu"))
+    amount(
+        from.and_then(|amounts| amounts.cpu),
+        quantity::cpu_millis,
+        || format!("{path}.cpu"),
+    )
 }
 
 fn amount(
@@ -291,24 +365,38 @@ fn amount(
     path: impl FnOnce() -> String,
 ) -> Result<Option<u64>, PodError> {
     let amount = quantity.map(|Quantity(text)| read(&text)).transpose();
-    amount.map_err(|source| PodError::Quantity { path: path(), source })
+    amount.map_err(|source| PodError::Quantity {
+        path: path(),
+        source,
+    })
 }
 
 fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {
-    let Resources { cpu_request, cpu_limit, memory_request, memory_limit } = *resources;
-    let check = |resource, request: Option<u64>, limit: Option<u64>, format: fn(u64) -> String| match (
-        request, limit,
-    ) {
-        (Some(request), Some(limit)) if request > limit => Err(PodError::RequestOverLimit {
-            path: path.to_owned(),
-            resource,
-            request: format(request),
-            limit: format(limit),
-        }),
-        _ => Ok(()),
-    };
+    let Resources {
+        cpu_request,
+        cpu_limit,
+        memory_request,
+        memory_limit,
+    } = *resources;
+    let check =
+        |resource, request: Option<u64>, limit: Option<u64>, format: fn(u64) -> String| match (
+            request, limit,
+        ) {
+            (Some(request), Some(limit)) if request > limit => Err(PodError::RequestOverLimit {
+                path: path.to_owned(),
+                resource,
+                request: format(request),
+                limit: format(limit),
+            }),
+            _ => Ok(()),
+        };
     check("cpu", cpu_request, cpu_limit, quantity::format_cpu)?;
-    check("memory", memory_request, memory_limit, quantity::format_bytes)
+    check(
+        "memory",
+        memory_request,
+        memory_limit,
+        quantity::format_bytes,
+    )
 }
 
 /// Where limits are set for the pod as a whole, its requests default to what its containers ask for together, else to
@@ -318,8 +406,14 @@ fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
         return;
     }
     let together = |amount: fn(&Resources) -> Option<u64>| asked_together(containers, amount);
-    pod.cpu_request = pod.cpu_request.or_else(|| together(|r| r.cpu_request)).or(pod.cpu_limit);
-    pod.memory_request = pod.memory_request.or_else(|| together(|r| r.memory_request)).or(pod.memory_limit);
+    pod.cpu_request = pod
+        .cpu_request
+        .or_else(|| together(|r| r.cpu_request))
+        .or(pod.cpu_limit);
+    pod.memory_request = pod
+        .memory_request
+        .or_else(|| together(|r| r.memory_request))
+        .or(pod.memory_limit);
 }
 
 /// The most that a pod's containers ask for at one time; `None` if none asks.
@@ -346,7 +440,9 @@ fn asked_together(containers: &[Container], amount: fn(&Resources) -> Option<u64
 }
 
 fn qos_class(class: &str) -> Option<Qos> {
-    [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort].into_iter().find(|qos| qos.to_string() == class)
+    [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort]
+        .into_iter()
+        .find(|qos| qos.to_string() == class)
 }
 
 #[cfg(test)]
@@ -362,7 +458,10 @@ mod tests {
 
     /// Requests and limits of all containers, in thousandths of a CPU.
     fn cpus(pod: &Pod) -> Vec<(Option<u64>, Option<u64>)> {
-        pod.containers.iter().map(|one| (one.resources.cpu_request, one.resources.cpu_limit)).collect()
+        pod.containers
+            .iter()
+            .map(|one| (one.resources.cpu_request, one.resources.cpu_limit))
+            .collect()
     }
 
     #[test]
@@ -373,11 +472,15 @@ mod tests {
         ));
         let (_, answer) = recorded.split_once("### response").unwrap();
         let events = answer.lines().filter(|line| line.starts_with('{'));
-        let objects = events.map(|line| serde_json::from_str::<Value>(line).unwrap()["object"].take());
+        let objects =
+            events.map(|line| serde_json::from_str::<Value>(line).unwrap()["object"].take());
         let seen: Vec<(String, Option<u64>)> = objects
             .filter(|object| object["metadata"]["name"] == "fx-guaranteed")
             .map(|object| {
-                let version = object["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+                let version = object["metadata"]["resourceVersion"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned();
                 (version, read(&object).containers[0].resources.cpu_limit)
             })
             .collect();
@@ -387,15 +490,20 @@ mod tests {
             .filter(|(version, _)| ["719", "744", "746", "748", "762"].contains(version))
             .collect();
         // The spec says 200m from 744 on; the kubelet allocates at 746, and a crash follows at 759.
-        let expected =
-            [("719", 100), ("744", 100), ("746", 200), ("748", 200), ("762", 200)].map(|(v, l)| (v, Some(l)));
+        let expected = [
+            ("719", 100),
+            ("744", 100),
+            ("746", 200),
+            ("748", 200),
+            ("762", 200),
+        ]
+        .map(|(v, l)| (v, Some(l)));
         assert_eq!(resize, expected);
     }
 
     /// A pod of class Guaranteed whose containers were resized from 2 CPUs to 4, with what the status says of each of them.
     fn resized(of_container: &Value, status: &Value) -> Pod {
-        let resources =
-            json!({"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}});
+        let resources = json!({"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}});
         let container = |name: &str| json!({"name": name, "resources": resources});
         let mut sidecar = container("sidecar");
         sidecar["restartPolicy"] = json!("Always");
@@ -420,13 +528,18 @@ mod tests {
         let in_force = json!({"limits": amounts("2"), "requests": amounts("2")});
         let allocated = json!({"allocatedResources": amounts("2"), "resources": in_force});
         let actual = json!({"resources": in_force});
-        let condition = |kind: &str, status: &str| json!({"conditions": [{"type": kind, "status": status}]});
+        let condition =
+            |kind: &str, status: &str| json!({"conditions": [{"type": kind, "status": status}]});
         let deferred = condition("PodResizePending", "True");
         let cases = [
             (&allocated, deferred.clone(), 2),
             (&allocated, json!({}), 2),
             // Allocated and not in force yet: nobody else can have the CPUs any more.
-            (&json!({"allocatedResources": amounts("4"), "resources": in_force}), json!({}), 4),
+            (
+                &json!({"allocatedResources": amounts("4"), "resources": in_force}),
+                json!({}),
+                4,
+            ),
             (&actual, deferred.clone(), 2),
             (&actual, json!({"resize": "Infeasible"}), 2),
             (&actual, json!({"observedGeneration": 1}), 2),
@@ -440,7 +553,11 @@ mod tests {
             let pod = resized(of_container, &status);
             let limit = Some(expected * 1000);
             assert_eq!(cpus(&pod), [(limit, limit); 3], "{of_container} {status}");
-            assert_eq!(super::super::qos(&pod), Qos::Guaranteed, "{of_container} {status}");
+            assert_eq!(
+                super::super::qos(&pod),
+                Qos::Guaranteed,
+                "{of_container} {status}"
+            );
         }
     }
 
@@ -460,11 +577,22 @@ mod tests {
                 "resources": {"limits": {"cpu": "3"}, "requests": {"cpu": "1"}},
             }],
         });
-        assert_eq!(cpus(&pod(&json!({"cpu": "4"}), &status)), [(Some(1000), Some(3000))]);
-        assert_eq!(cpus(&pod(&json!({}), &status)), [(Some(1000), None)], "a limit that nobody set");
+        assert_eq!(
+            cpus(&pod(&json!({"cpu": "4"}), &status)),
+            [(Some(1000), Some(3000))]
+        );
+        assert_eq!(
+            cpus(&pod(&json!({}), &status)),
+            [(Some(1000), None)],
+            "a limit that nobody set"
+        );
         // A smaller limit that is to come does not make the request that is in force a mistake.
-        let smaller = json!({"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "8"}}]});
-        assert_eq!(cpus(&pod(&json!({"cpu": "2"}), &smaller)), [(Some(8000), Some(8000))]);
+        let smaller =
+            json!({"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "8"}}]});
+        assert_eq!(
+            cpus(&pod(&json!({"cpu": "2"}), &smaller)),
+            [(Some(8000), Some(8000))]
+        );
     }
 
     #[test]
@@ -475,7 +603,10 @@ mod tests {
             "spec": {"resources": {"limits": amounts("4"), "requests": amounts("4")}, "containers": [{"name": "main"}]},
             "status": {"allocatedResources": amounts("2"), "containerStatuses": [{"name": "main"}]},
         }));
-        assert_eq!((pod.resources.cpu_request, pod.resources.cpu_limit), (Some(2000), Some(2000)));
+        assert_eq!(
+            (pod.resources.cpu_request, pod.resources.cpu_limit),
+            (Some(2000), Some(2000))
+        );
         assert_eq!(super::super::qos(&pod), Qos::Guaranteed);
     }
 
@@ -486,6 +617,9 @@ mod tests {
             "status": {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "much"}}]},
         });
         let error = Pod::from_k8s(serde_json::from_value(object).unwrap()).unwrap_err();
-        assert_eq!(error.to_string(), "status.containerStatuses[0].allocatedResources.cpu is not a quantity");
+        assert_eq!(
+            error.to_string(),
+            "status.containerStatuses[0].allocatedResources.cpu is not a quantity"
+        );
     }
 }

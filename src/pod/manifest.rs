@@ -100,7 +100,10 @@ fn of_item(item: Option<usize>) -> String {
 pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     let origin = || source.to_owned();
     if text.len() > MAX_TEXT {
-        return Err(ManifestError::TooLong { origin: origin(), size: text.len() });
+        return Err(ManifestError::TooLong {
+            origin: origin(),
+            size: text.len(),
+        });
     }
     let syntax = |mistake: Mistake| ManifestError::Syntax {
         origin: origin(),
@@ -157,18 +160,35 @@ impl Head {
             document,
             item,
             kind: kind.to_owned(),
-            api_version: version.clone().unwrap_or_else(|| "no apiVersion".to_owned()),
+            api_version: version
+                .clone()
+                .unwrap_or_else(|| "no apiVersion".to_owned()),
         };
-        let v1 = |version: &Option<String>| version.as_deref().is_none_or(|version| version == "v1");
+        let v1 =
+            |version: &Option<String>| version.as_deref().is_none_or(|version| version == "v1");
         match self.kind.as_deref() {
-            None | Some("") => Err(ManifestError::NoKind { origin: origin.to_owned(), document }),
+            None | Some("") => Err(ManifestError::NoKind {
+                origin: origin.to_owned(),
+                document,
+            }),
             Some("Pod") if v1(&self.api_version) => Ok(()),
             Some("List" | "PodList") if v1(&self.api_version) => {
-                let stranger = self.items.iter().flatten().zip(0..).find_map(|(item, index)| {
-                    let kind = item.kind.as_deref().unwrap_or("Pod");
-                    (kind != "Pod" || !v1(&item.api_version)).then_some((index, kind, &item.api_version))
-                });
-                stranger.map_or(Ok(()), |(index, kind, version)| Err(refuse(Some(index), kind, version)))
+                let stranger = self
+                    .items
+                    .iter()
+                    .flatten()
+                    .zip(0..)
+                    .find_map(|(item, index)| {
+                        let kind = item.kind.as_deref().unwrap_or("Pod");
+                        (kind != "Pod" || !v1(&item.api_version)).then_some((
+                            index,
+                            kind,
+                            &item.api_version,
+                        ))
+                    });
+                stranger.map_or(Ok(()), |(index, kind, version)| {
+                    Err(refuse(Some(index), kind, version))
+                })
             }
             Some(kind) => Err(refuse(None, kind, &self.api_version)),
         }
@@ -181,15 +201,28 @@ impl Document {
     fn pods(self, origin: &str, document: usize, into: &mut Vec<Pod>) -> Result<(), ManifestError> {
         let single = self.kind.as_deref() == Some("Pod");
         let pods = if single {
-            let Self { metadata, spec, status, .. } = self;
-            vec![Object { metadata, spec, status }]
+            let Self {
+                metadata,
+                spec,
+                status,
+                ..
+            } = self;
+            vec![Object {
+                metadata,
+                spec,
+                status,
+            }]
         } else {
             self.items.unwrap_or_default()
         };
         for (pod, index) in pods.into_iter().zip(0..) {
             let name = name_for_people(pod.metadata.as_ref());
             let read = Pod::from_k8s(pod).and_then(|pod| {
-                if pod.containers.is_empty() { Err(PodError::NoContainers) } else { Ok(pod) }
+                if pod.containers.is_empty() {
+                    Err(PodError::NoContainers)
+                } else {
+                    Ok(pod)
+                }
             });
             into.push(read.map_err(|source| ManifestError::Pod {
                 origin: origin.to_owned(),
@@ -204,8 +237,12 @@ impl Document {
 }
 
 fn name_for_people(metadata: Option<&Metadata>) -> String {
-    let name = metadata.and_then(|metadata| metadata.name.as_ref().or(metadata.generate_name.as_ref()));
-    name.map_or_else(|| "a pod without a name".to_owned(), |name| format!("pod {name}"))
+    let name =
+        metadata.and_then(|metadata| metadata.name.as_ref().or(metadata.generate_name.as_ref()));
+    name.map_or_else(
+        || "a pod without a name".to_owned(),
+        |name| format!("pod {name}"),
+    )
 }
 
 #[cfg(test)]

@@ -39,7 +39,9 @@ mod variables;
 mod verdict;
 mod wishes;
 
-pub use entitlement::{Entitlement, Policy, Training, entitlement, is_denied, is_required, training};
+pub use entitlement::{
+    Entitlement, Policy, Training, entitlement, is_denied, is_required, training,
+};
 pub use from_k8s::PodError;
 pub use manifest::{ManifestError, SyntaxError, parse};
 pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
@@ -50,8 +52,8 @@ pub use role::{Recognition, Role, job_label, recognise};
 pub use selector::{Selector, SelectorError};
 pub use software::{Software, software};
 pub use threads::{
-    BasisOrigin, NoLimit, Profile, Rounding, THREAD_VARIABLES, ThreadBasis, ThreadEnvironment, ThreadPolicy,
-    UnknownProfile, thread_environment,
+    BasisOrigin, NoLimit, Profile, Rounding, THREAD_VARIABLES, ThreadBasis, ThreadEnvironment,
+    ThreadPolicy, UnknownProfile, thread_environment,
 };
 pub use uid::{ApiUid, Mirror, PodUid};
 pub use variables::variable_counts;

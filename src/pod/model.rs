@@ -69,7 +69,9 @@ impl Pod {
 
     /// The container of that name.
     pub fn container(&self, name: &str) -> Option<&Container> {
-        self.containers.iter().find(|container| container.name == name)
+        self.containers
+            .iter()
+            .find(|container| container.name == name)
     }
 }
 

@@ -48,23 +48,39 @@ pub fn processes(pod: &Pod, container: &Container) -> Processes {
     match container.env.get("PET_NPROC_PER_NODE") {
         Some(EnvSource::Value(text)) => return number(text, format!("PET_NPROC_PER_NODE={text}")),
         Some(EnvSource::Reference) => {
-            return Processes::Unknown { evidence: "PET_NPROC_PER_NODE comes from elsewhere".to_owned() };
+            return Processes::Unknown {
+                evidence: "PET_NPROC_PER_NODE comes from elsewhere".to_owned(),
+            };
         }
         None => {}
     }
-    let starter = |word: &&str| matches!(word.rsplit('/').next(), Some("mpirun" | "mpiexec" | "horovodrun"));
+    let starter = |word: &&str| {
+        matches!(
+            word.rsplit('/').next(),
+            Some("mpirun" | "mpiexec" | "horovodrun")
+        )
+    };
     if let Some(at) = words.iter().position(starter)
         && let Some(text) = option(words.get(at..).unwrap_or_default(), &["np", "n"])
         && !names_hosts(container, &words)
     {
-        return number(text, format!("{} -np {text}", words.get(at).copied().unwrap_or_default()));
+        return number(
+            text,
+            format!("{} -np {text}", words.get(at).copied().unwrap_or_default()),
+        );
     }
-    Processes::Known { count: NonZeroUsize::MIN, evidence: None }
+    Processes::Known {
+        count: NonZeroUsize::MIN,
+        evidence: None,
+    }
 }
 
 fn number(text: &str, evidence: String) -> Processes {
     match text.trim().parse() {
-        Ok(count) => Processes::Known { count, evidence: Some(evidence) },
+        Ok(count) => Processes::Known {
+            count,
+            evidence: Some(evidence),
+        },
         Err(_) => Processes::Unknown { evidence },
     }
 }
@@ -82,16 +98,27 @@ mod tests {
     /// The number for a command, `1 by default`, or what hides it.
     fn count(command: &str, env: &[(&str, Option<&str>)]) -> String {
         let value = |value: Option<&str>| {
-            value.map_or(EnvSource::Reference, |value| EnvSource::Value(value.to_owned()))
+            value.map_or(EnvSource::Reference, |value| {
+                EnvSource::Value(value.to_owned())
+            })
         };
         let container = Container {
             args: vec!["sh".to_owned(), "-c".to_owned(), command.to_owned()],
-            env: env.iter().map(|&(name, text)| (name.to_owned(), value(text))).collect(),
+            env: env
+                .iter()
+                .map(|&(name, text)| (name.to_owned(), value(text)))
+                .collect(),
             ..Container::default()
         };
         match processes(&Pod::default(), &container) {
-            Processes::Known { count, evidence: Some(_) } => count.to_string(),
-            Processes::Known { count, evidence: None } => format!("{count} by default"),
+            Processes::Known {
+                count,
+                evidence: Some(_),
+            } => count.to_string(),
+            Processes::Known {
+                count,
+                evidence: None,
+            } => format!("{count} by default"),
             Processes::Unknown { evidence } => evidence,
         }
     }
@@ -102,16 +129,31 @@ mod tests {
             ("python train.py", "1 by default"),
             ("torchrun --nproc_per_node=4 train.py", "4"),
             ("torchrun --nproc-per-node 4 --nnodes 2 train.py", "4"),
-            ("python -m torch.distributed.run --nproc_per_node='8' x.py", "8"),
-            ("torchrun --nproc_per_node=auto train.py", "--nproc_per_node=auto"),
+            (
+                "python -m torch.distributed.run --nproc_per_node='8' x.py",
+                "8",
+            ),
+            (
+                "torchrun --nproc_per_node=auto train.py",
+                "--nproc_per_node=auto",
+            ),
             ("torchrun --nproc_per_node=0 train.py", "--nproc_per_node=0"),
-            ("torchrun --nproc_per_node=-2 train.py", "--nproc_per_node=-2"),
-            ("torchrun --nproc_per_node=$N train.py", "--nproc_per_node=$N"),
+            (
+                "torchrun --nproc_per_node=-2 train.py",
+                "--nproc_per_node=-2",
+            ),
+            (
+                "torchrun --nproc_per_node=$N train.py",
+                "--nproc_per_node=$N",
+            ),
             ("mpirun -np 6 --bind-to none python train.py", "6"),
             ("/usr/bin/mpiexec -n 2 python train.py", "2"),
             ("horovodrun -np 3 python train.py", "3"),
             ("mpirun -np 16 -H a:4,b:4 python train.py", "1 by default"),
-            ("mpirun -np 16 --hostfile /etc/mpi/hostfile python train.py", "1 by default"),
+            (
+                "mpirun -np 16 --hostfile /etc/mpi/hostfile python train.py",
+                "1 by default",
+            ),
             ("sort -n 5 file", "1 by default"),
         ];
         for (command, expected) in cases {
@@ -121,14 +163,26 @@ mod tests {
 
     #[test]
     fn variables() {
-        assert_eq!(count("torchrun train.py", &[("PET_NPROC_PER_NODE", Some("2"))]), "2");
-        assert_eq!(count("torchrun --nproc_per_node=4 x", &[("PET_NPROC_PER_NODE", Some("2"))]), "4");
+        assert_eq!(
+            count("torchrun train.py", &[("PET_NPROC_PER_NODE", Some("2"))]),
+            "2"
+        );
+        assert_eq!(
+            count(
+                "torchrun --nproc_per_node=4 x",
+                &[("PET_NPROC_PER_NODE", Some("2"))]
+            ),
+            "4"
+        );
         assert_eq!(
             count("torchrun x", &[("PET_NPROC_PER_NODE", None)]),
             "PET_NPROC_PER_NODE comes from elsewhere"
         );
         assert_eq!(
-            count("mpirun -np 8 x", &[("OMPI_MCA_orte_default_hostfile", Some("/etc/mpi/hostfile"))]),
+            count(
+                "mpirun -np 8 x",
+                &[("OMPI_MCA_orte_default_hostfile", Some("/etc/mpi/hostfile"))]
+            ),
             "1 by default"
         );
     }

@@ -29,13 +29,24 @@ pub fn guaranteed_obstacle(pod: &Pod) -> Option<String> {
     if pod.containers.is_empty() {
         return Some("the pod has no containers".to_owned());
     }
-    let of_container = |c: &Container| Some(format!("container {} has {}", c.name, obstacle(&c.resources)?));
+    let of_container = |c: &Container| {
+        Some(format!(
+            "container {} has {}",
+            c.name,
+            obstacle(&c.resources)?
+        ))
+    };
     pod.containers.iter().find_map(of_container)
 }
 
 /// What keeps one set of requests and limits from being Guaranteed.
 fn obstacle(resources: &Resources) -> Option<String> {
-    let Resources { cpu_request, cpu_limit, memory_request, memory_limit } = *resources;
+    let Resources {
+        cpu_request,
+        cpu_limit,
+        memory_request,
+        memory_limit,
+    } = *resources;
     match (some(cpu_limit), some(memory_limit)) {
         (None, None) => Some("no CPU limit and no memory limit".to_owned()),
         (None, Some(_)) => Some("no CPU limit".to_owned()),
@@ -54,8 +65,15 @@ fn obstacle(resources: &Resources) -> Option<String> {
 
 /// Whether nothing is asked for or capped.
 fn unset(resources: &Resources) -> bool {
-    let Resources { cpu_request, cpu_limit, memory_request, memory_limit } = *resources;
-    [cpu_request, cpu_limit, memory_request, memory_limit].into_iter().all(|amount| some(amount).is_none())
+    let Resources {
+        cpu_request,
+        cpu_limit,
+        memory_request,
+        memory_limit,
+    } = *resources;
+    [cpu_request, cpu_limit, memory_request, memory_limit]
+        .into_iter()
+        .all(|amount| some(amount).is_none())
 }
 
 /// An amount, unless it is zero.

@@ -54,14 +54,30 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
 
 /// CPUs as Kubernetes writes them: `2` for 2000 thousandths, `1500m` for 1500.
 pub fn format_cpu(millis: u64) -> String {
-    if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{millis}m") }
+    if millis.is_multiple_of(1000) {
+        (millis / 1000).to_string()
+    } else {
+        format!("{millis}m")
+    }
 }
 
 /// Bytes as Kubernetes writes memory: with the largest binary suffix that leaves a whole number.
 pub fn format_bytes(bytes: u64) -> String {
-    let suffixes = [(60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
-    let whole = suffixes.iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift);
-    whole.map_or_else(|| bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
+    let suffixes = [
+        (60, "Ei"),
+        (50, "Pi"),
+        (40, "Ti"),
+        (30, "Gi"),
+        (20, "Mi"),
+        (10, "Ki"),
+    ];
+    let whole = suffixes
+        .iter()
+        .find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift);
+    whole.map_or_else(
+        || bytes.to_string(),
+        |(shift, suffix)| format!("{}{suffix}", bytes >> shift),
+    )
 }
 
 /// `mantissa · 2^shift · 10^exponent`, and perhaps a little more.
@@ -88,12 +104,21 @@ impl Decimal {
         if whole.is_empty() && fraction.is_empty() {
             return Err(QuantityError::NotANumber { text: owned() });
         }
-        let (shift, suffix_exponent) = scale(suffix)
-            .ok_or_else(|| QuantityError::Suffix { text: owned(), suffix: suffix.to_owned() })?;
+        let (shift, suffix_exponent) = scale(suffix).ok_or_else(|| QuantityError::Suffix {
+            text: owned(),
+            suffix: suffix.to_owned(),
+        })?;
 
-        let mut number = Self { mantissa: 0, shift, exponent: suffix_exponent, more: false };
-        let digits =
-            whole.bytes().map(|digit| (digit, false)).chain(fraction.bytes().map(|digit| (digit, true)));
+        let mut number = Self {
+            mantissa: 0,
+            shift,
+            exponent: suffix_exponent,
+            more: false,
+        };
+        let digits = whole
+            .bytes()
+            .map(|digit| (digit, false))
+            .chain(fraction.bytes().map(|digit| (digit, true)));
         let mut kept = 0;
         for (digit, fractional) in digits {
             let digit = u128::from(digit - b'0');
@@ -115,7 +140,9 @@ impl Decimal {
     /// The number times 10^`places`, rounded up to a whole one and cut down to [`MAX`].
     fn scaled_up(&self, places: i64) -> u64 {
         let exponent = self.exponent.saturating_add(places);
-        let power = u32::try_from(exponent.unsigned_abs()).ok().and_then(|power| 10u128.checked_pow(power));
+        let power = u32::try_from(exponent.unsigned_abs())
+            .ok()
+            .and_then(|power| 10u128.checked_pow(power));
         let base = self.mantissa << self.shift;
         let amount = match (exponent >= 0, power) {
             _ if base == 0 => 0,
@@ -134,7 +161,9 @@ impl Decimal {
 
 /// The decimal digits at the start of a text, and the rest.
 fn split_digits(text: &str) -> (&str, &str) {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     text.split_at(end)
 }
 
@@ -157,7 +186,10 @@ fn scale(suffix: &str) -> Option<(u32, i64)> {
         "Ti" => (40, 0),
         "Pi" => (50, 0),
         "Ei" => (60, 0),
-        _ => (0, suffix.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?.into()),
+        _ => (
+            0,
+            suffix.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?.into(),
+        ),
     })
 }
 
@@ -237,8 +269,13 @@ mod tests {
 
     #[test]
     fn what_is_refused() {
-        for text in ["", "+", "-", ".", "m", "Ki", "e3", " 1", "abc", "½", "NaN", "inf", "--1", "+-1"] {
-            assert_eq!(cpu_millis(text), Err(QuantityError::NotANumber { text: text.into() }));
+        for text in [
+            "", "+", "-", ".", "m", "Ki", "e3", " 1", "abc", "½", "NaN", "inf", "--1", "+-1",
+        ] {
+            assert_eq!(
+                cpu_millis(text),
+                Err(QuantityError::NotANumber { text: text.into() })
+            );
         }
         for (text, suffix) in [
             ("1 ", " "),
@@ -255,10 +292,19 @@ mod tests {
             ("0x10", "x10"),
             ("1_000", "_000"),
         ] {
-            assert_eq!(bytes(text), Err(QuantityError::Suffix { text: text.into(), suffix: suffix.into() }));
+            assert_eq!(
+                bytes(text),
+                Err(QuantityError::Suffix {
+                    text: text.into(),
+                    suffix: suffix.into()
+                })
+            );
         }
         for text in ["-1", "-0.5", "-1Gi", "-1n"] {
-            assert_eq!(cpu_millis(text), Err(QuantityError::Negative { text: text.into() }));
+            assert_eq!(
+                cpu_millis(text),
+                Err(QuantityError::Negative { text: text.into() })
+            );
         }
     }
 

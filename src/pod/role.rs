@@ -128,7 +128,8 @@ fn training_operator(pod: &Pod) -> Option<Recognition> {
 }
 
 fn old_training_operator(pod: &Pod) -> Option<Recognition> {
-    let kind = label(pod, "replica-type").filter(|_| label(pod, "group-name") == Some("kubeflow.org"))?;
+    let kind =
+        label(pod, "replica-type").filter(|_| label(pod, "group-name") == Some("kubeflow.org"))?;
     let mark = by_label(pod, operator_role(kind), "replica-type", kind).numbered("replica-index");
     Some(mark.of_job("job-name").of_job("tf-job-name").into())
 }
@@ -136,17 +137,26 @@ fn old_training_operator(pod: &Pod) -> Option<Recognition> {
 fn first_tfjob(pod: &Pod) -> Option<Recognition> {
     let kind = label(pod, "tf-replica-type")?;
     let mark = by_label(pod, operator_role(kind), "tf-replica-type", kind);
-    Some(mark.numbered("tf-replica-index").of_job("tf-job-name").into())
+    Some(
+        mark.numbered("tf-replica-index")
+            .of_job("tf-job-name")
+            .into(),
+    )
 }
 
 fn volcano(pod: &Pod) -> Option<Recognition> {
     let key = "volcano.sh/task-spec";
-    let (value, noun) = label(pod, key)
-        .map(|value| (value, "label"))
-        .or_else(|| pod.annotations.get(key).map(|value| (value.as_str(), "annotation")))?;
+    let (value, noun) = label(pod, key).map(|value| (value, "label")).or_else(|| {
+        pod.annotations
+            .get(key)
+            .map(|value| (value.as_str(), "annotation"))
+    })?;
     let mark = by_label(pod, known_role(value)?, key, value).numbered("volcano.sh/task-index");
     let found = mark.of_job("volcano.sh/job-name").found;
-    Some(Recognition { evidence: format!("{noun} {key}={value}"), ..found })
+    Some(Recognition {
+        evidence: format!("{noun} {key}={value}"),
+        ..found
+    })
 }
 
 fn trainer(pod: &Pod) -> Option<Recognition> {
@@ -156,7 +166,9 @@ fn trainer(pod: &Pod) -> Option<Recognition> {
         "trainer" => Role::Worker,
         _ => Role::Other,
     };
-    let mut mark = by_label(pod, role, TRAINER_STEP, step).numbered(COMPLETION_INDEX).of_job(JOBSET_NAME);
+    let mut mark = by_label(pod, role, TRAINER_STEP, step)
+        .numbered(COMPLETION_INDEX)
+        .of_job(JOBSET_NAME);
     mark.found.training = step == "trainer";
     Some(mark.into())
 }
@@ -164,7 +176,12 @@ fn trainer(pod: &Pod) -> Option<Recognition> {
 fn jobset(pod: &Pod) -> Option<Recognition> {
     let name = label(pod, JOBSET_JOB)?;
     let mark = by_label(pod, known_role(name)?, JOBSET_JOB, name);
-    Some(mark.numbered(COMPLETION_INDEX).numbered(JOBSET_INDEX).of_job(JOBSET_NAME).into())
+    Some(
+        mark.numbered(COMPLETION_INDEX)
+            .numbered(JOBSET_INDEX)
+            .of_job(JOBSET_NAME)
+            .into(),
+    )
 }
 
 fn mpi(pod: &Pod) -> Option<Recognition> {
@@ -176,8 +193,14 @@ fn mpi(pod: &Pod) -> Option<Recognition> {
 fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
     let key = "leaderworkerset.sigs.k8s.io/worker-index";
     let index = label(pod, key)?;
-    let role = if index == "0" { Role::Chief } else { Role::Worker };
-    let mark = by_label(pod, role, key, index).numbered(key).of_job("leaderworkerset.sigs.k8s.io/name");
+    let role = if index == "0" {
+        Role::Chief
+    } else {
+        Role::Worker
+    };
+    let mark = by_label(pod, role, key, index)
+        .numbered(key)
+        .of_job("leaderworkerset.sigs.k8s.io/name");
     Some(mark.no_training())
 }
 
@@ -189,7 +212,11 @@ fn ray(pod: &Pod) -> Option<Recognition> {
         "worker" => Role::Worker,
         _ => return None,
     };
-    Some(by_label(pod, role, key, kind).of_job("ray.io/cluster").into())
+    Some(
+        by_label(pod, role, key, kind)
+            .of_job("ray.io/cluster")
+            .into(),
+    )
 }
 
 fn spark(pod: &Pod) -> Option<Recognition> {
@@ -199,7 +226,9 @@ fn spark(pod: &Pod) -> Option<Recognition> {
         "executor" => Role::Worker,
         _ => return None,
     };
-    let mark = by_label(pod, role, "spark-role", kind).numbered("spark-exec-id").of_job("spark-app-name");
+    let mark = by_label(pod, role, "spark-role", kind)
+        .numbered("spark-exec-id")
+        .of_job("spark-app-name");
     Some(mark.no_training())
 }
 
@@ -235,7 +264,11 @@ pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
         "spark-app-name",
         "name",
     ];
-    keys.into_iter().find_map(|key| label(pod, key).filter(|value| *value == job).map(|value| (key, value)))
+    keys.into_iter().find_map(|key| {
+        label(pod, key)
+            .filter(|value| *value == job)
+            .map(|value| (key, value))
+    })
 }
 
 /// A recognition in the making, by a label of the pod.
@@ -246,20 +279,37 @@ struct Marked<'a> {
 
 fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> Marked<'a> {
     let evidence = format!("label {key}={value}");
-    Marked { pod, found: Recognition { role, index: None, job: None, evidence, training: true } }
+    Marked {
+        pod,
+        found: Recognition {
+            role,
+            index: None,
+            job: None,
+            evidence,
+            training: true,
+        },
+    }
 }
 
 impl Marked<'_> {
     /// The index from a label or an annotation, unless there is one already.
     fn numbered(mut self, key: &str) -> Self {
-        let text = self.pod.labels.get(key).or_else(|| self.pod.annotations.get(key));
+        let text = self
+            .pod
+            .labels
+            .get(key)
+            .or_else(|| self.pod.annotations.get(key));
         self.found.index = self.found.index.or_else(|| text?.parse().ok());
         self
     }
 
     /// The job's name from a label or an annotation, unless there is one already.
     fn of_job(mut self, key: &str) -> Self {
-        let text = self.pod.labels.get(key).or_else(|| self.pod.annotations.get(key));
+        let text = self
+            .pod
+            .labels
+            .get(key)
+            .or_else(|| self.pod.annotations.get(key));
         self.found.job = self.found.job.or_else(|| text.cloned());
         self
     }
@@ -283,7 +333,11 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 /// The role that an operator's name for a replica type means. Its pods train, whatever the name.
 fn operator_role(name: &str) -> Role {
     // MXNet's parameter servers are called servers.
-    if name.eq_ignore_ascii_case("server") { Role::Ps } else { known_role(name).unwrap_or(Role::Other) }
+    if name.eq_ignore_ascii_case("server") {
+        Role::Ps
+    } else {
+        known_role(name).unwrap_or(Role::Other)
+    }
 }
 
 /// The role that a name means, if it is a role's.
@@ -302,7 +356,9 @@ fn known_role(name: &str) -> Option<Role> {
 
 fn tf_config(pod: &Pod) -> Option<Recognition> {
     apps(pod).find_map(|container| {
-        let Some(EnvSource::Value(text)) = container.env.get(TF_CONFIG) else { return None };
+        let Some(EnvSource::Value(text)) = container.env.get(TF_CONFIG) else {
+            return None;
+        };
         let config: serde_json::Value = serde_json::from_str(text).ok()?;
         let task = config.get("task")?;
         let kind = task.get("type")?.as_str()?;
@@ -319,7 +375,10 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
             role,
             index,
             job: None,
-            evidence: format!("task {kind}{number} in TF_CONFIG of container {}", container.name),
+            evidence: format!(
+                "task {kind}{number} in TF_CONFIG of container {}",
+                container.name
+            ),
             training: true,
         })
     })
@@ -351,7 +410,16 @@ fn by_options(container: &Container, words: &[&str]) -> Option<Recognition> {
 fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
     let is_script = |word: &&str| *word == "run.sh" || word.ends_with("/run.sh");
     let at = words.iter().position(is_script)?;
-    let [ps_hosts, worker_hosts, kind, index, ps_count, worker_count, ..] = words.get(at + 1..)? else {
+    let [
+        ps_hosts,
+        worker_hosts,
+        kind,
+        index,
+        ps_count,
+        worker_count,
+        ..,
+    ] = words.get(at + 1..)?
+    else {
         return None;
     };
     let role = match *kind {
@@ -359,8 +427,12 @@ fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
         "worker" => Role::Worker,
         _ => return None,
     };
-    let counts = [ps_count, worker_count].iter().all(|count| count.parse::<u32>().is_ok());
-    let hosts = [ps_hosts, worker_hosts].iter().all(|hosts| hosts.contains(':'));
+    let counts = [ps_count, worker_count]
+        .iter()
+        .all(|count| count.parse::<u32>().is_ok());
+    let hosts = [ps_hosts, worker_hosts]
+        .iter()
+        .all(|hosts| hosts.contains(':'));
     let index: u32 = index.parse().ok().filter(|_| counts && hosts)?;
     Some(Recognition {
         role,
@@ -376,7 +448,9 @@ fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
 
 /// The containers whose environment and command line show what the pod is.
 fn apps(pod: &Pod) -> impl Iterator<Item = &Container> {
-    pod.containers.iter().filter(|container| container.kind == ContainerKind::App)
+    pod.containers
+        .iter()
+        .filter(|container| container.kind == ContainerKind::App)
 }
 
 /// A command line's words, those of scripts that are passed as one argument included.
@@ -395,7 +469,9 @@ pub(super) fn option<'a>(words: &[&'a str], names: &[&str]) -> Option<&'a str> {
     words.iter().enumerate().rev().find_map(|(at, word)| {
         let bare = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
         match bare.split_once('=') {
-            Some((name, value)) => names.contains(&name).then(|| value.trim_matches(['"', '\''])),
+            Some((name, value)) => names
+                .contains(&name)
+                .then(|| value.trim_matches(['"', '\''])),
             None => names.contains(&bare).then(|| words.get(at + 1).copied())?,
         }
     })

@@ -32,7 +32,9 @@ enum Condition {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// Nothing to select by.
-    #[error("the selector is empty: leave it out to select nothing, or write something like app=train")]
+    #[error(
+        "the selector is empty: leave it out to select nothing, or write something like app=train"
+    )]
     Empty,
     /// A condition that is none of the known forms.
     #[error(
@@ -72,8 +74,12 @@ impl Selector {
     /// Whether a pod with these labels is chosen.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.conditions.iter().all(|condition| match condition {
-            Condition::In(key, values) => labels.get(key).is_some_and(|value| values.contains(value)),
-            Condition::NotIn(key, values) => labels.get(key).is_none_or(|value| !values.contains(value)),
+            Condition::In(key, values) => {
+                labels.get(key).is_some_and(|value| values.contains(value))
+            }
+            Condition::NotIn(key, values) => {
+                labels.get(key).is_none_or(|value| !values.contains(value))
+            }
             Condition::Exists(key) => labels.contains_key(key),
             Condition::Absent(key) => !labels.contains_key(key),
         })
@@ -87,8 +93,12 @@ impl FromStr for Selector {
         if text.trim().is_empty() {
             return Err(SelectorError::Empty);
         }
-        let conditions = split(text).into_iter().map(|part| condition(part.trim(), text));
-        Ok(Self { conditions: conditions.collect::<Result<_, _>>()? })
+        let conditions = split(text)
+            .into_iter()
+            .map(|part| condition(part.trim(), text));
+        Ok(Self {
+            conditions: conditions.collect::<Result<_, _>>()?,
+        })
     }
 }
 
@@ -108,12 +118,19 @@ impl From<Selector> for String {
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list =
-            |values: &BTreeSet<String>| values.iter().map(String::as_str).collect::<Vec<_>>().join(",");
+        let list = |values: &BTreeSet<String>| {
+            values
+                .iter()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(",")
+        };
         for (index, condition) in self.conditions.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             match condition {
-                Condition::In(key, values) if values.len() == 1 => write!(f, "{comma}{key}={}", list(values)),
+                Condition::In(key, values) if values.len() == 1 => {
+                    write!(f, "{comma}{key}={}", list(values))
+                }
                 Condition::NotIn(key, values) if values.len() == 1 => {
                     write!(f, "{comma}{key}!={}", list(values))
                 }
@@ -138,11 +155,17 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
-    let unknown = || SelectorError::Condition { condition: text.to_owned(), selector: selector.to_owned() };
+    let unknown = || SelectorError::Condition {
+        condition: text.to_owned(),
+        selector: selector.to_owned(),
+    };
     let key = |text: &str| key(text.trim(), selector);
     let one = |text: &str| Ok(BTreeSet::from([value(text.trim(), selector)?]));
     if let Some((name, values)) = text.strip_suffix(')').and_then(|text| text.split_once('(')) {
-        let values = values.split(',').map(|text| value(text.trim(), selector)).collect::<Result<_, _>>()?;
+        let values = values
+            .split(',')
+            .map(|text| value(text.trim(), selector))
+            .collect::<Result<_, _>>()?;
         let mut words = name.split_whitespace();
         return match (words.next(), words.next(), words.next()) {
             (Some(name), Some("in"), None) => Ok(Condition::In(key(name)?, values)),
@@ -154,7 +177,10 @@ fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
         return Ok(Condition::NotIn(key(name)?, one(value)?));
     }
     if let Some((name, value)) = text.split_once('=') {
-        return Ok(Condition::In(key(name)?, one(value.strip_prefix('=').unwrap_or(value))?));
+        return Ok(Condition::In(
+            key(name)?,
+            one(value.strip_prefix('=').unwrap_or(value))?,
+        ));
     }
     if text.is_empty() || text.contains(char::is_whitespace) {
         return Err(unknown());
@@ -166,14 +192,21 @@ fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
 }
 
 fn key(text: &str, selector: &str) -> Result<String, SelectorError> {
-    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
-    let label =
-        |text: &str| text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+    let (prefix, name) = text
+        .split_once('/')
+        .map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    let label = |text: &str| {
+        text.bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b))
+    };
     let prefixed = prefix.is_none_or(|prefix| (1..=253).contains(&prefix.len()) && label(prefix));
     if prefixed && !name.is_empty() && is_name(name) {
         Ok(text.to_owned())
     } else {
-        Err(SelectorError::Key { key: text.to_owned(), selector: selector.to_owned() })
+        Err(SelectorError::Key {
+            key: text.to_owned(),
+            selector: selector.to_owned(),
+        })
     }
 }
 
@@ -181,7 +214,10 @@ fn value(text: &str, selector: &str) -> Result<String, SelectorError> {
     if text.is_empty() || is_name(text) {
         Ok(text.to_owned())
     } else {
-        Err(SelectorError::Value { value: text.to_owned(), selector: selector.to_owned() })
+        Err(SelectorError::Value {
+            value: text.to_owned(),
+            selector: selector.to_owned(),
+        })
     }
 }
 
@@ -190,7 +226,10 @@ fn is_name(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
-    bytes.len() <= 63 && bytes.iter().all(|&b| inner(b)) && edge(bytes.first()) && edge(bytes.last())
+    bytes.len() <= 63
+        && bytes.iter().all(|&b| inner(b))
+        && edge(bytes.first())
+        && edge(bytes.last())
 }
 
 #[cfg(test)]
@@ -200,7 +239,10 @@ mod tests {
     use super::*;
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+        pairs
+            .iter()
+            .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
     }
 
     #[test]
@@ -242,18 +284,30 @@ mod tests {
         }
         for text in ["a b", "a,,b", "a=b,", "a in", "a into (b)", "a in b (c)"] {
             let error = text.parse::<Selector>();
-            assert!(matches!(error, Err(SelectorError::Condition { .. })), "{text}: {error:?}");
+            assert!(
+                matches!(error, Err(SelectorError::Condition { .. })),
+                "{text}: {error:?}"
+            );
         }
         for text in ["=a", "!", "-a=b", "a/=b", "A/b=c", "/a=b", "ä=b", "a>1"] {
             let error = text.parse::<Selector>();
-            assert!(matches!(error, Err(SelectorError::Key { .. })), "{text}: {error:?}");
+            assert!(
+                matches!(error, Err(SelectorError::Key { .. })),
+                "{text}: {error:?}"
+            );
         }
         for text in ["a=b c", "a=-b", "a in (b,c d)", "a!=ü"] {
             let error = text.parse::<Selector>();
-            assert!(matches!(error, Err(SelectorError::Value { .. })), "{text}: {error:?}");
+            assert!(
+                matches!(error, Err(SelectorError::Value { .. })),
+                "{text}: {error:?}"
+            );
         }
         let long = format!("a={}", "x".repeat(64));
-        assert!(matches!(long.parse::<Selector>(), Err(SelectorError::Value { .. })));
+        assert!(matches!(
+            long.parse::<Selector>(),
+            Err(SelectorError::Value { .. })
+        ));
     }
 
     proptest! {

@@ -32,13 +32,28 @@ const READS_VARIABLES: (u32, u32) = (1, 14);
 /// wants for it, and its image.
 pub fn software(pod: &Pod, container: &Container) -> Software {
     let words = words(&container.args);
-    let operator = pod.labels.get("training.kubeflow.org/operator-name").map(String::as_str);
+    let operator = pod
+        .labels
+        .get("training.kubeflow.org/operator-name")
+        .map(String::as_str);
     let has_variable = |name: &str| container.env.contains_key(name);
     let image = container.image.split('@').next().unwrap_or_default();
-    let image = image.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let image = image
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     // What the articles' templates and TensorFlow's own examples are started with.
-    let hosts = option(&words, &["ps_hosts", "ps-hosts", "worker_hosts", "worker-hosts"]).is_some();
-    let runs = |name: &str| words.iter().any(|word| word.rsplit('/').next() == Some(name));
+    let hosts = option(
+        &words,
+        &["ps_hosts", "ps-hosts", "worker_hosts", "worker-hosts"],
+    )
+    .is_some();
+    let runs = |name: &str| {
+        words
+            .iter()
+            .any(|word| word.rsplit('/').next() == Some(name))
+    };
     let tensorflow = hosts
         || has_variable(TF_CONFIG)
         || operator == Some("tfjob-controller")
@@ -47,16 +62,28 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
         || runs("run.sh") && matches!(recognise(pod).role, Role::Ps | Role::Worker);
     if tensorflow {
         let before_variables = version(&image).map(|version| version < READS_VARIABLES);
-        let member = matches!(recognise(pod).role, Role::Ps | Role::Worker | Role::Chief | Role::Evaluator);
-        return Software::Tensorflow { before_variables, server: hosts || has_variable(TF_CONFIG) || member };
+        let member = matches!(
+            recognise(pod).role,
+            Role::Ps | Role::Worker | Role::Chief | Role::Evaluator
+        );
+        return Software::Tensorflow {
+            before_variables,
+            server: hosts || has_variable(TF_CONFIG) || member,
+        };
     }
     let torch = operator == Some("pytorchjob-controller")
         || container.name == "pytorch"
         || image.contains("torch")
         || runs("torchrun")
-        || words.iter().any(|word| word.starts_with("torch.distributed"))
+        || words
+            .iter()
+            .any(|word| word.starts_with("torch.distributed"))
         || container.env.keys().any(|name| name.starts_with(TORCHRUN));
-    if torch { Software::Pytorch } else { Software::Unknown }
+    if torch {
+        Software::Pytorch
+    } else {
+        Software::Unknown
+    }
 }
 
 /// TensorFlow's version in an image's name and tag: `tensorflow:1.3.0`, `tensorflow-1.12.3-py3`, `tensorflow1.3.0`.
@@ -85,28 +112,83 @@ mod tests {
             env: variables.iter().map(value).collect(),
             ..Container::default()
         };
-        let pod = Pod { containers: vec![container.clone()], ..Pod::default() };
+        let pod = Pod {
+            containers: vec![container.clone()],
+            ..Pod::default()
+        };
         software(&pod, &container)
     }
 
     #[test]
     fn what_shows_from_outside() {
-        let tensorflow = |before_variables, server| Software::Tensorflow { before_variables, server };
+        let tensorflow = |before_variables, server| Software::Tensorflow {
+            before_variables,
+            server,
+        };
         for (image, command, variables, found) in [
-            ("hub/tensorflow1.3.0", "sleep 1", &[][..], tensorflow(Some(true), false)),
-            ("tensorflow/tensorflow:1.13.2-py3", "python x.py", &[], tensorflow(Some(true), false)),
-            ("tensorflow/tensorflow:1.14.0", "python x.py", &[], tensorflow(Some(false), false)),
-            ("tensorflow/tensorflow:2.21.0", "python x.py", &["TF_CONFIG"], tensorflow(Some(false), true)),
-            ("tensorflow/tensorflow:latest", "python x.py", &[], tensorflow(None, false)),
-            ("registry/team/tensorflow:20240101", "python x.py", &[], tensorflow(None, false)),
-            ("web", "python a.py --ps_hosts=a:2222 --worker_hosts=b:2222", &[], tensorflow(None, true)),
+            (
+                "hub/tensorflow1.3.0",
+                "sleep 1",
+                &[][..],
+                tensorflow(Some(true), false),
+            ),
+            (
+                "tensorflow/tensorflow:1.13.2-py3",
+                "python x.py",
+                &[],
+                tensorflow(Some(true), false),
+            ),
+            (
+                "tensorflow/tensorflow:1.14.0",
+                "python x.py",
+                &[],
+                tensorflow(Some(false), false),
+            ),
+            (
+                "tensorflow/tensorflow:2.21.0",
+                "python x.py",
+                &["TF_CONFIG"],
+                tensorflow(Some(false), true),
+            ),
+            (
+                "tensorflow/tensorflow:latest",
+                "python x.py",
+                &[],
+                tensorflow(None, false),
+            ),
+            (
+                "registry/team/tensorflow:20240101",
+                "python x.py",
+                &[],
+                tensorflow(None, false),
+            ),
+            (
+                "web",
+                "python a.py --ps_hosts=a:2222 --worker_hosts=b:2222",
+                &[],
+                tensorflow(None, true),
+            ),
             ("pytorch/pytorch:2.9", "python x.py", &[], Software::Pytorch),
-            ("web", "torchrun --nproc_per_node=2 x.py", &[], Software::Pytorch),
-            ("web", "python -m torch.distributed.run x.py", &[], Software::Pytorch),
+            (
+                "web",
+                "torchrun --nproc_per_node=2 x.py",
+                &[],
+                Software::Pytorch,
+            ),
+            (
+                "web",
+                "python -m torch.distributed.run x.py",
+                &[],
+                Software::Pytorch,
+            ),
             ("web", "python x.py", &["PET_NNODES"], Software::Pytorch),
             ("nginx:1.3", "nginx", &[], Software::Unknown),
         ] {
-            assert_eq!(of(image, command, variables), found, "{image} {command} {variables:?}");
+            assert_eq!(
+                of(image, command, variables),
+                found,
+                "{image} {command} {variables:?}"
+            );
         }
     }
 }

@@ -74,8 +74,13 @@ pub struct UnknownProfile {
     word: String,
 }
 
-const PROFILES: [Profile; 5] =
-    [Profile::Limit, Profile::Openmp, Profile::Embedding, Profile::Ps, Profile::Off];
+const PROFILES: [Profile; 5] = [
+    Profile::Limit,
+    Profile::Openmp,
+    Profile::Embedding,
+    Profile::Ps,
+    Profile::Off,
+];
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,8 +98,12 @@ impl FromStr for Profile {
     type Err = UnknownProfile;
 
     fn from_str(word: &str) -> Result<Self, UnknownProfile> {
-        let found = PROFILES.into_iter().find(|profile| profile.to_string() == word);
-        found.ok_or_else(|| UnknownProfile { word: word.to_owned() })
+        let found = PROFILES
+            .into_iter()
+            .find(|profile| profile.to_string() == word);
+        found.ok_or_else(|| UnknownProfile {
+            word: word.to_owned(),
+        })
     }
 }
 
@@ -173,12 +182,21 @@ pub struct ThreadBasis {
 impl ThreadBasis {
     /// Exclusive CPUs, counted: CPUs, cores, NUMA nodes.
     pub fn exclusive(cpus: usize, cores: usize, numa: usize) -> Self {
-        Self { cpus, cores, numa, origin: BasisOrigin::Exclusive }
+        Self {
+            cpus,
+            cores,
+            numa,
+            origin: BasisOrigin::Exclusive,
+        }
     }
 
     /// Exclusive CPUs of a machine. A CPU whose core the machine does not tell counts as a core.
     pub fn of_set(set: &CpuSet, topology: &Topology) -> Self {
-        let known: Vec<_> = topology.cpus.iter().filter(|cpu| set.contains(cpu.id)).collect();
+        let known: Vec<_> = topology
+            .cpus
+            .iter()
+            .filter(|cpu| set.contains(cpu.id))
+            .collect();
         let distinct = |mut ids: Vec<u32>| {
             ids.sort_unstable();
             ids.dedup();
@@ -207,14 +225,23 @@ impl ThreadBasis {
             Rounding::Ceil => millis.div_ceil(1000),
         };
         let cpus = usize::try_from(whole).unwrap_or(usize::MAX).max(1);
-        Some(Self { cpus, cores: cpus, numa: 1, origin })
+        Some(Self {
+            cpus,
+            cores: cpus,
+            numa: 1,
+            origin,
+        })
     }
 
     /// The same, but no more than the CPUs that the container may run on: a limit may be larger than the machine.
     #[must_use]
     pub fn at_most(self, cpus: usize) -> Self {
         let most = cpus.max(1);
-        Self { cpus: self.cpus.min(most), cores: self.cores.min(most), ..self }
+        Self {
+            cpus: self.cpus.min(most),
+            cores: self.cores.min(most),
+            ..self
+        }
     }
 }
 
@@ -268,8 +295,14 @@ pub fn thread_environment(
 ) -> ThreadEnvironment {
     let software = software(pod, container);
     match decide(pod, container, policy, threads, basis) {
-        Ok(environment) => ThreadEnvironment { software, ..environment },
-        Err(reason) => ThreadEnvironment { software, ..ThreadEnvironment::none(reason) },
+        Ok(environment) => ThreadEnvironment {
+            software,
+            ..environment
+        },
+        Err(reason) => ThreadEnvironment {
+            software,
+            ..ThreadEnvironment::none(reason)
+        },
     }
 }
 
@@ -290,7 +323,8 @@ fn decide(
     if profile == Profile::Off {
         return Err(format!("profile off, by {by}"));
     }
-    let basis = basis.ok_or_else(|| "the container has no CPU limit, so nothing says how many".to_owned())?;
+    let basis = basis
+        .ok_or_else(|| "the container has no CPU limit, so nothing says how many".to_owned())?;
     if container.env_from {
         return Err(
             "envFrom may set any variable, and what it sets is not visible here: what is set there wins"
@@ -312,8 +346,9 @@ fn decide(
         BasisOrigin::Limit => format!("a CPU limit that gives {}", basis.cpus),
         BasisOrigin::Request => format!("a CPU request that gives {}", basis.cpus),
     };
-    let divided = shared_by
-        .map_or_else(String::new, |by| format!(", shared by {} ({by})", counted(processes, "process")));
+    let divided = shared_by.map_or_else(String::new, |by| {
+        format!(", shared by {} ({by})", counted(processes, "process"))
+    });
     Ok(ThreadEnvironment {
         profile,
         threads: Some(sizes.intra),
@@ -327,10 +362,15 @@ fn decide(
 }
 
 /// The container's profile, and what chose it.
-fn profile(pod: &Pod, policy: &Policy, threads: &ThreadPolicy) -> Result<(Profile, String), String> {
+fn profile(
+    pod: &Pod,
+    policy: &Policy,
+    threads: &ThreadPolicy,
+) -> Result<(Profile, String), String> {
     if let Some(word) = pod.annotations.get(THREADS_ANNOTATION) {
-        let profile =
-            word.parse().map_err(|unknown| format!("annotation {THREADS_ANNOTATION}: {unknown}"))?;
+        let profile = word
+            .parse()
+            .map_err(|unknown| format!("annotation {THREADS_ANNOTATION}: {unknown}"))?;
         return Ok((profile, format!("annotation {THREADS_ANNOTATION}")));
     }
     let recognition = recognise(pod);
@@ -348,7 +388,10 @@ fn profile(pod: &Pod, policy: &Policy, threads: &ThreadPolicy) -> Result<(Profil
 fn infrastructure(container: &Container) -> Option<&'static str> {
     let image = container.image.split('@').next().unwrap_or_default();
     let last = image.rsplit('/').next().unwrap_or_default();
-    match (container.name.as_str(), last.split(':').next().unwrap_or_default()) {
+    match (
+        container.name.as_str(),
+        last.split(':').next().unwrap_or_default(),
+    ) {
         ("istio-proxy", _) => Some("Istio's proxy"),
         ("linkerd-proxy", _) => Some("Linkerd's proxy"),
         ("POD", _) | (_, "pause") => Some("the pod's sandbox"),
@@ -374,7 +417,11 @@ impl Sizes {
             Profile::Embedding => (1, all),
             Profile::Ps => ((all / 2).max(1), all),
         };
-        Self { intra, inter, input: all }
+        Self {
+            intra,
+            inter,
+            input: all,
+        }
     }
 }
 
@@ -413,14 +460,24 @@ fn variables(
         (INTER, sizes.inter, &[]),
         (OMP, sizes.intra, &[]),
         ("MKL_NUM_THREADS", sizes.intra, &[OMP]),
-        ("OPENBLAS_NUM_THREADS", sizes.intra, &[OMP, "GOTO_NUM_THREADS"]),
-        ("NUMEXPR_NUM_THREADS", sizes.input, &[OMP, "NUMEXPR_MAX_THREADS"]),
+        (
+            "OPENBLAS_NUM_THREADS",
+            sizes.intra,
+            &[OMP, "GOTO_NUM_THREADS"],
+        ),
+        (
+            "NUMEXPR_NUM_THREADS",
+            sizes.input,
+            &[OMP, "NUMEXPR_MAX_THREADS"],
+        ),
         ("NUMBA_NUM_THREADS", sizes.input, &[]),
     ];
     match profile {
         Profile::Ps => {
-            table
-                .extend([(GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]), (GRPC_THREADS, sizes.inter, &[])]);
+            table.extend([
+                (GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]),
+                (GRPC_THREADS, sizes.inter, &[]),
+            ]);
         }
         Profile::Openmp => table.push(("KMP_BLOCKTIME", 1, &[])),
         Profile::Limit | Profile::Embedding | Profile::Off => {}
@@ -428,8 +485,10 @@ fn variables(
     let mut added = BTreeMap::new();
     let mut kept = Vec::new();
     for (name, size, others) in table {
-        let mut set =
-            [name].into_iter().chain(others.iter().copied()).filter(|name| container.env.contains_key(*name));
+        let mut set = [name]
+            .into_iter()
+            .chain(others.iter().copied())
+            .filter(|name| container.env.contains_key(*name));
         match set.next() {
             Some(first) => kept.extend([first].into_iter().chain(set).map(str::to_owned)),
             None => {
@@ -444,7 +503,12 @@ fn variables(
 
 /// How many threads the pools add up to. Pools of TensorFlow's own kind add; teams of OpenMP threads multiply, because
 /// each thread of the outer pool starts one.
-fn expected(profile: Profile, sizes: &Sizes, container: &Container, processes: usize) -> Option<usize> {
+fn expected(
+    profile: Profile,
+    sizes: &Sizes,
+    container: &Container,
+    processes: usize,
+) -> Option<usize> {
     // What the container sets counts, if it can be read.
     let size = |name: &str, ours: usize| match container.env.get(name) {
         None => Some(ours),
@@ -453,12 +517,16 @@ fn expected(profile: Profile, sizes: &Sizes, container: &Container, processes: u
     };
     let inter = size(INTER, sizes.inter)?;
     let each = match profile {
-        Profile::Limit | Profile::Embedding | Profile::Off => size(INTRA, sizes.intra)?.checked_add(inter)?,
+        Profile::Limit | Profile::Embedding | Profile::Off => {
+            size(INTRA, sizes.intra)?.checked_add(inter)?
+        }
         Profile::Openmp => size(OMP, sizes.intra)?.checked_mul(inter)?,
         Profile::Ps => {
             let queues = size(GRPC_QUEUES, sizes.inter.clamp(4, 16))?;
             let grpc = queues.checked_add(size(GRPC_THREADS, sizes.inter)?)?;
-            size(INTRA, sizes.intra)?.checked_add(inter)?.checked_add(grpc)?
+            size(INTRA, sizes.intra)?
+                .checked_add(inter)?
+                .checked_add(grpc)?
         }
     };
     each.checked_mul(processes)

@@ -19,7 +19,9 @@ pub fn variable_counts(name: &str) -> bool {
 
 /// Whether a variable's name says that it names a file of hosts, as those of MPI do.
 pub(super) fn names_a_hostfile(name: &str) -> bool {
-    name.as_bytes().windows(8).any(|part| part.eq_ignore_ascii_case(b"hostfile"))
+    name.as_bytes()
+        .windows(8)
+        .any(|part| part.eq_ignore_ascii_case(b"hostfile"))
 }
 
 #[cfg(test)]
@@ -28,12 +30,23 @@ mod tests {
 
     #[test]
     fn those_of_services_and_shells_decide_nothing() {
-        for name in
-            ["OMP_NUM_THREADS", "TF_CONFIG", "PET_NNODES", "OMPI_MCA_orte_default_hostfile", "HostFile"]
-        {
+        for name in [
+            "OMP_NUM_THREADS",
+            "TF_CONFIG",
+            "PET_NNODES",
+            "OMPI_MCA_orte_default_hostfile",
+            "HostFile",
+        ] {
             assert!(variable_counts(name), "{name}");
         }
-        for name in ["PATH", "KUBERNETES_SERVICE_HOST", "MY_TF_CONFIG", "HOSTNAME", "host", ""] {
+        for name in [
+            "PATH",
+            "KUBERNETES_SERVICE_HOST",
+            "MY_TF_CONFIG",
+            "HOSTNAME",
+            "host",
+            "",
+        ] {
             assert!(!variable_counts(name), "{name}");
         }
     }

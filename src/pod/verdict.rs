@@ -124,13 +124,18 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
     let running = facts.runnable.filter(|runnable| {
         cpus > 0 && *runnable > OVERSUBSCRIBED * cpus as f64 && *runnable > cpus as f64 + 0.5
     });
-    let counted = environment.expected_threads.map(|expected| compare(environment, facts, expected));
+    let counted = environment
+        .expected_threads
+        .map(|expected| compare(environment, facts, expected));
     let (finding, cause) = match (running, counted) {
         (None, None) => return None,
         (None, Some(found)) => found,
         (Some(_), Some((Finding::More, cause))) => (Finding::Oversubscribed, cause),
         (Some(_), _) => {
-            let user = environment.kept.iter().any(|name| asks_for_more(name, facts, cpus));
+            let user = environment
+                .kept
+                .iter()
+                .any(|name| asks_for_more(name, facts, cpus));
             (Finding::Oversubscribed, if user { USER } else { BUSY })
         }
     };
@@ -145,15 +150,27 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
     };
     let on = crate::text::counted(cpus, "CPU");
     let runnable = running.map(|runnable| format!("; {runnable:.1} of them want to run, on {on}"));
-    let sentence = format!("{}: {expected}{}; {cause}", finding.name(), runnable.unwrap_or_default());
-    Some(Verdict { finding, cause, sentence })
+    let sentence = format!(
+        "{}: {expected}{}; {cause}",
+        finding.name(),
+        runnable.unwrap_or_default()
+    );
+    Some(Verdict {
+        finding,
+        cause,
+        sentence,
+    })
 }
 
 /// Whether a variable that the pod's owner has set is larger than the CPUs.
 fn asks_for_more(name: &str, facts: &ThreadFacts<'_>, cpus: usize) -> bool {
-    let value = facts.environment.and_then(|environment| environment.get(name));
+    let value = facts
+        .environment
+        .and_then(|environment| environment.get(name));
     let first = value.and_then(|value| value.split(',').next());
-    first.and_then(|number| number.trim().parse::<usize>().ok()).is_some_and(|number| number > cpus)
+    first
+        .and_then(|number| number.trim().parse::<usize>().ok())
+        .is_some_and(|number| number > cpus)
 }
 
 fn compare(
@@ -177,15 +194,30 @@ fn compare(
     if facts.threads <= most {
         // Threads that have been there once were no miscalculation.
         let few = facts.most.max(facts.threads) < expected;
-        return if few { (Finding::Fewer, NOT_STARTED) } else { (Finding::AsExpected, ENOUGH) };
+        return if few {
+            (Finding::Fewer, NOT_STARTED)
+        } else {
+            (Finding::AsExpected, ENOUGH)
+        };
     }
     let inter_op = most.saturating_add(facts.online.saturating_mul(processes));
-    let in_place = facts.environment.map(|there| is_in_place(environment, there));
+    let in_place = facts
+        .environment
+        .map(|there| is_in_place(environment, there));
     let cause = match environment.software {
         _ if in_place == Some(false) => NOT_SET,
-        Software::Tensorflow { before_variables: Some(true), .. } => OLD_TENSORFLOW,
-        Software::Tensorflow { before_variables: Some(false), .. } => OVERRIDDEN,
-        Software::Tensorflow { before_variables: None, .. } => TENSORFLOW,
+        Software::Tensorflow {
+            before_variables: Some(true),
+            ..
+        } => OLD_TENSORFLOW,
+        Software::Tensorflow {
+            before_variables: Some(false),
+            ..
+        } => OVERRIDDEN,
+        Software::Tensorflow {
+            before_variables: None,
+            ..
+        } => TENSORFLOW,
         Software::Pytorch if facts.threads <= inter_op => INTER_OP,
         Software::Pytorch => PYTORCH,
         Software::Unknown => PROGRAM,
@@ -195,26 +227,45 @@ fn compare(
 
 /// Whether the program was started with the variables that were computed for it.
 fn is_in_place(environment: &ThreadEnvironment, there: &BTreeMap<String, String>) -> bool {
-    environment.variables.iter().all(|(name, value)| there.get(name) == Some(value))
+    environment
+        .variables
+        .iter()
+        .all(|(name, value)| there.get(name) == Some(value))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::{Container, EnvSource, Pod, Policy, ThreadBasis, ThreadPolicy, thread_environment};
+    use crate::pod::{
+        Container, EnvSource, Pod, Policy, ThreadBasis, ThreadPolicy, thread_environment,
+    };
 
     /// The environment of a worker with so many CPUs of its own, with these variables of its own.
     fn environment(image: &str, cpus: usize, own: &[(&str, &str)]) -> ThreadEnvironment {
-        let value = |&(name, text): &(&str, &str)| (name.to_owned(), EnvSource::Value(text.to_owned()));
+        let value =
+            |&(name, text): &(&str, &str)| (name.to_owned(), EnvSource::Value(text.to_owned()));
         let container = Container {
             image: image.to_owned(),
             env: own.iter().map(value).collect(),
             ..Container::default()
         };
-        let label = ("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned());
-        let pod = Pod { labels: [label].into(), containers: vec![container.clone()], ..Pod::default() };
+        let label = (
+            "training.kubeflow.org/replica-type".to_owned(),
+            "worker".to_owned(),
+        );
+        let pod = Pod {
+            labels: [label].into(),
+            containers: vec![container.clone()],
+            ..Pod::default()
+        };
         let basis = ThreadBasis::exclusive(cpus, cpus, 1);
-        thread_environment(&pod, &container, &Policy::default(), &ThreadPolicy::default(), Some(basis))
+        thread_environment(
+            &pod,
+            &container,
+            &Policy::default(),
+            &ThreadPolicy::default(),
+            Some(basis),
+        )
     }
 
     /// So many threads of a process that was started with all that was computed.
@@ -233,8 +284,16 @@ mod tests {
     fn found(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> (Finding, &'static str) {
         let verdict = verdict(environment, facts).unwrap();
         assert!(CAUSES.contains(&verdict.cause));
-        assert!(verdict.sentence.starts_with(verdict.finding.name()), "{}", verdict.sentence);
-        assert!(verdict.sentence.ends_with(verdict.cause), "{}", verdict.sentence);
+        assert!(
+            verdict.sentence.starts_with(verdict.finding.name()),
+            "{}",
+            verdict.sentence
+        );
+        assert!(
+            verdict.sentence.ends_with(verdict.cause),
+            "{}",
+            verdict.sentence
+        );
         (verdict.finding, verdict.cause)
     }
 
@@ -243,17 +302,40 @@ mod tests {
         let plain = environment("web", 4, &[]);
         assert_eq!(plain.expected_threads, Some(8));
         for threads in [8, 9, 13] {
-            assert_eq!(found(&plain, &facts(&plain, threads)), (Finding::AsExpected, ENOUGH), "{threads}");
+            assert_eq!(
+                found(&plain, &facts(&plain, threads)),
+                (Finding::AsExpected, ENOUGH),
+                "{threads}"
+            );
         }
-        assert_eq!(found(&plain, &facts(&plain, 7)), (Finding::Fewer, NOT_STARTED));
-        let ended = ThreadFacts { most: 9, ..facts(&plain, 2) };
-        assert_eq!(found(&plain, &ended), (Finding::AsExpected, ENOUGH), "they have been there");
+        assert_eq!(
+            found(&plain, &facts(&plain, 7)),
+            (Finding::Fewer, NOT_STARTED)
+        );
+        let ended = ThreadFacts {
+            most: 9,
+            ..facts(&plain, 2)
+        };
+        assert_eq!(
+            found(&plain, &ended),
+            (Finding::AsExpected, ENOUGH),
+            "they have been there"
+        );
         let sentence = verdict(&plain, &ended).unwrap().sentence;
-        assert!(sentence.contains("2 threads (at most 9 so far), 8 in the pools"), "{sentence}");
+        assert!(
+            sentence.contains("2 threads (at most 9 so far), 8 in the pools"),
+            "{sentence}"
+        );
         // A server of TensorFlow has more, and four processes have helpers each.
         let server = environment("tensorflow:2.21", 4, &[]);
-        assert_eq!(found(&server, &facts(&server, 97)), (Finding::AsExpected, ENOUGH));
-        let four = ThreadFacts { processes: 4, ..facts(&plain, 28) };
+        assert_eq!(
+            found(&server, &facts(&server, 97)),
+            (Finding::AsExpected, ENOUGH)
+        );
+        let four = ThreadFacts {
+            processes: 4,
+            ..facts(&plain, 28)
+        };
         assert_eq!(found(&plain, &four), (Finding::AsExpected, ENOUGH));
     }
 
@@ -269,33 +351,71 @@ mod tests {
         ] {
             let environment = environment(image, 4, &[]);
             let seen = facts(&environment, threads);
-            assert_eq!(found(&environment, &seen), (Finding::More, cause), "{image}");
+            assert_eq!(
+                found(&environment, &seen),
+                (Finding::More, cause),
+                "{image}"
+            );
             let none = BTreeMap::new();
-            let bare = ThreadFacts { environment: Some(&none), ..seen.clone() };
-            assert_eq!(found(&environment, &bare), (Finding::More, NOT_SET), "{image}");
-            let unread = ThreadFacts { environment: None, ..seen };
-            assert_eq!(found(&environment, &unread), (Finding::More, cause), "{image}");
+            let bare = ThreadFacts {
+                environment: Some(&none),
+                ..seen.clone()
+            };
+            assert_eq!(
+                found(&environment, &bare),
+                (Finding::More, NOT_SET),
+                "{image}"
+            );
+            let unread = ThreadFacts {
+                environment: None,
+                ..seen
+            };
+            assert_eq!(
+                found(&environment, &unread),
+                (Finding::More, cause),
+                "{image}"
+            );
         }
     }
 
     #[test]
     fn threads_that_want_to_run_count_against_cpus() {
         let plain = environment("web", 2, &[]);
-        let busy = |runnable| ThreadFacts { runnable: Some(runnable), ..facts(&plain, 6) };
-        assert_eq!(found(&plain, &busy(2.4)), (Finding::AsExpected, ENOUGH), "a little more is noise");
+        let busy = |runnable| ThreadFacts {
+            runnable: Some(runnable),
+            ..facts(&plain, 6)
+        };
+        assert_eq!(
+            found(&plain, &busy(2.4)),
+            (Finding::AsExpected, ENOUGH),
+            "a little more is noise"
+        );
         assert_eq!(
             found(&plain, &busy(3.0)),
             (Finding::Oversubscribed, BUSY),
             "two by its limit, four by its cpuset"
         );
         let sentence = verdict(&plain, &busy(3.0)).unwrap().sentence;
-        assert!(sentence.contains("3.0 of them want to run, on 2 CPUs"), "{sentence}");
-        let many = ThreadFacts { threads: 40, ..busy(9.0) };
-        assert_eq!(found(&plain, &many), (Finding::Oversubscribed, PROGRAM), "and why there are so many");
+        assert!(
+            sentence.contains("3.0 of them want to run, on 2 CPUs"),
+            "{sentence}"
+        );
+        let many = ThreadFacts {
+            threads: 40,
+            ..busy(9.0)
+        };
+        assert_eq!(
+            found(&plain, &many),
+            (Finding::Oversubscribed, PROGRAM),
+            "and why there are so many"
+        );
         // The owner's own number.
         let own = environment("web", 2, &[("OMP_NUM_THREADS", "8")]);
         let set = [("OMP_NUM_THREADS".to_owned(), "8,2".to_owned())].into();
-        let there = ThreadFacts { environment: Some(&set), ..busy(7.5) };
+        let there = ThreadFacts {
+            environment: Some(&set),
+            ..busy(7.5)
+        };
         assert_eq!(found(&own, &there), (Finding::Oversubscribed, USER));
     }
 
@@ -310,8 +430,15 @@ mod tests {
             None,
         );
         assert_eq!(verdict(&none, &facts(&none, 500)), None);
-        let busy = ThreadFacts { runnable: Some(6.0), ..facts(&none, 500) };
+        let busy = ThreadFacts {
+            runnable: Some(6.0),
+            ..facts(&none, 500)
+        };
         assert_eq!(found(&none, &busy), (Finding::Oversubscribed, BUSY));
-        assert_eq!(verdict(&none, &ThreadFacts { cpus: 0, ..busy }), None, "its CPUs are not known");
+        assert_eq!(
+            verdict(&none, &ThreadFacts { cpus: 0, ..busy }),
+            None,
+            "its CPUs are not known"
+        );
     }
 }

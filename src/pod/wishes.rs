@@ -54,10 +54,21 @@ impl Default for Wishes {
 impl Wishes {
     /// A request for so many CPUs; `near` are the NUMA nodes of the pod's devices.
     pub fn request(&self, cpus: usize, near: &CpuSet) -> Request {
-        let near = if self.near_devices { near.clone() } else { CpuSet::new() };
+        let near = if self.near_devices {
+            near.clone()
+        } else {
+            CpuSet::new()
+        };
         let fewest_numa = self.numa == Numa::Fewest;
         let (order, cores, isolated) = (self.placement, self.cores, self.isolated);
-        Request { cpus, order, cores, near, isolated, fewest_numa }
+        Request {
+            cpus,
+            order,
+            cores,
+            near,
+            isolated,
+            fewest_numa,
+        }
     }
 }
 
@@ -87,7 +98,10 @@ pub enum Memory {
 pub fn wishes(pod: &Pod, defaults: &Wishes) -> (Wishes, Vec<String>) {
     let mut wishes = *defaults;
     let mut errors = Vec::new();
-    let mut read = Reader { pod, errors: &mut errors };
+    let mut read = Reader {
+        pod,
+        errors: &mut errors,
+    };
     read.word("placement", &mut wishes.placement);
     read.word("cores", &mut wishes.cores);
     read.word("numa", &mut wishes.numa);
@@ -109,7 +123,9 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Reads an annotation's word as the configuration would be read.
     fn word<T: DeserializeOwned>(&mut self, name: &str, wish: &mut T) {
-        let Some(word) = self.pod.annotations.get(&format!("{PREFIX}{name}")) else { return };
+        let Some(word) = self.pod.annotations.get(&format!("{PREFIX}{name}")) else {
+            return;
+        };
         let value = match word.as_str() {
             "true" => serde_json::Value::Bool(true),
             "false" => serde_json::Value::Bool(false),
@@ -122,7 +138,9 @@ impl Reader<'_> {
     }
 
     fn error(&mut self, name: &str, word: &str, error: &dyn Display) {
-        self.errors.push(format!("annotation {PREFIX}{name}={word:?} is ignored: {error}"));
+        self.errors.push(format!(
+            "annotation {PREFIX}{name}={word:?} is ignored: {error}"
+        ));
     }
 }
 
@@ -131,20 +149,41 @@ mod tests {
     use super::*;
 
     fn read(annotations: &[(&str, &str)]) -> (Wishes, Vec<String>) {
-        let annotations = annotations.iter().map(|&(key, word)| (key.to_owned(), word.to_owned())).collect();
-        wishes(&Pod { annotations, ..Pod::default() }, &Wishes::default())
+        let annotations = annotations
+            .iter()
+            .map(|&(key, word)| (key.to_owned(), word.to_owned()))
+            .collect();
+        wishes(
+            &Pod {
+                annotations,
+                ..Pod::default()
+            },
+            &Wishes::default(),
+        )
     }
 
     #[test]
     fn words() {
         assert_eq!(read(&[]), (Wishes::default(), Vec::new()));
-        let (wishes, errors) =
-            read(&[("pinfold.io/partition", "isolated"), ("pinfold.io/movable", "true"), ("other", "x")]);
-        assert_eq!((wishes.partition, wishes.movable, errors.len()), (Balancing::Isolated, true, 0));
-        let (wishes, _) = read(&[("pinfold.io/cores", "single"), ("pinfold.io/near-devices", "false")]);
+        let (wishes, errors) = read(&[
+            ("pinfold.io/partition", "isolated"),
+            ("pinfold.io/movable", "true"),
+            ("other", "x"),
+        ]);
+        assert_eq!(
+            (wishes.partition, wishes.movable, errors.len()),
+            (Balancing::Isolated, true, 0)
+        );
+        let (wishes, _) = read(&[
+            ("pinfold.io/cores", "single"),
+            ("pinfold.io/near-devices", "false"),
+        ]);
         let near = "1".parse().unwrap();
         let request = wishes.request(4, &near);
-        assert_eq!((request.cpus, request.cores, request.near), (4, Cores::Single, CpuSet::new()));
+        assert_eq!(
+            (request.cpus, request.cores, request.near),
+            (4, Cores::Single, CpuSet::new())
+        );
         assert_eq!(Wishes::default().request(1, &near).near, near);
         assert!(!wishes.request(1, &near).fewest_numa);
         let (wishes, errors) = read(&[("pinfold.io/numa", "fewest")]);
@@ -153,9 +192,15 @@ mod tests {
 
     #[test]
     fn nonsense_is_named_and_ignored() {
-        let (wishes, errors) = read(&[("pinfold.io/memory", "far"), ("pinfold.io/movable", "maybe")]);
+        let (wishes, errors) = read(&[
+            ("pinfold.io/memory", "far"),
+            ("pinfold.io/movable", "maybe"),
+        ]);
         assert_eq!(wishes, Wishes::default());
-        assert!(errors[0].contains("pinfold.io/memory") && errors[0].contains("`follow`"), "{errors:?}");
+        assert!(
+            errors[0].contains("pinfold.io/memory") && errors[0].contains("`follow`"),
+            "{errors:?}"
+        );
         assert!(errors[1].contains("pinfold.io/movable"), "{errors:?}");
     }
 }

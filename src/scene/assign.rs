@@ -46,13 +46,18 @@ pub fn assign(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Assignment {
                 None => waiting.push(node.name.as_str()),
             }
         }
-        let free: Vec<usize> = (0..slots.len()).filter(|place| !holders.contains_key(place)).collect();
+        let free: Vec<usize> = (0..slots.len())
+            .filter(|place| !holders.contains_key(place))
+            .collect();
         holders.extend(free.into_iter().zip(waiting));
     }
     let holding: BTreeSet<&str> = holders.values().copied().collect();
     let spare = candidates(plan, nodes).into_iter().map(|node| &node.name);
     Assignment {
-        spare: spare.filter(|name| !holding.contains(name.as_str())).cloned().collect(),
+        spare: spare
+            .filter(|name| !holding.contains(name.as_str()))
+            .cloned()
+            .collect(),
         given: slots
             .iter()
             .enumerate()
@@ -65,10 +70,19 @@ pub fn assign(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Assignment {
 /// The nodes that a plan may label, in the order of their names; those of an explicit list in its order.
 pub fn candidates<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> Vec<&'a Node> {
     if let Some(names) = &plan.spec.nodes.names {
-        let known: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.name.as_str(), node)).collect();
-        return names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
+        let known: BTreeMap<&str, &Node> = nodes
+            .iter()
+            .map(|node| (node.name.as_str(), node))
+            .collect();
+        return names
+            .iter()
+            .filter_map(|name| known.get(name.as_str()).copied())
+            .collect();
     }
-    let mut chosen: Vec<&Node> = nodes.iter().filter(|node| is_candidate(plan, node)).collect();
+    let mut chosen: Vec<&Node> = nodes
+        .iter()
+        .filter(|node| is_candidate(plan, node))
+        .collect();
     chosen.sort_by(|a, b| natural(&a.name, &b.name));
     chosen
 }

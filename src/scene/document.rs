@@ -54,7 +54,11 @@ fn at_line(line: Option<u64>) -> String {
 }
 
 fn of_document(document: usize) -> String {
-    if document == 0 { String::new() } else { format!(", document {document}") }
+    if document == 0 {
+        String::new()
+    } else {
+        format!(", document {document}")
+    }
 }
 
 /// What a document says it is.
@@ -69,7 +73,10 @@ struct Head {
 /// is wrong becomes a finding of [`check`](super::check).
 pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
     if text.len() > MAX_TEXT {
-        let what = format!("{} bytes are more than the {MAX_TEXT} that are read: split it", text.len());
+        let what = format!(
+            "{} bytes are more than the {MAX_TEXT} that are read: split it",
+            text.len()
+        );
         return Err(ReadError::new(origin, 0, None, what));
     }
     let trees = text::read_as::<Tree>(text, Form::PlainYaml, MAX_TEXT);
@@ -80,18 +87,27 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
             continue;
         }
         let fail = |tree: &Tree, what: String| {
-            ReadError::new(origin, number, Some(tree.line).filter(|&line| line > 0), what)
+            ReadError::new(
+                origin,
+                number,
+                Some(tree.line).filter(|&line| line > 0),
+                what,
+            )
         };
         let only = "only ScenePlans (pinfold.io/v1alpha1) are read";
         match head(&tree).map_err(|what| fail(&tree, what))? {
-            Head { kind: Some(kind), .. } if kind == "List" || kind == "ScenePlanList" => {
+            Head {
+                kind: Some(kind), ..
+            } if kind == "List" || kind == "ScenePlanList" => {
                 let items = match tree.get("items").map(|items| &items.node) {
                     Some(Kind::List(items)) => items.as_slice(),
                     _ => &[],
                 };
                 for item in items {
                     match head(item).map_err(|what| fail(item, what))? {
-                        head if head.is_plan() => documents.push(Document::new(origin, item.clone())),
+                        head if head.is_plan() => {
+                            documents.push(Document::new(origin, item.clone()))
+                        }
                         head => return Err(fail(item, format!("this is {}; {only}", head.name()))),
                     }
                 }
@@ -101,7 +117,12 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
         }
     }
     if documents.is_empty() {
-        return Err(ReadError::new(origin, 0, None, "there is no ScenePlan in it".to_owned()));
+        return Err(ReadError::new(
+            origin,
+            0,
+            None,
+            "there is no ScenePlan in it".to_owned(),
+        ));
     }
     Ok(documents)
 }
@@ -112,7 +133,10 @@ fn head(tree: &Tree) -> Result<Head, String> {
         _ => None,
     };
     match &tree.node {
-        Kind::Map(_) => Ok(Head { api_version: text("apiVersion"), kind: text("kind") }),
+        Kind::Map(_) => Ok(Head {
+            api_version: text("apiVersion"),
+            kind: text("kind"),
+        }),
         _ => Err("this is no Kubernetes object: it needs apiVersion and kind".to_owned()),
     }
 }
@@ -127,7 +151,10 @@ impl Head {
 
     fn name(&self) -> String {
         let kind = self.kind.as_deref().unwrap_or("an object without kind");
-        format!("{kind} ({})", self.api_version.as_deref().unwrap_or("no apiVersion"))
+        format!(
+            "{kind} ({})",
+            self.api_version.as_deref().unwrap_or("no apiVersion")
+        )
     }
 }
 
@@ -137,12 +164,20 @@ impl Document {
     /// A plan that came from elsewhere than a text, as from the API: its findings have paths, and no lines.
     pub fn from_plan(origin: &str, plan: ScenePlan) -> Self {
         let draft = Some(plan.clone());
-        Self { origin: origin.to_owned(), plan: Some(plan), draft, findings: Vec::new(), tree: None }
+        Self {
+            origin: origin.to_owned(),
+            plan: Some(plan),
+            draft,
+            findings: Vec::new(),
+            tree: None,
+        }
     }
 
     fn new(origin: &str, tree: Tree) -> Self {
         let value = tree.value();
-        let name = value.pointer("/metadata/name").and_then(|name| name.as_str());
+        let name = value
+            .pointer("/metadata/name")
+            .and_then(|name| name.as_str());
         let name = name.unwrap_or_default().to_owned();
         let found = violations(&tree);
         let mut document = Self {
@@ -178,7 +213,10 @@ impl Document {
 
     /// The plan's name; empty where it has none.
     pub fn name(&self) -> &str {
-        self.draft.as_ref().and_then(|plan| plan.metadata.name.as_deref()).unwrap_or_default()
+        self.draft
+            .as_ref()
+            .and_then(|plan| plan.metadata.name.as_deref())
+            .unwrap_or_default()
     }
 
     pub(super) fn place(&self, plan: &str, path: &Path) -> Place {
@@ -195,7 +233,12 @@ impl Document {
 
 impl ReadError {
     pub(super) fn new(origin: &str, document: usize, line: Option<u64>, what: String) -> Self {
-        Self { origin: origin.to_owned(), document, line, what }
+        Self {
+            origin: origin.to_owned(),
+            document,
+            line,
+            what,
+        }
     }
 
     pub(super) fn syntax(origin: &str, mistake: Mistake) -> Self {

@@ -91,14 +91,25 @@ impl LabelKeys {
 
     /// Every key that the plan owns, aliases included: what it may write, and what it removes when a node has no slot.
     pub fn owned(&self) -> BTreeSet<&str> {
-        let aliases = self.aliases.iter().filter(|(key, _)| self.keys().contains(&key.as_str()));
-        self.keys().into_iter().chain(aliases.map(|(_, alias)| alias.as_str())).collect()
+        let aliases = self
+            .aliases
+            .iter()
+            .filter(|(key, _)| self.keys().contains(&key.as_str()));
+        self.keys()
+            .into_iter()
+            .chain(aliases.map(|(_, alias)| alias.as_str()))
+            .collect()
     }
 
     /// The labels of a slot: all of them belong on the node, and no other of the [owned](Self::owned) keys.
     pub fn labels(&self, slot: &Slot) -> Labels {
         let index = slot.index.to_string();
-        let values = [Some(&slot.scene), Some(&slot.case), Some(&index), slot.kind.as_ref()];
+        let values = [
+            Some(&slot.scene),
+            Some(&slot.case),
+            Some(&index),
+            slot.kind.as_ref(),
+        ];
         let mut labels = Labels::new();
         for (key, value) in self.keys().into_iter().zip(values) {
             let Some(value) = value else { continue };
@@ -113,7 +124,9 @@ impl LabelKeys {
     /// The labels of these that belong to the plan.
     pub fn of<'a>(&self, labels: &'a BTreeMap<String, String>) -> BTreeMap<&'a str, &'a str> {
         let owned = self.owned();
-        let pairs = labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let pairs = labels
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()));
         pairs.filter(|(key, _)| owned.contains(key)).collect()
     }
 
@@ -128,20 +141,34 @@ impl LabelKeys {
         let [Some(scene), Some(case), Some(index)] =
             [&self.scene, &self.case, &self.index].map(|key| value(key))
         else {
-            let missing =
-                [&self.scene, &self.case, &self.index].into_iter().filter(|key| value(key).is_none());
-            return broken(format!("it lacks {}", missing.cloned().collect::<Vec<_>>().join(" and ")));
+            let missing = [&self.scene, &self.case, &self.index]
+                .into_iter()
+                .filter(|key| value(key).is_none());
+            return broken(format!(
+                "it lacks {}",
+                missing.cloned().collect::<Vec<_>>().join(" and ")
+            ));
         };
         let Some(number) = canonical(&index) else {
-            return broken(format!("{}={index} is not a number, or has leading zeros", self.index));
+            return broken(format!(
+                "{}={index} is not a number, or has leading zeros",
+                self.index
+            ));
         };
-        let slot = Slot { scene, case, kind: value(&self.kind), index: number };
+        let slot = Slot {
+            scene,
+            case,
+            kind: value(&self.kind),
+            index: number,
+        };
         let wanted = self.labels(&slot);
-        let differs = wanted.iter().find(|(key, value)| held.get(key.as_str()) != Some(&value.as_str()));
+        let differs = wanted
+            .iter()
+            .find(|(key, value)| held.get(key.as_str()) != Some(&value.as_str()));
         match differs {
-            Some((key, value)) => {
-                broken(format!("{key} should be {value}, like the label it is an alias of"))
-            }
+            Some((key, value)) => broken(format!(
+                "{key} should be {value}, like the label it is an alias of"
+            )),
             None if wanted.len() != held.len() => {
                 broken("it has an alias without the label it belongs to".to_owned())
             }
@@ -207,13 +234,18 @@ pub(super) fn labels_schema(_: &mut SchemaGenerator) -> Schema {
 
 /// An index as the plan writes it: nodeAffinity's Gt and Lt read numbers, so `01` would be another label and the same number.
 pub(super) fn canonical(text: &str) -> Option<u32> {
-    text.parse::<u32>().ok().filter(|number| number.to_string() == text)
+    text.parse::<u32>()
+        .ok()
+        .filter(|number| number.to_string() == text)
 }
 
 /// Why a text can't be a label's value, and what to do about it; `None` if it can.
 pub fn value_fault(value: &str) -> Option<String> {
     if value.len() > 63 {
-        return Some(format!("it has {} characters, and a label's value has at most 63", value.len()));
+        return Some(format!(
+            "it has {} characters, and a label's value has at most 63",
+            value.len()
+        ));
     }
     name_fault(value).filter(|_| !value.is_empty())
 }
@@ -233,7 +265,10 @@ pub fn key_fault(key: &str) -> Option<String> {
         return Some("it has no name".to_owned());
     }
     if name.len() > 63 {
-        return Some(format!("its name has {} characters, and a label's has at most 63", name.len()));
+        return Some(format!(
+            "its name has {} characters, and a label's has at most 63",
+            name.len()
+        ));
     }
     name_fault(name)
 }
@@ -244,11 +279,17 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
         return Some("it is empty".to_owned());
     }
     if name.len() > 253 {
-        return Some(format!("it has {} characters, and at most 253 are allowed", name.len()));
+        return Some(format!(
+            "it has {} characters, and at most 253 are allowed",
+            name.len()
+        ));
     }
     let part = |part: &str| {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        !part.is_empty() && part.chars().all(inner) && !part.starts_with('-') && !part.ends_with('-')
+        !part.is_empty()
+            && part.chars().all(inner)
+            && !part.starts_with('-')
+            && !part.ends_with('-')
     };
     (!name.split('.').all(part)).then(|| {
         "use lower-case letters, digits, '-' and '.', with a letter or digit at the start and end of each part".to_owned()
@@ -258,15 +299,21 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
 /// The domains that Kubernetes keeps for itself; a node may not even label itself with most of them.
 pub fn reserved_domain(key: &str) -> Option<&'static str> {
     let (prefix, _) = key.split_once('/')?;
-    ["kubernetes.io", "k8s.io"]
-        .into_iter()
-        .find(|domain| prefix.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+    ["kubernetes.io", "k8s.io"].into_iter().find(|domain| {
+        prefix
+            .strip_suffix(domain)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
 }
 
 fn name_fault(text: &str) -> Option<String> {
-    let strange = text.chars().find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
+    let strange = text
+        .chars()
+        .find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
     if let Some(strange) = strange {
-        return Some(format!("it has {strange:?}; use letters, digits, '-', '_' and '.'"));
+        return Some(format!(
+            "it has {strange:?}; use letters, digits, '-', '_' and '.'"
+        ));
     }
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     (!edge(text.chars().next()) || !edge(text.chars().next_back()))

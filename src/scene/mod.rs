@@ -43,17 +43,20 @@ pub use assign::{Assignment, assign, candidates, is_candidate};
 pub use check::{Amounts, Finding, Severity, check};
 pub use document::{Document, Place, ReadError, read};
 pub use import::{ImportError, Imported, import};
-pub use label::{Holding, LabelKeys, Labels, key_fault, reserved_domain, subdomain_fault, value_fault};
+pub use label::{
+    Holding, LabelKeys, Labels, key_fault, reserved_domain, subdomain_fault, value_fault,
+};
 pub use node::{Node, NodeTaint, natural, read_nodes};
 pub use plan::{
-    Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene, ScenePlan,
-    ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
+    Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
+    ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
 pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use render::{
-    ALL_WORKERS, Asked, CHIEF, EVALUATOR, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER, RECLAIM_LABEL,
-    ROLES, Reclaim, Rendered, RoleTasks, SUCCESS_POLICY, Share, Slice, SuccessPolicy, TASK_LABELS, Task,
-    TaskOf, TrainingJob, WORKERS, asked, render, roles, settle, tasks,
+    ALL_WORKERS, Asked, CHIEF, EVALUATOR, Faults, Folder, Format, Gang, PS, RECLAIM_AFTER,
+    RECLAIM_LABEL, ROLES, Reclaim, Rendered, RoleTasks, SUCCESS_POLICY, Share, Slice,
+    SuccessPolicy, TASK_LABELS, Task, TaskOf, TrainingJob, WORKERS, asked, render, roles, settle,
+    tasks,
 };
 pub use schema::definition;
 pub use selector::{NodeSelector, Operator, Requirement};

@@ -44,7 +44,10 @@ part! {
 /// `origin` names the text in errors. Fails on what is not a node, and on two nodes of the same name.
 pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     if text.len() > MAX_TEXT {
-        let what = format!("{} bytes are more than the {MAX_TEXT} that are read", text.len());
+        let what = format!(
+            "{} bytes are more than the {MAX_TEXT} that are read",
+            text.len()
+        );
         return Err(ReadError::new(origin, 0, None, what));
     }
     let read = text::read::<Option<Object>>(text, MAX_TEXT);
@@ -53,11 +56,21 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     for (document, number) in documents.into_iter().zip(1..) {
         let Some(object) = document else { continue };
         let whole = |what: &str| {
-            ReadError::new(origin, number, None, format!("{what}; only Nodes and Lists of them are read"))
+            ReadError::new(
+                origin,
+                number,
+                None,
+                format!("{what}; only Nodes and Lists of them are read"),
+            )
         };
         let items = match object.kind.as_deref() {
             Some("Node") => {
-                vec![Item { kind: None, metadata: object.metadata, spec: object.spec, status: object.status }]
+                vec![Item {
+                    kind: None,
+                    metadata: object.metadata,
+                    spec: object.spec,
+                    status: object.status,
+                }]
             }
             Some("List" | "NodeList") => object.items.unwrap_or_default(),
             Some(kind) => return Err(whole(&format!("this is a {kind}"))),
@@ -135,7 +148,11 @@ impl From<Item> for Node {
         Self {
             name: metadata.name.unwrap_or_default(),
             labels: metadata.labels.unwrap_or_default(),
-            allocatable: item.status.unwrap_or_default().allocatable.unwrap_or_default(),
+            allocatable: item
+                .status
+                .unwrap_or_default()
+                .allocatable
+                .unwrap_or_default(),
             cordoned: spec.unschedulable.unwrap_or_default(),
             taints: spec.taints.unwrap_or_default(),
         }
@@ -172,9 +189,13 @@ pub fn natural(a: &str, b: &str) -> Ordering {
 
 /// What comes before the first digit, the digits without leading zeros, and the rest.
 fn chunk(text: &str) -> (&str, &str, &str) {
-    let start = text.find(|c: char| c.is_ascii_digit()).unwrap_or(text.len());
+    let start = text
+        .find(|c: char| c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (word, rest) = text.split_at(start);
-    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let end = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
     let (digits, rest) = rest.split_at(end);
     (word, digits.trim_start_matches('0'), rest)
 }

@@ -29,8 +29,7 @@ pub const TAINT_PREFIX: &str = "pinfold.io/";
 const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
 
 /// What a quantity looks like that is not negative: a number, and perhaps a suffix or an exponent.
-const QUANTITY: &str =
-    "^([+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|-(0+[.]?0*|[.]0+))([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,9})?$";
+const QUANTITY: &str = "^([+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|-(0+[.]?0*|[.]0+))([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,9})?$";
 
 /// What the name of a node looks like.
 const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
@@ -319,7 +318,8 @@ impl Role {
     /// What a task requests of each resource: its requests, and its limits where there is no request.
     pub fn requested(&self) -> BTreeMap<&str, &Amount> {
         let all = self.limits.iter().chain(&self.requests);
-        all.map(|(resource, amount)| (resource.as_str(), amount)).collect()
+        all.map(|(resource, amount)| (resource.as_str(), amount))
+            .collect()
     }
 }
 

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::render::{
-    ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS, WORKERS,
+    ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
+    WORKERS,
 };
 use crate::text::counted;
 
@@ -114,21 +115,35 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
         }
     }
     let decided = jobs.into_iter().filter_map(|((namespace, job), all)| {
-        let is_server = |item: &Item| item.kind != ItemKind::Job && role(item) == PS && !item.leaving;
-        let mut servers: Vec<Item> =
-            all.iter().filter(|item| is_server(item)).map(|item| (*item).clone()).collect();
+        let is_server =
+            |item: &Item| item.kind != ItemKind::Job && role(item) == PS && !item.leaving;
+        let mut servers: Vec<Item> = all
+            .iter()
+            .filter(|item| is_server(item))
+            .map(|item| (*item).clone())
+            .collect();
         servers.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         if servers.is_empty() {
             return None;
         }
-        let jobs: Vec<&Item> = all.into_iter().filter(|item| item.kind == ItemKind::Job).collect();
+        let jobs: Vec<&Item> = all
+            .into_iter()
+            .filter(|item| item.kind == ItemKind::Job)
+            .collect();
         let ended = ended(&jobs, &servers);
         let by_chief = ended.as_ref().is_ok_and(|ended| ended.by_chief);
         let (verdict, running) = ended
             .and_then(|ended| verdict(&ended, &jobs, &servers, (now, after)))
             .unwrap_or_else(|reason| (Verdict::Kept { reason }, Vec::new()));
         let (namespace, job) = (namespace.to_owned(), job.to_owned());
-        Some(Reclaimable { namespace, job, verdict, by_chief, running, servers })
+        Some(Reclaimable {
+            namespace,
+            job,
+            verdict,
+            by_chief,
+            running,
+            servers,
+        })
     });
     decided.collect()
 }
@@ -150,11 +165,16 @@ fn role(item: &Item) -> &str {
 
 /// How far a job is, or why that is not known.
 fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
-    let workers: Vec<&Item> =
-        jobs.iter().copied().filter(|item| !["", PS, EVALUATOR].contains(&role(item))).collect();
+    let workers: Vec<&Item> = jobs
+        .iter()
+        .copied()
+        .filter(|item| !["", PS, EVALUATOR].contains(&role(item)))
+        .collect();
     let mut all_workers = false;
     for item in jobs.iter().copied().chain(servers) {
-        let Some(policy) = item.annotations.get(SUCCESS_POLICY) else { continue };
+        let Some(policy) = item.annotations.get(SUCCESS_POLICY) else {
+            continue;
+        };
         if policy != ALL_WORKERS {
             return Err(format!(
                 "{SUCCESS_POLICY} of {item} is {policy:?}: write {ALL_WORKERS}, or leave it out for the default"
@@ -162,12 +182,21 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
         }
         all_workers = true;
     }
-    let chiefs: Vec<&Item> = workers.iter().copied().filter(|item| role(item) == CHIEF).collect();
+    let chiefs: Vec<&Item> = workers
+        .iter()
+        .copied()
+        .filter(|item| role(item) == CHIEF)
+        .collect();
     if !chiefs.is_empty() && !all_workers {
         // Workers of a job that has ended may be deleted already, and their number does not matter.
         let (succeeded, last) = successes(&chiefs)?;
         let of = u32::try_from(chiefs.len()).unwrap_or(u32::MAX);
-        return Ok(Ended { by_chief: true, succeeded, of, last });
+        return Ok(Ended {
+            by_chief: true,
+            succeeded,
+            of,
+            last,
+        });
     }
     let of = promised(&workers, servers)?;
     let (succeeded, last) = successes(&workers)?;
@@ -176,9 +205,16 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
         let what = if there < of { "missing" } else { "too many" };
         let are = if there == 1 { "is" } else { "are" };
         let (there_now, off) = (counted(there, "worker"), there.abs_diff(of));
-        return Err(format!("there {are} {there_now} and should be {of}: {off} {what}"));
+        return Err(format!(
+            "there {are} {there_now} and should be {of}: {off} {what}"
+        ));
     }
-    Ok(Ended { by_chief: false, succeeded, of, last })
+    Ok(Ended {
+        by_chief: false,
+        succeeded,
+        of,
+        last,
+    })
 }
 
 /// The number of workers that the job should have, as all of its objects say.
@@ -186,8 +222,9 @@ fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
     let mut of: Option<u32> = None;
     for item in workers.iter().copied().chain(servers) {
         let text = item.annotations.get(WORKERS);
-        let text =
-            text.ok_or_else(|| format!("{item} has no annotation {WORKERS} with the number of workers"))?;
+        let text = text.ok_or_else(|| {
+            format!("{item} has no annotation {WORKERS} with the number of workers")
+        })?;
         let number: u32 = text
             .parse()
             .ok()
@@ -195,7 +232,10 @@ fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
             .ok_or_else(|| format!("{WORKERS} of {item} is {text:?}, and no number of workers"))?;
         let before = *of.get_or_insert(number);
         if before != number {
-            return Err(format!("{item} counts {}, and others say {before}", counted(number, "worker")));
+            return Err(format!(
+                "{item} counts {}, and others say {before}",
+                counted(number, "worker")
+            ));
         }
     }
     Ok(of.unwrap_or_default())
@@ -212,7 +252,9 @@ fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
             Outcome::Failed => return Err(format!("{item} has failed")),
             // A task that is deleted can't be counted on.
             _ if item.leaving => return Err(format!("{item} is being deleted")),
-            Outcome::Succeeded(None) => return Err(format!("{item} has succeeded, and doesn't say when")),
+            Outcome::Succeeded(None) => {
+                return Err(format!("{item} has succeeded, and doesn't say when"));
+            }
             Outcome::Succeeded(Some(at)) => {
                 succeeded = succeeded.saturating_add(1);
                 last = last.max(at);
@@ -231,24 +273,46 @@ fn verdict(
     servers: &[Item],
     (now, after): (i64, u32),
 ) -> Result<(Verdict, Vec<Item>), String> {
-    let Ended { succeeded, of, last, .. } = *ended;
+    let Ended {
+        succeeded,
+        of,
+        last,
+        ..
+    } = *ended;
     if succeeded < of {
         return Ok((Verdict::Running { succeeded, of }, Vec::new()));
     }
-    let runs = |item: &&Item| item.outcome == Outcome::Open && !item.leaving && !role(item).is_empty();
+    let runs =
+        |item: &&Item| item.outcome == Outcome::Open && !item.leaving && !role(item).is_empty();
     let running: Vec<Item> = jobs.iter().copied().filter(runs).cloned().collect();
     let mut wait = None;
     for server in servers {
-        let Some(text) = server.annotations.get(RECLAIM_AFTER) else { continue };
-        let own: u32 = text
-            .parse()
-            .map_err(|_| format!("{RECLAIM_AFTER} of {server} is {text:?}, and no number of seconds"))?;
+        let Some(text) = server.annotations.get(RECLAIM_AFTER) else {
+            continue;
+        };
+        let own: u32 = text.parse().map_err(|_| {
+            format!("{RECLAIM_AFTER} of {server} is {text:?}, and no number of seconds")
+        })?;
         wait = wait.max(Some(own));
     }
     // Objects that are younger than the last success were made by somebody who wants them; they get the same time.
-    let youngest = servers.iter().chain(&running).map(|item| item.created).max().unwrap_or(last);
-    let until = last.max(youngest).saturating_add(i64::from(wait.unwrap_or(after)));
-    Ok((if now < until { Verdict::Waiting { until } } else { Verdict::Reclaim }, running))
+    let youngest = servers
+        .iter()
+        .chain(&running)
+        .map(|item| item.created)
+        .max()
+        .unwrap_or(last);
+    let until = last
+        .max(youngest)
+        .saturating_add(i64::from(wait.unwrap_or(after)));
+    Ok((
+        if now < until {
+            Verdict::Waiting { until }
+        } else {
+            Verdict::Reclaim
+        },
+        running,
+    ))
 }
 
 // === impl Item ===
@@ -256,7 +320,9 @@ fn verdict(
 impl Item {
     /// Whether its job asks for it.
     fn asks(&self) -> bool {
-        self.labels.get(RECLAIM_LABEL).is_some_and(|what| what == PS)
+        self.labels
+            .get(RECLAIM_LABEL)
+            .is_some_and(|what| what == PS)
     }
 }
 

@@ -29,7 +29,9 @@ fn schema() -> Option<JSONSchemaProps> {
 /// be mended is left out where it may be. So one mistake doesn't hide all others.
 pub(super) fn mended(mut value: Value) -> Value {
     let schema = schema();
-    let spec = schema.as_ref().and_then(|schema| schema.properties.as_ref()?.get("spec"));
+    let spec = schema
+        .as_ref()
+        .and_then(|schema| schema.properties.as_ref()?.get("spec"));
     if let (Some(spec), Some(value)) = (spec, value.get_mut("spec")) {
         mend(value, spec);
     }
@@ -38,19 +40,30 @@ pub(super) fn mended(mut value: Value) -> Value {
 
 fn mend(value: &mut Value, schema: &JSONSchemaProps) {
     match (schema.type_.as_deref(), &mut *value) {
-        (Some("string"), Value::Number(_) | Value::Bool(_)) => *value = Value::String(value.to_string()),
+        (Some("string"), Value::Number(_) | Value::Bool(_)) => {
+            *value = Value::String(value.to_string())
+        }
         (Some("integer"), Value::String(text)) => {
             if let Ok(number) = text.parse::<u32>() {
                 *value = number.into();
             }
         }
         (Some("object"), Value::Object(entries)) => {
-            let of = |key: &str| match (schema.properties.as_ref(), schema.additional_properties.as_ref()) {
+            let of = |key: &str| match (
+                schema.properties.as_ref(),
+                schema.additional_properties.as_ref(),
+            ) {
                 (Some(properties), _) => properties.get(key),
                 (None, Some(JSONSchemaPropsOrBool::Schema(schema))) => Some(schema.as_ref()),
                 _ => None,
             };
-            let needed = |key: &str| schema.required.iter().flatten().any(|required| required == key);
+            let needed = |key: &str| {
+                schema
+                    .required
+                    .iter()
+                    .flatten()
+                    .any(|required| required == key)
+            };
             entries.retain(|key, value| {
                 let Some(schema) = of(key) else { return true };
                 mend(value, schema);
@@ -72,7 +85,9 @@ fn fits(value: &Value, schema: &JSONSchemaProps) -> bool {
         Some("object") => value.is_object(),
         Some("array") => value.is_array(),
         Some("boolean") => value.is_boolean(),
-        Some("integer") => value.as_u64().is_some_and(|number| u32::try_from(number).is_ok()),
+        Some("integer") => value
+            .as_u64()
+            .is_some_and(|number| u32::try_from(number).is_ok()),
         Some("string") => {
             let known = |words: &Vec<_>| words.iter().any(|word: &JSON| word.0 == *value);
             value.is_string() && schema.enum_.as_ref().is_none_or(known)
@@ -85,14 +100,19 @@ fn fits(value: &Value, schema: &JSONSchemaProps) -> bool {
 pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     let Some(schema) = schema() else { return found };
-    let Kind::Map(entries) = &tree.node else { return found };
+    let Kind::Map(entries) = &tree.node else {
+        return found;
+    };
     let known = ["apiVersion", "kind", "metadata", "spec", "status"];
     for (key, _) in entries {
         if !known.contains(&key.as_str()) {
             found.push(unknown(&Path::default(), key, known.iter().copied()));
         }
     }
-    let spec = schema.properties.as_ref().and_then(|properties| properties.get("spec"));
+    let spec = schema
+        .properties
+        .as_ref()
+        .and_then(|properties| properties.get("spec"));
     match (tree.get("spec"), spec) {
         (Some(tree), Some(schema)) => walk(tree, schema, &Path::of(&["spec"]), &mut found),
         (None, _) => found.push((
@@ -103,9 +123,9 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
         (Some(_), None) => {}
     }
     if let Some(tree) = tree.get("metadata") {
-        let typed = serde_json::from_value::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>(
-            tree.value(),
-        );
+        let typed = serde_json::from_value::<
+            k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+        >(tree.value());
         if let Err(error) = typed {
             found.push((
                 Path::of(&["metadata"]),
@@ -129,28 +149,60 @@ fn walk(tree: &Tree, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Viol
         return;
     }
     match &tree.node {
-        Kind::Map(entries) if schema.type_.as_deref() == Some("object") => map(entries, schema, path, found),
-        Kind::List(items) if schema.type_.as_deref() == Some("array") => list(items, schema, path, found),
+        Kind::Map(entries) if schema.type_.as_deref() == Some("object") => {
+            map(entries, schema, path, found)
+        }
+        Kind::List(items) if schema.type_.as_deref() == Some("array") => {
+            list(items, schema, path, found)
+        }
         Kind::Scalar(value) => scalar(value, schema, path, found),
         Kind::Map(_) => found.push(wrong_type(path, "a map", schema)),
         Kind::List(_) => found.push(wrong_type(path, "a list", schema)),
     }
 }
 
-fn map(entries: &[(String, Tree)], schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Violation>) {
-    let there = |key: &str| entries.iter().any(|(name, value)| name == key && !value.is_null());
+fn map(
+    entries: &[(String, Tree)],
+    schema: &JSONSchemaProps,
+    path: &Path,
+    found: &mut Vec<Violation>,
+) {
+    let there = |key: &str| {
+        entries
+            .iter()
+            .any(|(name, value)| name == key && !value.is_null())
+    };
     for key in schema.required.iter().flatten().filter(|key| !there(key)) {
-        found.push((path.clone(), format!("{key} is missing"), format!("add {key}")));
+        found.push((
+            path.clone(),
+            format!("{key} is missing"),
+            format!("add {key}"),
+        ));
     }
-    count(entries.len(), (schema.min_properties, schema.max_properties), "entries", path, found);
+    count(
+        entries.len(),
+        (schema.min_properties, schema.max_properties),
+        "entries",
+        path,
+        found,
+    );
     for (key, value) in entries {
-        let property = schema.properties.as_ref().and_then(|properties| properties.get(key));
+        let property = schema
+            .properties
+            .as_ref()
+            .and_then(|properties| properties.get(key));
         match (property, schema.additional_properties.as_ref()) {
             (Some(property), _) => walk(value, property, &path.key(key), found),
-            (None, Some(JSONSchemaPropsOrBool::Schema(schema))) => walk(value, schema, &path.key(key), found),
+            (None, Some(JSONSchemaPropsOrBool::Schema(schema))) => {
+                walk(value, schema, &path.key(key), found)
+            }
             (None, Some(JSONSchemaPropsOrBool::Bool(true))) => {}
             (None, _) => {
-                let known = schema.properties.iter().flatten().map(|(name, _)| name.as_str());
+                let known = schema
+                    .properties
+                    .iter()
+                    .flatten()
+                    .map(|(name, _)| name.as_str());
                 found.push(unknown(path, key, known));
             }
         }
@@ -158,8 +210,16 @@ fn map(entries: &[(String, Tree)], schema: &JSONSchemaProps, path: &Path, found:
 }
 
 fn list(items: &[Tree], schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Violation>) {
-    count(items.len(), (schema.min_items, schema.max_items), "items", path, found);
-    let Some(JSONSchemaPropsOrArray::Schema(schema)) = &schema.items else { return };
+    count(
+        items.len(),
+        (schema.min_items, schema.max_items),
+        "items",
+        path,
+        found,
+    );
+    let Some(JSONSchemaPropsOrArray::Schema(schema)) = &schema.items else {
+        return;
+    };
     for (index, item) in items.iter().enumerate() {
         walk(item, schema, &path.at(index), found);
     }
@@ -170,9 +230,14 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         let number = value.as_f64();
         // A negative number is a mistake of the quantity, which `check` names.
         if number.is_some_and(|number| number.fract() != 0.0) {
-            let text =
-                format!("{value} is a number with a fraction, which the API server takes as a text only");
-            return found.push((path.clone(), text, format!("write it in quotes: \"{value}\"")));
+            let text = format!(
+                "{value} is a number with a fraction, which the API server takes as a text only"
+            );
+            return found.push((
+                path.clone(),
+                text,
+                format!("write it in quotes: \"{value}\""),
+            ));
         }
         if value.is_string() || number.is_some() {
             return;
@@ -183,12 +248,21 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
             if let Some(allowed) = &schema.enum_
                 && !allowed.iter().any(|allowed| allowed.0 == *value)
             {
-                let words: Vec<&str> = allowed.iter().filter_map(|allowed| allowed.0.as_str()).collect();
+                let words: Vec<&str> = allowed
+                    .iter()
+                    .filter_map(|allowed| allowed.0.as_str())
+                    .collect();
                 let fix = format!("write one of {}", words.join(", "));
                 found.push((path.clone(), format!("{text:?} is not known here"), fix));
             }
             let length = text.chars().count();
-            count(length, (schema.min_length, schema.max_length), "characters", path, found);
+            count(
+                length,
+                (schema.min_length, schema.max_length),
+                "characters",
+                path,
+                found,
+            );
         }
         (Some("string"), Value::Bool(_) | Value::Number(_)) => found.push((
             path.clone(),
@@ -203,9 +277,16 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
                     && schema.maximum.is_none_or(|most| number <= most)
             });
             if !fits {
-                let (least, most) = (schema.minimum.unwrap_or(0.0), schema.maximum.unwrap_or(f64::INFINITY));
+                let (least, most) = (
+                    schema.minimum.unwrap_or(0.0),
+                    schema.maximum.unwrap_or(f64::INFINITY),
+                );
                 let fix = format!("write a whole number from {least} to {most}");
-                found.push((path.clone(), format!("{number} is no number that can stand here"), fix));
+                found.push((
+                    path.clone(),
+                    format!("{number} is no number that can stand here"),
+                    fix,
+                ));
             }
         }
         (Some("integer"), Value::String(text)) if text.parse::<u32>().is_ok() => found.push((
@@ -237,7 +318,11 @@ fn wrong_type(path: &Path, seen: &str, schema: &JSONSchemaProps) -> Violation {
         Some("boolean") => "true or false",
         _ => "a quantity like 300m, 4Gi or 2",
     };
-    (path.clone(), format!("{seen} can't stand here"), format!("write {wanted}"))
+    (
+        path.clone(),
+        format!("{seen} can't stand here"),
+        format!("write {wanted}"),
+    )
 }
 
 fn count(
@@ -249,10 +334,18 @@ fn count(
 ) {
     let number = i64::try_from(length).unwrap_or(i64::MAX);
     if let Some(least) = least.filter(|&least| number < least) {
-        found.push((path.clone(), format!("there are {length} {what}"), format!("write at least {least}")));
+        found.push((
+            path.clone(),
+            format!("there are {length} {what}"),
+            format!("write at least {least}"),
+        ));
     }
     if let Some(most) = most.filter(|&most| number > most) {
-        found.push((path.clone(), format!("there are {length} {what}"), format!("write at most {most}")));
+        found.push((
+            path.clone(),
+            format!("there are {length} {what}"),
+            format!("write at most {most}"),
+        ));
     }
 }
 
@@ -260,7 +353,9 @@ fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> 
     let known: Vec<&str> = known.collect();
     let near = known.iter().map(|name| (distance(key, name), *name)).min();
     let fix = match near {
-        Some((distance, name)) if distance <= 2 && distance < name.len() => format!("did you mean {name}?"),
+        Some((distance, name)) if distance <= 2 && distance < name.len() => {
+            format!("did you mean {name}?")
+        }
         _ => format!("leave it out; known here are {}", known.join(", ")),
     };
     (path.key(key), format!("there is no field {key}"), fix)
@@ -274,7 +369,9 @@ fn distance(a: &str, b: &str) -> usize {
         let mut diagonal = row.first().copied().unwrap_or_default();
         let mut left = above;
         for (other, cell) in b.iter().zip(row.iter_mut().skip(1)) {
-            let here = (diagonal + usize::from(letter != *other)).min(*cell + 1).min(left + 1);
+            let here = (diagonal + usize::from(letter != *other))
+                .min(*cell + 1)
+                .min(left + 1);
             diagonal = *cell;
             *cell = here;
             left = here;

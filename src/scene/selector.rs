@@ -57,13 +57,18 @@ pub enum Operator {
 impl NodeSelector {
     /// Whether a node with these labels is chosen.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+        self.match_labels
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value))
             && self.match_expressions.iter().all(|one| one.matches(labels))
     }
 
     /// The keys that it looks at.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.match_labels.keys().chain(self.match_expressions.iter().map(|one| &one.key)).map(String::as_str)
+        self.match_labels
+            .keys()
+            .chain(self.match_expressions.iter().map(|one| &one.key))
+            .map(String::as_str)
     }
 
     /// Whether no node can match both, as far as single labels tell: `false` means that one might.
@@ -75,8 +80,14 @@ impl NodeSelector {
     fn contradicts(&self, other: &Self) -> bool {
         let forbids = |key: &str, value: &str| {
             let label = BTreeMap::from([(key.to_owned(), value.to_owned())]);
-            other.match_labels.get(key).is_some_and(|wanted| wanted != value)
-                || other.match_expressions.iter().any(|one| one.key == key && !one.matches(&label))
+            other
+                .match_labels
+                .get(key)
+                .is_some_and(|wanted| wanted != value)
+                || other
+                    .match_expressions
+                    .iter()
+                    .any(|one| one.key == key && !one.matches(&label))
         };
         let exists = self.match_expressions.iter().any(|mine| {
             mine.operator == Operator::Exists
@@ -86,9 +97,13 @@ impl NodeSelector {
                     .any(|one| one.key == mine.key && one.operator == Operator::DoesNotExist)
         });
         exists
-            || self.match_labels.iter().any(|(key, value)| forbids(key, value))
+            || self
+                .match_labels
+                .iter()
+                .any(|(key, value)| forbids(key, value))
             || self.match_expressions.iter().any(|one| {
-                one.operator == Operator::In && one.values.iter().all(|value| forbids(&one.key, value))
+                one.operator == Operator::In
+                    && one.values.iter().all(|value| forbids(&one.key, value))
             })
     }
 }

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::node::natural;
 use super::render::{Asked, PS, Task, roles, tasks};
 use super::{
-    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, ScenePlan, Slot, Slots,
-    assign,
+    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, ScenePlan, Slot,
+    Slots, assign,
 };
 
 /// Which node each task would come to.
@@ -60,10 +60,19 @@ pub fn simulate(
     for task in all {
         let labels = plan.spec.labels.labels(&task.slot);
         // Aliases are for people: pods ask for the four keys.
-        let labels: Labels =
-            labels.into_iter().filter(|(key, _)| plan.spec.labels.keys().contains(&key.as_str())).collect();
-        let there = by_index.get(task.slot.index.to_string().as_str()).map(Vec::as_slice).unwrap_or_default();
-        let has = |node: &Node| labels.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+        let labels: Labels = labels
+            .into_iter()
+            .filter(|(key, _)| plan.spec.labels.keys().contains(&key.as_str()))
+            .collect();
+        let there = by_index
+            .get(task.slot.index.to_string().as_str())
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let has = |node: &Node| {
+            labels
+                .iter()
+                .all(|(key, value)| node.labels.get(key) == Some(value))
+        };
         let mut fitting: Vec<&Node> = there.iter().copied().filter(|node| has(node)).collect();
         fitting.sort_by(|a, b| natural(&a.name, &b.name));
         if fitting.len() > 1 && double.insert(task.slot.clone()) {
@@ -74,8 +83,17 @@ pub fn simulate(
                 task.slot
             ));
         }
-        let needs = asked.get(&task.role).map(Asked::requested).unwrap_or_default();
-        let needs = Needs { plan, role: &task.role, needs: &needs, apart, amounts };
+        let needs = asked
+            .get(&task.role)
+            .map(Asked::requested)
+            .unwrap_or_default();
+        let needs = Needs {
+            plan,
+            role: &task.role,
+            needs: &needs,
+            apart,
+            amounts,
+        };
         let mut reasons = Vec::new();
         let mut free = Vec::new();
         for node in &fitting {
@@ -85,11 +103,15 @@ pub fn simulate(
             }
         }
         // As the scheduler does, the one with the fewest.
-        let chosen =
-            free.into_iter().min_by_key(|node| given.get(node.name.as_str()).map_or(0, |given| given.tasks));
+        let chosen = free
+            .into_iter()
+            .min_by_key(|node| given.get(node.name.as_str()).map_or(0, |given| given.tasks));
         let Some(node) = chosen else {
             let reason = if fitting.is_empty() {
-                let pairs: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                let pairs: Vec<String> = labels
+                    .iter()
+                    .map(|(key, value)| format!("{key}={value}"))
+                    .collect();
                 format!("no node has {}", pairs.join(", "))
             } else {
                 reasons.join("; ")
@@ -113,7 +135,10 @@ pub fn simulate(
 pub fn claimed(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Vec<Node> {
     let keys = &plan.spec.labels;
     let assignment = assign(plan, slots, nodes);
-    let given = assignment.given.iter().filter_map(|(slot, name)| Some((name.as_deref()?, slot)));
+    let given = assignment
+        .given
+        .iter()
+        .filter_map(|(slot, name)| Some((name.as_deref()?, slot)));
     let given: BTreeMap<&str, &Slot> = given.collect();
     let spare: BTreeSet<&str> = assignment.spare.iter().map(String::as_str).collect();
     let owned = keys.owned();
@@ -124,7 +149,8 @@ pub fn claimed(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Vec<Node> {
         if slot.is_some() || spare.contains(node.name.as_str()) {
             node.labels.retain(|key, _| !owned.contains(key.as_str()));
         }
-        node.labels.extend(slot.into_iter().flat_map(|slot| keys.labels(slot)));
+        node.labels
+            .extend(slot.into_iter().flat_map(|slot| keys.labels(slot)));
     }
     nodes
 }
@@ -137,9 +163,14 @@ pub fn invented(plan: &ScenePlan, count: u32, allocatable: &BTreeMap<String, Amo
     let labels = pool.selector.as_ref().map(satisfying).unwrap_or_default();
     (0..count)
         .map(|index| {
-            let listed = pool.names.as_ref().and_then(|names| names.get(index as usize));
+            let listed = pool
+                .names
+                .as_ref()
+                .and_then(|names| names.get(index as usize));
             Node {
-                name: listed.cloned().unwrap_or_else(|| format!("node-{}", index.saturating_add(1))),
+                name: listed
+                    .cloned()
+                    .unwrap_or_else(|| format!("node-{}", index.saturating_add(1))),
                 labels: labels.clone(),
                 allocatable: allocatable.clone(),
                 ..Node::default()
@@ -177,7 +208,10 @@ struct Needs<'a> {
 
 impl Needs<'_> {
     fn amounts(&self) -> impl Iterator<Item = (&str, u64)> {
-        let all = self.needs.iter().map(|(resource, amount)| (*resource, self.read(resource, amount)));
+        let all = self
+            .needs
+            .iter()
+            .map(|(resource, amount)| (*resource, self.read(resource, amount)));
         all.chain([("pods", 1)])
     }
 
@@ -193,8 +227,14 @@ impl Needs<'_> {
         if let Some(taint) = node.taints.iter().find(|taint| !self.tolerates(taint)) {
             let [key, value, effect] =
                 [&taint.key, &taint.value, &taint.effect].map(|part| part.as_deref().unwrap_or(""));
-            let value = if value.is_empty() { String::new() } else { format!("={value}") };
-            return Some(format!("has the taint {key}{value}:{effect}, which the pods don't tolerate"));
+            let value = if value.is_empty() {
+                String::new()
+            } else {
+                format!("={value}")
+            };
+            return Some(format!(
+                "has the taint {key}{value}:{effect}, which the pods don't tolerate"
+            ));
         }
         if self.apart && self.role == PS && given.is_some_and(|given| given.server) {
             return Some("has a parameter server of the job already".to_owned());
@@ -230,7 +270,9 @@ impl Needs<'_> {
             let ours = ours.to_k8s();
             taint.key.as_deref() == Some(ours.key.as_str())
                 && taint.effect.as_deref() == Some(ours.effect.as_str())
-                && ours.value.is_none_or(|value| taint.value.as_deref() == Some(value.as_str()))
+                && ours
+                    .value
+                    .is_none_or(|value| taint.value.as_deref() == Some(value.as_str()))
         });
         !keeps_off || ours
     }

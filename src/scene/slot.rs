@@ -53,7 +53,10 @@ pub struct NoSuchCase {
 ///
 /// Fails where the plan has no such scene or case, and says which there are.
 pub fn slots(plan: &ScenePlan, scene: &str, case: &str) -> Result<Slots, NoSuchCase> {
-    let found = plan.spec.case(scene, case).map(|(scene, case)| Slots::new(scene, case));
+    let found = plan
+        .spec
+        .case(scene, case)
+        .map(|(scene, case)| Slots::new(scene, case));
     found.ok_or_else(|| NoSuchCase {
         plan: plan.metadata.name.clone().unwrap_or_default(),
         scene: scene.to_owned(),
@@ -74,7 +77,11 @@ fn known(plan: &ScenePlan) -> String {
 ///
 /// `last`, the slot that it had before, comes first. The rest starts at a slot, and goes on in steps, that both follow
 /// from the name's hash, so that thousands of nodes that try at the same moment seldom meet.
-pub fn try_order(count: usize, node: &str, last: Option<usize>) -> impl Iterator<Item = usize> + use<> {
+pub fn try_order(
+    count: usize,
+    node: &str,
+    last: Option<usize>,
+) -> impl Iterator<Item = usize> + use<> {
     let hash = spread(node);
     let slots = u64::try_from(count).unwrap_or(u64::MAX).max(1);
     let start = hash % slots;
@@ -88,7 +95,8 @@ pub fn try_order(count: usize, node: &str, last: Option<usize>) -> impl Iterator
         let turn = u128::try_from(turn).ok()?;
         usize::try_from((u128::from(start) + turn * step) % u128::from(slots)).ok()
     });
-    last.into_iter().chain(others.filter(move |&slot| Some(slot) != last))
+    last.into_iter()
+        .chain(others.filter(move |&slot| Some(slot) != last))
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
@@ -114,7 +122,11 @@ impl Slots {
             kind: group.kind.clone(),
             count: case.nodes.get(&group.name).copied().unwrap_or(0),
         });
-        Self { scene: scene.scene.clone(), case: case.case.clone(), groups: groups.collect() }
+        Self {
+            scene: scene.scene.clone(),
+            case: case.case.clone(),
+            groups: groups.collect(),
+        }
     }
 
     /// The scene.
@@ -140,7 +152,12 @@ impl Slots {
     /// The slot at a position.
     pub fn get(&self, position: usize) -> Option<Slot> {
         let (group, index) = self.locate(position)?;
-        Some(Slot { scene: self.scene.clone(), case: self.case.clone(), kind: group.kind.clone(), index })
+        Some(Slot {
+            scene: self.scene.clone(),
+            case: self.case.clone(),
+            kind: group.kind.clone(),
+            index,
+        })
     }
 
     /// The name of the group that the slot at a position belongs to.
@@ -166,14 +183,27 @@ impl Slots {
     /// The slot whose Lease has this name, if it is one of these.
     pub fn of_lease(&self, plan: &str, lease: &str) -> Option<Slot> {
         let is_it = |slot: &Slot| slot.lease_name(plan) == lease;
-        let index: Option<u32> = lease.rsplit('.').next().and_then(|index| index.parse().ok());
+        let index: Option<u32> = lease
+            .rsplit('.')
+            .next()
+            .and_then(|index| index.parse().ok());
         let of_index = self.groups.iter().filter_map(|group| {
             let index = index.filter(|index| *index < group.count)?;
-            Some(Slot { scene: self.scene.clone(), case: self.case.clone(), kind: group.kind.clone(), index })
+            Some(Slot {
+                scene: self.scene.clone(),
+                case: self.case.clone(),
+                kind: group.kind.clone(),
+                index,
+            })
         });
         let found = of_index.into_iter().find(is_it);
         // A hash tells no index; a case may have ten thousand slots, so this is not tried for every name.
-        found.or_else(|| lease.starts_with(LONG).then(|| self.iter().find(is_it)).flatten())
+        found.or_else(|| {
+            lease
+                .starts_with(LONG)
+                .then(|| self.iter().find(is_it))
+                .flatten()
+        })
     }
 
     /// All of them, in order.
@@ -207,14 +237,19 @@ impl Slot {
         let mut parts = vec![plan, &self.scene, &self.case];
         parts.extend(self.kind.as_deref());
         parts.push(&index);
-        let name = parts.iter().fold("scene".to_owned(), |name, part| format!("{name}.{}", escape(part)));
+        let name = parts.iter().fold("scene".to_owned(), |name, part| {
+            format!("{name}.{}", escape(part))
+        });
         if name.len() <= 253 && super::subdomain_fault(&name).is_none() {
             return name;
         }
         // Three parts, where every name in full has five or six.
-        let hash = name.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash: u128, byte| {
-            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-        });
+        let hash = name.bytes().fold(
+            0x6c62_272e_07bb_0142_62b8_2175_6295_c58d,
+            |hash: u128, byte| {
+                (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+            },
+        );
         format!("{LONG}{hash:032x}")
     }
 }
@@ -231,7 +266,9 @@ impl fmt::Display for Slot {
 
 /// Whether a Lease of this name is that of a slot of this plan. Names that had to be replaced by a hash tell nothing.
 pub fn is_lease_of(lease: &str, plan: &str) -> bool {
-    let rest = lease.strip_prefix("scene.").and_then(|rest| rest.strip_prefix(escape(plan).as_str()));
+    let rest = lease
+        .strip_prefix("scene.")
+        .and_then(|rest| rest.strip_prefix(escape(plan).as_str()));
     // Three more parts at least: `scene.long.HASH` is no slot of a plan called long.
     rest.is_some_and(|rest| rest.starts_with('.') && rest.matches('.').count() >= 3)
 }

@@ -38,7 +38,9 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
                         ));
                     }
                 }
-                None if candidate => strangers.push((node.name.clone(), format!("is labelled for {slot}"))),
+                None if candidate => {
+                    strangers.push((node.name.clone(), format!("is labelled for {slot}")))
+                }
                 None => {}
             },
             Holding::Broken { reason } if candidate => strangers.push((node.name.clone(), reason)),
@@ -52,7 +54,9 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
     }
     let slots = slots.iter().enumerate();
     Status {
-        slots: slots.map(|(place, slot)| (slot, holders.remove(&place).unwrap_or_default())).collect(),
+        slots: slots
+            .map(|(place, slot)| (slot, holders.remove(&place).unwrap_or_default()))
+            .collect(),
         strangers,
         spare,
     }
@@ -63,20 +67,28 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
 impl Status {
     /// The slots that no node has.
     pub fn missing(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().filter(|(_, nodes)| nodes.is_empty()).map(|(slot, _)| slot)
+        self.slots
+            .iter()
+            .filter(|(_, nodes)| nodes.is_empty())
+            .map(|(slot, _)| slot)
     }
 
     /// The slots that several nodes have.
     pub fn double(&self) -> impl Iterator<Item = (&Slot, &[String])> {
-        self.slots.iter().filter(|(_, nodes)| nodes.len() > 1).map(|(slot, nodes)| (slot, nodes.as_slice()))
+        self.slots
+            .iter()
+            .filter(|(_, nodes)| nodes.len() > 1)
+            .map(|(slot, nodes)| (slot, nodes.as_slice()))
     }
 
     /// The slots that exactly one node has.
     pub fn claimed(&self) -> impl Iterator<Item = (&Slot, &str)> {
-        self.slots.iter().filter_map(|(slot, nodes)| match nodes.as_slice() {
-            [node] => Some((slot, node.as_str())),
-            _ => None,
-        })
+        self.slots
+            .iter()
+            .filter_map(|(slot, nodes)| match nodes.as_slice() {
+                [node] => Some((slot, node.as_str())),
+                _ => None,
+            })
     }
 
     /// Whether each slot has one node, and no candidate has other labels of the plan.

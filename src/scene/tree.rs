@@ -63,10 +63,16 @@ impl Path {
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (step, first) in self.0.iter().zip(std::iter::once(true).chain(std::iter::repeat(false))) {
+        for (step, first) in self
+            .0
+            .iter()
+            .zip(std::iter::once(true).chain(std::iter::repeat(false)))
+        {
             match step {
                 // A key with a dot would read as two.
-                Step::Key(key) if key.contains(['.', '[', ']']) || key.is_empty() => write!(f, "[{key:?}]")?,
+                Step::Key(key) if key.contains(['.', '[', ']']) || key.is_empty() => {
+                    write!(f, "[{key:?}]")?
+                }
                 Step::Key(key) if first => write!(f, "{key}")?,
                 Step::Key(key) => write!(f, ".{key}")?,
                 Step::Index(index) => write!(f, "[{index}]")?,
@@ -82,7 +88,10 @@ impl Tree {
     /// The value below a key.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
         match &self.node {
-            Kind::Map(entries) => entries.iter().find(|(name, _)| name == key).map(|(_, value)| value),
+            Kind::Map(entries) => entries
+                .iter()
+                .find(|(name, _)| name == key)
+                .map(|(_, value)| value),
             Kind::List(_) | Kind::Scalar(_) => None,
         }
     }
@@ -114,7 +123,9 @@ impl Tree {
             Kind::List(items) => items.iter().map(Self::value).collect(),
             Kind::Map(entries) => {
                 let there = entries.iter().filter(|(_, value)| !value.is_null());
-                there.map(|(key, value)| (key.clone(), value.value())).collect()
+                there
+                    .map(|(key, value)| (key.clone(), value.value()))
+                    .collect()
             }
         }
     }
@@ -123,7 +134,10 @@ impl Tree {
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Kind>::deserialize(deserializer)?;
-        Ok(Self { line: spanned.referenced.line(), node: spanned.value })
+        Ok(Self {
+            line: spanned.referenced.line(),
+            node: spanned.value,
+        })
     }
 }
 

@@ -4,7 +4,8 @@
 //! that were read, and a node whose labels were read.
 
 use super::{
-    Holding, LabelKeys, NoSuchCase, Node, OnBusy, ScenePlan, Slot, Slots, is_candidate, slots, try_order,
+    Holding, LabelKeys, NoSuchCase, Node, OnBusy, ScenePlan, Slot, Slots, is_candidate, slots,
+    try_order,
 };
 use crate::text::counted;
 
@@ -70,19 +71,25 @@ pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchC
     for plan in plans {
         match want(plan, node)? {
             // The reason of a plan that knows the node says more than that of one that doesn't.
-            Want::Nothing { reason } if why.is_none() || is_candidate(plan, node) => why = Some(reason),
+            Want::Nothing { reason } if why.is_none() || is_candidate(plan, node) => {
+                why = Some(reason)
+            }
             Want::Nothing { .. } => {}
             want => wanted.push((plan, want)),
         }
     }
     if wanted.len() > 1 {
-        let plans =
-            wanted.into_iter().map(|(plan, _)| plan.metadata.name.clone().unwrap_or_default()).collect();
+        let plans = wanted
+            .into_iter()
+            .map(|(plan, _)| plan.metadata.name.clone().unwrap_or_default())
+            .collect();
         return Ok(Duty::Disputed { plans });
     }
     Ok(match wanted.pop() {
         Some((plan, want)) => Duty::Of(plan, want),
-        None => Duty::Free { reason: why.unwrap_or_else(|| "there is no plan".to_owned()) },
+        None => Duty::Free {
+            reason: why.unwrap_or_else(|| "there is no plan".to_owned()),
+        },
     })
 }
 
@@ -101,7 +108,10 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     let Some(names) = &plan.spec.nodes.names else {
         return Ok(Want::Claim(slots));
     };
-    let place = names.iter().position(|name| *name == node.name).and_then(|place| slots.get(place));
+    let place = names
+        .iter()
+        .position(|name| *name == node.name)
+        .and_then(|place| slots.get(place));
     match place {
         Some(slot) => Ok(Want::Slot(slot)),
         None => nothing(format!(
@@ -119,14 +129,18 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
 /// in their node selector or required affinity.
 pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
     let Some(first) = pods.first() else {
-        return Switch::Change { reason: format!("no pod of {has} runs here") };
+        return Switch::Change {
+            reason: format!("no pod of {has} runs here"),
+        };
     };
     let running = match pods.len() {
         1 => format!("pod {first} of {has} still runs here"),
         many => format!("{many} pods of {has} still run here, {first} among them"),
     };
     match rule {
-        OnBusy::Force => Switch::Change { reason: format!("{running}, and the plan says force") },
+        OnBusy::Force => Switch::Change {
+            reason: format!("{running}, and the plan says force"),
+        },
         OnBusy::Wait => Switch::Wait { reason: running },
         OnBusy::Refuse => Switch::Refuse {
             reason: format!(

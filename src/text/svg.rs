@@ -126,7 +126,11 @@ pub(crate) fn shortened(words: &str, most: usize) -> String {
     if words.chars().count() <= most {
         return words.to_owned();
     }
-    words.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+    words
+        .chars()
+        .take(most.saturating_sub(1))
+        .chain(['…'])
+        .collect()
 }
 
 #[cfg(test)]
@@ -136,14 +140,23 @@ mod tests {
     #[test]
     fn whatever_comes_is_xml_and_a_number() {
         let mut svg = Svg::default();
-        svg.text((f64::NAN, 1.0), 9.0, Anchor::End, "#000", "a <b> & \u{7}\u{85}\u{ffff}c");
+        svg.text(
+            (f64::NAN, 1.0),
+            9.0,
+            Anchor::End,
+            "#000",
+            "a <b> & \u{7}\u{85}\u{ffff}c",
+        );
         svg.line((0.0, f64::INFINITY), (1.0, 2.0), "#000", 1.0);
         svg.rectangle((0.0, 0.0), -5.0, f64::NEG_INFINITY, "#000");
         svg.polyline([].into_iter(), "#000", 1.0);
         svg.polyline([(3.0, 4.0)].into_iter(), "#111", 1.0);
         svg.dot((0.0, 0.0), 2.0, "#000");
         let text = svg.finish(10.0, 20.4);
-        assert!(text.contains(r#"text-anchor="end">a &lt;b&gt; &amp;    c</text>"#), "{text}");
+        assert!(
+            text.contains(r#"text-anchor="end">a &lt;b&gt; &amp;    c</text>"#),
+            "{text}"
+        );
         assert!(
             text.contains(r#"width="0.0" height="0.0""#) && text.contains(r#"viewBox="0 0 10 20""#),
             "{text}"
@@ -156,6 +169,13 @@ mod tests {
 
     #[test]
     fn long_words_are_cut_where_it_is_seen() {
-        assert_eq!([shortened("ünï", 3), shortened("ünïx", 3), shortened("ab", 0)], ["ünï", "ün…", "…"]);
+        assert_eq!(
+            [
+                shortened("ünï", 3),
+                shortened("ünïx", 3),
+                shortened("ab", 0)
+            ],
+            ["ünï", "ün…", "…"]
+        );
     }
 }

@@ -24,8 +24,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn new() -> Self {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let fake = runtime.block_on(FakeApi::start());
         fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "train"}}));
         let folder = TempDir::new().unwrap();
@@ -33,11 +36,20 @@ impl Cluster {
         fake.install_shipped();
         let token = fake.agent_on(NODE);
         std::fs::write(folder.path().join("kubeconfig"), fake.kubeconfig(&token)).unwrap();
-        Self { fake, runtime, folder }
+        Self {
+            fake,
+            runtime,
+            folder,
+        }
     }
 
     pub(crate) fn kubeconfig(&self) -> String {
-        self.folder.path().join("kubeconfig").to_str().unwrap().to_owned()
+        self.folder
+            .path()
+            .join("kubeconfig")
+            .to_str()
+            .unwrap()
+            .to_owned()
     }
 
     pub(crate) fn settings(&self, tree: &Tree<'_>, kernel: &Kernel) -> Settings {
@@ -73,7 +85,13 @@ impl Cluster {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let events = self.fake.all("events.k8s.io/v1", "Event").into_iter();
         events
-            .map(|event| (text(&event["reason"]), text(&event["regarding"]["name"]), text(&event["note"])))
+            .map(|event| {
+                (
+                    text(&event["reason"]),
+                    text(&event["regarding"]["name"]),
+                    text(&event["note"]),
+                )
+            })
             .collect()
     }
 
@@ -81,11 +99,19 @@ impl Cluster {
     pub(crate) fn event(&self, agent: &Agent, reason: &str, pod: &str) -> String {
         let deadline = Instant::now() + patience();
         loop {
-            let found = self.events().into_iter().find(|event| event.0 == reason && event.1 == pod);
+            let found = self
+                .events()
+                .into_iter()
+                .find(|event| event.0 == reason && event.1 == pod);
             if let Some((_, _, note)) = found {
                 return note;
             }
-            assert!(Instant::now() < deadline, "no {reason} on {pod}: {:?}\n{}", self.events(), agent.log());
+            assert!(
+                Instant::now() < deadline,
+                "no {reason} on {pod}: {:?}\n{}",
+                self.events(),
+                agent.log()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -94,7 +120,9 @@ impl Cluster {
     pub(crate) fn writes(&self) -> Vec<String> {
         let log = self.fake.log().into_iter();
         let writes = log.filter(|asked| !matches!(&*asked.verb, "get" | "list" | "watch"));
-        writes.map(|asked| format!("{} {} {}", asked.verb, asked.plural, asked.name)).collect()
+        writes
+            .map(|asked| format!("{} {} {}", asked.verb, asked.plural, asked.name))
+            .collect()
     }
 }
 
@@ -128,7 +156,11 @@ pub(crate) fn status_of(id: &str) -> Value {
 
 /// Waits until the clock has made the agent look twice more.
 pub(crate) fn two_reconciles(agent: &Agent) {
-    let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);
+    let timer = || {
+        agent
+            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .unwrap_or(0.0)
+    };
     let seen = timer();
     agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
 }
@@ -144,7 +176,9 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the first list is there", |status| status["cluster"]["complete"] == true);
+    agent.eventually("the first list is there", |status| {
+        status["cluster"]["complete"] == true
+    });
     assert_eq!(agent.get("/readyz").status, 200);
 
     let stored = cluster.put(&pod("worker-0", NODE));
@@ -161,10 +195,16 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     });
     let own = assigned(&status, "worker-0").unwrap();
     assert_eq!(own, kernel.last());
-    assert!(container(&status, "stranger", "main").is_none(), "{status:#}");
+    assert!(
+        container(&status, "stranger", "main").is_none(),
+        "{status:#}"
+    );
     let note = cluster.event(&agent, "Pinned", "worker-0");
     let enforcement = status["enforcement"].as_str().unwrap();
-    assert!(note.contains(&format!("CPU {own} of its own")) && note.contains(enforcement), "{note}");
+    assert!(
+        note.contains(&format!("CPU {own} of its own")) && note.contains(enforcement),
+        "{note}"
+    );
     let kept = cluster.event(&agent, "ValueKept", "worker-0");
     assert!(kept.contains("OMP_NUM_THREADS"), "{kept}");
 
@@ -174,7 +214,10 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     let second = tree.container(&second, "main1");
     tree.start(&second);
     let note = cluster.event(&agent, "Refused", "worker-1");
-    assert!(note.contains("too few free CPUs: 1 wanted, 0 free"), "{note}");
+    assert!(
+        note.contains("too few free CPUs: 1 wanted, 0 free"),
+        "{note}"
+    );
 
     if enforcement == "cpuset" {
         kernel.write_cpus(&main, &kernel.first());
@@ -194,24 +237,44 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     assert_eq!(cluster.writes(), Vec::<String>::new());
     let events = cluster.events();
     let reasons = |wanted: &str| events.iter().filter(|event| event.0 == wanted).count();
-    assert_eq!((reasons("Pinned"), reasons("Refused"), reasons("ValueKept")), (1, 1, 2), "{events:?}");
+    assert_eq!(
+        (reasons("Pinned"), reasons("Refused"), reasons("ValueKept")),
+        (1, 1, 2),
+        "{events:?}"
+    );
 
     let status = agent.status().unwrap();
     let shown = &status["cluster"];
     assert_eq!(
-        (&shown["connected"], &shown["pods"], &shown["unreadablePods"]),
+        (
+            &shown["connected"],
+            &shown["pods"],
+            &shown["unreadablePods"]
+        ),
         (&json!(true), &json!(2), &json!(0))
     );
-    assert_eq!((&shown["node"], &shown["namespace"]), (&json!(NODE), &json!("pinfold")));
+    assert_eq!(
+        (&shown["node"], &shown["namespace"]),
+        (&json!(NODE), &json!("pinfold"))
+    );
     let text = agent.get("/metrics").body;
     promtool(&text);
     // The slot's series are there only while there is a slot: see scenes.rs.
-    let families = pinfold::metrics::API_FAMILIES.iter().filter(|family| family.name != "pinfold_scene_info");
+    let families = pinfold::metrics::API_FAMILIES
+        .iter()
+        .filter(|family| family.name != "pinfold_scene_info");
     for family in families {
-        assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
+        assert!(
+            text.contains(&format!("# HELP {} {}\n", family.name, family.help)),
+            "{}",
+            family.name
+        );
     }
     assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(1.0));
-    assert_eq!(agent.metric("pinfold_api_pods", &[("state", "known")]), Some(2.0));
+    assert_eq!(
+        agent.metric("pinfold_api_pods", &[("state", "known")]),
+        Some(2.0)
+    );
     assert_eq!(
         agent.metric("pinfold_api_requests_total", &[("request", "create_event")]),
         Some(cluster.events().len() as f64)
@@ -220,7 +283,9 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     // Its end, as the kubelet brings it about.
     tree.remove(&cgroup);
     cluster.remove(&stored);
-    agent.eventually("its CPU goes to the other", |status| in_force(status, "worker-1"));
+    agent.eventually("its CPU goes to the other", |status| {
+        in_force(status, "worker-1")
+    });
     agent.stop();
 }
 
@@ -235,16 +300,29 @@ fn an_api_that_is_away_takes_nothing_away() {
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own = assigned(&status, "worker-0").unwrap();
     cluster.event(&agent, "Pinned", "worker-0");
 
     cluster.fake.go_away();
-    let status = agent.within(long(), "it is noticed", |status| status["cluster"]["connected"] == false);
-    assert!(status["cluster"]["lastError"].as_str().unwrap().contains("can't be reached"), "{status:#}");
+    let status = agent.within(long(), "it is noticed", |status| {
+        status["cluster"]["connected"] == false
+    });
+    assert!(
+        status["cluster"]["lastError"]
+            .as_str()
+            .unwrap()
+            .contains("can't be reached"),
+        "{status:#}"
+    );
     assert_eq!(assigned(&status, "worker-0"), Some(own.clone()));
     let ready = agent.get("/readyz");
-    assert!(ready.status == 200 && ready.body.contains("what is known of them stays"), "{ready:?}");
+    assert!(
+        ready.status == 200 && ready.body.contains("what is known of them stays"),
+        "{ready:?}"
+    );
     assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(0.0));
     agent.stop();
 
@@ -253,11 +331,25 @@ fn an_api_that_is_away_takes_nothing_away() {
     let agent = settings.start();
     two_reconciles(&agent);
     let status = agent.status().unwrap();
-    assert_eq!(status["strangers"][0]["cpus"], own.to_string(), "{status:#}");
-    assert_eq!((status["cluster"]["complete"].as_bool(), allowed(pid)), (Some(false), own.clone()));
+    assert_eq!(
+        status["strangers"][0]["cpus"],
+        own.to_string(),
+        "{status:#}"
+    );
+    assert_eq!(
+        (status["cluster"]["complete"].as_bool(), allowed(pid)),
+        (Some(false), own.clone())
+    );
     let ready = agent.get("/readyz");
-    assert!(ready.status == 503 && ready.body.contains("still to come"), "{ready:?}");
-    assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
+    assert!(
+        ready.status == 503 && ready.body.contains("still to come"),
+        "{ready:?}"
+    );
+    assert_eq!(
+        agent.metric("pinfold_steps_total", &[]),
+        None,
+        "nothing was written"
+    );
     // What was there before is no news.
     let events = cluster.events();
     cluster.fake.come_back();
@@ -266,8 +358,15 @@ fn an_api_that_is_away_takes_nothing_away() {
     });
     assert_eq!(agent.get("/readyz").body, "ready\n");
     two_reconciles(&agent);
-    assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
-    assert_eq!((kernel.cgroups.mark(&cgroup).unwrap(), allowed(pid)), (mark, own));
+    assert_eq!(
+        agent.metric("pinfold_steps_total", &[]),
+        None,
+        "nothing was written"
+    );
+    assert_eq!(
+        (kernel.cgroups.mark(&cgroup).unwrap(), allowed(pid)),
+        (mark, own)
+    );
     assert_eq!(cluster.events(), events);
     agent.stop();
 }
@@ -276,7 +375,11 @@ fn an_api_that_is_away_takes_nothing_away() {
 pub(crate) fn count_events(cluster: &Cluster, agent: &Agent, reason: &str, pod: &str) -> usize {
     cluster.event(agent, reason, pod);
     two_reconciles(agent);
-    cluster.events().iter().filter(|event| event.0 == reason && event.1 == pod).count()
+    cluster
+        .events()
+        .iter()
+        .filter(|event| event.0 == reason && event.1 == pod)
+        .count()
 }
 
 #[test]
@@ -295,14 +398,25 @@ fn a_sandbox_is_no_container() {
     let cgroup = tree.pod("", "worker-0-uid");
     let pause = tree.container(&cgroup, "pause1");
     let pause = tree.start(&pause);
-    agent.eventually("the pod is known", |status| container(status, "worker-0", "main").is_some());
+    agent.eventually("the pod is known", |status| {
+        container(status, "worker-0", "main").is_some()
+    });
     two_reconciles(&agent);
     let status = agent.status().unwrap();
     let main = container(&status, "worker-0", "main").unwrap();
-    assert_eq!((&main["assigned"], &main["cgroup"]), (&Value::Null, &Value::Null), "{main:#}");
+    assert_eq!(
+        (&main["assigned"], &main["cgroup"]),
+        (&Value::Null, &Value::Null),
+        "{main:#}"
+    );
     assert_eq!(allowed(pause), kernel.online);
     assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(0.0));
-    assert_eq!(agent.metric("pinfold_container_cpus_assigned", &[("pod", "worker-0")]).unwrap_or(0.0), 0.0);
+    assert_eq!(
+        agent
+            .metric("pinfold_container_cpus_assigned", &[("pod", "worker-0")])
+            .unwrap_or(0.0),
+        0.0
+    );
     assert_eq!(cluster.events(), []);
 
     // A pod that runs is not refused for its sake.
@@ -310,7 +424,9 @@ fn a_sandbox_is_no_container() {
     let second = tree.pod("", "worker-1-uid");
     let running = tree.container(&second, "main1");
     tree.start(&running);
-    agent.eventually("the other pod is pinned", |status| in_force(status, "worker-1"));
+    agent.eventually("the other pod is pinned", |status| {
+        in_force(status, "worker-1")
+    });
     tree.remove(&second);
     cluster.remove(&other);
 
@@ -318,7 +434,11 @@ fn a_sandbox_is_no_container() {
     let main = tree.container(&cgroup, "main2");
     let pid = tree.start(&main);
     two_reconciles(&agent);
-    assert_ne!(allowed(pid), kernel.last(), "nothing says yet which of both is the container");
+    assert_ne!(
+        allowed(pid),
+        kernel.last(),
+        "nothing says yet which of both is the container"
+    );
     let mut named = stored.clone();
     named["metadata"]["resourceVersion"] = Value::Null;
     named["status"] = status_of("main2");
@@ -326,7 +446,12 @@ fn a_sandbox_is_no_container() {
     agent.eventually("the container is pinned", |status| {
         in_force(status, "worker-0") && allowed(pid) == kernel.last()
     });
-    assert_eq!(count_events(&cluster, &agent, "Pinned", "worker-0"), 1, "{:?}", cluster.events());
+    assert_eq!(
+        count_events(&cluster, &agent, "Pinned", "worker-0"),
+        1,
+        "{:?}",
+        cluster.events()
+    );
     assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(2.0));
     assert_ne!(allowed(pause), kernel.last());
     agent.stop();
@@ -341,11 +466,23 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     let pid = tree.start(&pause);
     // Without an API nobody ever tells ids, and the record is as an earlier version wrote it everywhere.
     let pods = crate::agent::Manifests::new();
-    pods.put("worker.yaml", &crate::agent::worker("worker-0", "worker-0-uid", 1));
+    pods.put(
+        "worker.yaml",
+        &crate::agent::worker("worker-0", "worker-0-uid", 1),
+    );
     let before = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
-    before.eventually("the sandbox is pinned", |status| in_force(status, "worker-0"));
+    before.eventually("the sandbox is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     before.stop();
-    assert!(kernel.cgroups.mark(&pause).unwrap().unwrap().contains("main"));
+    assert!(
+        kernel
+            .cgroups
+            .mark(&pause)
+            .unwrap()
+            .unwrap()
+            .contains("main")
+    );
     assert_eq!(allowed(pid), kernel.last());
 
     let cluster = Cluster::new();
@@ -358,7 +495,9 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     let second = tree.pod("", "worker-1-uid");
     let running = tree.container(&second, "main1");
     tree.start(&running);
-    agent.eventually("its CPU goes to a container", |status| in_force(status, "worker-1"));
+    agent.eventually("its CPU goes to a container", |status| {
+        in_force(status, "worker-1")
+    });
     assert_eq!(kernel.cgroups.mark(&cgroup).unwrap(), None);
     agent.stop();
 }
@@ -368,8 +507,7 @@ fn mirror_of(uid: &str, mut pod: Value) -> Value {
     pod["metadata"]["annotations"] = json!({
         "kubernetes.io/config.hash": uid, "kubernetes.io/config.mirror": uid, "kubernetes.io/config.source": "file",
     });
-    pod["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "node-uid", "controller": true}]);
+    pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "node-uid", "controller": true}]);
     pod
 }
 
@@ -386,17 +524,23 @@ fn an_annotation_takes_nothing_from_the_pod_that_has_the_uid() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
-    cluster.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}));
+    cluster.put(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}),
+    );
     let agent = cluster.settings(&tree, &kernel).start();
     cluster.put(&pod("worker-0", NODE));
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
 
     cluster.put(&impostor("a", "worker-0-uid"));
     let status = agent.eventually("it is reported", |status| {
-        status["errors"].to_string().contains("pod train/worker-0 has that uid")
+        status["errors"]
+            .to_string()
+            .contains("pod train/worker-0 has that uid")
     });
     assert!(in_force(&status, "worker-0"), "{status:#}");
     two_reconciles(&agent);
@@ -411,20 +555,32 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
-    cluster.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}));
+    cluster.put(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}),
+    );
     let settings = cluster.settings(&tree, &kernel);
     let agent = settings.start();
     cluster.put(&mirror_of("hash", pod("worker-0", NODE)));
     let cgroup = tree.pod("", "hash");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    agent.eventually("the static pod is pinned", |status| in_force(status, "worker-0"));
-    assert!(cluster.event(&agent, "Pinned", "worker-0").contains("of its own"));
+    agent.eventually("the static pod is pinned", |status| {
+        in_force(status, "worker-0")
+    });
+    assert!(
+        cluster
+            .event(&agent, "Pinned", "worker-0")
+            .contains("of its own")
+    );
 
     cluster.put(&impostor("a", "hash"));
     let reported = |status: &Value| {
         let errors = status["errors"].to_string();
-        let named = ["pod default/a says", "pod train/worker-0 says", "CPUs of the static pod stay assigned"];
+        let named = [
+            "pod default/a says",
+            "pod train/worker-0 says",
+            "CPUs of the static pod stay assigned",
+        ];
         named.iter().all(|part| errors.contains(part))
     };
     agent.eventually("it is reported", reported);
@@ -435,7 +591,11 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
     let status = agent.eventually("it is reported again", reported);
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last(), "{status:#}");
-    assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "nothing was written");
+    assert_eq!(
+        agent.metric("pinfold_steps_total", &[]),
+        None,
+        "nothing was written"
+    );
     cluster.remove(&impostor("a", "hash"));
     let status = agent.eventually("it is known again", |status| in_force(status, "worker-0"));
     assert!(!reported(&status), "{status:#}");
@@ -447,7 +607,9 @@ fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
-    cluster.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}));
+    cluster.put(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}),
+    );
     cluster.put(&mirror_of("hash", pod("worker-0", NODE)));
     cluster.put(&mirror_of("hash", pod("worker-1", NODE)));
     let agent = cluster.settings(&tree, &kernel).start();
@@ -462,7 +624,9 @@ fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
     assert_eq!(allowed(pid), kernel.online);
     // One of them goes, and the other is who is left.
     cluster.remove(&pod("worker-1", NODE));
-    agent.eventually("the static pod is pinned", |status| in_force(status, "worker-0"));
+    agent.eventually("the static pod is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     agent.stop();
 }
 
@@ -476,27 +640,46 @@ fn an_api_that_talks_nonsense_is_asked_again() {
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
-    let refuse = |code, retry_after| Fault::Refuse { code, text: "not now", retry_after };
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
+    let refuse = |code, retry_after| Fault::Refuse {
+        code,
+        text: "not now",
+        retry_after,
+    };
     let faults = [
         ("429", refuse(429, Some(1))),
         ("503", refuse(503, None)),
         ("garbage", Fault::Garbage),
-        ("a line that is none", Fault::Watch(WatchFault::Garbage { after: 0 })),
+        (
+            "a line that is none",
+            Fault::Watch(WatchFault::Garbage { after: 0 }),
+        ),
         ("410", Fault::Watch(WatchFault::Gone { after: 0 })),
     ];
     for (number, (name, fault)) in faults.into_iter().enumerate() {
-        cluster.fake.fail(When::always().verb("watch").on("pods").times(1), fault);
+        cluster
+            .fake
+            .fail(When::always().verb("watch").on("pods").times(1), fault);
         cluster.fake.cut();
         let newcomer = format!("newcomer-{number}");
         cluster.put(&pod(&newcomer, NODE));
-        let status = agent.within(long(), name, |status| container(status, &newcomer, "main").is_some());
+        let status = agent.within(long(), name, |status| {
+            container(status, &newcomer, "main").is_some()
+        });
         assert!(in_force(&status, "worker-0"), "{name}: {status:#}");
         assert_eq!(allowed(pid), kernel.last(), "{name}");
         cluster.fake.heal();
     }
-    assert_eq!(agent.metric("pinfold_api_errors_total", &[("kind", "too_many_requests")]), Some(1.0));
-    assert_eq!(agent.metric("pinfold_api_errors_total", &[("kind", "gone")]), Some(1.0));
+    assert_eq!(
+        agent.metric("pinfold_api_errors_total", &[("kind", "too_many_requests")]),
+        Some(1.0)
+    );
+    assert_eq!(
+        agent.metric("pinfold_api_errors_total", &[("kind", "gone")]),
+        Some(1.0)
+    );
     assert!(agent.metric("pinfold_api_retries_total", &[]).unwrap() >= 4.0);
     assert_eq!(agent.metric("pinfold_drift_total", &[]), Some(0.0));
     agent.stop();
@@ -507,13 +690,17 @@ fn an_end_waits_for_nobody() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
-    cluster.fake.fail(When::always().verb("create").on("events"), Fault::Hang);
+    cluster
+        .fake
+        .fail(When::always().verb("create").on("events"), Fault::Hang);
     cluster.put(&pod("worker-0", NODE));
     let agent = cluster.settings(&tree, &kernel).start();
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     tree.start(&main);
-    agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let asked = || agent.metric("pinfold_api_requests_total", &[("request", "create_event")]);
     agent.eventually("an Event is on its way", |_| asked() == Some(1.0));
     // It requires that the end comes at once.
@@ -528,19 +715,33 @@ fn a_folder_beside_the_api() {
     let pods = crate::agent::Manifests::new();
     // One that both know, and one that only the folder does.
     cluster.put(&pod("worker-0", NODE));
-    pods.put("both.yaml", &crate::agent::worker("of-the-folder", "worker-0-uid", 2));
+    pods.put(
+        "both.yaml",
+        &crate::agent::worker("of-the-folder", "worker-0-uid", 2),
+    );
     pods.put("more.yaml", &crate::agent::best_effort("web", "web-uid"));
-    let settings = Settings { pods: Some(pods.path().to_owned()), ..cluster.settings(&tree, &kernel) };
+    let settings = Settings {
+        pods: Some(pods.path().to_owned()),
+        ..cluster.settings(&tree, &kernel)
+    };
     let agent = settings.start();
     let status = agent.eventually("both have told", |status| {
-        container(status, "worker-0", "main").is_some() && container(status, "web", "main").is_some()
+        container(status, "worker-0", "main").is_some()
+            && container(status, "web", "main").is_some()
     });
-    assert!(container(&status, "of-the-folder", "main").is_none(), "the API's word counts: {status:#}");
+    assert!(
+        container(&status, "of-the-folder", "main").is_none(),
+        "the API's word counts: {status:#}"
+    );
     // What the folder can't tell does not touch what the API tells.
     pods.put("both.yaml", "kind: [");
-    let status =
-        agent.eventually("the file is named", |status| status["errors"].to_string().contains("both.yaml"));
-    assert!(container(&status, "worker-0", "main").is_some(), "{status:#}");
+    let status = agent.eventually("the file is named", |status| {
+        status["errors"].to_string().contains("both.yaml")
+    });
+    assert!(
+        container(&status, "worker-0", "main").is_some(),
+        "{status:#}"
+    );
     agent.stop();
 }
 
@@ -554,7 +755,13 @@ fn a_first_look_that_fails_is_made_again_without_any_news() {
     let agent = cluster.settings(&tree, &kernel).start();
     let descriptors = |most: u32| {
         let (pid, limit) = (format!("--pid={}", agent.id()), format!("--nofile={most}:"));
-        assert!(std::process::Command::new("prlimit").args([pid, limit]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("prlimit")
+                .args([pid, limit])
+                .status()
+                .unwrap()
+                .success()
+        );
     };
     let until = |what: &str, there: &dyn Fn() -> bool| {
         let deadline = Instant::now() + long();
@@ -564,7 +771,9 @@ fn a_first_look_that_fails_is_made_again_without_any_news() {
         }
     };
     descriptors(0);
-    until("the first look fails", &|| agent.log().contains("reconcile failed"));
+    until("the first look fails", &|| {
+        agent.log().contains("reconcile failed")
+    });
     descriptors(1024);
     until("it looks again", &|| agent.status().is_some());
     agent.stop();

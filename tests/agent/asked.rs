@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use pinfold::cpu::CpuSet;
 use pinfold::nri::{
-    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox, Signed,
-    Unsigned,
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox,
+    Signed, Unsigned,
 };
 use pinfold::scene::definition;
 use prost::Message;
@@ -81,49 +81,95 @@ struct Runtime {
 
 impl Runtime {
     fn new() -> Self {
-        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let tokio = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let socket = tokio.block_on(async { Socket::new() });
-        Self { tokio, socket, link: None }
+        Self {
+            tokio,
+            socket,
+            link: None,
+        }
     }
 
     fn settings(&self, settings: &Settings) -> Settings {
-        settings.clone().with(&["--nri=always", "--nri-socket", self.socket.path().to_str().unwrap()])
+        settings.clone().with(&[
+            "--nri=always",
+            "--nri-socket",
+            self.socket.path().to_str().unwrap(),
+        ])
     }
 
     /// Takes the plugin in, and tells it that there is nothing.
     fn connect(&mut self, agent: &Agent) {
         self.link = Some(self.tokio.block_on(self.socket.synchronized(2000)));
-        agent.eventually("it is asked", |status| status["runtime"]["state"] == "synchronized");
+        agent.eventually("it is asked", |status| {
+            status["runtime"]["state"] == "synchronized"
+        });
     }
 
     fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, String> {
         let link = self.link.as_mut().unwrap();
-        self.tokio.block_on(link.call(method, payload)).map_err(|(_, words)| words)
+        self.tokio
+            .block_on(link.call(method, payload))
+            .map_err(|(_, words)| words)
     }
 
     fn change(&mut self, event: i32, told: &Told) {
         let Told { pod, container } = told.clone();
         let container = container.filter(|_| event > 3);
-        self.call("StateChange", StateChange { event, pod, container }.encode_to_vec()).unwrap();
+        self.call(
+            "StateChange",
+            StateChange {
+                event,
+                pod,
+                container,
+            }
+            .encode_to_vec(),
+        )
+        .unwrap();
     }
 
     fn create(&mut self, told: &Told) -> Given {
         let answer = self.call("CreateContainer", told.encode_to_vec()).unwrap();
-        let adjust = Created::decode(answer.as_slice()).unwrap().adjust.unwrap_or_default();
+        let adjust = Created::decode(answer.as_slice())
+            .unwrap()
+            .adjust
+            .unwrap_or_default();
         let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
         let cpus = cpu.map(|cpu| cpu.cpus).filter(|cpus| !cpus.is_empty());
         Given {
             cpus: cpus.map(|cpus| cpus.parse().unwrap()),
-            env: adjust.env.into_iter().map(|one| (one.key, one.value)).collect(),
+            env: adjust
+                .env
+                .into_iter()
+                .map(|one| (one.key, one.value))
+                .collect(),
         }
     }
 
     /// The CPUs that are written with an update, by container.
     fn update(&mut self, told: &Told) -> Vec<u8> {
         let Told { pod, container } = told.clone();
-        let cpu = LinuxCpu { shares: Some(Unsigned { value: 512 }), ..LinuxCpu::default() };
-        let resources = Some(LinuxResources { cpu: Some(cpu), ..LinuxResources::default() });
-        self.call("UpdateContainer", Update { pod, container, resources }.encode_to_vec()).unwrap()
+        let cpu = LinuxCpu {
+            shares: Some(Unsigned { value: 512 }),
+            ..LinuxCpu::default()
+        };
+        let resources = Some(LinuxResources {
+            cpu: Some(cpu),
+            ..LinuxResources::default()
+        });
+        self.call(
+            "UpdateContainer",
+            Update {
+                pod,
+                container,
+                resources,
+            }
+            .encode_to_vec(),
+        )
+        .unwrap()
     }
 }
 
@@ -131,24 +177,37 @@ impl Runtime {
 fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
     let uid = format!("{name}-uid");
     let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
-    let worker =
-        [("training.kubeflow.org/job-name", "job"), ("training.kubeflow.org/replica-type", "worker")];
+    let worker = [
+        ("training.kubeflow.org/job-name", "job"),
+        ("training.kubeflow.org/replica-type", "worker"),
+    ];
     let labels = worker.into_iter().filter(|_| cpus > 0);
     let cpu = LinuxCpu {
-        shares: Some(Unsigned { value: u64::try_from(cpus * 1024).unwrap().max(2) }),
-        quota: (cpus > 0).then_some(Signed { value: cpus * 100_000 }),
+        shares: Some(Unsigned {
+            value: u64::try_from(cpus * 1024).unwrap().max(2),
+        }),
+        quota: (cpus > 0).then_some(Signed {
+            value: cpus * 100_000,
+        }),
         period: (cpus > 0).then_some(Unsigned { value: 100_000 }),
         ..LinuxCpu::default()
     };
-    let memory = (cpus > 0).then_some(LinuxMemory { limit: Some(Signed { value: 1 << 30 }) });
-    let linux = LinuxPodSandbox { cgroup_parent: format!("/{cgroup}"), ..LinuxPodSandbox::default() };
+    let memory = (cpus > 0).then_some(LinuxMemory {
+        limit: Some(Signed { value: 1 << 30 }),
+    });
+    let linux = LinuxPodSandbox {
+        cgroup_parent: format!("/{cgroup}"),
+        ..LinuxPodSandbox::default()
+    };
     Told {
         pod: Some(PodSandbox {
             id: format!("sandbox-{name}"),
             name: name.to_owned(),
             uid,
             namespace: "train".to_owned(),
-            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            labels: labels
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
             linux: Some(linux),
             ..PodSandbox::default()
         }),
@@ -157,7 +216,11 @@ fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
             pod_sandbox_id: format!("sandbox-{name}"),
             name: "main".to_owned(),
             linux: Some(LinuxContainer {
-                resources: Some(LinuxResources { cpu: Some(cpu), memory, ..LinuxResources::default() }),
+                resources: Some(LinuxResources {
+                    cpu: Some(cpu),
+                    memory,
+                    ..LinuxResources::default()
+                }),
                 cgroups_path: format!("/{cgroup}/{name}-main"),
             }),
             ..Container::default()
@@ -166,7 +229,12 @@ fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
 }
 
 fn path(told: &Told) -> String {
-    told.container.as_ref().unwrap().cgroups_path().trim_start_matches('/').to_owned()
+    told.container
+        .as_ref()
+        .unwrap()
+        .cgroups_path()
+        .trim_start_matches('/')
+        .to_owned()
 }
 
 /// An agent that hears of pods from the runtime alone; all but the first CPU can be owned.
@@ -184,13 +252,19 @@ fn creations_in_a_row_get_cpus_of_their_own() {
     runtime.connect(&agent);
     // One after the other, before any of their cgroups is there: each is answered with what nobody else was promised.
     let count = kernel.online.len() - 1;
-    let all: Vec<Told> = (0..count).map(|number| told(&tree, &format!("worker-{number}"), 1)).collect();
+    let all: Vec<Told> = (0..count)
+        .map(|number| told(&tree, &format!("worker-{number}"), 1))
+        .collect();
     all.iter().for_each(|one| runtime.change(1, one));
     let mut given = CpuSet::new();
     let mut places = Vec::new();
     for one in &all {
         let cpus = runtime.create(one).cpus.unwrap();
-        assert!(cpus.len() == 1 && cpus.is_disjoint(&given), "{cpus} after {given}\n{}", agent.log());
+        assert!(
+            cpus.len() == 1 && cpus.is_disjoint(&given),
+            "{cpus} after {given}\n{}",
+            agent.log()
+        );
         given = given.union(&cpus);
         places.push(cpus);
     }
@@ -202,20 +276,35 @@ fn creations_in_a_row_get_cpus_of_their_own() {
         tree.make(&path(one));
         tree.start(&path(one));
         runtime.change(6, one);
-        assert_eq!(kernel.effective(&path(one)), *cpus, "as it was promised, before its program begins");
+        assert_eq!(
+            kernel.effective(&path(one)),
+            *cpus,
+            "as it was promised, before its program begins"
+        );
     }
-    let status =
-        agent.eventually("the late one is known", |status| container(status, "late", "main").is_some());
+    let status = agent.eventually("the late one is known", |status| {
+        container(status, "late", "main").is_some()
+    });
     assert!(
-        container(&status, "late", "main").unwrap()["note"].as_str().unwrap().contains("too few free CPUs")
+        container(&status, "late", "main").unwrap()["note"]
+            .as_str()
+            .unwrap()
+            .contains("too few free CPUs")
     );
     // What one leaves behind is the next one's at once, although nobody has looked since.
     let gone = &all[0];
     runtime.call("StopContainer", gone.encode_to_vec()).unwrap();
     tree.remove(&path(gone));
-    [11, 2, 3].into_iter().for_each(|event| runtime.change(event, gone));
+    [11, 2, 3]
+        .into_iter()
+        .for_each(|event| runtime.change(event, gone));
     tree.remove(path(gone).trim_end_matches("/worker-0-main"));
-    assert_eq!(runtime.create(&late).cpus.as_ref(), Some(&places[0]), "{}", agent.log());
+    assert_eq!(
+        runtime.create(&late).cpus.as_ref(),
+        Some(&places[0]),
+        "{}",
+        agent.log()
+    );
     agent.stop();
 }
 
@@ -234,12 +323,16 @@ fn what_was_asked_before_sigterm_is_answered() {
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
     // Few enough for a busy machine to answer all within the two seconds of a runtime.
-    let burst: Vec<Told> = (0..8).map(|number| told(&tree, &format!("worker-{number}"), 1)).collect();
+    let burst: Vec<Told> = (0..8)
+        .map(|number| told(&tree, &format!("worker-{number}"), 1))
+        .collect();
     burst.iter().for_each(|one| runtime.change(1, one));
     let pipe = root.hang();
     let link = runtime.link.as_mut().unwrap();
     for one in &burst {
-        runtime.tokio.block_on(link.begin("CreateContainer", one.encode_to_vec()));
+        runtime
+            .tokio
+            .block_on(link.begin("CreateContainer", one.encode_to_vec()));
     }
     // The agent reads the requests while its reconciler hangs.
     std::thread::sleep(Duration::from_millis(200));
@@ -250,9 +343,15 @@ fn what_was_asked_before_sigterm_is_answered() {
     while let Some(frame) = runtime.tokio.block_on(link.next(PLUGIN)) {
         let reply = Reply::decode(frame.data.as_slice()).unwrap();
         assert_eq!(reply.status, None, "{}", agent.log());
-        let adjust = Created::decode(reply.payload.as_slice()).unwrap().adjust.unwrap_or_default();
+        let adjust = Created::decode(reply.payload.as_slice())
+            .unwrap()
+            .adjust
+            .unwrap_or_default();
         assert!(
-            adjust.env.iter().any(|one| one.key == "TF_NUM_INTRAOP_THREADS"),
+            adjust
+                .env
+                .iter()
+                .any(|one| one.key == "TF_NUM_INTRAOP_THREADS"),
             "{adjust:?}\n{}",
             agent.log()
         );
@@ -260,7 +359,12 @@ fn what_was_asked_before_sigterm_is_answered() {
         owners += usize::from(cpu.is_some_and(|cpu| !cpu.cpus.is_empty()));
         answers += 1;
     }
-    assert_eq!(answers, burst.len(), "each is answered before the connection ends: {}", agent.log());
+    assert_eq!(
+        answers,
+        burst.len(),
+        "each is answered before the connection ends: {}",
+        agent.log()
+    );
     // The first ones got the free CPUs, and their records outlive the agent.
     let free = kernel.online.len() - 1;
     assert_eq!(owners, free);
@@ -302,7 +406,8 @@ fn interrupts_are_read_after_a_start_is_answered() {
     let config = Path::new(root.path()).join("pinfold.yaml");
     fs::write(&config, "quiet: {irqs: true}\n").unwrap();
     let mut runtime = Runtime::new();
-    let settings = alone(&kernel, &tree).with(&["--root", root.path(), "--config", config.to_str().unwrap()]);
+    let settings =
+        alone(&kernel, &tree).with(&["--root", root.path(), "--config", config.to_str().unwrap()]);
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
     let worker = told(&tree, "worker", 1);
@@ -310,7 +415,9 @@ fn interrupts_are_read_after_a_start_is_answered() {
     let own = runtime.create(&worker).cpus.unwrap();
     tree.make(&path(&worker));
     tree.start(&path(&worker));
-    agent.eventually("its cgroup is seen", |_| kernel.effective(&path(&worker)) == own);
+    agent.eventually("its cgroup is seen", |_| {
+        kernel.effective(&path(&worker)) == own
+    });
     std::thread::sleep(Duration::from_millis(300));
     // Whoever reads the interrupt's affinity now hangs.
     fs::remove_file(&irq).unwrap();
@@ -320,14 +427,21 @@ fn interrupts_are_read_after_a_start_is_answered() {
     let answered = begun.elapsed();
     let reader = || {
         let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
-        fs::OpenOptions::new().write(true).custom_flags(flags).open(&irq)
+        fs::OpenOptions::new()
+            .write(true)
+            .custom_flags(flags)
+            .open(&irq)
     };
     let mut writer = reader();
     while writer.is_err() && begun.elapsed() < answered + Duration::from_millis(100) {
         std::thread::sleep(Duration::from_millis(1));
         writer = reader();
     }
-    assert!(answered < Duration::from_millis(400), "{answered:?}: {}", agent.log());
+    assert!(
+        answered < Duration::from_millis(400),
+        "{answered:?}: {}",
+        agent.log()
+    );
     // The pipe goes before the writer, so that a reader does not find the pipe again.
     fs::remove_file(&irq).unwrap();
     fs::write(&irq, others.to_string()).unwrap();
@@ -357,14 +471,29 @@ fn a_new_owner_is_no_drift_of_the_others() {
         tree.start(&path(&worker));
         runtime.change(6, &worker);
         assert_eq!(kernel.effective(&path(&worker)), own);
-        assert!(kernel.effective(&path(&web)).is_disjoint(&own), "{}", agent.log());
-        runtime.call("StopContainer", worker.encode_to_vec()).unwrap();
+        assert!(
+            kernel.effective(&path(&web)).is_disjoint(&own),
+            "{}",
+            agent.log()
+        );
+        runtime
+            .call("StopContainer", worker.encode_to_vec())
+            .unwrap();
         tree.remove(&path(&worker));
-        [11, 2, 3].into_iter().for_each(|event| runtime.change(event, &worker));
+        [11, 2, 3]
+            .into_iter()
+            .for_each(|event| runtime.change(event, &worker));
         tree.remove(path(&worker).trim_end_matches(&format!("/{life}-main")));
-        agent.eventually("its CPU is everybody's again", |_| kernel.effective(&path(&web)) == kernel.online);
+        agent.eventually("its CPU is everybody's again", |_| {
+            kernel.effective(&path(&web)) == kernel.online
+        });
     }
-    assert_eq!(agent.metric("pinfold_drift_total", &[("cause", "overlap")]), Some(0.0), "{}", agent.log());
+    assert_eq!(
+        agent.metric("pinfold_drift_total", &[("cause", "overlap")]),
+        Some(0.0),
+        "{}",
+        agent.log()
+    );
     agent.stop();
 }
 
@@ -385,14 +514,21 @@ fn who_owns_nothing_is_updated_as_it_was_asked_for() {
     }
     // What is known of a container is told with the look that follows its start.
     agent.eventually("both run", |status| {
-        let runs = |pod: &str| container(status, pod, "main").is_some_and(|one| one["running"] == true);
+        let runs =
+            |pod: &str| container(status, pod, "main").is_some_and(|one| one["running"] == true);
         runs("web") && runs("worker")
     });
-    assert_eq!(runtime.update(&web), Vec::<u8>::new(), "its CPUs are nobody's business");
+    assert_eq!(
+        runtime.update(&web),
+        Vec::<u8>::new(),
+        "its CPUs are nobody's business"
+    );
     let own = kernel.effective(&path(&worker));
     let answer = runtime.update(&worker);
     let text = own.to_string();
-    let written = answer.windows(text.len()).any(|part| part == text.as_bytes());
+    let written = answer
+        .windows(text.len())
+        .any(|part| part == text.as_bytes());
     assert!(written && own.len() == 1, "it keeps {own}: {answer:?}");
     agent.stop();
 }
@@ -403,15 +539,29 @@ fn who_only_observes_gives_variables_and_nothing_else() {
     let mut tree = kernel.tree();
     let mut runtime = Runtime::new();
     let mut settings = alone(&kernel, &tree);
-    settings.more.retain(|argument| !argument.starts_with("--enforcement"));
-    let agent = runtime.settings(&settings).with(&["--enforcement=observe"]).start();
+    settings
+        .more
+        .retain(|argument| !argument.starts_with("--enforcement"));
+    let agent = runtime
+        .settings(&settings)
+        .with(&["--enforcement=observe"])
+        .start();
     runtime.connect(&agent);
     let mut worker = told(&tree, "worker", 1);
-    worker.pod.as_mut().unwrap().annotations.insert("pinfold.io/cpus".to_owned(), "required".to_owned());
+    worker
+        .pod
+        .as_mut()
+        .unwrap()
+        .annotations
+        .insert("pinfold.io/cpus".to_owned(), "required".to_owned());
     runtime.change(1, &worker);
     let given = runtime.create(&worker);
     assert_eq!(given.cpus, None);
-    assert_eq!(given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str), Some("1"), "{given:?}");
+    assert_eq!(
+        given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str),
+        Some("1"),
+        "{given:?}"
+    );
     assert!(!given.env.contains_key("PINFOLD_CPUS"), "{given:?}");
     tree.make(&path(&worker));
     tree.start(&path(&worker));
@@ -440,11 +590,25 @@ fn a_pod_learns_its_nodes_place() {
     runtime.change(1, &worker);
     let given = runtime.create(&worker);
     let place = |name: &str| given.env.get(name).map(String::as_str);
-    assert_eq!((place("SCENCE"), place("CASE")), (Some("2"), Some("3")), "{given:?}\n{}", agent.log());
-    assert_eq!((place("INDEX"), place("TYPE"), place("zone")), (Some("4"), Some("worker"), None));
-    assert_eq!(place("PINFOLD_CPUS"), Some(kernel.last().to_string().as_str()));
+    assert_eq!(
+        (place("SCENCE"), place("CASE")),
+        (Some("2"), Some("3")),
+        "{given:?}\n{}",
+        agent.log()
+    );
+    assert_eq!(
+        (place("INDEX"), place("TYPE"), place("zone")),
+        (Some("4"), Some("worker"), None)
+    );
+    assert_eq!(
+        place("PINFOLD_CPUS"),
+        Some(kernel.last().to_string().as_str())
+    );
     runtime.change(1, &web);
-    assert!(runtime.create(&web).env.is_empty(), "who does not train has no place");
+    assert!(
+        runtime.create(&web).env.is_empty(),
+        "who does not train has no place"
+    );
     agent.stop();
 }
 
@@ -462,21 +626,41 @@ fn a_sandbox_that_is_seen_before_its_runtime_tells_is_no_container() {
     let mut known = pod("worker-0", NODE);
     known.as_object_mut().unwrap().remove("status");
     cluster.put(&known);
-    agent.eventually("the API's pod is known", |status| container(status, "worker-0", "main").is_some());
+    agent.eventually("the API's pod is known", |status| {
+        container(status, "worker-0", "main").is_some()
+    });
     two_reconciles(&agent);
     runtime.change(1, &worker);
     two_reconciles(&agent);
     let status = agent.status().unwrap();
     let main = container(&status, "worker-0", "main").unwrap();
-    assert_eq!((&main["assigned"], &main["cgroup"]), (&json!(null), &json!(null)), "{main:#}");
+    assert_eq!(
+        (&main["assigned"], &main["cgroup"]),
+        (&json!(null), &json!(null)),
+        "{main:#}"
+    );
     assert_eq!(allowed(pause), kernel.online);
 
-    assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()), "{}", agent.log());
+    assert_eq!(
+        runtime.create(&worker).cpus,
+        Some(kernel.last()),
+        "{}",
+        agent.log()
+    );
     tree.make(&path(&worker));
     tree.start(&path(&worker));
     runtime.change(6, &worker);
-    assert_eq!(kernel.effective(&path(&worker)), kernel.last(), "before its program begins");
-    assert_eq!(count_events(&cluster, &agent, "Pinned", "worker-0"), 1, "{:?}", cluster.events());
+    assert_eq!(
+        kernel.effective(&path(&worker)),
+        kernel.last(),
+        "before its program begins"
+    );
+    assert_eq!(
+        count_events(&cluster, &agent, "Pinned", "worker-0"),
+        1,
+        "{:?}",
+        cluster.events()
+    );
     let window = |part: &str| agent.metric(&format!("pinfold_window_seconds_{part}"), &[]);
     assert_eq!((window("count"), window("sum")), (Some(1.0), Some(0.0)));
     assert_ne!(allowed(pause), kernel.last());
@@ -491,15 +675,23 @@ fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
     let mut runtime = Runtime::new();
     let settings = cluster.settings(&tree, &kernel).with(&["--api=always"]);
     let agent = runtime.settings(&settings).start();
-    agent.eventually("the first list is there", |status| status["cluster"]["complete"] == true);
+    agent.eventually("the first list is there", |status| {
+        status["cluster"]["complete"] == true
+    });
     runtime.connect(&agent);
     // The limit of the pod is all that there is. Kubelets pass it on as the container's, or they pass on nothing.
     for (name, passed_on) in [("passed-on", true), ("kept", false)] {
         let mut worker = told(&tree, name, 1);
         if !passed_on {
             let of_container = worker.container.as_mut().unwrap().linux.as_mut().unwrap();
-            let cpu = LinuxCpu { shares: Some(Unsigned { value: 2 }), ..LinuxCpu::default() };
-            of_container.resources = Some(LinuxResources { cpu: Some(cpu), ..LinuxResources::default() });
+            let cpu = LinuxCpu {
+                shares: Some(Unsigned { value: 2 }),
+                ..LinuxCpu::default()
+            };
+            of_container.resources = Some(LinuxResources {
+                cpu: Some(cpu),
+                ..LinuxResources::default()
+            });
         }
         runtime.change(1, &worker);
         let amounts = json!({"cpu": "1", "memory": "1Gi"});
@@ -524,7 +716,10 @@ fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
         });
         let threads = given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
         assert_eq!(threads, Some("1"), "{name}: {given:?}\n{}", agent.log());
-        assert_eq!(given.cpus, None, "{name}: a limit of the pod gives its container no CPUs: {given:?}");
+        assert_eq!(
+            given.cpus, None,
+            "{name}: a limit of the pod gives its container no CPUs: {given:?}"
+        );
     }
     agent.stop();
 }

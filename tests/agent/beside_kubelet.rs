@@ -9,7 +9,12 @@ use crate::kubelet::Root;
 
 /// Settings with this root, and a reconcile interval of one second.
 fn settings(kernel: &Kernel, tree: &str, pods: &Manifests, root: &Root) -> Settings {
-    Settings::new(tree, pods, &kernel.first()).with(&["--root", root.path(), "--reconcile-seconds", "1"])
+    Settings::new(tree, pods, &kernel.first()).with(&[
+        "--root",
+        root.path(),
+        "--reconcile-seconds",
+        "1",
+    ])
 }
 
 fn is_observing(status: &Value) -> bool {
@@ -39,27 +44,45 @@ fn a_kubelet_that_assigns_cpus_is_left_alone() {
     let before = (kernel.written(&pod), kernel.written(&main));
     let pid = tree.start(&main);
     let status = runs_unpinned(&agent, "worker-0");
-    assert!(status["enforcementReason"].as_str().unwrap().contains("static"), "{status:#}");
+    assert!(
+        status["enforcementReason"]
+            .as_str()
+            .unwrap()
+            .contains("static"),
+        "{status:#}"
+    );
     assert_eq!((kernel.written(&pod), kernel.written(&main)), before);
     assert_eq!(allowed(pid), kernel.online);
     assert_eq!(kernel.quota(&main), Some(100_000));
     assert_eq!(kernel.cgroups.mark(&pod).unwrap(), None);
     assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
     assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
-    assert_eq!(agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]), Some(1.0));
+    assert_eq!(
+        agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]),
+        Some(1.0)
+    );
     // CPUs that Pinfold does not enforce belong to no container.
     let exclusive: CpuSet = status["exclusive"].as_str().unwrap().parse().unwrap();
     let labels = [("pod", "worker-0"), ("container", "main")];
     let exported = agent.metric("pinfold_container_cpus_assigned", &labels);
-    assert_eq!((exclusive.to_string().as_str(), exported), ("", Some(0.0)), "{status:#}");
+    assert_eq!(
+        (exclusive.to_string().as_str(), exported),
+        ("", Some(0.0)),
+        "{status:#}"
+    );
 
     // The policy changes to `none` and back. The assignment of the time between stays.
     kubelet.set_assigns(false);
-    let status = agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own = assigned(&status, "worker-0").unwrap();
     kubelet.set_assigns(true);
     let status = agent.eventually("the kubelet assigns again", is_observing);
-    assert_eq!((assigned(&status, "worker-0"), allowed(pid)), (Some(own.clone()), own));
+    assert_eq!(
+        (assigned(&status, "worker-0"), allowed(pid)),
+        (Some(own.clone()), own)
+    );
     agent.stop();
 }
 
@@ -87,7 +110,9 @@ fn the_last_answer_stands_while_the_kubelet_restarts() {
 
     // Its successor has policy `none`, and that stands as well.
     let kubelet = root.kubelet(false);
-    agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     drop(kubelet);
     std::thread::sleep(several);
     assert!(!is_observing(&agent.status().unwrap()));
@@ -111,11 +136,19 @@ fn nothing_is_assigned_before_a_kubelet_has_answered() {
         container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
     });
     assert_eq!(assigned(&status, "worker-0"), None, "{status:#}");
-    assert_ne!(status["enforcement"], "observe", "a pod that requires CPUs is refused meanwhile");
+    assert_ne!(
+        status["enforcement"], "observe",
+        "a pod that requires CPUs is refused meanwhile"
+    );
     let errors = status["errors"].to_string();
-    assert!(errors.contains("before a kubelet answers") && errors.contains("remove the socket"), "{errors}");
+    assert!(
+        errors.contains("before a kubelet answers") && errors.contains("remove the socket"),
+        "{errors}"
+    );
     let _kubelet = root.kubelet(false);
-    agent.eventually("the kubelet has answered", |status| in_force(status, "worker-0"));
+    agent.eventually("the kubelet has answered", |status| {
+        in_force(status, "worker-0")
+    });
     agent.stop();
 }
 
@@ -129,7 +162,9 @@ fn a_node_without_a_kubelets_socket_pins_until_a_kubelet_assigns() {
     let pod = tree.pod("", "uid-1");
     let main = tree.container(&pod, "c0ffee");
     tree.start(&main);
-    agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let _kubelet = root.kubelet(true);
     agent.eventually("the kubelet assigns CPUs", is_observing);
     agent.stop();
@@ -146,17 +181,25 @@ fn assignments_stay_while_the_kubelet_has_not_answered() {
     let pod = tree.pod("", "uid-1");
     let main = tree.container(&pod, "c0ffee");
     let pid = tree.start(&main);
-    let status = agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own = assigned(&status, "worker-0").unwrap();
     agent.stop();
     // The agent starts again while the kubelet is away.
     root.leave_socket();
     let agent = settings.start();
     agent.eventually("the agent waits for the kubelet", |status| {
-        status["errors"].to_string().contains("before a kubelet answers")
+        status["errors"]
+            .to_string()
+            .contains("before a kubelet answers")
     });
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let status = agent.status().unwrap();
-    assert_eq!((assigned(&status, "worker-0"), allowed(pid)), (Some(own.clone()), own), "{status:#}");
+    assert_eq!(
+        (assigned(&status, "worker-0"), allowed(pid)),
+        (Some(own.clone()), own),
+        "{status:#}"
+    );
     agent.stop();
 }

@@ -25,13 +25,17 @@ pub(crate) fn seed(test: &str) -> u64 {
         || u64::from(std::process::id()) ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20,
         |seed| seed.parse().unwrap(),
     );
-    say(&format!("{test}: PINFOLD_TEST_SEED={seed} repeats these events"));
+    say(&format!(
+        "{test}: PINFOLD_TEST_SEED={seed} repeats these events"
+    ));
     seed
 }
 
 /// Says something past the capture, so that it is known whatever happens.
 pub(crate) fn say(line: &str) {
-    std::io::stderr().write_all(format!("{line}\n").as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(format!("{line}\n").as_bytes())
+        .unwrap();
 }
 
 /// A pod of the test.
@@ -73,12 +77,20 @@ pub(crate) struct Churn<'a> {
 impl<'a> Churn<'a> {
     pub(crate) fn new(kernel: &'a Kernel, seed: u64) -> Self {
         let (manifests, tree) = (Manifests::new(), kernel.tree());
-        Self { kernel, tree, manifests, random: Random(seed), pods: Vec::new(), made: 0 }
+        Self {
+            kernel,
+            tree,
+            manifests,
+            random: Random(seed),
+            pods: Vec::new(),
+            made: 0,
+        }
     }
 
     pub(crate) fn settings(&self) -> Settings {
         let reserved = self.kernel.first();
-        Settings::new(&self.tree.path, &self.manifests, &reserved).with(&["--reconcile-seconds", "1"])
+        Settings::new(&self.tree.path, &self.manifests, &reserved)
+            .with(&["--reconcile-seconds", "1"])
     }
 
     pub(crate) fn event(&mut self) {
@@ -98,17 +110,27 @@ impl<'a> Churn<'a> {
         let most = self.kernel.online.len() - 1;
         let cpus = (self.random.below(3) > 0).then(|| 1 + self.random.below(most));
         let uid = format!("uid{}", self.made);
-        self.pods.push(Pod { uid, cpus, shared: false, cgroup: None, container: None, manifest: false });
+        self.pods.push(Pod {
+            uid,
+            cpus,
+            shared: false,
+            cgroup: None,
+            container: None,
+            manifest: false,
+        });
         let newest = self.pods.len() - 1;
         self.next_piece(newest);
     }
 
     fn next_piece(&mut self, index: usize) {
         let manifest_first = self.random.below(2) == 0;
-        let Some(pod) = self.pods.get_mut(index) else { return };
+        let Some(pod) = self.pods.get_mut(index) else {
+            return;
+        };
         if !pod.manifest && (manifest_first || pod.container.is_some()) {
             pod.manifest = true;
-            self.manifests.put(&format!("{}.yaml", pod.uid), &pod.manifest());
+            self.manifests
+                .put(&format!("{}.yaml", pod.uid), &pod.manifest());
         } else if pod.cgroup.is_none() {
             let class = if pod.cpus.is_some() { "" } else { "besteffort" };
             pod.cgroup = Some(self.tree.pod(class, &pod.uid));
@@ -116,7 +138,8 @@ impl<'a> Churn<'a> {
             self.made += 1;
             let container = self.tree.container(cgroup, &format!("c{}", self.made));
             if let Some(cpus) = pod.cpus {
-                self.kernel.set_quota(&container, u64::try_from(cpus).unwrap());
+                self.kernel
+                    .set_quota(&container, u64::try_from(cpus).unwrap());
             }
             self.tree.start(&container);
             pod.container = Some(container);
@@ -139,15 +162,20 @@ impl<'a> Churn<'a> {
     }
 
     fn annotate(&mut self, index: usize) {
-        let Some(pod) = self.pods.get_mut(index) else { return };
+        let Some(pod) = self.pods.get_mut(index) else {
+            return;
+        };
         pod.shared = !pod.shared;
         if pod.manifest {
-            self.manifests.put(&format!("{}.yaml", pod.uid), &pod.manifest());
+            self.manifests
+                .put(&format!("{}.yaml", pod.uid), &pod.manifest());
         }
     }
 
     fn replace_container(&mut self, index: usize) {
-        let Some(pod) = self.pods.get_mut(index) else { return };
+        let Some(pod) = self.pods.get_mut(index) else {
+            return;
+        };
         if let Some(container) = pod.container.take() {
             self.tree.remove(&container);
         }
@@ -157,7 +185,11 @@ impl<'a> Churn<'a> {
     pub(crate) fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
         let mut claims = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
-            let marks = pod.containers.iter().map(|container| &container.mark).chain([&pod.mark]);
+            let marks = pod
+                .containers
+                .iter()
+                .map(|container| &container.mark)
+                .chain([&pod.mark]);
             for mark in marks.flatten() {
                 for (name, cpus) in Mark::parse(mark).unwrap().claims {
                     claims.insert(format!("{}/{name}", pod.uid), cpus);
@@ -180,9 +212,16 @@ impl<'a> Churn<'a> {
     fn partitions(&self, when: &str) -> CpuSet {
         let mut all = CpuSet::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
-            for container in pod.containers.iter().filter(|container| container.cpuset.partition.is_live()) {
+            for container in pod
+                .containers
+                .iter()
+                .filter(|container| container.cpuset.partition.is_live())
+            {
                 let cpus = &container.cpuset.exclusive;
-                assert!(cpus.is_disjoint(&all.union(&self.kernel.first())), "{when}: {container:?}, {all}");
+                assert!(
+                    cpus.is_disjoint(&all.union(&self.kernel.first())),
+                    "{when}: {container:?}, {all}"
+                );
                 all = all.union(cpus);
             }
         }
@@ -196,9 +235,18 @@ impl<'a> Churn<'a> {
         let claims = self.claims("now");
         let mut found = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
-            let owed = self.pods.iter().any(|known| known.uid == pod.uid && known.manifest && !known.shared);
-            let Some(claim) = claims.get(&format!("{}/main", pod.uid)).filter(|_| owed) else { continue };
-            for container in pod.containers.iter().filter(|container| container.cpuset.effective == *claim) {
+            let owed = self
+                .pods
+                .iter()
+                .any(|known| known.uid == pod.uid && known.manifest && !known.shared);
+            let Some(claim) = claims.get(&format!("{}/main", pod.uid)).filter(|_| owed) else {
+                continue;
+            };
+            for container in pod
+                .containers
+                .iter()
+                .filter(|container| container.cpuset.effective == *claim)
+            {
                 found.insert(container.path.clone(), claim.clone());
             }
         }
@@ -214,7 +262,10 @@ impl<'a> Churn<'a> {
 
     /// The containers there are.
     pub(crate) fn containers(&self) -> Vec<String> {
-        self.pods.iter().filter_map(|pod| pod.container.clone()).collect()
+        self.pods
+            .iter()
+            .filter_map(|pod| pod.container.clone())
+            .collect()
     }
 
     /// What must hold once the agent has caught up, on the kernel's word alone; an error where it doesn't.
@@ -225,7 +276,9 @@ impl<'a> Churn<'a> {
         let owned = if partition {
             self.partitions("at the end")
         } else {
-            claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus))
+            claims
+                .values()
+                .fold(CpuSet::new(), |all, cpus| all.union(cpus))
         };
         // Counted as if each had a cgroup: where that is enough for all, it is for those that have one.
         let wanting = self.pods.iter().filter(|pod| pod.manifest && !pod.shared);
@@ -239,17 +292,25 @@ impl<'a> Churn<'a> {
                 return Err(format!("{} owns {claim:?} and is owed nothing", pod.path));
             }
             if owed && claim.is_none() && enough {
-                return Err(format!("{} owns nothing, and there is enough for all", pod.path));
+                return Err(format!(
+                    "{} owns nothing, and there is enough for all",
+                    pod.path
+                ));
             }
             if claim.is_none() && pod.mark.is_some() {
-                return Err(format!("{} has a mark and owns nothing: {:?}", pod.path, pod.mark));
+                return Err(format!(
+                    "{} has a mark and owns nothing: {:?}",
+                    pod.path, pod.mark
+                ));
             }
             for container in &pod.containers {
                 let now = &container.cpuset.effective;
                 let good = match claim {
                     Some(_) if partition && !container.cpuset.partition.is_live() => false,
                     None if partition && container.cpuset.partition.is_live() => false,
-                    Some(claim) => now == claim && container.quota.is_none_or(|quota| quota.quota.is_none()),
+                    Some(claim) => {
+                        now == claim && container.quota.is_none_or(|quota| quota.quota.is_none())
+                    }
                     None if partition => {
                         *now == shared_part(&container.cpuset.cpus, &self.kernel.online, &owned)
                     }
@@ -260,11 +321,20 @@ impl<'a> Churn<'a> {
                     }
                 };
                 if !good {
-                    return Err(format!("{}: {claim:?} is claimed, {container:?}", container.path));
+                    return Err(format!(
+                        "{}: {claim:?} is claimed, {container:?}",
+                        container.path
+                    ));
                 }
-                let limit = known.cpus.filter(|_| claim.is_none()).map(|cpus| cpus as u64 * 100_000);
+                let limit = known
+                    .cpus
+                    .filter(|_| claim.is_none())
+                    .map(|cpus| cpus as u64 * 100_000);
                 if limit.is_some() && self.kernel.quota(&container.path) != limit {
-                    return Err(format!("{}: its quota should be {limit:?}, {container:?}", container.path));
+                    return Err(format!(
+                        "{}: its quota should be {limit:?}, {container:?}",
+                        container.path
+                    ));
                 }
             }
         }
@@ -282,7 +352,9 @@ fn shared_part(written: &CpuSet, online: &CpuSet, owned: &CpuSet) -> CpuSet {
 pub(crate) fn settled(churn: &Churn<'_>, agent: &Agent) {
     let mut wrong = Ok(());
     let deadline = std::time::Instant::now() + patience();
-    let enforcement = agent.status().map(|status| status["enforcement"].as_str().unwrap().to_owned());
+    let enforcement = agent
+        .status()
+        .map(|status| status["enforcement"].as_str().unwrap().to_owned());
     while std::time::Instant::now() < deadline {
         wrong = churn.invariants(enforcement.as_deref().unwrap_or_default());
         if wrong.is_ok() {
@@ -314,7 +386,11 @@ fn invariants_survive_it() {
     }
     settled(&churn, &agent);
     let status = agent.status().unwrap();
-    assert_eq!(status["unexplained"].as_array().unwrap().len(), 0, "{status:#}");
+    assert_eq!(
+        status["unexplained"].as_array().unwrap().len(),
+        0,
+        "{status:#}"
+    );
     assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
     // Nothing is owned, and nothing is left.
     churn.clear();

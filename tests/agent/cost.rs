@@ -14,11 +14,25 @@ const REST: Duration = Duration::from_secs(15);
 /// How often the threads of a process were woken and taken off their CPUs, by name.
 fn switches(agent: &Agent) -> Vec<(String, u64)> {
     let mut seen = Vec::new();
-    for task in fs::read_dir(format!("/proc/{}/task", agent.id())).unwrap().flatten() {
-        let Ok(status) = fs::read_to_string(task.path().join("status")) else { continue };
-        let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    for task in fs::read_dir(format!("/proc/{}/task", agent.id()))
+        .unwrap()
+        .flatten()
+    {
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else {
+            continue;
+        };
+        let of = |name: &str| {
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap()
+                .trim()
+        };
         let id = task.file_name().into_string().unwrap();
-        seen.push((format!("{} {id}", of("Name:")), of("voluntary_ctxt_switches:").parse().unwrap()));
+        seen.push((
+            format!("{} {id}", of("Name:")),
+            of("voluntary_ctxt_switches:").parse().unwrap(),
+        ));
     }
     seen.sort();
     seen
@@ -35,14 +49,19 @@ fn an_agent_at_rest_sleeps() {
         let main = tree.container(&pod, &format!("{name}-main"));
         tree.start(&main);
     }
-    let settings =
-        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "3600"]);
+    let settings = Settings::new(&tree.path, &manifests, &kernel.first())
+        .with(&["--reconcile-seconds", "3600"]);
     let agent = settings.start();
     agent.eventually("both run", |status| {
         let all = status["containers"].as_array().unwrap();
         all.len() == 2 && all.iter().all(|one| one["running"] == true)
     });
-    assert!(agent.get("/metrics").body.contains("pinfold_container_threads{"));
+    assert!(
+        agent
+            .get("/metrics")
+            .body
+            .contains("pinfold_container_threads{")
+    );
     // A thread that read files for others waits ten seconds for more to read, and then ends.
     std::thread::sleep(Duration::from_secs(11));
     let before = switches(&agent);
@@ -58,10 +77,15 @@ fn at_rest_it_is_woken_by_the_reconciles_alone() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let manifests = Manifests::new();
-    let settings = Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "1"]);
+    let settings =
+        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "1"]);
     let agent = settings.start();
     std::thread::sleep(Duration::from_secs(11));
-    let reconciles = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap();
+    let reconciles = || {
+        agent
+            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .unwrap()
+    };
     let woken = || switches(&agent).iter().map(|(_, count)| count).sum::<u64>();
     let first = reconciles();
     std::thread::sleep(Duration::from_secs(1));
@@ -83,9 +107,18 @@ fn at_rest_it_is_woken_by_the_reconciles_alone() {
 }
 
 fn descriptors(agent: &Agent) -> Vec<String> {
-    let fds = fs::read_dir(format!("/proc/{}/fd", agent.id())).unwrap().flatten();
+    let fds = fs::read_dir(format!("/proc/{}/fd", agent.id()))
+        .unwrap()
+        .flatten();
     let mut open: Vec<String> = fds
-        .filter_map(|fd| Some(fs::read_link(fd.path()).ok()?.to_string_lossy().into_owned()))
+        .filter_map(|fd| {
+            Some(
+                fs::read_link(fd.path())
+                    .ok()?
+                    .to_string_lossy()
+                    .into_owned(),
+            )
+        })
         // A number that says nothing.
         .map(|name| name.split(":[").next().unwrap_or_default().to_owned())
         .collect();
@@ -111,7 +144,10 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
             if text.contains(&series) == wanted {
                 return;
             }
-            assert!(Instant::now() < deadline, "{pod}: {wanted} was never seen\n{text}");
+            assert!(
+                Instant::now() < deadline,
+                "{pod}: {wanted} was never seen\n{text}"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     };
@@ -136,7 +172,10 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
         manifests.put(&file, &best_effort(&uid, &uid));
         there(&uid, true);
         if life == 0 {
-            assert!(at_rest().len() > before.len() + 2, "nothing is kept open while it is there");
+            assert!(
+                at_rest().len() > before.len() + 2,
+                "nothing is kept open while it is there"
+            );
         }
         tree.remove(&pod);
         manifests.remove(&file);

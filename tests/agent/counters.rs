@@ -46,22 +46,45 @@ fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
 fn of_process(pid: u32) -> Seen {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let number = |name: &str| -> u64 {
-        status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     };
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The tenth field, and the eleventh for the children that have ended; the second is in brackets and may hold anything.
-    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(7).take(2);
+    let fields = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .skip(7)
+        .take(2);
     let faults = fields.map(|field| field.parse::<u64>().unwrap()).sum();
-    Seen { switches: number("voluntary_ctxt_switches:") + number("nonvoluntary_ctxt_switches:"), faults }
+    Seen {
+        switches: number("voluntary_ctxt_switches:") + number("nonvoluntary_ctxt_switches:"),
+        faults,
+    }
 }
 
 /// What it has counted on the whole machine.
 fn of_machine() -> Seen {
     let number = |file: &str, name: &str| -> u64 {
         let text = fs::read_to_string(file).unwrap();
-        text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+        text.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     };
-    Seen { switches: number("/proc/stat", "ctxt "), faults: number("/proc/vmstat", "pgfault ") }
+    Seen {
+        switches: number("/proc/stat", "ctxt "),
+        faults: number("/proc/vmstat", "pgfault "),
+    }
 }
 
 pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
@@ -78,14 +101,23 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         evidence: String::new(),
         qos: Qos::Guaranteed,
         host_network: true,
-        entitlement: Entitlement::Exclusive { cpus: 1, reason: String::new() },
+        entitlement: Entitlement::Exclusive {
+            cpus: 1,
+            reason: String::new(),
+        },
         assigned: Some(cpus.clone()),
         effective: Some(cpus.clone()),
         partition: None,
         numa: None,
         cgroup: Some(cgroup.to_owned()),
         running: true,
-        threads: thread_environment(&Pod::default(), &Container::default(), &policy, &threads, None),
+        threads: thread_environment(
+            &Pod::default(),
+            &Container::default(),
+            &policy,
+            &threads,
+            None,
+        ),
         injected: None,
         required: false,
         note: None,
@@ -120,14 +152,22 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
 /// A pod's counters, and for how many seconds they counted and ran; nothing where it has no series.
 fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
     let value = |family: &str| {
-        let start =
-            format!("pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\"}} ");
+        let start = format!(
+            "pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\"}} "
+        );
         text.lines().find_map(|line| line.strip_prefix(&start))
     };
     let count = |family: &str| value(family).map(|value| value.parse::<u64>().unwrap());
     let seconds = |family: &str| value(family).map(|value| value.parse::<f64>().unwrap());
-    let seen = Seen { switches: count("cpu_cycles_total")?, faults: count("instructions_total")? };
-    Some((seen, seconds("perf_enabled_seconds_total")?, seconds("perf_running_seconds_total")?))
+    let seen = Seen {
+        switches: count("cpu_cycles_total")?,
+        faults: count("instructions_total")?,
+    };
+    Some((
+        seen,
+        seconds("perf_enabled_seconds_total")?,
+        seconds("perf_running_seconds_total")?,
+    ))
 }
 
 #[test]
@@ -143,15 +183,27 @@ fn exclusive_cpus_are_counted() {
     }
     let launcher = Launcher::new().unwrap();
     let process = busy(&kernel, &launcher, &a);
-    let sources =
-        Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/")).counting(SOFTWARE);
+    let sources = Sources::new(
+        kernel.cgroups.clone(),
+        Proc::new(Path::new("/")),
+        Path::new("/"),
+    )
+    .counting(SOFTWARE);
     let scrape = |containers: &[ContainerState]| {
-        let text = sources.collect(&snapshot(&kernel, containers)).text(Format::Text);
-        assert!(text.contains("pinfold_collector_success{collector=\"caches\"} 1\n"), "{text}");
+        let text = sources
+            .collect(&snapshot(&kernel, containers))
+            .text(Format::Text);
+        assert!(
+            text.contains("pinfold_collector_success{collector=\"caches\"} 1\n"),
+            "{text}"
+        );
         text
     };
     let [of_a, of_b] = [("a", &a), ("b", &b)].map(|(pod, path)| state(pod, path, &cpus));
-    let shared = ContainerState { assigned: None, ..of_b.clone() };
+    let shared = ContainerState {
+        assigned: None,
+        ..of_b.clone()
+    };
 
     // The machine's numbers around, the process's within what is counted between two scrapes.
     let (start, machine) = (Instant::now(), of_machine());
@@ -162,30 +214,66 @@ fn exclusive_cpus_are_counted() {
     let text = scrape(&[of_a.clone(), shared]);
     let (machine_after, most) = (of_machine(), start.elapsed().as_secs_f64());
     let (counted, enabled, running) = counters(&text, "a").unwrap();
-    let more = Seen { switches: counted.switches - first.switches, faults: counted.faults - first.faults };
-    let own = Seen { switches: after.switches - before.switches, faults: after.faults - before.faults };
+    let more = Seen {
+        switches: counted.switches - first.switches,
+        faults: counted.faults - first.faults,
+    };
+    let own = Seen {
+        switches: after.switches - before.switches,
+        faults: after.faults - before.faults,
+    };
     let all = Seen {
         switches: machine_after.switches - machine.switches,
         faults: machine_after.faults - machine.faults,
     };
-    assert!(own.switches > 20 && own.faults > 20, "the process did too little: {own:?}");
-    assert!(own.switches <= more.switches && more.switches <= all.switches, "{own:?} {more:?} {all:?}");
+    assert!(
+        own.switches > 20 && own.faults > 20,
+        "the process did too little: {own:?}"
+    );
+    assert!(
+        own.switches <= more.switches && more.switches <= all.switches,
+        "{own:?} {more:?} {all:?}"
+    );
     // A child that ran when counting began is told of when it has ended, with all its faults: one of a hundred.
     let faults = own.faults - own.faults / 20;
-    assert!(faults <= more.faults && more.faults <= all.faults, "{own:?} {more:?} {all:?}");
-    assert!(enabled >= 0.99 * least && enabled <= 1.01 * most, "{least} {enabled} {most}");
-    assert!((enabled - running).abs() < 0.01 * enabled, "software events take no turns: {enabled} {running}");
-    assert_eq!(counters(&text, "b"), None, "in the shared pool there is nothing to tell");
+    assert!(
+        faults <= more.faults && more.faults <= all.faults,
+        "{own:?} {more:?} {all:?}"
+    );
+    assert!(
+        enabled >= 0.99 * least && enabled <= 1.01 * most,
+        "{least} {enabled} {most}"
+    );
+    assert!(
+        (enabled - running).abs() < 0.01 * enabled,
+        "software events take no turns: {enabled} {running}"
+    );
+    assert_eq!(
+        counters(&text, "b"),
+        None,
+        "in the shared pool there is nothing to tell"
+    );
 
     // Another gets the CPU: it gets nothing of what was counted before, and who gave it has no series.
-    let text = scrape(&[ContainerState { assigned: None, ..of_a.clone() }, of_b.clone()]);
+    let text = scrape(&[
+        ContainerState {
+            assigned: None,
+            ..of_a.clone()
+        },
+        of_b.clone(),
+    ]);
     let (others, ..) = counters(&text, "b").unwrap();
-    assert!(others.switches < counted.switches / 2, "{others:?} {counted:?}");
+    assert!(
+        others.switches < counted.switches / 2,
+        "{others:?} {counted:?}"
+    );
     assert_eq!(counters(&text, "a"), None);
 
     // It comes back: its counters go on where they were.
     let (again, ..) = counters(&scrape(&[of_a]), "a").unwrap();
-    assert!(again.switches >= counted.switches && again.switches < counted.switches + more.switches / 2);
+    assert!(
+        again.switches >= counted.switches && again.switches < counted.switches + more.switches / 2
+    );
     // And they are gone with it: another of that name begins at nothing.
     scrape(&[]);
     let (anew, ..) = counters(&scrape(&[state("a", &a, &cpus)]), "a").unwrap();
@@ -197,7 +285,13 @@ fn a_cpu_that_is_not_there_has_no_counters() {
     let Some(kernel) = kernel_tests() else { return };
     let beyond = kernel.online.iter().last().unwrap() + 1;
     Group::open(beyond, &SOFTWARE).unwrap_err();
-    assert!(Group::open(kernel.last().first().unwrap(), &SOFTWARE).unwrap().has().iter().all(|has| *has));
+    assert!(
+        Group::open(kernel.last().first().unwrap(), &SOFTWARE)
+            .unwrap()
+            .has()
+            .iter()
+            .all(|has| *has)
+    );
 }
 
 /// Of a container in the shared pool, the kernel counts what its own threads do, on whichever CPU; of one that is left out,
@@ -216,7 +310,11 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let [of_a, _of_b] = [&a, &b].map(|path| busy(&kernel, &launcher, path));
     let budget = kernel.online.len() * SOFTWARE.len();
     let new = |budget| {
-        let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
+        let sources = Sources::new(
+            kernel.cgroups.clone(),
+            Proc::new(Path::new("/")),
+            Path::new("/"),
+        );
         sources.counting_shared(SOFTWARE, budget)
     };
     let state = |pod: &str, path: &str, role| ContainerState {
@@ -226,8 +324,13 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     };
     let containers = [state("b", &b, Role::Worker), state("a", &a, Role::Ps)];
     let scrape = |sources: &Sources, containers: &[ContainerState]| {
-        let text = sources.collect(&snapshot(&kernel, containers)).text(Format::Text);
-        assert!(text.contains("pinfold_collector_success{collector=\"caches\"} 1\n"), "{text}");
+        let text = sources
+            .collect(&snapshot(&kernel, containers))
+            .text(Format::Text);
+        assert!(
+            text.contains("pinfold_collector_success{collector=\"caches\"} 1\n"),
+            "{text}"
+        );
         text
     };
 
@@ -252,7 +355,10 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     assert!(own > 20 && own <= more, "{own} {more}");
     assert!(more <= machine_after.switches - machine.switches, "{more}");
     assert!(counted.faults > first.faults, "{counted:?}");
-    assert!(enabled > 0.0 && enabled < 2.0 * SPELL.as_secs_f64(), "its threads mostly wait: {enabled}");
+    assert!(
+        enabled > 0.0 && enabled < 2.0 * SPELL.as_secs_f64(),
+        "its threads mostly wait: {enabled}"
+    );
 
     // Room for both; each has its own.
     let sources = new(2 * budget);
@@ -260,7 +366,10 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     std::thread::sleep(SPELL);
     let text = scrape(&sources, &containers);
     let [(of_a, ..), (of_b, ..)] = ["a", "b"].map(|pod| counters(&text, pod).unwrap());
-    assert!(of_a.switches > 20 && of_b.switches > 20, "{of_a:?} {of_b:?}");
+    assert!(
+        of_a.switches > 20 && of_b.switches > 20,
+        "{of_a:?} {of_b:?}"
+    );
     assert!(!text.contains("containers_left_out"), "{text}");
 
     // It gets CPUs of its own, which are counted then: its counters go on.
@@ -275,5 +384,8 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
 
     // Nobody is counted unless it is asked for.
     let text = scrape(&new(0), &containers);
-    assert!(!text.contains("pinfold_container_cpu_cycles_total"), "{text}");
+    assert!(
+        !text.contains("pinfold_container_cpu_cycles_total"),
+        "{text}"
+    );
 }

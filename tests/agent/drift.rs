@@ -8,7 +8,10 @@ fn is_counted_once_and_repaired() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
-    pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 1, "", "main1"));
+    pods.put(
+        "worker.yaml",
+        &worker_with("worker-0", "worker-uid", 1, "", "main1"),
+    );
     pods.put("web.yaml", &best_effort("web", "web-uid"));
     let settings =
         Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds", "1"]);
@@ -24,7 +27,9 @@ fn is_counted_once_and_repaired() {
     let pid = tree.start(&main);
     let (own, others) = (kernel.last(), kernel.all_but_one());
     let settled = || allowed(pid) == own && allowed(web_pid) == others;
-    agent.eventually("all is settled", |status| in_force(status, "worker-0") && settled());
+    agent.eventually("all is settled", |status| {
+        in_force(status, "worker-0") && settled()
+    });
     let drift = |cause: &str| agent.metric("pinfold_drift_total", &[("cause", cause)]);
     // Whoever makes a cgroup writes its CPUs too; what that raced with is not what is tested here.
     let (written, overlap) = (drift("written").unwrap(), drift("overlap").unwrap());
@@ -55,11 +60,21 @@ fn is_counted_once_and_repaired() {
     assert!(log.contains(&told), "{log}");
 
     // Nothing more is counted when nothing more happens.
-    let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);
+    let timer = || {
+        agent
+            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .unwrap_or(0.0)
+    };
     let seen = timer();
     agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
-    assert_eq!((drift("written"), drift("overlap")), (Some(written + 1.0), Some(overlap + 1.0)));
-    assert_eq!((drift("ancestor"), drift("offline")), (Some(0.0), Some(0.0)));
+    assert_eq!(
+        (drift("written"), drift("overlap")),
+        (Some(written + 1.0), Some(overlap + 1.0))
+    );
+    assert_eq!(
+        (drift("ancestor"), drift("offline")),
+        (Some(0.0), Some(0.0))
+    );
     let status = agent.status().unwrap();
     assert_eq!(status["drift"].as_array().unwrap().len(), 0, "{status:#}");
     agent.stop();
@@ -72,8 +87,8 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
     // The clock can't help here.
-    let settings =
-        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds", "3600"]);
+    let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
+        .with(&["--reconcile-seconds", "3600"]);
     let agent = settings.start();
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
@@ -83,11 +98,15 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
         let pod = tree.pod(class, uid);
         let path = tree.container(&pod, "c1");
         let other = tree.start(&path);
-        agent.eventually("a new one is shared", |_| allowed(other) == kernel.all_but_one());
+        agent.eventually("a new one is shared", |_| {
+            allowed(other) == kernel.all_but_one()
+        });
         // runc writes the CPUs of a container that it makes after the cgroup has appeared.
         kernel.write_cpus(&pod, &kernel.online);
         kernel.write_cpus(&path, &kernel.online);
-        agent.eventually(&format!("{path} is moved away again"), |_| allowed(other) == kernel.all_but_one());
+        agent.eventually(&format!("{path} is moved away again"), |_| {
+            allowed(other) == kernel.all_but_one()
+        });
     }
     agent.stop();
 }

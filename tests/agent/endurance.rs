@@ -42,13 +42,20 @@ fn kills_at_random_moments_move_nothing() {
         agent = settings.start();
         let after = churn.in_force();
         for (path, cpus) in &before {
-            assert_eq!(after.get(path), Some(cpus), "kill {kill}: {path} was moved\n{}", agent.log());
+            assert_eq!(
+                after.get(path),
+                Some(cpus),
+                "kill {kill}: {path} was moved\n{}",
+                agent.log()
+            );
         }
         compared += before.len();
     }
     settled(&churn, &agent);
     churn.clear();
-    agent.eventually("all CPUs are shared", |status| status["exclusive"] == "" && status["lost"] == "");
+    agent.eventually("all CPUs are shared", |status| {
+        status["exclusive"] == "" && status["lost"] == ""
+    });
     let enforcement = agent.status().unwrap()["enforcement"].to_string();
     agent.stop();
     say(&format!(
@@ -68,7 +75,10 @@ struct Hostile {
 
 impl Hostile {
     fn new(root: PathBuf, targets: Arc<Mutex<Vec<String>>>, online: CpuSet, seed: u64) -> Self {
-        let (stop, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, writes) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let (ended, written) = (Arc::clone(&stop), Arc::clone(&writes));
         let thread = std::thread::spawn(move || {
             let mut random = Random(seed);
@@ -78,7 +88,11 @@ impl Hostile {
                     let path = &targets[random.below(targets.len())];
                     // All CPUs, as a runtime does that knows of no set; or some, as one that has its own idea.
                     let some: CpuSet = online.iter().filter(|_| random.below(3) == 0).collect();
-                    let list = if random.below(2) == 0 || some.is_empty() { &online } else { &some };
+                    let list = if random.below(2) == 0 || some.is_empty() {
+                        &online
+                    } else {
+                        &some
+                    };
                     // A cgroup may be gone by now.
                     if fs::write(root.join(path).join("cpuset.cpus"), list.to_string()).is_ok() {
                         written.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +101,11 @@ impl Hostile {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        Self { stop, writes, thread: Some(thread) }
+        Self {
+            stop,
+            writes,
+            thread: Some(thread),
+        }
     }
 
     fn end(mut self) -> u64 {
@@ -105,8 +123,12 @@ fn hostile_writers_are_outlived() {
     let mut churn = Churn::new(&kernel, seed);
     let agent = churn.settings().start();
     let targets = Arc::new(Mutex::new(Vec::new()));
-    let hostile =
-        Hostile::new(kernel.cgroups.root().to_owned(), Arc::clone(&targets), kernel.online.clone(), seed);
+    let hostile = Hostile::new(
+        kernel.cgroups.root().to_owned(),
+        Arc::clone(&targets),
+        kernel.online.clone(),
+        seed,
+    );
     let start = Instant::now();
     let mut events = 0;
     while start.elapsed() < Duration::from_secs(seconds) {
@@ -121,7 +143,9 @@ fn hostile_writers_are_outlived() {
     let drift = agent.metric("pinfold_drift_total", &[]).unwrap();
     let cpu = agent.metric("process_cpu_seconds_total", &[]).unwrap();
     churn.clear();
-    agent.eventually("all CPUs are shared", |status| status["exclusive"] == "" && status["lost"] == "");
+    agent.eventually("all CPUs are shared", |status| {
+        status["exclusive"] == "" && status["lost"] == ""
+    });
     let enforcement = agent.status().unwrap()["enforcement"].to_string();
     agent.stop();
     say(&format!(
@@ -143,17 +167,34 @@ struct Footprint {
 
 /// Of a process at rest: a connection or a file that is being read is there for a moment only.
 fn footprint(agent: &Agent) -> Footprint {
-    let mut least = Footprint { kib: u64::MAX, files: usize::MAX, watches: usize::MAX };
+    let mut least = Footprint {
+        kib: u64::MAX,
+        files: usize::MAX,
+        watches: usize::MAX,
+    };
     for _ in 0..20 {
         let proc = PathBuf::from(format!("/proc/{}", agent.id()));
         let status = fs::read_to_string(proc.join("status")).unwrap();
         // Its own memory: of its code, as much is mapped as was run since the start, and with debug information that is much.
-        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let resident = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))
+            .unwrap();
         let kib = resident.split_whitespace().next().unwrap().parse().unwrap();
-        let files: Vec<_> = fs::read_dir(proc.join("fdinfo")).unwrap().flatten().collect();
-        let watches = files.iter().filter_map(|file| fs::read_to_string(file.path()).ok());
-        let watches =
-            watches.map(|text| text.lines().filter(|line| line.starts_with("inotify ")).count()).sum();
+        let files: Vec<_> = fs::read_dir(proc.join("fdinfo"))
+            .unwrap()
+            .flatten()
+            .collect();
+        let watches = files
+            .iter()
+            .filter_map(|file| fs::read_to_string(file.path()).ok());
+        let watches = watches
+            .map(|text| {
+                text.lines()
+                    .filter(|line| line.starts_with("inotify "))
+                    .count()
+            })
+            .sum();
         least.kib = least.kib.min(kib);
         least.files = least.files.min(files.len());
         least.watches = least.watches.min(watches);
@@ -179,10 +220,16 @@ fn quiet(agent: &Agent, kernel: &Kernel, tree: &str) {
     loop {
         let left = kernel.cgroups.scan(tree).unwrap().len();
         let status = agent.status().unwrap();
-        if left == 0 && status["exclusive"] == "" && status["containers"].as_array().unwrap().is_empty() {
+        if left == 0
+            && status["exclusive"] == ""
+            && status["containers"].as_array().unwrap().is_empty()
+        {
             return;
         }
-        assert!(Instant::now() < deadline, "{left} pods are left: {status:#}");
+        assert!(
+            Instant::now() < deadline,
+            "{left} pods are left: {status:#}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -207,7 +254,9 @@ fn a_long_life_leaves_nothing_behind() {
     // The last cgroup's watch goes when the agent has heard of its end, which may be a moment after the reconcile.
     let deadline = Instant::now() + patience();
     let mut after = footprint(&agent);
-    while (after.watches, after.files) != (before.watches, before.files) && Instant::now() < deadline {
+    while (after.watches, after.files) != (before.watches, before.files)
+        && Instant::now() < deadline
+    {
         after = footprint(&agent);
     }
     let enforcement = agent.status().unwrap()["enforcement"].to_string();
@@ -224,7 +273,10 @@ fn a_long_life_leaves_nothing_behind() {
     ));
     assert_eq!(before.files, after.files, "descriptors");
     assert_eq!(before.watches, after.watches, "watches");
-    assert!(after.kib < before.kib + 4096, "memory grows: {before:?}, {after:?}");
+    assert!(
+        after.kib < before.kib + 4096,
+        "memory grows: {before:?}, {after:?}"
+    );
     assert!(kernel.exclusive(&churn.tree.path).is_empty());
     agent.stop();
 }

@@ -24,8 +24,10 @@ const PART: usize = (4 << 20) - 4096;
 /// with one port without a name.
 fn environment(services: usize) -> Vec<String> {
     let variables = |service: usize| {
-        let (name, address) =
-            (format!("MODEL_SERVER_{service:03}"), format!("10.96.{}.{}", service / 250, service % 250 + 1));
+        let (name, address) = (
+            format!("MODEL_SERVER_{service:03}"),
+            format!("10.96.{}.{}", service / 250, service % 250 + 1),
+        );
         [
             format!("{name}_SERVICE_HOST={address}"),
             format!("{name}_SERVICE_PORT=80"),
@@ -37,7 +39,9 @@ fn environment(services: usize) -> Vec<String> {
         ]
     };
     let own = ["PATH=/usr/bin:/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
-    own.into_iter().chain((0..services).flat_map(variables)).collect()
+    own.into_iter()
+        .chain((0..services).flat_map(variables))
+        .collect()
 }
 
 /// A pod and its container, as protobuf fields 1 and 2 of Synchronize. The environment comes encoded: it is the same for all.
@@ -45,7 +49,13 @@ fn fields(number: usize, environment: &[u8]) -> [Vec<u8>; 2] {
     let text = |what: &str| format!("{what}-{number}");
     let (name, id) = (text("web"), text("sandbox"));
     let namespace = "serving".to_owned();
-    let pod = PodSandbox { id: id.clone(), name, namespace, uid: text("uid"), ..PodSandbox::default() };
+    let pod = PodSandbox {
+        id: id.clone(),
+        name,
+        namespace,
+        uid: text("uid"),
+        ..PodSandbox::default()
+    };
     let container = Container {
         id: text("container"),
         pod_sandbox_id: id,
@@ -58,24 +68,47 @@ fn fields(number: usize, environment: &[u8]) -> [Vec<u8>; 2] {
         encode_varint(message.concat().len() as u64, &mut field);
         [field, message.concat()].concat()
     };
-    [field(1, &[&pod.encode_to_vec()]), field(2, &[&container.encode_to_vec(), environment])]
+    [
+        field(1, &[&pod.encode_to_vec()]),
+        field(2, &[&container.encode_to_vec(), environment]),
+    ]
 }
 
 /// Memory of a process in bytes, by the name of the line in its status.
 fn memory(agent: &Agent, line: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap();
-    let value = status.lines().find_map(|other| other.strip_prefix(line)?.strip_prefix(':')).unwrap();
-    value.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+    let value = status
+        .lines()
+        .find_map(|other| other.strip_prefix(line)?.strip_prefix(':'))
+        .unwrap();
+    value
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<usize>()
+        .unwrap()
+        << 10
 }
 
 /// All messages of one Synchronize, each as long as possible.
 fn parts(containers: Range<usize>) -> Vec<Vec<u8>> {
     let env = environment(SERVICES);
-    let environment = Container { env, ..Container::default() }.encode_to_vec();
+    let environment = Container {
+        env,
+        ..Container::default()
+    }
+    .encode_to_vec();
     let mut parts = vec![Vec::new()];
     for field in containers.flat_map(|number| fields(number, &environment)) {
-        if parts.last().is_some_and(|part: &Vec<u8>| part.len() + field.len() > PART) {
-            let more = Synchronize { more: true, ..Synchronize::default() }.encode_to_vec();
+        if parts
+            .last()
+            .is_some_and(|part: &Vec<u8>| part.len() + field.len() > PART)
+        {
+            let more = Synchronize {
+                more: true,
+                ..Synchronize::default()
+            }
+            .encode_to_vec();
             parts.last_mut().unwrap().extend(more);
             parts.push(Vec::new());
         }
@@ -88,11 +121,16 @@ fn parts(containers: Range<usize>) -> Vec<Vec<u8>> {
 fn variables_of_many_services_are_dropped_as_they_come() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let tokio = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let mut socket = tokio.block_on(async { Socket::new() });
     let path = socket.path().display().to_string();
     let args = ["--api=never", "--nri=always", "--nri-socket", &path];
-    let agent = Settings::without_manifests(&tree.path, &kernel.first()).with(&args).start();
+    let agent = Settings::without_manifests(&tree.path, &kernel.first())
+        .with(&args)
+        .start();
     let before = memory(&agent, "VmHWM");
     let parts = parts(0..CONTAINERS);
     let sent: usize = parts.iter().map(Vec::len).sum();
@@ -105,12 +143,19 @@ fn variables_of_many_services_are_dropped_as_they_come() {
         for (number, part) in parts.iter().enumerate() {
             let answer = link.call("Synchronize", part.clone()).await;
             let told = memory(&agent, "VmHWM");
-            assert!(answer.is_ok(), "part {number}: {answer:?}, {} MiB\n{}", told >> 20, agent.log());
+            assert!(
+                answer.is_ok(),
+                "part {number}: {answer:?}, {} MiB\n{}",
+                told >> 20,
+                agent.log()
+            );
         }
         link
     });
     let took = start.elapsed();
-    agent.eventually("it is synchronized", |status| status["runtime"]["state"] == "synchronized");
+    agent.eventually("it is synchronized", |status| {
+        status["runtime"]["state"] == "synchronized"
+    });
     let grown = memory(&agent, "VmHWM") - before;
     println!(
         "{CONTAINERS} containers with {} variables, {} MiB in {} parts, {took:.1?}: the agent's peak was {} MiB before and grew by {} MiB; now it has {} MiB",

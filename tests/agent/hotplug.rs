@@ -22,9 +22,15 @@ impl Machine {
         let root = Root::new();
         let sys = PathBuf::from(root.path()).join("sys");
         fs::remove_file(&sys).unwrap();
-        let machine = Self { root, system: sys.join("devices/system") };
+        let machine = Self {
+            root,
+            system: sys.join("devices/system"),
+        };
         for cpu in online.iter() {
-            machine.write(&format!("cpu/cpu{cpu}/topology/thread_siblings_list"), &cpu.to_string());
+            machine.write(
+                &format!("cpu/cpu{cpu}/topology/thread_siblings_list"),
+                &cpu.to_string(),
+            );
         }
         machine.write("cpu/present", &online.to_string());
         machine.write("cpu/online", &online.to_string());
@@ -51,15 +57,23 @@ fn topology_files_are_read_only_after_cpus_or_numa_nodes_came_or_went() {
     let tree = kernel.tree();
     let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
     let settings = Settings::new(&tree.path, &pods, &CpuSet::new());
-    let agent = settings.with(&["--root", machine.root.path(), "--reconcile-seconds=1"]).start();
+    let agent = settings
+        .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
+        .start();
     // Whoever reads this file says that it makes no sense.
     let first = kernel.first().to_string();
     let siblings = format!("cpu/cpu{first}/topology/thread_siblings_list");
     machine.write(&siblings, "nonsense");
     std::thread::sleep(Duration::from_millis(2500));
-    assert!(!agent.log().contains("the topology stays as it was"), "{}", agent.log());
+    assert!(
+        !agent.log().contains("the topology stays as it was"),
+        "{}",
+        agent.log()
+    );
     machine.write("cpu/online", &first);
-    agent.eventually("the file is read", |_| agent.log().contains("the topology stays as it was"));
+    agent.eventually("the file is read", |_| {
+        agent.log().contains("the topology stays as it was")
+    });
     machine.write(&siblings, &first);
     agent.eventually("one CPU is online", |status| status["online"] == first);
     agent.stop();
@@ -75,24 +89,42 @@ fn default_reserved_cpus_never_move_onto_an_owned_core() {
     let (first, others) = (kernel.first(), kernel.online.difference(&kernel.first()));
     pods.put("worker.yaml", &worker("worker-0", "uid-1", others.len()));
     let settings = Settings::new(&tree.path, &pods, &CpuSet::new());
-    let agent = settings.with(&["--root", machine.root.path(), "--reconcile-seconds=1"]).start();
+    let agent = settings
+        .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
+        .start();
     let pod = tree.pod("", "uid-1");
     let main = tree.container(&pod, "main");
     tree.start(&main);
-    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     assert_eq!(status["reserved"], first.to_string());
 
     // More memory is no change of the machine.
     machine.write("node/node0/meminfo", "Node 0 MemTotal:  2000 kB");
     std::thread::sleep(Duration::from_millis(2500));
-    assert!(!agent.log().contains("the machine has changed"), "{}", agent.log());
+    assert!(
+        !agent.log().contains("the machine has changed"),
+        "{}",
+        agent.log()
+    );
 
     machine.write("cpu/online", &others.to_string());
-    let status =
-        agent.eventually("the first CPU is offline", |status| status["online"] == others.to_string());
-    assert_eq!(assigned(&status, "worker-0"), Some(others.clone()), "{status:#}");
+    let status = agent.eventually("the first CPU is offline", |status| {
+        status["online"] == others.to_string()
+    });
+    assert_eq!(
+        assigned(&status, "worker-0"),
+        Some(others.clone()),
+        "{status:#}"
+    );
     let status = agent.eventually("nothing is reserved", |status| status["reserved"] == "");
-    assert!(status["errors"].to_string().contains("no reserved CPU is online"), "{status:#}");
+    assert!(
+        status["errors"]
+            .to_string()
+            .contains("no reserved CPU is online"),
+        "{status:#}"
+    );
     // A further pod gets nothing.
     pods.put("late.yaml", &worker("late", "uid-2", 1));
     let late = tree.pod("", "uid-2");
@@ -103,7 +135,9 @@ fn default_reserved_cpus_never_move_onto_an_owned_core() {
     assert_eq!(assigned(&status, "late"), None);
 
     machine.write("cpu/online", &kernel.online.to_string());
-    let status = agent.eventually("it is reserved again", |status| status["reserved"] == first.to_string());
+    let status = agent.eventually("it is reserved again", |status| {
+        status["reserved"] == first.to_string()
+    });
     assert_eq!(assigned(&status, "worker-0"), Some(others));
     let changes = agent.log().matches("the machine has changed").count();
     assert_eq!(changes, 2, "{}", agent.log());

@@ -2,7 +2,9 @@
 
 use pinfold::cpu::CpuSet;
 
-use crate::agent::{Manifests, Settings, assigned, best_effort, container, in_force, worker, worker_with};
+use crate::agent::{
+    Manifests, Settings, assigned, best_effort, container, in_force, worker, worker_with,
+};
 use crate::kernel::{allowed, kernel_tests};
 
 #[test]
@@ -28,7 +30,11 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     let status = agent.eventually("the container is gone", |status| {
         container(status, "worker-0", "main").is_some_and(|one| one["cgroup"].is_null())
     });
-    assert_eq!(assigned(&status, "worker-0"), Some(own.clone()), "the CPUs stay claimed");
+    assert_eq!(
+        assigned(&status, "worker-0"),
+        Some(own.clone()),
+        "the CPUs stay claimed"
+    );
     assert!(allowed(web_pid).is_disjoint(&own));
 
     let second = tree.container(&pod, "main2");
@@ -39,7 +45,9 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     tree.remove(&pod);
     pods.remove("worker.yaml");
     agent.eventually("the CPUs are free", |status| status["exclusive"] == "");
-    agent.eventually("the other one has all CPUs", |_| allowed(web_pid) == kernel.online);
+    agent.eventually("the other one has all CPUs", |_| {
+        allowed(web_pid) == kernel.online
+    });
     assert_eq!(kernel.written(&web), kernel.online);
     agent.stop();
 }
@@ -57,22 +65,30 @@ fn an_annotation_releases_a_running_pod() {
     kernel.set_quota(&main, 1);
     let pid = tree.start(&main);
     agent.eventually("the worker is pinned, its quota lifted", |status| {
-        in_force(status, "worker-0") && kernel.quota(&main).is_none() && kernel.quota(&pod).is_none()
+        in_force(status, "worker-0")
+            && kernel.quota(&main).is_none()
+            && kernel.quota(&pod).is_none()
     });
     assert_eq!(allowed(pid).len(), 1);
 
-    pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 1, "pinfold.io/cpus: shared", ""));
+    pods.put(
+        "worker.yaml",
+        &worker_with("worker-0", "worker-uid", 1, "pinfold.io/cpus: shared", ""),
+    );
     let status = agent.eventually("the worker is shared", |status| {
         assigned(status, "worker-0").is_none() && allowed(pid) == kernel.online
     });
     agent.eventually("its quota is back", |_| {
         (kernel.quota(&main), kernel.quota(&pod)) == (Some(100_000), Some(100_000))
     });
-    let reason = container(&status, "worker-0", "main").unwrap()["entitlement"]["reason"].to_string();
+    let reason =
+        container(&status, "worker-0", "main").unwrap()["entitlement"]["reason"].to_string();
     assert!(reason.contains("pinfold.io/cpus"), "{reason}");
 
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
-    agent.eventually("and pinned again", |_| allowed(pid).len() == 1 && kernel.quota(&main).is_none());
+    agent.eventually("and pinned again", |_| {
+        allowed(pid).len() == 1 && kernel.quota(&main).is_none()
+    });
     agent.stop();
 }
 
@@ -102,7 +118,10 @@ fn too_few_cpus_are_waited_for() {
     let one = container(&status, "worker-1", "main").unwrap();
     assert_eq!(one["assigned"], serde_json::Value::Null);
     let note = one["note"].as_str().unwrap();
-    assert!(note.contains("shared pool") && note.contains("0 free"), "{note}");
+    assert!(
+        note.contains("shared pool") && note.contains("0 free"),
+        "{note}"
+    );
     assert_eq!(
         kernel.quota(&main),
         Some(u64::try_from(cpus).unwrap() * 100_000),
@@ -111,8 +130,9 @@ fn too_few_cpus_are_waited_for() {
 
     tree.remove(&first);
     pods.remove("a.yaml");
-    agent
-        .eventually("the second gets its CPUs", |status| in_force(status, "worker-1") && allowed(pid) == own);
+    agent.eventually("the second gets its CPUs", |status| {
+        in_force(status, "worker-1") && allowed(pid) == own
+    });
     agent.stop();
 }
 
@@ -126,14 +146,23 @@ fn a_manifest_that_cannot_be_read_takes_nothing_away() {
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
-    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own: CpuSet = assigned(&status, "worker-0").unwrap();
 
     // A new file that is no manifest, and one that was a good one before.
-    for (file, text) in [("broken.yaml", "kind: Pod\nmetadata: ["), ("worker.yaml", "kind: Deployment\n")] {
+    for (file, text) in [
+        ("broken.yaml", "kind: Pod\nmetadata: ["),
+        ("worker.yaml", "kind: Deployment\n"),
+    ] {
         pods.put(file, text);
         let status = agent.eventually("the file is named", |status| {
-            status["errors"].as_array().unwrap().iter().any(|error| error.as_str().unwrap().contains(file))
+            status["errors"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|error| error.as_str().unwrap().contains(file))
         });
         assert_eq!(assigned(&status, "worker-0"), Some(own.clone()));
         assert_eq!(allowed(pid), own);
@@ -145,7 +174,9 @@ fn a_manifest_that_cannot_be_read_takes_nothing_away() {
 
     pods.remove("broken.yaml");
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
-    agent.eventually("all is well", |status| status["errors"].as_array().unwrap().is_empty());
+    agent.eventually("all is well", |status| {
+        status["errors"].as_array().unwrap().is_empty()
+    });
     assert_eq!(agent.metric("pinfold_manifest_errors", &[]), Some(0.0));
     assert_eq!(allowed(pid), own);
     agent.stop();
@@ -161,9 +192,13 @@ fn what_is_no_file_blocks_nobody() {
     std::fs::create_dir(pods.path().join("folder.yaml")).unwrap();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
-    let status =
-        agent.eventually("the manifest is read", |status| container(status, "worker-0", "main").is_some());
+    let status = agent.eventually("the manifest is read", |status| {
+        container(status, "worker-0", "main").is_some()
+    });
     let errors = status["errors"].to_string();
-    assert!(errors.contains("pipe.yaml") && errors.contains("folder.yaml"), "{errors}");
+    assert!(
+        errors.contains("pipe.yaml") && errors.contains("folder.yaml"),
+        "{errors}"
+    );
     agent.stop();
 }

@@ -28,22 +28,34 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
     let of_pod = tree.pod("", "worker-0-uid");
     let main = tree.container(&of_pod, "main1");
     tree.start_in(&main, Some(&inside));
-    let listener = outside.run(|| TcpListener::bind((far, 0)).unwrap()).unwrap();
+    let listener = outside
+        .run(|| TcpListener::bind((far, 0)).unwrap())
+        .unwrap();
     let address = listener.local_addr().unwrap();
     let mut client = inside.run(|| TcpStream::connect(address).unwrap()).unwrap();
     let mut server = listener.accept().unwrap().0;
 
-    let settings = cluster.settings(&tree, &kernel).with(&["--connections=1", "--peers=8"]);
+    let settings = cluster
+        .settings(&tree, &kernel)
+        .with(&["--connections=1", "--peers=8"]);
     let agent = settings.start();
     let until = |wanted: f64| {
         let deadline = Instant::now() + patience();
         loop {
-            let labels = [("pod", "worker-0"), ("peer_pod", "worker-9"), ("peer_role", "worker")];
+            let labels = [
+                ("pod", "worker-0"),
+                ("peer_pod", "worker-9"),
+                ("peer_role", "worker"),
+            ];
             let seen = agent.metric(SENT, &labels);
             if seen == Some(wanted) {
                 return;
             }
-            assert!(Instant::now() < deadline, "{seen:?}, not {wanted}\n{}", agent.log());
+            assert!(
+                Instant::now() < deadline,
+                "{seen:?}, not {wanted}\n{}",
+                agent.log()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
     };

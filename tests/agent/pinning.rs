@@ -22,9 +22,14 @@ fn manifest_then_cgroup() {
     assert_eq!(allowed(web_pid), kernel.online);
     pods.put("web.yaml", &best_effort("web", "web-uid"));
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
-    let status =
-        agent.eventually("the worker is known", |status| container(status, "worker-0", "main").is_some());
-    assert_eq!(assigned(&status, "worker-0"), None, "nobody is narrowed for a pod without a cgroup");
+    let status = agent.eventually("the worker is known", |status| {
+        container(status, "worker-0", "main").is_some()
+    });
+    assert_eq!(
+        assigned(&status, "worker-0"),
+        None,
+        "nobody is narrowed for a pod without a cgroup"
+    );
     assert_eq!(allowed(web_pid), kernel.online);
 
     let pod = tree.pod("", "worker-uid");
@@ -59,13 +64,25 @@ fn manifest_then_cgroup() {
     assert_eq!(one["role"], "worker");
     assert_eq!(one["qos"], "Guaranteed");
     assert_eq!(one["cgroup"], main.as_str());
-    assert_eq!(container(&status, "web", "main").unwrap()["assigned"], serde_json::Value::Null);
+    assert_eq!(
+        container(&status, "web", "main").unwrap()["assigned"],
+        serde_json::Value::Null
+    );
     assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
 
     // What a plan says that begins with this node as it is: a newcomer's name comes first, and it changes nothing.
     pods.put("newcomer.yaml", &worker("newcomer", "newcomer-uid", 1));
     let mut plan = pinfold();
-    plan.args(["plan", "--live", "-o", "json", "--reserved", &others.to_string(), "--tree", &tree.path]);
+    plan.args([
+        "plan",
+        "--live",
+        "-o",
+        "json",
+        "--reserved",
+        &others.to_string(),
+        "--tree",
+        &tree.path,
+    ]);
     let output = plan.arg("--pods").arg(pods.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -79,22 +96,62 @@ fn manifest_then_cgroup() {
     );
     assert_eq!(of("newcomer")["exclusive"], false, "{planned:#}");
 
-    let labels = [("namespace", "train"), ("pod", "worker-0"), ("container", "main")];
-    assert_eq!(agent.metric("pinfold_container_cpus_assigned", &labels), Some(1.0));
-    assert_eq!(agent.metric("pinfold_container_cpus_allowed", &labels), Some(1.0));
-    assert_eq!(agent.metric("pinfold_pod_owned_cpus", &labels[..2]), Some(1.0));
-    assert!(agent.metric("pinfold_container_threads_expected", &labels).unwrap() >= 1.0);
-    assert_eq!(agent.metric("pinfold_container_threads", &labels), Some(1.0));
-    assert!(agent.metric("pinfold_container_context_switches_total", &labels).unwrap() > 0.0);
+    let labels = [
+        ("namespace", "train"),
+        ("pod", "worker-0"),
+        ("container", "main"),
+    ];
+    assert_eq!(
+        agent.metric("pinfold_container_cpus_assigned", &labels),
+        Some(1.0)
+    );
+    assert_eq!(
+        agent.metric("pinfold_container_cpus_allowed", &labels),
+        Some(1.0)
+    );
+    assert_eq!(
+        agent.metric("pinfold_pod_owned_cpus", &labels[..2]),
+        Some(1.0)
+    );
+    assert!(
+        agent
+            .metric("pinfold_container_threads_expected", &labels)
+            .unwrap()
+            >= 1.0
+    );
+    assert_eq!(
+        agent.metric("pinfold_container_threads", &labels),
+        Some(1.0)
+    );
+    assert!(
+        agent
+            .metric("pinfold_container_context_switches_total", &labels)
+            .unwrap()
+            > 0.0
+    );
     assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(13.0));
-    assert_eq!(agent.metric("pinfold_steps_total", &[("outcome", "failed")]).unwrap_or(0.0), 0.0);
+    assert_eq!(
+        agent
+            .metric("pinfold_steps_total", &[("outcome", "failed")])
+            .unwrap_or(0.0),
+        0.0
+    );
     assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(1.0));
     let window = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
-    assert!(window < 1.0, "pinned {window} s after its first instruction");
+    assert!(
+        window < 1.0,
+        "pinned {window} s after its first instruction"
+    );
     // Both are written as decimals and read back, each in its own way.
-    assert!((one["windowSeconds"].as_f64().unwrap() - window).abs() < 1e-9, "{one}");
+    assert!(
+        (one["windowSeconds"].as_f64().unwrap() - window).abs() < 1e-9,
+        "{one}"
+    );
     let web = [("pod", "web"), ("container", "main")];
-    assert_eq!(agent.metric("pinfold_container_cpus_assigned", &web), Some(0.0));
+    assert_eq!(
+        agent.metric("pinfold_container_cpus_assigned", &web),
+        Some(0.0)
+    );
     agent.stop();
 }
 
@@ -114,15 +171,34 @@ fn cgroup_then_manifest_with_a_sandbox() {
 
     // Two cgroups and no status: nothing tells which one is the container.
     pods.put("worker.yaml", &worker("worker-0", "0a-1b", 1));
-    agent.eventually("the pod is known", |status| assigned(status, "worker-0").is_some());
-    assert_eq!(allowed(pid), kernel.all_but_one(), "the claimed CPU is nobody's yet");
+    agent.eventually("the pod is known", |status| {
+        assigned(status, "worker-0").is_some()
+    });
+    assert_eq!(
+        allowed(pid),
+        kernel.all_but_one(),
+        "the claimed CPU is nobody's yet"
+    );
 
-    pods.put("worker.yaml", &worker_with("worker-0", "0a-1b", 1, "", "c0ffee"));
-    agent.eventually("the container is pinned", |status| in_force(status, "worker-0"));
+    pods.put(
+        "worker.yaml",
+        &worker_with("worker-0", "0a-1b", 1, "", "c0ffee"),
+    );
+    agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     assert_eq!(allowed(pid), kernel.last());
     assert_eq!(kernel.written(&main), kernel.last());
-    assert_eq!(allowed(pause_pid), kernel.all_but_one(), "the sandbox stays in the shared pool");
-    assert_eq!(kernel.effective(&pod), kernel.online, "the pod holds what its cgroups hold");
+    assert_eq!(
+        allowed(pause_pid),
+        kernel.all_but_one(),
+        "the sandbox stays in the shared pool"
+    );
+    assert_eq!(
+        kernel.effective(&pod),
+        kernel.online,
+        "the pod holds what its cgroups hold"
+    );
     agent.stop();
 }
 
@@ -133,18 +209,27 @@ fn systemd_names() {
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "8f0d6986-3554-402b", 1));
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
-    let web =
-        tree.make(&format!("{0}/kubepods-besteffort.slice/kubepods-besteffort-podbe_1.slice", tree.path));
+    let web = tree.make(&format!(
+        "{0}/kubepods-besteffort.slice/kubepods-besteffort-podbe_1.slice",
+        tree.path
+    ));
     let web = tree.make(&format!("{web}/cri-containerd-beef.scope"));
     let web_pid = tree.start(&web);
-    let pod = tree.make(&format!("{}/kubepods-pod8f0d6986_3554_402b.slice", tree.path));
+    let pod = tree.make(&format!(
+        "{}/kubepods-pod8f0d6986_3554_402b.slice",
+        tree.path
+    ));
     let main = tree.make(&format!("{pod}/cri-containerd-c0ffee.scope"));
     let pid = tree.start(&main);
-    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own = assigned(&status, "worker-0").unwrap();
     assert_eq!(own.len(), 1);
     assert_eq!(allowed(pid), own);
-    agent.eventually("the other one is moved away", |_| allowed(web_pid).is_disjoint(&own));
+    agent.eventually("the other one is moved away", |_| {
+        allowed(web_pid).is_disjoint(&own)
+    });
     agent.stop();
 }
 
@@ -164,12 +249,22 @@ fn a_live_plan_reserves_no_core_that_is_owned() {
     });
     agent.stop();
     let mut plan = pinfold();
-    plan.args(["plan", "--live", "-o", "json", "--tree", &tree.path, "--pods"]).arg(pods.path());
+    plan.args([
+        "plan", "--live", "-o", "json", "--tree", &tree.path, "--pods",
+    ])
+    .arg(pods.path());
     let output = plan.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let reserved: CpuSet = planned["reserved"].as_str().unwrap().parse().unwrap();
-    assert!(!reserved.is_empty() && reserved.is_disjoint(&kernel.first()), "{planned:#}");
+    assert!(
+        !reserved.is_empty() && reserved.is_disjoint(&kernel.first()),
+        "{planned:#}"
+    );
     let own = &planned["containers"][0]["cpus"];
     assert_eq!(own, &kernel.first().to_string(), "{planned:#}");
 }

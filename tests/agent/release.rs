@@ -10,8 +10,15 @@ use crate::agent::{Manifests, Settings, best_effort, in_force, pinfold, worker};
 use crate::kernel::{allowed, kernel_tests};
 
 fn release(tree: &str, more: &[&str]) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } =
-        pinfold().args(["release", "--tree", tree]).args(more).output().unwrap();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = pinfold()
+        .args(["release", "--tree", tree])
+        .args(more)
+        .output()
+        .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }
@@ -37,7 +44,12 @@ fn puts_everything_back() {
     let state = || -> Vec<(CpuSet, CpuSet, Option<u64>, Option<String>)> {
         let one = |path: &&String| {
             let cpus = kernel.cgroups.cpuset(path).unwrap();
-            (cpus.cpus, cpus.effective, kernel.quota(path), kernel.cgroups.mark(path).unwrap())
+            (
+                cpus.cpus,
+                cpus.effective,
+                kernel.quota(path),
+                kernel.cgroups.mark(path).unwrap(),
+            )
         };
         paths.iter().map(one).collect()
     };
@@ -50,22 +62,39 @@ fn puts_everything_back() {
     });
 
     let (code, out, error) = release(&tree.path, &[]);
-    assert_eq!((code, out.as_str()), (Some(2), ""), "not while an agent runs");
-    assert!(error.contains("another pinfold") && error.contains("stop it first"), "{error}");
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(2), ""),
+        "not while an agent runs"
+    );
+    assert!(
+        error.contains("another pinfold") && error.contains("stop it first"),
+        "{error}"
+    );
     agent.stop();
 
     let pinned = state();
     assert_ne!(pinned, before);
     let (code, out, error) = release(&tree.path, &["--dry-run"]);
     assert_eq!(code, Some(0), "{error}");
-    assert!(out.contains(&main) && out.contains("would be done"), "{out}");
+    assert!(
+        out.contains(&main) && out.contains("would be done"),
+        "{out}"
+    );
     assert_eq!(state(), pinned, "a dry run changes nothing");
 
     let (code, out, error) = release(&tree.path, &["-o", "json"]);
     assert_eq!(code, Some(0), "{error}");
     let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(answer["dryRun"], false);
-    assert!(answer["steps"].as_array().unwrap().iter().all(|step| step["error"].is_null()), "{out}");
+    assert!(
+        answer["steps"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|step| step["error"].is_null()),
+        "{out}"
+    );
     assert_eq!(state(), before, "everything is as it was");
     assert_eq!(allowed(pids[0]), kernel.online);
 
@@ -94,11 +123,18 @@ fn removes_monitoring_groups_of_ours_alone() {
     let more = ["--root", root.path().to_str().unwrap()];
     let (code, out, error) = release(&tree.path, &[&more[..], &["--dry-run"]].concat());
     assert_eq!(code, Some(0), "{error}");
-    assert!(out.contains("remove monitoring group pinfold-uid-main\n"), "{out}");
+    assert!(
+        out.contains("remove monitoring group pinfold-uid-main\n"),
+        "{out}"
+    );
     assert_eq!(names(), ["pinfold-uid-main", "theirs"]);
     let (code, out, error) = release(&tree.path, &[&more[..], &["-o", "json"]].concat());
     assert_eq!(code, Some(0), "{error}");
     let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(answer["monitoringGroups"], serde_json::json!(["pinfold-uid-main"]), "{out}");
+    assert_eq!(
+        answer["monitoringGroups"],
+        serde_json::json!(["pinfold-uid-main"]),
+        "{out}"
+    );
     assert_eq!(names(), ["theirs"]);
 }

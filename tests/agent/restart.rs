@@ -27,16 +27,31 @@ fn settle(kernel: &Kernel, tree: &mut Tree<'_>, pods: &Manifests, agent: &Agent)
             && kernel.effective(&web).is_disjoint(&kernel.effective(&main))
     });
     let own = assigned(&status, "worker-0").unwrap();
-    Scene { paths: vec![pod, main, web_pod, web], pids, own }
+    Scene {
+        paths: vec![pod, main, web_pod, web],
+        pids,
+        own,
+    }
 }
 
 /// All that Pinfold may write, as it is now.
 fn state(kernel: &Kernel, scene: &Scene) -> Vec<String> {
     let describe = |path: &String| {
-        let (cpus, quota) = (kernel.cgroups.cpuset(path).unwrap(), kernel.cgroups.quota(path).unwrap());
-        format!("{path}: {cpus:?} {quota:?} {:?}", kernel.cgroups.mark(path).unwrap())
+        let (cpus, quota) = (
+            kernel.cgroups.cpuset(path).unwrap(),
+            kernel.cgroups.quota(path).unwrap(),
+        );
+        format!(
+            "{path}: {cpus:?} {quota:?} {:?}",
+            kernel.cgroups.mark(path).unwrap()
+        )
     };
-    scene.paths.iter().map(describe).chain(scene.pids.iter().map(|pid| allowed(*pid).to_string())).collect()
+    scene
+        .paths
+        .iter()
+        .map(describe)
+        .chain(scene.pids.iter().map(|pid| allowed(*pid).to_string()))
+        .collect()
 }
 
 #[test]
@@ -50,25 +65,45 @@ fn moves_nothing() {
     let before = state(&kernel, &scene);
 
     agent.stop();
-    assert_eq!(state(&kernel, &scene), before, "SIGTERM leaves every assignment");
+    assert_eq!(
+        state(&kernel, &scene),
+        before,
+        "SIGTERM leaves every assignment"
+    );
 
     for end in ["SIGTERM", "SIGKILL"] {
         let agent = settings.clone().with(&["--reconcile-seconds", "1"]).start();
         agent.eventually("the worker has its CPU", |status| {
             assigned(status, "worker-0") == Some(scene.own.clone())
         });
-        let timer = || agent.metric("pinfold_reconcile_total", &[("reason", "timer")]).unwrap_or(0.0);
+        let timer = || {
+            agent
+                .metric("pinfold_reconcile_total", &[("reason", "timer")])
+                .unwrap_or(0.0)
+        };
         agent.eventually("a reconcile by the clock", |_| timer() >= 1.0);
-        assert_eq!(agent.metric("pinfold_steps_total", &[]), None, "no writes after a restart");
+        assert_eq!(
+            agent.metric("pinfold_steps_total", &[]),
+            None,
+            "no writes after a restart"
+        );
         assert_eq!(agent.metric("pinfold_drift_total", &[]), Some(0.0));
-        assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(0.0), "its window was not seen");
+        assert_eq!(
+            agent.metric("pinfold_window_seconds_count", &[]),
+            Some(0.0),
+            "its window was not seen"
+        );
         assert_eq!(state(&kernel, &scene), before, "a restart moves nothing");
         if end == "SIGTERM" {
             agent.stop();
         } else {
             agent.kill();
         }
-        assert_eq!(state(&kernel, &scene), before, "{end} leaves every assignment");
+        assert_eq!(
+            state(&kernel, &scene),
+            before,
+            "{end} leaves every assignment"
+        );
     }
 }
 
@@ -85,11 +120,15 @@ fn pods_nobody_tells_of_keep_what_they_have() {
 
     let empty = Manifests::new();
     let agent = Settings::new(&tree.path, &empty, &kernel.first()).start();
-    let status =
-        agent.eventually("the pod is listed", |status| !status["strangers"].as_array().unwrap().is_empty());
+    let status = agent.eventually("the pod is listed", |status| {
+        !status["strangers"].as_array().unwrap().is_empty()
+    });
     let stranger = &status["strangers"][0];
     assert_eq!(stranger["cgroup"], scene.paths[0].as_str());
-    assert_eq!((&stranger["namespace"], &stranger["pod"]), (&"train".into(), &"worker-0".into()));
+    assert_eq!(
+        (&stranger["namespace"], &stranger["pod"]),
+        (&"train".into(), &"worker-0".into())
+    );
     assert_eq!(stranger["cpus"], scene.own.to_string());
     assert_eq!(status["exclusive"], scene.own.to_string());
     assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
@@ -98,6 +137,8 @@ fn pods_nobody_tells_of_keep_what_they_have() {
     // When its cgroup goes, so does its claim.
     tree.remove(&scene.paths[0]);
     agent.eventually("its CPUs are free", |status| status["exclusive"] == "");
-    agent.eventually("the other one has all CPUs", |_| allowed(scene.pids[1]) == kernel.online);
+    agent.eventually("the other one has all CPUs", |_| {
+        allowed(scene.pids[1]) == kernel.online
+    });
     agent.stop();
 }

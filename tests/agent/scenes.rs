@@ -42,10 +42,13 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own = assigned(&status, "worker-0").unwrap();
-    let status =
-        agent.eventually("the node has its place", |status| status["cluster"]["scene"]["phase"] == "placed");
+    let status = agent.eventually("the node has its place", |status| {
+        status["cluster"]["scene"]["phase"] == "placed"
+    });
     assert_eq!(
         status["cluster"]["scene"]["slot"],
         json!({"scene": "2", "case": "3", "type": "1", "index": 0})
@@ -53,11 +56,27 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     assert_eq!(labels(), place);
     let claim = claims();
     assert_eq!(claim.len(), 1);
-    assert_eq!(claim[0]["metadata"]["ownerReferences"][0]["uid"], json!("uid-1"));
-    assert!(cluster.event(&agent, "Labelled", NODE).contains("scene 2"), "{:?}", cluster.events());
-    let slot = [("plan", "p"), ("scene", "2"), ("case", "3"), ("type", "1"), ("index", "0")];
+    assert_eq!(
+        claim[0]["metadata"]["ownerReferences"][0]["uid"],
+        json!("uid-1")
+    );
+    assert!(
+        cluster.event(&agent, "Labelled", NODE).contains("scene 2"),
+        "{:?}",
+        cluster.events()
+    );
+    let slot = [
+        ("plan", "p"),
+        ("scene", "2"),
+        ("case", "3"),
+        ("type", "1"),
+        ("index", "0"),
+    ];
     assert_eq!(agent.metric("pinfold_scene_info", &slot), Some(1.0));
-    assert_eq!(agent.metric("pinfold_scene_phase", &[("phase", "placed")]), Some(1.0));
+    assert_eq!(
+        agent.metric("pinfold_scene_phase", &[("phase", "placed")]),
+        Some(1.0)
+    );
 
     // At rest nothing is written, and an end or a restart changes nothing.
     two_reconciles(&agent);
@@ -65,15 +84,30 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     two_reconciles(&agent);
     agent.stop();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the node has its place", |status| status["cluster"]["scene"]["phase"] == "placed");
+    agent.eventually("the node has its place", |status| {
+        status["cluster"]["scene"]["phase"] == "placed"
+    });
     agent.stop();
     assert_eq!(cluster.writes(), Vec::<String>::new());
     assert_eq!((labels(), allowed(pid)), (place, own));
 
     let release = |more: &[&str]| {
         let mut command = pinfold();
-        command.args(["release", "--cluster", "--tree", &tree.path, "--node-name", NODE, "-o", "json"]);
-        let output = command.args(["--kubeconfig", &cluster.kubeconfig()]).args(more).output().unwrap();
+        command.args([
+            "release",
+            "--cluster",
+            "--tree",
+            &tree.path,
+            "--node-name",
+            NODE,
+            "-o",
+            "json",
+        ]);
+        let output = command
+            .args(["--kubeconfig", &cluster.kubeconfig()])
+            .args(more)
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
@@ -126,7 +160,11 @@ fn a_node_that_comes_back_gets_its_old_place() {
     agent.stop();
     forget("uid-2");
     let agent = start();
-    assert_eq!(place(&agent.eventually("it has its place", placed)), Some(0), "the one that it had");
+    assert_eq!(
+        place(&agent.eventually("it has its place", placed)),
+        Some(0),
+        "the one that it had"
+    );
     agent.stop();
     // A release leaves nothing to go by.
     let mut release = pinfold();

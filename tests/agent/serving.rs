@@ -25,7 +25,12 @@ fn answers() {
         ("GET", "/readyz", 200, "ready"),
         ("GET", "/", 200, "/metrics"),
         ("GET", "/metrics", 200, "# TYPE pinfold_node_cpus gauge"),
-        ("GET", "/metrics?name=x", 200, "# TYPE pinfold_node_cpus gauge"),
+        (
+            "GET",
+            "/metrics?name=x",
+            200,
+            "# TYPE pinfold_node_cpus gauge",
+        ),
         ("GET", "/status", 200, "\"enforcement\": \"cpuset\""),
         ("GET", "/nothing", 404, "/metrics"),
         ("POST", "/metrics", 405, "only GET"),
@@ -36,20 +41,40 @@ fn answers() {
         let answer = ask(agent.address, method, path).unwrap();
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         assert!(answer.body.contains(says), "{method} {path}: {answer:?}");
-        assert_eq!(method == "HEAD", answer.body.is_empty(), "{method} {path}: {answer:?}");
-        assert_eq!(status == 405, answer.head.contains("\r\nallow: get, head"), "{answer:?}");
+        assert_eq!(
+            method == "HEAD",
+            answer.body.is_empty(),
+            "{method} {path}: {answer:?}"
+        );
+        assert_eq!(
+            status == 405,
+            answer.head.contains("\r\nallow: get, head"),
+            "{answer:?}"
+        );
     }
     let metrics = ask(agent.address, "HEAD", "/metrics").unwrap();
-    assert!(metrics.head.contains("content-type: text/plain; version=0.0.4"), "{metrics:?}");
+    assert!(
+        metrics
+            .head
+            .contains("content-type: text/plain; version=0.0.4"),
+        "{metrics:?}"
+    );
     let status = ask(agent.address, "GET", "/status").unwrap();
-    assert!(status.head.contains("content-type: application/json"), "{status:?}");
+    assert!(
+        status.head.contains("content-type: application/json"),
+        "{status:?}"
+    );
 
     // What is no HTTP is refused, and nobody else notices.
     let mut stream = TcpStream::connect(agent.address).unwrap();
     stream.write_all(b"\x16\x03\x01hello\r\n\r\n").unwrap();
     let mut text = Vec::new();
     let _ = stream.read_to_end(&mut text);
-    assert!(text.is_empty() || text.starts_with(b"HTTP/1.1 400"), "{:?}", String::from_utf8_lossy(&text));
+    assert!(
+        text.is_empty() || text.starts_with(b"HTTP/1.1 400"),
+        "{:?}",
+        String::from_utf8_lossy(&text)
+    );
     assert_eq!(agent.get("/healthz").status, 200);
     agent.stop();
 }
@@ -62,17 +87,34 @@ fn explains_the_pods_of_its_node() {
     let agent = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
     let explain = |args: &[&str]| {
         let address = agent.address.to_string();
-        let output = pinfold().arg("explain").args(args).args(["--agent", &address]).output().unwrap();
+        let output = pinfold()
+            .arg("explain")
+            .args(args)
+            .args(["--agent", &address])
+            .output()
+            .unwrap();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        (output.status.code(), text(&output.stdout), text(&output.stderr))
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
     };
     let (code, out, error) = explain(&["worker-0"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
-    assert_eq!(error, "pinfold: no pod worker-0 on this node: there is none at all\n");
+    assert_eq!(
+        error,
+        "pinfold: no pod worker-0 on this node: there is none at all\n"
+    );
     pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
-    agent.eventually("it is known", |status| container(status, "worker-0", "main").is_some());
+    agent.eventually("it is known", |status| {
+        container(status, "worker-0", "main").is_some()
+    });
     let (code, out, _) = explain(&["worker-0"]);
-    assert!(code == Some(0) && out.contains("  CPUs     none yet\n"), "{out}");
+    assert!(
+        code == Some(0) && out.contains("  CPUs     none yet\n"),
+        "{out}"
+    );
     pods.put("web.yaml", &best_effort("web", "explained-too"));
     let pod = tree.pod("", "explained");
     let main = tree.container(&pod, "main");
@@ -81,17 +123,32 @@ fn explains_the_pods_of_its_node() {
     let (code, out, error) = explain(&["train/worker-0"]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let own = format!("  CPUs     {}, its own", kernel.last());
-    assert!(out.starts_with("Pod train/worker-0 is Guaranteed. Role worker") && out.contains(&own), "{out}");
-    assert!(out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"), "{out}");
+    assert!(
+        out.starts_with("Pod train/worker-0 is Guaranteed. Role worker") && out.contains(&own),
+        "{out}"
+    );
+    assert!(
+        out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"),
+        "{out}"
+    );
     let seen = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
     assert!(out.contains(seen), "{out}");
     let (code, out, _) = explain(&["worker-0", "-o", "json"]);
     let told: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, told[0]["assigned"].as_str()), (Some(0), Some(kernel.last().to_string().as_str())));
-    assert_eq!(told[0]["seen"]["verdict"]["finding"], "fewer than expected", "{out}");
+    assert_eq!(
+        (code, told[0]["assigned"].as_str()),
+        (Some(0), Some(kernel.last().to_string().as_str()))
+    );
+    assert_eq!(
+        told[0]["seen"]["verdict"]["finding"], "fewer than expected",
+        "{out}"
+    );
     let (code, _, error) = explain(&["ps-0"]);
     assert_eq!(code, Some(2));
-    assert!(error.contains("there are: ") && error.contains("train/web"), "{error}");
+    assert!(
+        error.contains("there are: ") && error.contains("train/web"),
+        "{error}"
+    );
     agent.stop();
 }
 
@@ -112,17 +169,33 @@ fn slow_clients_hold_nobody_up() {
     let few = slow(10, "GET /metrics HTTP/1.1\r\nHost: slow");
     let start = Instant::now();
     assert_eq!(agent.get("/metrics").status, 200);
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        start.elapsed()
+    );
     // More clients than are served at once: clients that send half a request, nothing, or never read an answer.
-    for text in ["GET /metrics HTTP/1.1\r\nHost: slow", "", "GET /metrics HTTP/1.1\r\nHost: slow\r\n\r\n"] {
+    for text in [
+        "GET /metrics HTTP/1.1\r\nHost: slow",
+        "",
+        "GET /metrics HTTP/1.1\r\nHost: slow\r\n\r\n",
+    ] {
         let many = slow(40, text);
         let start = Instant::now();
         assert_eq!(agent.get("/metrics").status, 200);
-        assert!(start.elapsed() < Duration::from_secs(1), "{text:?}: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(1),
+            "{text:?}: {:?}",
+            start.elapsed()
+        );
         for path in ["/healthz", "/readyz"] {
             let start = Instant::now();
             assert_eq!(agent.get(path).status, 200);
-            assert!(start.elapsed() < Duration::from_secs(1), "{text:?} {path}: {:?}", start.elapsed());
+            assert!(
+                start.elapsed() < Duration::from_secs(1),
+                "{text:?} {path}: {:?}",
+                start.elapsed()
+            );
         }
         drop(many);
     }
@@ -136,7 +209,9 @@ fn a_reconciler_that_hangs_is_unhealthy_and_named() {
     let tree = kernel.tree();
     let (pods, root) = (Manifests::new(), Root::new());
     let settings = Settings::new(&tree.path, &pods, &kernel.first());
-    let agent = settings.with(&["--root", root.path(), "--reconcile-seconds", "1"]).start();
+    let agent = settings
+        .with(&["--root", root.path(), "--reconcile-seconds", "1"])
+        .start();
     assert_eq!(agent.get("/healthz").status, 200);
     let _pipe = root.hang();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -163,7 +238,12 @@ fn is_not_ready_before_it_has_read_the_manifests() {
     let pods = Manifests::new();
     // So many pods that reading them takes a while.
     let many: String = (0..20_000)
-        .map(|number| format!("---\n{}", best_effort(&format!("p{number}"), &format!("u{number}"))))
+        .map(|number| {
+            format!(
+                "---\n{}",
+                best_effort(&format!("p{number}"), &format!("u{number}"))
+            )
+        })
         .collect();
     pods.put("many.yaml", &many);
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start_early();
@@ -174,7 +254,10 @@ fn is_not_ready_before_it_has_read_the_manifests() {
     }
     // The startup probe decides how long that may take.
     let answer = agent.get("/healthz");
-    assert!(answer.status == 503 && answer.body.starts_with("starting: "), "{answer:?}");
+    assert!(
+        answer.status == 503 && answer.body.starts_with("starting: "),
+        "{answer:?}"
+    );
     // And it ends at once, whatever it is doing.
     agent.stop();
 }
@@ -202,13 +285,16 @@ fn ends_at_once_in_the_middle_of_a_burst() {
 
 #[test]
 fn leaves_a_containers_cgroup_namespace() {
-    let Some(_kernel) = kernel_tests() else { return };
+    let Some(_kernel) = kernel_tests() else {
+        return;
+    };
     // What /proc is to a thread whose first process is this one.
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("proc")).unwrap();
-    for (name, target) in
-        [("1", format!("/proc/{}", std::process::id())), ("self", "/proc/thread-self".to_owned())]
-    {
+    for (name, target) in [
+        ("1", format!("/proc/{}", std::process::id())),
+        ("self", "/proc/thread-self".to_owned()),
+    ] {
         std::os::unix::fs::symlink(target, root.path().join("proc").join(name)).unwrap();
     }
     let namespace = || std::fs::read_link("/proc/thread-self/ns/cgroup").unwrap();
@@ -224,7 +310,10 @@ fn leaves_a_containers_cgroup_namespace() {
         });
     });
     let nowhere = tempfile::tempdir().unwrap();
-    assert!(!join_host(nowhere.path()).unwrap(), "no process is there to join");
+    assert!(
+        !join_host(nowhere.path()).unwrap(),
+        "no process is there to join"
+    );
 }
 
 #[test]
@@ -237,7 +326,10 @@ fn one_agent_on_a_node() {
     let Output { status, stderr, .. } = settings.command().output().unwrap();
     let error = String::from_utf8(stderr).unwrap();
     assert_eq!(status.code(), Some(2), "{error}");
-    assert!(error.contains("another pinfold owns the cgroups"), "{error}");
+    assert!(
+        error.contains("another pinfold owns the cgroups"),
+        "{error}"
+    );
     assert_eq!(agent.get("/healthz").status, 200);
     agent.stop();
 }
@@ -254,12 +346,18 @@ fn a_port_that_is_taken() {
     // The later flag would be a mistake, so the setting comes from where nothing else sets it.
     let args: Vec<_> = command.get_args().skip(3).map(ToOwned::to_owned).collect();
     command = pinfold();
-    command.arg("run").args(args).env("PINFOLD_LISTEN", &address);
+    command
+        .arg("run")
+        .args(args)
+        .env("PINFOLD_LISTEN", &address);
     let Output { status, stderr, .. } = command.output().unwrap();
     let error = String::from_utf8(stderr).unwrap();
     assert_eq!(status.code(), Some(2), "{error}");
     let last = error.lines().last().unwrap();
-    assert!(last.starts_with("pinfold: ") && last.contains(&address) && last.contains("--listen"), "{error}");
+    assert!(
+        last.starts_with("pinfold: ") && last.contains(&address) && last.contains("--listen"),
+        "{error}"
+    );
 }
 
 /// An agent with a pinned worker and another pod: every family has something to show.
@@ -277,7 +375,11 @@ fn busy(check: impl FnOnce(&Agent, &str)) {
     }
     agent.eventually("all is settled", |status| {
         in_force(status, "worker-0")
-            && status["containers"].as_array().unwrap().iter().all(|one| one["running"] == true)
+            && status["containers"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|one| one["running"] == true)
     });
     check(&agent, &agent.get("/metrics").body);
     agent.stop();
@@ -292,10 +394,26 @@ pub(crate) fn promtool(text: &str) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
-    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let Output { status, stdout, stderr } = promtool.wait_with_output().unwrap();
-    let says = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success() && says.is_empty(), "{status}: {says}\n{text}");
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = promtool.wait_with_output().unwrap();
+    let says = format!(
+        "{}{}",
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr)
+    );
+    assert!(
+        status.success() && says.is_empty(),
+        "{status}: {says}\n{text}"
+    );
 }
 
 #[test]
@@ -305,32 +423,62 @@ fn promtool_finds_nothing() {
 
 /// The series of a page, without those that are other in each scrape.
 fn series(text: &str) -> Vec<&str> {
-    let varies = ["pinfold_collector_", "pinfold_nri_", "process_", "pinfold_reconcile"];
-    let lasts = |line: &&str| !line.starts_with('#') && !varies.iter().any(|name| line.starts_with(name));
-    text.lines().filter(lasts).filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect()
+    let varies = [
+        "pinfold_collector_",
+        "pinfold_nri_",
+        "process_",
+        "pinfold_reconcile",
+    ];
+    let lasts =
+        |line: &&str| !line.starts_with('#') && !varies.iter().any(|name| line.starts_with(name));
+    text.lines()
+        .filter(lasts)
+        .filter_map(|line| Some(line.rsplit_once(' ')?.0))
+        .collect()
 }
 
 #[test]
 fn whoever_asks_gets_the_format_that_he_prefers() {
     busy(|agent, text| {
-        let accept =
-            "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3\r\n";
+        let accept = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3\r\n";
         let (head, body) = exchange(agent.address, "GET", "/metrics", accept).unwrap();
-        assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+        assert!(
+            head.contains("content-type: application/openmetrics-text; version=1.0.0"),
+            "{head}"
+        );
         let open = String::from_utf8(body).unwrap();
-        assert!(open.ends_with("\n# EOF\n") && open.contains("\n# TYPE pinfold_pod info\n"), "{open}");
-        assert!(open.contains("\n# TYPE pinfold_container_cpu_usage_seconds counter\n"), "{open}");
+        assert!(
+            open.ends_with("\n# EOF\n") && open.contains("\n# TYPE pinfold_pod info\n"),
+            "{open}"
+        );
+        assert!(
+            open.contains("\n# TYPE pinfold_container_cpu_usage_seconds counter\n"),
+            "{open}"
+        );
         // There, the bounds of a histogram are seen to be floats.
-        assert!(open.contains("pinfold_window_seconds_bucket{le=\"1.0\"} "), "{open}");
-        let as_text = |open: &str| open.replace("le=\"1.0\"", "le=\"1\"").replace("le=\"10.0\"", "le=\"10\"");
+        assert!(
+            open.contains("pinfold_window_seconds_bucket{le=\"1.0\"} "),
+            "{open}"
+        );
+        let as_text = |open: &str| {
+            open.replace("le=\"1.0\"", "le=\"1\"")
+                .replace("le=\"10.0\"", "le=\"10\"")
+        };
         assert_eq!(series(&as_text(&open)), series(text));
         let headers = format!("{accept}Accept-Encoding: gzip\r\n");
         let (head, body) = exchange(agent.address, "GET", "/metrics", &headers).unwrap();
         assert!(head.contains("content-encoding: gzip"), "{head}");
         let mut unpacked = String::new();
-        flate2::read::GzDecoder::new(body.as_slice()).read_to_string(&mut unpacked).unwrap();
+        flate2::read::GzDecoder::new(body.as_slice())
+            .read_to_string(&mut unpacked)
+            .unwrap();
         assert_eq!(series(&as_text(&unpacked)), series(text));
-        assert!(body.len() * 3 < unpacked.len(), "{} of {} bytes", body.len(), unpacked.len());
+        assert!(
+            body.len() * 3 < unpacked.len(),
+            "{} of {} bytes",
+            body.len(),
+            unpacked.len()
+        );
     });
 }
 
@@ -339,8 +487,10 @@ fn whoever_asks_gets_the_format_that_he_prefers() {
 fn scrapes_within_a_second_share_what_was_collected() {
     busy(|agent, _| {
         let cost = |text: &str| {
-            let of =
-                |line: &str| line.strip_prefix("pinfold_collector_cpu_seconds_total{").map(str::to_owned);
+            let of = |line: &str| {
+                line.strip_prefix("pinfold_collector_cpu_seconds_total{")
+                    .map(str::to_owned)
+            };
             text.lines().filter_map(of).collect::<Vec<_>>()
         };
         let scrape = || cost(&agent.get("/metrics").body);
@@ -364,8 +514,16 @@ fn a_page_keeps_to_the_scrapers_timeout() {
         let (head, body) = exchange(agent.address, "GET", "/metrics", header).unwrap();
         let text = String::from_utf8(body).unwrap();
         assert!(head.contains("200 OK"), "{head}");
-        assert!(text.contains("pinfold_collector_success{collector=\"network\"} 0\n"), "{text}");
-        assert!(agent.get("/metrics").body.contains("pinfold_collector_success{collector=\"network\"} 1\n"));
+        assert!(
+            text.contains("pinfold_collector_success{collector=\"network\"} 0\n"),
+            "{text}"
+        );
+        assert!(
+            agent
+                .get("/metrics")
+                .body
+                .contains("pinfold_collector_success{collector=\"network\"} 1\n")
+        );
     });
 }
 
@@ -374,15 +532,19 @@ fn families_are_as_the_table_says() {
     busy(|_, text| {
         let mut seen = 0;
         for family in FAMILIES {
-            let series: Vec<&str> =
-                text.lines().filter(|line| line.split(['{', ' ']).next() == Some(family.name)).collect();
+            let series: Vec<&str> = text
+                .lines()
+                .filter(|line| line.split(['{', ' ']).next() == Some(family.name))
+                .collect();
             let network = ["pinfold_pod_network_", "pinfold_pod_tcp_"];
-            let network =
-                network.iter().any(|name| family.name.starts_with(name)) && family.kind == Kind::Counter;
+            let network = network.iter().any(|name| family.name.starts_with(name))
+                && family.kind == Kind::Counter;
             // The pods of this test use the node's network, whose counters are not theirs; and what this machine does not
             // offer has a reason instead.
             let reason = |collector: &str| {
-                text.contains(&format!("pinfold_collector_unsupported{{collector=\"{collector}\",reason=\""))
+                text.contains(&format!(
+                    "pinfold_collector_unsupported{{collector=\"{collector}\",reason=\""
+                ))
             };
             let missing = match family.name {
                 "pinfold_container_pressure_seconds_total" => reason("pressure"),
@@ -407,9 +569,13 @@ fn families_are_as_the_table_says() {
                 // Nobody has asked for looks at connections.
                 "pinfold_pod_tcp_connections" | "pinfold_pod_tcp_rtt_seconds" => true,
                 name if name.starts_with("pinfold_peer_") => true,
-                name if name.starts_with("pinfold_node_rdma_") => reason("rdma") || series.is_empty(),
+                name if name.starts_with("pinfold_node_rdma_") => {
+                    reason("rdma") || series.is_empty()
+                }
                 name if name.starts_with("pinfold_pod_rdma_") => series.is_empty(),
-                "pinfold_collector_unsupported" => !text.contains("\npinfold_collector_unsupported{"),
+                "pinfold_collector_unsupported" => {
+                    !text.contains("\npinfold_collector_unsupported{")
+                }
                 _ => network,
             };
             assert_eq!(series.is_empty(), missing, "{}\n{text}", family.name);
@@ -422,25 +588,36 @@ fn families_are_as_the_table_says() {
                 Kind::Gauge | Kind::Info => "gauge",
                 Kind::Histogram => "histogram",
             };
-            assert!(text.contains(&format!("# TYPE {} {kind}\n", family.name)), "{}", family.name);
-            assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
+            assert!(
+                text.contains(&format!("# TYPE {} {kind}\n", family.name)),
+                "{}",
+                family.name
+            );
+            assert!(
+                text.contains(&format!("# HELP {} {}\n", family.name, family.help)),
+                "{}",
+                family.name
+            );
             let mut wanted = family.labels.to_vec();
             wanted.sort_unstable();
             for line in series {
-                let labels =
-                    line.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |it| it.0);
-                let mut names: Vec<&str> =
-                    labels.split("\",").filter_map(|label| Some(label.split_once("=\"")?.0)).collect();
+                let labels = line
+                    .split_once('{')
+                    .and_then(|(_, rest)| rest.rsplit_once('}'))
+                    .map_or("", |it| it.0);
+                let mut names: Vec<&str> = labels
+                    .split("\",")
+                    .filter_map(|label| Some(label.split_once("=\"")?.0))
+                    .collect();
                 names.sort_unstable();
                 assert_eq!(names, wanted, "{line}");
             }
         }
         assert!(seen > 15, "{seen} families only");
         let tabled = |name: &str| FAMILIES.iter().any(|family| family.name == name);
-        for line in text
-            .lines()
-            .filter(|line| line.starts_with("pinfold_container_") || line.starts_with("pinfold_pod_"))
-        {
+        for line in text.lines().filter(|line| {
+            line.starts_with("pinfold_container_") || line.starts_with("pinfold_pod_")
+        }) {
             let name = line.split(['{', ' ']).next().unwrap();
             assert!(tabled(name), "{name} is not in the table");
         }

@@ -24,7 +24,10 @@ fn switches_are_those_that_perf_counts() {
     let spawn = Spawn {
         program: "/usr/bin/perl".into(),
         // It waits for nothing, again and again.
-        args: vec!["-e".into(), "select(undef, undef, undef, 0.002) while 1".into()],
+        args: vec![
+            "-e".into(),
+            "select(undef, undef, undef, 0.002) while 1".into(),
+        ],
         env: BTreeMap::new(),
         cgroup_procs: kernel.cgroups.procs_files(&main),
         netns: None,
@@ -34,7 +37,11 @@ fn switches_are_those_that_perf_counts() {
     let launcher = Launcher::new().unwrap();
     let process = launcher.spawn(spawn).unwrap();
     let pid = Pid::from_raw(i32::try_from(process.pid()).unwrap());
-    let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
+    let sources = Sources::new(
+        kernel.cgroups.clone(),
+        Proc::new(Path::new("/")),
+        Path::new("/"),
+    );
     let snapshot = snapshot(&kernel, &[state("a", &main, &kernel.online)]);
     let scrape = || {
         let text = sources.collect(&snapshot).text(Format::Text);
@@ -51,7 +58,17 @@ fn switches_are_those_that_perf_counts() {
     pause(Signal::SIGSTOP);
     let before = scrape();
     let perf = Command::new("perf")
-        .args(["stat", "-x,", "-e", "context-switches", "-p", &pid.to_string(), "--", "sleep", "4"])
+        .args([
+            "stat",
+            "-x,",
+            "-e",
+            "context-switches",
+            "-p",
+            &pid.to_string(),
+            "--",
+            "sleep",
+            "4",
+        ])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -63,7 +80,13 @@ fn switches_are_those_that_perf_counts() {
     let said = perf.wait_with_output().unwrap();
     let after = scrape();
     let said = String::from_utf8_lossy(&said.stderr);
-    let counted: f64 = said.split(',').next().unwrap().trim().parse().unwrap_or_else(|_| panic!("{said}"));
+    let counted: f64 = said
+        .split(',')
+        .next()
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("{said}"));
     let gained: [f64; 2] = std::array::from_fn(|at| after[at] - before[at]);
     assert_eq!(gained[0] + gained[1], counted, "{gained:?}: {said}");
     assert!(gained[0] > 100.0, "{gained:?}");

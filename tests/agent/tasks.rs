@@ -23,11 +23,20 @@ use crate::kernel::{Kernel, kernel_tests};
 /// How long is waited for what a process does by itself.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn start(kernel: &Kernel, launcher: &Launcher, path: &str, script: &str, env: &[(&str, &str)]) -> Process {
+fn start(
+    kernel: &Kernel,
+    launcher: &Launcher,
+    path: &str,
+    script: &str,
+    env: &[(&str, &str)],
+) -> Process {
     let spawn = Spawn {
         program: "/bin/sh".into(),
         args: vec!["-c".into(), script.into()],
-        env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect::<BTreeMap<_, _>>(),
+        env: env
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect::<BTreeMap<_, _>>(),
         cgroup_procs: kernel.cgroups.procs_files(path),
         netns: None,
         stderr: Stderr::Null,
@@ -38,22 +47,45 @@ fn start(kernel: &Kernel, launcher: &Launcher, path: &str, script: &str, env: &[
 /// The environment of a worker that would get so many CPUs of its own.
 fn environment(cpus: usize) -> ThreadEnvironment {
     let container = Container::default();
-    let label = ("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned());
-    let pod = Pod { labels: [label].into(), containers: vec![container.clone()], ..Pod::default() };
+    let label = (
+        "training.kubeflow.org/replica-type".to_owned(),
+        "worker".to_owned(),
+    );
+    let pod = Pod {
+        labels: [label].into(),
+        containers: vec![container.clone()],
+        ..Pod::default()
+    };
     let basis = Some(ThreadBasis::exclusive(cpus, cpus, 1));
-    thread_environment(&pod, &container, &Policy::default(), &ThreadPolicy::default(), basis)
+    thread_environment(
+        &pod,
+        &container,
+        &Policy::default(),
+        &ThreadPolicy::default(),
+        basis,
+    )
 }
 
 /// A family's value for the pod, with any further labels.
 fn value(text: &str, family: &str) -> Option<f64> {
-    let start = format!("pinfold_container_{family}{{namespace=\"train\",pod=\"a\",container=\"main\"}} ");
-    text.lines().find_map(|line| line.strip_prefix(&start)).map(|value| value.parse().unwrap())
+    let start =
+        format!("pinfold_container_{family}{{namespace=\"train\",pod=\"a\",container=\"main\"}} ");
+    text.lines()
+        .find_map(|line| line.strip_prefix(&start))
+        .map(|value| value.parse().unwrap())
 }
 
 fn moved(pid: u32) -> u64 {
     let sched = fs::read_to_string(format!("/proc/{pid}/sched")).unwrap();
-    let line = sched.lines().find_map(|line| line.strip_prefix("se.nr_migrations")).unwrap();
-    line.trim_start().trim_start_matches(':').trim().parse().unwrap()
+    let line = sched
+        .lines()
+        .find_map(|line| line.strip_prefix("se.nr_migrations"))
+        .unwrap();
+    line.trim_start()
+        .trim_start_matches(':')
+        .trim()
+        .parse()
+        .unwrap()
 }
 
 fn bind(pid: u32, cpu: u32) {
@@ -72,7 +104,10 @@ impl Node<'_> {
     fn scrape(&self) -> String {
         let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
         let text = self.sources.collect(&snapshot).text(Format::Text);
-        assert!(text.contains("pinfold_collector_success{collector=\"tasks\"} 1\n"), "{text}");
+        assert!(
+            text.contains("pinfold_collector_success{collector=\"tasks\"} 1\n"),
+            "{text}"
+        );
         text
     }
 
@@ -112,21 +147,37 @@ fn masks_migrations_and_threads_that_want_to_run() {
         kernel.write(path, "cpuset.mems", "0");
     }
     let (first, second) = (cpus.first().unwrap(), cpus.iter().last().unwrap());
-    let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
-    let mut node = Node { kernel: &kernel, sources, state: state("a", &main, &cpus) };
+    let sources = Sources::new(
+        kernel.cgroups.clone(),
+        Proc::new(Path::new("/")),
+        Path::new("/"),
+    );
+    let mut node = Node {
+        kernel: &kernel,
+        sources,
+        state: state("a", &main, &cpus),
+    };
     node.state.threads = environment(2);
     let launcher = Launcher::new().unwrap();
 
     // One thread that sleeps: nothing is bound, and it is fewer than the four that the pools would be.
-    let sleeper =
-        start(&kernel, &launcher, &main, "exec sleep 600", &[("OMP_NUM_THREADS", "2"), ("TOKEN", "x")]);
+    let sleeper = start(
+        &kernel,
+        &launcher,
+        &main,
+        "exec sleep 600",
+        &[("OMP_NUM_THREADS", "2"), ("TOKEN", "x")],
+    );
     // The environment is unknown until the kernel has set up the new program, which may be after the first scrape.
     let variables = || node.truth().and_then(|truth| truth.variables);
     let text = node.eventually("the environment was read", |text| {
         value(text, "threads_bound").is_some() && variables().is_some()
     });
     assert_eq!(
-        (value(&text, "threads_bound"), value(&text, "cpus_allowed_by_tasks")),
+        (
+            value(&text, "threads_bound"),
+            value(&text, "cpus_allowed_by_tasks")
+        ),
         (Some(0.0), Some(2.0))
     );
     let (finding, sentence) = node.verdict().unwrap();
@@ -136,29 +187,44 @@ fn masks_migrations_and_threads_that_want_to_run() {
         "{text}"
     );
     let variables = variables().unwrap();
-    assert_eq!(variables, [("OMP_NUM_THREADS".to_owned(), "2".to_owned())].into(), "and no secret");
+    assert_eq!(
+        variables,
+        [("OMP_NUM_THREADS".to_owned(), "2".to_owned())].into(),
+        "and no secret"
+    );
 
     // It narrows its own mask, as taskset or a bound OpenMP runtime does.
     bind(sleeper.pid(), second);
-    let text = node.eventually("it is bound", |text| value(text, "threads_bound") == Some(1.0));
+    let text = node.eventually("it is bound", |text| {
+        value(text, "threads_bound") == Some(1.0)
+    });
     assert_eq!(value(&text, "cpus_allowed_by_tasks"), Some(1.0));
 
     // Six that never wait, on two CPUs: they are more than the pools, and more than two want to run.
-    let spinning: Vec<Process> =
-        (0..6).map(|_| start(&kernel, &launcher, &main, "while :; do :; done", &[])).collect();
+    let spinning: Vec<Process> = (0..6)
+        .map(|_| start(&kernel, &launcher, &main, "while :; do :; done", &[]))
+        .collect();
     std::thread::sleep(Duration::from_millis(300));
     node.scrape();
     std::thread::sleep(Duration::from_millis(1500));
     let text = node.scrape();
     let runnable = node.truth().unwrap().runnable.unwrap();
-    assert!((4.5..=7.0).contains(&runnable), "six want to run: {runnable}");
+    assert!(
+        (4.5..=7.0).contains(&runnable),
+        "six want to run: {runnable}"
+    );
     let (finding, sentence) = node.verdict().unwrap();
     assert_eq!(finding, "oversubscribed", "{sentence}");
-    assert!(sentence.contains("on 2 CPUs") && text.contains("verdict=\"oversubscribed\""), "{sentence}");
+    assert!(
+        sentence.contains("on 2 CPUs") && text.contains("verdict=\"oversubscribed\""),
+        "{sentence}"
+    );
 
     // Those that are moved are counted as the kernel counts them; what has ended takes nothing back.
     let pid = spinning[0].pid();
-    let before = node.eventually("it counts", |text| value(text, "cpu_migrations_total").is_some());
+    let before = node.eventually("it counts", |text| {
+        value(text, "cpu_migrations_total").is_some()
+    });
     let (before, own) = (value(&before, "cpu_migrations_total").unwrap(), moved(pid));
     for round in 0..20 {
         bind(pid, if round % 2 == 0 { first } else { second });
@@ -173,7 +239,13 @@ fn masks_migrations_and_threads_that_want_to_run() {
     let total = value(&text, "cpu_migrations_total").unwrap();
     drop(spinning);
     let text = node.eventually("they are gone", |text| value(text, "threads") == Some(1.0));
-    assert!(value(&text, "cpu_migrations_total").unwrap() >= total, "{text}");
+    assert!(
+        value(&text, "cpu_migrations_total").unwrap() >= total,
+        "{text}"
+    );
     let (_, sentence) = node.verdict().unwrap();
-    assert!(sentence.contains("1 thread (at most 7 so far)"), "{sentence}");
+    assert!(
+        sentence.contains("1 thread (at most 7 so far)"),
+        "{sentence}"
+    );
 }

@@ -11,11 +11,15 @@ use crate::kernel::kernel_tests;
 
 #[test]
 fn processes_are_found_where_a_cgroup_below_is_threaded() {
-    let Some(_kernel) = kernel_tests() else { return };
+    let Some(_kernel) = kernel_tests() else {
+        return;
+    };
     // The hierarchy of cgroup v2, beside the ones of cgroup v1 or alone.
     let v2 = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
-    let v2 =
-        v2.into_iter().find(|dir| dir.join("cgroup.controllers").exists()).expect("cgroup v2 is mounted");
+    let v2 = v2
+        .into_iter()
+        .find(|dir| dir.join("cgroup.controllers").exists())
+        .expect("cgroup v2 is mounted");
     let domain = v2.join(format!("pinfold-threaded-{}", std::process::id()));
     let threaded = domain.join("threads");
     fs::create_dir_all(&threaded).unwrap();

@@ -18,8 +18,14 @@ async fn writes_are_refused_as_a_real_server_did() {
     api.user("unbound", AGENT);
     // The node as it was before the agent's apply.
     let mut node = answer_of(&file("own-node-own-labels-200"));
-    node["metadata"]["labels"].as_object_mut().unwrap().shift_remove("SCENCE");
-    node["metadata"]["managedFields"].as_array_mut().unwrap().retain(|one| one["manager"] != "agent");
+    node["metadata"]["labels"]
+        .as_object_mut()
+        .unwrap()
+        .shift_remove("SCENCE");
+    node["metadata"]["managedFields"]
+        .as_array_mut()
+        .unwrap()
+        .retain(|one| one["manager"] != "agent");
     node["metadata"]["resourceVersion"] = json!("1190");
     api.put(&node);
     api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bench-vm"}}));
@@ -37,9 +43,21 @@ async fn writes_are_refused_as_a_real_server_did() {
     assert_eq!(api.revision(), 1191, "nothing was written");
     // The server left the time of the agent's entry out here, in no other recording.
     let without_managers = ["/metadata/managedFields"];
-    holds_except(&api, &file("own-node-own-labels-200"), Some("bound"), &without_managers).await;
+    holds_except(
+        &api,
+        &file("own-node-own-labels-200"),
+        Some("bound"),
+        &without_managers,
+    )
+    .await;
     api.set_revision(1193);
-    holds_except(&api, &file("apply-empty-removes-own-labels"), Some("bound"), &without_managers).await;
+    holds_except(
+        &api,
+        &file("apply-empty-removes-own-labels"),
+        Some("bound"),
+        &without_managers,
+    )
+    .await;
 }
 
 /// An agent whose token is another node's can't take a place, and says why.
@@ -57,7 +75,9 @@ async fn a_strangers_token_gets_no_place() {
     let mut agent = Agent::start(&fake, "a", Settings::default());
     // The pod was made anew elsewhere, as it were, and kept the name of its node.
     fake.user_on_node("token-of-a", ACCOUNT, "b");
-    agent.until("a refusal", |state| state.says.contains("denied request")).await;
+    agent
+        .until("a refusal", |state| state.says.contains("denied request"))
+        .await;
     let state = agent.state();
     assert_ne!(state.phase, Phase::Placed);
     assert!(state.says.contains("the agent of node b"), "{}", state.says);
@@ -65,9 +85,17 @@ async fn a_strangers_token_gets_no_place() {
     assert_eq!((place(&node()), claims(&fake).len()), (None, 0));
     // Its own token again, and it goes on by itself.
     fake.agent_on("a");
-    agent.until("a place", |state| state.phase == Phase::Placed).await;
-    assert_eq!((place(&node()).as_deref(), claims(&fake).len()), (Some("1/1/0"), 1));
+    agent
+        .until("a place", |state| state.phase == Phase::Placed)
+        .await;
+    assert_eq!(
+        (place(&node()).as_deref(), claims(&fake).len()),
+        (Some("1/1/0"), 1)
+    );
     let names = claims(&fake).into_keys().collect::<Vec<_>>();
-    assert!(fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, &names[0]).is_some());
+    assert!(
+        fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, &names[0])
+            .is_some()
+    );
     agent.end().await;
 }

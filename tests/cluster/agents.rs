@@ -92,14 +92,27 @@ impl Agent {
         }
         let stop = CancellationToken::new();
         let task = tokio::spawn(scenes.run(stop.clone()));
-        Self { node: node.to_owned(), state, pods, api, stop, task, tellers: JoinSet::new() }
+        Self {
+            node: node.to_owned(),
+            state,
+            pods,
+            api,
+            stop,
+            task,
+            tellers: JoinSet::new(),
+        }
     }
 
     /// One that hears of its pods from the API server, as the program does.
     pub(crate) fn start_with_pods_of_api(fake: &FakeApi, node: &str) -> Self {
         let mut agent = Self::start_with(fake, node, Settings::default(), None, true);
         let (out, mut events) = mpsc::channel(16);
-        agent.tellers.spawn(follow(agent.api.clone(), node.to_owned(), PodSettings::default(), out));
+        agent.tellers.spawn(follow(
+            agent.api.clone(),
+            node.to_owned(),
+            PodSettings::default(),
+            out,
+        ));
         let pods = agent.pods.clone();
         agent.tellers.spawn(async move {
             let mut known = Known::default();
@@ -134,7 +147,12 @@ impl Agent {
         let waited = tokio::time::timeout(half_an_hour, self.state.wait_for(stands)).await;
         let came = matches!(waited, Ok(Ok(_)));
         drop(waited);
-        assert!(came, "{} never came to {what}: {:?}", self.node, self.state.borrow());
+        assert!(
+            came,
+            "{} never came to {what}: {:?}",
+            self.node,
+            self.state.borrow()
+        );
     }
 }
 
@@ -142,7 +160,10 @@ impl Agent {
 pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) -> Duration {
     let began = tokio::time::Instant::now();
     while !so() {
-        assert!(began.elapsed() < Duration::from_secs(3600), "not within an hour: {what}");
+        assert!(
+            began.elapsed() < Duration::from_secs(3600),
+            "not within an hour: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     began.elapsed()
@@ -151,7 +172,12 @@ pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) -> Dura
 /// The labels of the four keys on a Node, as text: `1/2/0` or `2/1/worker/3`.
 pub(crate) fn place(node: &Value) -> Option<String> {
     let label = |key: &str| node["metadata"]["labels"][key].as_str();
-    let known = [label("SCENCE"), label("CASE"), label("TYPE"), label("INDEX")];
+    let known = [
+        label("SCENCE"),
+        label("CASE"),
+        label("TYPE"),
+        label("INDEX"),
+    ];
     let parts: Vec<&str> = known.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join("/"))
 }
@@ -172,7 +198,10 @@ pub(crate) fn claims(fake: &FakeApi) -> BTreeMap<String, String> {
     leases
         .iter()
         .map(|lease| {
-            (text(&lease["metadata"]["name"]), text(&lease["metadata"]["ownerReferences"][0]["name"]))
+            (
+                text(&lease["metadata"]["name"]),
+                text(&lease["metadata"]["ownerReferences"][0]["name"]),
+            )
         })
         .collect()
 }
@@ -182,7 +211,12 @@ pub(crate) fn no_place_was_double(fake: &FakeApi) {
     let store = fake.shared.store.lock().unwrap();
     let mut holders: BTreeMap<String, String> = BTreeMap::new();
     for change in store.history.get("nodes").into_iter().flatten() {
-        let name = |node: &Value| node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let name = |node: &Value| {
+            node["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
         if let Some(old) = change.old.as_deref()
             && let Some(place) = place(old)
             && holders.get(&place) == Some(&name(old))
@@ -193,7 +227,13 @@ pub(crate) fn no_place_was_double(fake: &FakeApi) {
             && let Some(place) = place(new)
         {
             let before = holders.insert(place.clone(), name(new));
-            assert_eq!(before, None, "{place} was on {} too, at version {}", name(new), change.revision);
+            assert_eq!(
+                before,
+                None,
+                "{place} was on {} too, at version {}",
+                name(new),
+                change.revision
+            );
         }
     }
 }
@@ -201,7 +241,10 @@ pub(crate) fn no_place_was_double(fake: &FakeApi) {
 /// Requests that changed something.
 pub(crate) fn writes(fake: &FakeApi) -> usize {
     let writes = |logged: &&crate::fakeapi::Logged| {
-        matches!(&*logged.verb, "create" | "apply" | "patch" | "update" | "delete")
+        matches!(
+            &*logged.verb,
+            "create" | "apply" | "patch" | "update" | "delete"
+        )
     };
     fake.log().iter().filter(writes).count()
 }

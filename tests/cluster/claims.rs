@@ -27,12 +27,17 @@ fn add_node(fake: &FakeApi, name: &str, uid: &str) -> Value {
 
 fn claims(fake: &FakeApi, node: &str, uid: &str) -> Claims {
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
-    let owner = Owner { node: node.to_owned(), uid: uid.to_owned() };
+    let owner = Owner {
+        node: node.to_owned(),
+        uid: uid.to_owned(),
+    };
     Claims::new(api, NAMESPACE, owner, Settings::default())
 }
 
 fn slots(count: usize, from: usize) -> Vec<String> {
-    (0..count).map(|slot| format!("slot-{:03}", (slot + from) % count)).collect()
+    (0..count)
+        .map(|slot| format!("slot-{:03}", (slot + from) % count))
+        .collect()
 }
 
 /// Who holds which slot, as the server has it.
@@ -42,7 +47,10 @@ fn held(fake: &FakeApi) -> BTreeMap<String, String> {
     leases
         .iter()
         .map(|lease| {
-            (text(&lease["metadata"]["name"]), text(&lease["metadata"]["ownerReferences"][0]["uid"]))
+            (
+                text(&lease["metadata"]["name"]),
+                text(&lease["metadata"]["ownerReferences"][0]["uid"]),
+            )
         })
         .collect()
 }
@@ -72,8 +80,14 @@ async fn scramble(
 async fn a_hundred_nodes_claim_a_hundred_slots() {
     // Spread over the slots as a hash would, and all from the first.
     for (name, most, begin) in [
-        ("spread", 1, (|node: usize| node * 7919 % 100) as fn(usize) -> usize),
-        ("hashed", 2, |node| node.wrapping_mul(2_654_435_761) / 64 % 100),
+        (
+            "spread",
+            1,
+            (|node: usize| node * 7919 % 100) as fn(usize) -> usize,
+        ),
+        ("hashed", 2, |node| {
+            node.wrapping_mul(2_654_435_761) / 64 % 100
+        }),
         ("worst", 7, |_| 0),
     ] {
         let fake = cluster(100);
@@ -96,11 +110,24 @@ async fn a_hundred_nodes_claim_a_hundred_slots() {
 async fn lost_answers_and_busy_servers_cost_no_slot() {
     let fake = cluster(50);
     // Every kind of failure that leaves open whether the claim was made.
-    fake.fail(When::always().verb("create").on("leases").times(15), Fault::Half);
-    fake.fail(When::always().verb("create").on("leases").times(10), Fault::Drop);
-    let busy = Fault::Refuse { code: 429, text: "Too many requests", retry_after: Some(1) };
+    fake.fail(
+        When::always().verb("create").on("leases").times(15),
+        Fault::Half,
+    );
+    fake.fail(
+        When::always().verb("create").on("leases").times(10),
+        Fault::Drop,
+    );
+    let busy = Fault::Refuse {
+        code: 429,
+        text: "Too many requests",
+        retry_after: Some(1),
+    };
     fake.fail(When::always().on("leases").times(20), busy);
-    fake.fail(When::always().verb("get").on("leases").times(5), Fault::Hang);
+    fake.fail(
+        When::always().verb("get").on("leases").times(5),
+        Fault::Hang,
+    );
     let got = scramble(&fake, 50, 50, |node| node * 13).await;
     let distinct: BTreeSet<&String> = got.iter().flatten().collect();
     assert_eq!(distinct.len(), 50);
@@ -129,10 +156,19 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
     assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::Taken);
     // After a restart: a list from the server's cache and the claim itself say what is held.
     fake.clear_log();
-    assert_eq!(claims(&fake, "n0", "u0").mine().await.unwrap(), BTreeSet::from(["a".to_owned()]));
+    assert_eq!(
+        claims(&fake, "n0", "u0").mine().await.unwrap(),
+        BTreeSet::from(["a".to_owned()])
+    );
     assert!(other.mine().await.unwrap().is_empty());
     assert_eq!((fake.count("list", ""), fake.count("get", "")), (2, 1));
-    assert_eq!(fake.log().iter().map(|logged| logged.from_etcd).sum::<usize>(), 1);
+    assert_eq!(
+        fake.log()
+            .iter()
+            .map(|logged| logged.from_etcd)
+            .sum::<usize>(),
+        1
+    );
     assert_eq!(other.list().await.unwrap()["a"].node, "n0");
     // Nobody gives back what is another's.
     assert!(!other.release("a").await.unwrap());
@@ -145,9 +181,18 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(held(&fake).is_empty());
     add_node(&fake, "n1", "u1-new");
-    assert_eq!(claims(&fake, "n1", "u1-new").claim("a", &labels).await.unwrap(), Claimed::New);
+    assert_eq!(
+        claims(&fake, "n1", "u1-new")
+            .claim("a", &labels)
+            .await
+            .unwrap(),
+        Claimed::New
+    );
     // A claim for a Node that is not there does not last.
-    assert_eq!(claims(&fake, "n9", "u9").claim("b", &labels).await.unwrap(), Claimed::New);
+    assert_eq!(
+        claims(&fake, "n9", "u9").claim("b", &labels).await.unwrap(),
+        Claimed::New
+    );
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
 }
@@ -155,30 +200,63 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
 #[tokio::test(start_paused = true)]
 async fn a_claim_of_its_own_is_never_taken_for_anothers() {
     // An answer that is lost, nobody to ask then, and a second try that is refused by the first.
-    for lost in [Fault::Hang, Fault::Drop, Fault::Refuse { code: 503, text: "no", retry_after: None }] {
+    for lost in [
+        Fault::Hang,
+        Fault::Drop,
+        Fault::Refuse {
+            code: 503,
+            text: "no",
+            retry_after: None,
+        },
+    ] {
         let fake = cluster(1);
-        fake.fail(When::always().verb("create").on("leases").times(1), Fault::Half);
+        fake.fail(
+            When::always().verb("create").on("leases").times(1),
+            Fault::Half,
+        );
         fake.fail(When::always().verb("get").on("leases").times(1), lost);
-        let got = claims(&fake, "n0", "u0").claim_first(["a", "b"], &BTreeMap::new()).await.unwrap();
+        let got = claims(&fake, "n0", "u0")
+            .claim_first(["a", "b"], &BTreeMap::new())
+            .await
+            .unwrap();
         assert_eq!(got.unwrap(), "a");
         assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
     }
     // Who holds a slot is asked for the first that is refused, and for no other.
     let fake = cluster(2);
     for name in ["a", "a2"] {
-        claims(&fake, "n1", "u1").claim(name, &BTreeMap::new()).await.unwrap();
+        claims(&fake, "n1", "u1")
+            .claim(name, &BTreeMap::new())
+            .await
+            .unwrap();
     }
     let one = claims(&fake, "n0", "u0");
     fake.clear_log();
     let names = ["a", "a2", "b", "c"];
-    assert_eq!(one.claim_first(names, &BTreeMap::new()).await.unwrap().unwrap(), "b");
+    assert_eq!(
+        one.claim_first(names, &BTreeMap::new())
+            .await
+            .unwrap()
+            .unwrap(),
+        "b"
+    );
     assert_eq!(fake.count("get", "leases"), 1);
 
     // A claim that nobody told it of.
     let again = claims(&fake, "n0", "u0");
     fake.clear_log();
-    assert_eq!(again.claim_first(["b", "c"], &BTreeMap::new()).await.unwrap().unwrap(), "b");
-    assert_eq!((fake.count("create", "leases"), fake.count("get", "leases")), (1, 1));
+    assert_eq!(
+        again
+            .claim_first(["b", "c"], &BTreeMap::new())
+            .await
+            .unwrap()
+            .unwrap(),
+        "b"
+    );
+    assert_eq!(
+        (fake.count("create", "leases"), fake.count("get", "leases")),
+        (1, 1)
+    );
     assert_eq!(held(&fake), {
         let of = |(name, uid): (&str, &str)| (name.to_owned(), uid.to_owned());
         BTreeMap::from([("a", "u1"), ("a2", "u1"), ("b", "u0")].map(of))
@@ -197,8 +275,19 @@ async fn somebody_elses_answer_is_no_empty_list_and_no_claim() {
         r#"{"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}"#,
         r#"{"kind": "Lease", "metadata": {"name": "b", "uid": "x"}, "items": []}"#,
     ] {
-        fake.fail(When::always().on("leases"), Fault::Refuse { code: 200, text, retry_after: None });
-        let (mine, all, others) = (claims.mine().await, claims.list().await, claims.look_around().await);
+        fake.fail(
+            When::always().on("leases"),
+            Fault::Refuse {
+                code: 200,
+                text,
+                retry_after: None,
+            },
+        );
+        let (mine, all, others) = (
+            claims.mine().await,
+            claims.list().await,
+            claims.look_around().await,
+        );
         for failure in [mine.unwrap_err(), all.unwrap_err(), others.unwrap_err()] {
             assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
         }
@@ -206,7 +295,10 @@ async fn somebody_elses_answer_is_no_empty_list_and_no_claim() {
         assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
     }
     fake.heal();
-    assert_eq!(claims.mine().await.unwrap(), BTreeSet::from(["a".to_owned()]));
+    assert_eq!(
+        claims.mine().await.unwrap(),
+        BTreeSet::from(["a".to_owned()])
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -214,10 +306,32 @@ async fn what_cannot_be_read_is_no_empty_list() {
     let fake = cluster(1);
     fake.user("agent", "agent");
     let api = Api::new(fake.client("agent"), Duration::from_secs(10));
-    let owner = Owner { node: "n0".to_owned(), uid: "u0".to_owned() };
+    let owner = Owner {
+        node: "n0".to_owned(),
+        uid: "u0".to_owned(),
+    };
     let claims = Arc::new(Claims::new(api, NAMESPACE, owner, Settings::default()));
-    assert!(claims.mine().await.unwrap_err().to_string().contains("cannot list resource \"leases\""));
-    let error = claims.claim_first(slots(3, 0), &BTreeMap::new()).await.unwrap_err();
-    assert!(error.to_string().contains("cannot create resource \"leases\""), "{error}");
-    assert_eq!(fake.count("create", "leases"), 1, "what does not pass is not tried again");
+    assert!(
+        claims
+            .mine()
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("cannot list resource \"leases\"")
+    );
+    let error = claims
+        .claim_first(slots(3, 0), &BTreeMap::new())
+        .await
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("cannot create resource \"leases\""),
+        "{error}"
+    );
+    assert_eq!(
+        fake.count("create", "leases"),
+        1,
+        "what does not pass is not tried again"
+    );
 }

@@ -10,8 +10,8 @@ use pinfold::scene::{ScenePlan, read};
 use serde_json::{Value, json};
 
 use crate::agents::{
-    Agent, NAMESPACE, claims, client, cluster, eventually, no_place_was_double, place, places, put_node,
-    remove_node, writes,
+    Agent, NAMESPACE, claims, client, cluster, eventually, no_place_was_double, place, places,
+    put_node, remove_node, writes,
 };
 use crate::fakeapi::FakeApi;
 
@@ -37,7 +37,8 @@ impl Day {
             plan["spec"]["active"] = json!({"scene": scene, "case": case});
         }
         plan["spec"]["onBusy"] = json!(rule);
-        plan["metadata"]["generation"] = json!(self.plan.metadata.generation.unwrap_or_default() + 1);
+        plan["metadata"]["generation"] =
+            json!(self.plan.metadata.generation.unwrap_or_default() + 1);
         plan["metadata"]["resourceVersion"] = Value::Null;
         self.plan = serde_json::from_value(plan.clone()).unwrap();
         self.fake.put(&plan);
@@ -46,10 +47,18 @@ impl Day {
     /// The pods of a node, as a scheduler and a kubelet leave them: they stand there because of the labels. Waits until the
     /// node's agent has heard of it.
     async fn run_pods(&self, node: &str, names: &[&str]) {
-        let names: Vec<String> = names.iter().map(|name| format!("{name}-on-{node}")).collect();
-        let here = self.fake.all("v1", "Pod").into_iter().filter(|pod| pod["spec"]["nodeName"] == node);
+        let names: Vec<String> = names
+            .iter()
+            .map(|name| format!("{name}-on-{node}"))
+            .collect();
+        let here = self
+            .fake
+            .all("v1", "Pod")
+            .into_iter()
+            .filter(|pod| pod["spec"]["nodeName"] == node);
         let name_of = |pod: &Value| pod["metadata"]["name"].as_str().unwrap().to_owned();
-        let (stays, goes): (Vec<Value>, Vec<Value>) = here.partition(|pod| names.contains(&name_of(pod)));
+        let (stays, goes): (Vec<Value>, Vec<Value>) =
+            here.partition(|pod| names.contains(&name_of(pod)));
         goes.iter().for_each(|pod| self.fake.remove(pod));
         let stays: BTreeSet<String> = stays.iter().map(name_of).collect();
         for name in names.iter().filter(|name| !stays.contains(*name)) {
@@ -63,20 +72,29 @@ impl Day {
             }));
         }
         let heard = || self.agents[node].pods.borrow().as_ref().map(Vec::len);
-        eventually("the agent has heard of the pods", || heard() == Some(names.len())).await;
+        eventually("the agent has heard of the pods", || {
+            heard() == Some(names.len())
+        })
+        .await;
     }
 
     /// The nodes by phase.
     fn phases(&self) -> BTreeMap<String, Vec<String>> {
         let mut phases: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (name, agent) in &self.agents {
-            phases.entry(format!("{:?}", agent.state().phase)).or_default().push(name.clone());
+            phases
+                .entry(format!("{:?}", agent.state().phase))
+                .or_default()
+                .push(name.clone());
         }
         phases
     }
 
     fn count(&self, phase: Phase) -> usize {
-        self.agents.values().filter(|agent| agent.state().phase == phase).count()
+        self.agents
+            .values()
+            .filter(|agent| agent.state().phase == phase)
+            .count()
     }
 
     /// Waits until so many nodes have a place of a case that is labelled and claimed, and all agents have come to rest.
@@ -84,7 +102,10 @@ impl Day {
         let what = format!("{places_there} places of {case}");
         eventually(&what, || {
             let there = places(&self.fake);
-            let of_case: Vec<_> = there.iter().filter(|(_, place)| place.starts_with(case)).collect();
+            let of_case: Vec<_> = there
+                .iter()
+                .filter(|(_, place)| place.starts_with(case))
+                .collect();
             of_case.len() == places_there
                 && of_case.iter().all(|(node, place)| {
                     let lease = format!("scene.ps-locality.{}", place.replace('/', "."));
@@ -96,9 +117,17 @@ impl Day {
         tokio::time::sleep(Duration::from_secs(900)).await;
         let before = writes(&self.fake);
         tokio::time::sleep(Duration::from_secs(900)).await;
-        assert_eq!(writes(&self.fake), before, "{what}: nothing is written at rest");
+        assert_eq!(
+            writes(&self.fake),
+            before,
+            "{what}: nothing is written at rest"
+        );
         let places: BTreeSet<String> = places(&self.fake).into_values().collect();
-        assert_eq!(claims(&self.fake).len(), places.len(), "{what}: as many claims as places");
+        assert_eq!(
+            claims(&self.fake).len(),
+            places.len(),
+            "{what}: as many claims as places"
+        );
     }
 
     /// The Events since the last time: reasons, and the nodes that each was on.
@@ -111,7 +140,9 @@ impl Day {
                 (&json!("Node"), &json!("default"))
             );
             if self.seen.insert(text(&event["metadata"]["name"])) {
-                news.entry(text(&event["reason"])).or_default().insert(text(&event["regarding"]["name"]));
+                news.entry(text(&event["reason"]))
+                    .or_default()
+                    .insert(text(&event["regarding"]["name"]));
             }
         }
         news
@@ -133,15 +164,26 @@ fn set<'a>(names: impl IntoIterator<Item = &'a String>) -> BTreeSet<String> {
 async fn from_install_to_uninstall() {
     let text = include_str!("../../deploy/examples/scenes.yaml");
     let plan = read(text, "scenes.yaml").unwrap().remove(0).plan.unwrap();
-    let mut day = Day { fake: cluster(), plan, agents: BTreeMap::new(), seen: BTreeSet::new() };
+    let mut day = Day {
+        fake: cluster(),
+        plan,
+        agents: BTreeMap::new(),
+        seen: BTreeSet::new(),
+    };
 
     // Install: agents first, then the plan, scene 1 case 2.
     for number in 0..NODES {
         let name = format!("node-{number}");
         put_node(&day.fake, &name, &format!("uid-{number}"));
-        day.agents.insert(name.clone(), Agent::start_with_pods_of_api(&day.fake, &name));
+        day.agents.insert(
+            name.clone(),
+            Agent::start_with_pods_of_api(&day.fake, &name),
+        );
     }
-    eventually("all have heard that there is no plan", || day.count(Phase::Free) == NODES).await;
+    eventually("all have heard that there is no plan", || {
+        day.count(Phase::Free) == NODES
+    })
+    .await;
     assert_eq!((writes(&day.fake), day.news()), (0, BTreeMap::new()));
     day.change(Some(("1", "2")), "wait");
     day.until_placed("1/2/", 5).await;
@@ -149,10 +191,20 @@ async fn from_install_to_uninstall() {
     let indices: BTreeSet<&String> = first.values().collect();
     assert_eq!(
         indices,
-        set(&["1/2/0", "1/2/1", "1/2/2", "1/2/3", "1/2/4"].map(str::to_owned)).iter().collect()
+        set(&["1/2/0", "1/2/1", "1/2/2", "1/2/3", "1/2/4"].map(str::to_owned))
+            .iter()
+            .collect()
     );
-    assert_eq!((day.count(Phase::Placed), day.count(Phase::Spare)), (5, 6), "{:?}", day.phases());
-    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(first.keys()))]));
+    assert_eq!(
+        (day.count(Phase::Placed), day.count(Phase::Spare)),
+        (5, 6),
+        "{:?}",
+        day.phases()
+    );
+    assert_eq!(
+        day.news(),
+        BTreeMap::from([("Labelled".to_owned(), set(first.keys()))])
+    );
 
     // Pods of scene 1 run on one node; scene 2 comes, and the plan says wait. Ten nodes are enough for it.
     let busy = first.keys().next().unwrap().clone();
@@ -162,7 +214,11 @@ async fn from_install_to_uninstall() {
     assert_eq!(places(&day.fake)[&busy], first[&busy], "{busy} waits");
     let state = day.agents[&busy].state();
     assert_eq!(state.phase, Phase::Waiting);
-    assert!(state.says.contains("2 pods of scene 1 case 2"), "{}", state.says);
+    assert!(
+        state.says.contains("2 pods of scene 1 case 2"),
+        "{}",
+        state.says
+    );
     let second = places(&day.fake);
     let mut others = set(second.keys());
     others.remove(&busy);
@@ -178,10 +234,16 @@ async fn from_install_to_uninstall() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(day.agents[&busy].state().phase, Phase::Waiting);
     day.run_pods(&busy, &[]).await;
-    eventually("the labels go", || place(&day.fake.get("v1", "Node", "", &busy).unwrap()).is_none()).await;
+    eventually("the labels go", || {
+        place(&day.fake.get("v1", "Node", "", &busy).unwrap()).is_none()
+    })
+    .await;
     day.until_placed("2/2/", 10).await;
     assert_eq!(day.agents[&busy].state().phase, Phase::Spare);
-    assert_eq!(day.news(), BTreeMap::from([("LabelsRemoved".to_owned(), BTreeSet::from([busy.clone()]))]));
+    assert_eq!(
+        day.news(),
+        BTreeMap::from([("LabelsRemoved".to_owned(), BTreeSet::from([busy.clone()]))])
+    );
 
     // A node dies, and Kubernetes with it its claim: the spare one takes its place.
     let dead = second.keys().find(|name| **name != busy).unwrap().clone();
@@ -189,7 +251,10 @@ async fn from_install_to_uninstall() {
     remove_node(&day.fake, &dead);
     day.until_placed("2/2/", 10).await;
     assert_eq!(places(&day.fake)[&busy], second[&dead]);
-    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), BTreeSet::from([busy.clone()]))]));
+    assert_eq!(
+        day.news(),
+        BTreeMap::from([("Labelled".to_owned(), BTreeSet::from([busy.clone()]))])
+    );
 
     // Back to scene 1, and the plan says refuse: a node with pods stays, also when they have ended.
     let before = places(&day.fake);
@@ -203,12 +268,23 @@ async fn from_install_to_uninstall() {
     assert_eq!(places(&day.fake)[&stubborn], before[&stubborn]);
     let news = day.news();
     assert_eq!(news["SwitchRefused"], BTreeSet::from([stubborn.clone()]));
-    assert_eq!((news["Labelled"].len(), news["LabelsRemoved"].len(), news.len()), (5, 4, 3), "{news:?}");
+    assert_eq!(
+        (
+            news["Labelled"].len(),
+            news["LabelsRemoved"].len(),
+            news.len()
+        ),
+        (5, 4, 3),
+        "{news:?}"
+    );
     // The plan is changed again: nothing keeps the node any more.
     day.change(Some(("1", "3")), "refuse");
     day.until_placed("1/3/", 10).await;
     assert!(places(&day.fake)[&stubborn].starts_with("1/3/"));
-    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))]));
+    assert_eq!(
+        day.news(),
+        BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))])
+    );
 
     // Scene 2 again, and the plan says force.
     for node in day.agents.keys() {
@@ -216,7 +292,10 @@ async fn from_install_to_uninstall() {
     }
     day.change(Some(("2", "2")), "force");
     day.until_placed("2/2/", 10).await;
-    assert_eq!(day.news(), BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))]));
+    assert_eq!(
+        day.news(),
+        BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))])
+    );
     let there = (places(&day.fake), claims(&day.fake));
 
     // The API server is away for ten minutes: nothing changes, and it is said.
@@ -224,8 +303,17 @@ async fn from_install_to_uninstall() {
     day.fake.go_away();
     eventually("all have noticed", || day.count(Phase::Unknown) == 10).await;
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert!(day.agents.values().all(|agent| agent.state().says.contains("can't be reached")));
-    assert!(day.agents.values().all(|agent| agent.state().labels.len() == 4), "what is known stays");
+    assert!(
+        day.agents
+            .values()
+            .all(|agent| agent.state().says.contains("can't be reached"))
+    );
+    assert!(
+        day.agents
+            .values()
+            .all(|agent| agent.state().labels.len() == 4),
+        "what is known stays"
+    );
     day.fake.come_back();
     eventually("all are back", || day.count(Phase::Placed) == 10).await;
 
@@ -233,12 +321,19 @@ async fn from_install_to_uninstall() {
     for (_, agent) in std::mem::take(&mut day.agents) {
         let node = agent.node.clone();
         agent.end().await;
-        day.agents.insert(node.clone(), Agent::start_with_pods_of_api(&day.fake, &node));
+        day.agents.insert(
+            node.clone(),
+            Agent::start_with_pods_of_api(&day.fake, &node),
+        );
     }
     day.until_placed("2/2/", 10).await;
     eventually("all have looked", || day.count(Phase::Placed) == 10).await;
     assert_eq!((places(&day.fake), claims(&day.fake)), there);
-    assert_eq!((writes(&day.fake), day.news()), (before, BTreeMap::new()), "not a single write");
+    assert_eq!(
+        (writes(&day.fake), day.news()),
+        (before, BTreeMap::new()),
+        "not a single write"
+    );
     // One that starts while the API server is away changes nothing either.
     day.fake.go_away();
     day.restart();
@@ -250,16 +345,28 @@ async fn from_install_to_uninstall() {
     // Uninstall: the agents end, and each node is left.
     for (name, agent) in std::mem::take(&mut day.agents) {
         agent.end().await;
-        let left = leave(&client(&day.fake, &name), &name, NAMESPACE, &[], false).await.unwrap();
+        let left = leave(&client(&day.fake, &name), &name, NAMESPACE, &[], false)
+            .await
+            .unwrap();
         assert_eq!((left.labels.len(), left.claims.len()), (4, 1), "{name}");
     }
-    assert_eq!((places(&day.fake), claims(&day.fake)), (BTreeMap::new(), BTreeMap::new()));
+    assert_eq!(
+        (places(&day.fake), claims(&day.fake)),
+        (BTreeMap::new(), BTreeMap::new())
+    );
     for node in day.fake.all("v1", "Node") {
         assert_eq!(node["metadata"]["labels"], json!({"pool": "train"}));
     }
     assert_eq!(day.news(), BTreeMap::new());
     no_place_was_double(&day.fake);
-    let refused = day.fake.log().into_iter().filter(|logged| matches!(logged.status, 403 | 422));
+    let refused = day
+        .fake
+        .log()
+        .into_iter()
+        .filter(|logged| matches!(logged.status, 403 | 422));
     let refused: Vec<_> = refused.collect();
-    assert!(refused.is_empty(), "the rights are enough, and no policy minds: {refused:#?}");
+    assert!(
+        refused.is_empty(),
+        "the rights are enough, and no policy minds: {refused:#?}"
+    );
 }

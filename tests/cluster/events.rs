@@ -43,11 +43,24 @@ async fn what_happens_again_is_counted_on_the_same_event() {
     assert_eq!(events.len(), 1, "{events:#?}");
     let event = &events[0];
     assert_eq!(event["series"]["count"], json!(64));
-    assert_eq!((&event["reason"], &event["type"]), (&json!("Pinned"), &json!("Normal")));
+    assert_eq!(
+        (&event["reason"], &event["type"]),
+        (&json!("Pinned"), &json!("Normal"))
+    );
     assert_eq!(event["regarding"]["uid"], json!("uid-p"));
     assert_eq!(event["reportingController"], json!("pinfold.io/agent"));
-    assert_eq!((fake.count("create", "events"), fake.count("patch", "events")), (1, 6));
-    assert!(fake.log().iter().all(|logged| logged.status < 300), "{:#?}", fake.log());
+    assert_eq!(
+        (
+            fake.count("create", "events"),
+            fake.count("patch", "events")
+        ),
+        (1, 6)
+    );
+    assert!(
+        fake.log().iter().all(|logged| logged.status < 300),
+        "{:#?}",
+        fake.log()
+    );
     // The last repetitions are written within a minute, once.
     tokio::time::sleep(Duration::from_secs(65)).await;
     assert_eq!(written(&fake)[0]["series"]["count"], json!(100));
@@ -85,13 +98,19 @@ async fn an_api_that_is_away_blocks_nobody_and_fills_nothing() {
         recorder.tell(news(&format!("p{number}"), "pinned"));
     }
     assert!(began.elapsed() < Duration::from_secs(1));
-    assert!(api.counters().events_dropped() >= 9_000, "{}", api.counters().events_dropped());
+    assert!(
+        api.counters().events_dropped() >= 9_000,
+        "{}",
+        api.counters().events_dropped()
+    );
     tokio::time::sleep(Duration::from_secs(3600)).await;
     fake.come_back();
     recorder.tell(news("late", "pinned"));
     tokio::time::sleep(Duration::from_secs(120)).await;
-    let names: Vec<String> =
-        written(&fake).iter().map(|event| event["regarding"]["name"].as_str().unwrap().to_owned()).collect();
+    let names: Vec<String> = written(&fake)
+        .iter()
+        .map(|event| event["regarding"]["name"].as_str().unwrap().to_owned())
+        .collect();
     assert!(names.contains(&"late".to_owned()), "{names:?}");
 }
 
@@ -114,13 +133,21 @@ async fn an_event_that_the_server_has_forgotten_is_written_anew() {
 async fn passing_failures_are_tried_again_and_refusals_are_not() {
     let fake = FakeApi::direct();
     let (recorder, api) = start(&fake, Settings::default());
-    let busy = Fault::Refuse { code: 429, text: "Too many requests", retry_after: Some(1) };
+    let busy = Fault::Refuse {
+        code: 429,
+        text: "Too many requests",
+        retry_after: Some(1),
+    };
     fake.fail(When::always().on("events").times(2), busy);
     recorder.tell(news("p", "x"));
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(written(&fake).len(), 1);
     fake.clear_log();
-    let forbidden = Fault::Refuse { code: 403, text: "forbidden", retry_after: None };
+    let forbidden = Fault::Refuse {
+        code: 403,
+        text: "forbidden",
+        retry_after: None,
+    };
     fake.fail(When::always().on("events"), forbidden);
     recorder.tell(news("q", "x"));
     tokio::time::sleep(Duration::from_secs(30)).await;
@@ -128,10 +155,19 @@ async fn passing_failures_are_tried_again_and_refusals_are_not() {
     assert_eq!(api.counters().events_dropped(), 1);
     // An Event that was written although its answer was lost is not written twice.
     fake.heal();
-    fake.fail(When::always().verb("create").on("events").times(1), Fault::Half);
+    fake.fail(
+        When::always().verb("create").on("events").times(1),
+        Fault::Half,
+    );
     recorder.tell(news("r", "x"));
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert_eq!(written(&fake).iter().filter(|event| event["regarding"]["name"] == "r").count(), 1);
+    assert_eq!(
+        written(&fake)
+            .iter()
+            .filter(|event| event["regarding"]["name"] == "r")
+            .count(),
+        1
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,6 +182,9 @@ async fn the_last_repetitions_are_written_when_the_agent_ends() {
     }
     assert_eq!(written(&fake)[0]["series"]["count"], json!(4));
     drop(recorder);
-    tokio::time::timeout(Duration::from_secs(1), writer).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(1), writer)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(written(&fake)[0]["series"]["count"], json!(6));
 }

@@ -16,7 +16,10 @@ struct Live {
 
 impl Live {
     async fn new() -> Self {
-        let live = Self { fake: FakeApi::start().await, folder: TempDir::new().unwrap() };
+        let live = Self {
+            fake: FakeApi::start().await,
+            folder: TempDir::new().unwrap(),
+        };
         live.login(ADMIN);
         live
     }
@@ -26,7 +29,12 @@ impl Live {
     }
 
     fn kubeconfig(&self) -> String {
-        self.folder.path().join("admin.conf").to_str().unwrap().to_owned()
+        self.folder
+            .path()
+            .join("admin.conf")
+            .to_str()
+            .unwrap()
+            .to_owned()
     }
 
     /// Runs the program; `--kubeconfig` is added.
@@ -45,7 +53,11 @@ impl Live {
         });
         let output = output.await.unwrap().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
     }
 }
 
@@ -94,11 +106,16 @@ async fn plans_nodes_and_claims_of_a_cluster() {
     }
     live.fake.put(&plan("p", 3));
     let (code, out, error) = live.pinfold(&["scene", "check", "--live"]).await;
-    assert_eq!((code, &*out, &*error), (Some(0), "1 plan: 0 errors, 0 warnings\n", ""));
+    assert_eq!(
+        (code, &*out, &*error),
+        (Some(0), "1 plan: 0 errors, 0 warnings\n", "")
+    );
 
     // Who has a claim has its slot; the others follow by name.
     claim(&live.fake, "scene.p.1.1.0", "c");
-    let (code, out, error) = live.pinfold(&["scene", "labels", "--live", "-o", "json"]).await;
+    let (code, out, error) = live
+        .pinfold(&["scene", "labels", "--live", "-o", "json"])
+        .await;
     assert_eq!((code, &*error), (Some(0), ""));
     let of = |index: &str| json!({"SCENCE": "1", "CASE": "1", "INDEX": index});
     let answer: Value = serde_json::from_str(&out).unwrap();
@@ -121,22 +138,38 @@ async fn plans_nodes_and_claims_of_a_cluster() {
     }
     label(&live.fake, "a", "1");
     claim(&live.fake, "scene.p.1.1.2", "b");
-    let (code, out, _) = live.pinfold(&["scene", "status", "--live", "-o", "json"]).await;
+    let (code, out, _) = live
+        .pinfold(&["scene", "status", "--live", "-o", "json"])
+        .await;
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, Some(0), "{out}");
-    assert_eq!(answer["claims"], json!({"scene.p.1.1.0": "c", "scene.p.1.1.1": "a", "scene.p.1.1.2": "b"}));
+    assert_eq!(
+        answer["claims"],
+        json!({"scene.p.1.1.0": "c", "scene.p.1.1.1": "a", "scene.p.1.1.2": "b"})
+    );
     assert_eq!(answer["amiss"], json!([]));
 
     // A second plan for the same nodes, and a case that is too large: errors, with the plan's name.
     live.fake.put(&plan("q", 4));
     let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
     assert_eq!(code, Some(1), "{out}");
-    assert!(out.contains("sceneplan/q: error: spec.nodes: plan p has a, b, c as candidates, too"), "{out}");
-    assert!(out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match it"), "{out}");
+    assert!(
+        out.contains("sceneplan/q: error: spec.nodes: plan p has a, b, c as candidates, too"),
+        "{out}"
+    );
+    assert!(
+        out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match it"),
+        "{out}"
+    );
     let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("has several plans, p, q: choose one with --plan NAME"), "{error}");
-    let (code, _, error) = live.pinfold(&["scene", "labels", "--live", "--plan", "q"]).await;
+    assert!(
+        error.contains("has several plans, p, q: choose one with --plan NAME"),
+        "{error}"
+    );
+    let (code, _, error) = live
+        .pinfold(&["scene", "labels", "--live", "--plan", "q"])
+        .await;
     assert_eq!(code, Some(1), "{error}");
 
     // A file beside the cluster's nodes.
@@ -145,7 +178,10 @@ async fn plans_nodes_and_claims_of_a_cluster() {
     let file = file.to_str().unwrap();
     let (code, out, _) = live.pinfold(&["scene", "check", file, "--live"]).await;
     assert_eq!(code, Some(1));
-    assert!(out.contains("3 nodes match it, and scene 1 case 1 needs 4"), "{out}");
+    assert!(
+        out.contains("3 nodes match it, and scene 1 case 1 needs 4"),
+        "{out}"
+    );
     // What the schema refuses is told as of a file.
     live.fake.put(&json!({
         "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "q"}, "spec": {"scenes": 7},
@@ -154,7 +190,11 @@ async fn plans_nodes_and_claims_of_a_cluster() {
     assert_eq!(code, Some(1));
     assert!(out.contains("sceneplan/q:"), "{out}");
     // Nothing but reading.
-    assert!(live.fake.log().iter().all(|logged| logged.verb == "list"), "{:?}", live.fake.log());
+    assert!(
+        live.fake.log().iter().all(|logged| logged.verb == "list"),
+        "{:?}",
+        live.fake.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,7 +206,11 @@ async fn claims_that_are_left_without_a_plan_are_named() {
     let (code, out, error) = live.pinfold(&status).await;
     assert_eq!(
         (code, &*out, &*error),
-        (Some(0), "the cluster has no ScenePlan, and no claims are left\n", "")
+        (
+            Some(0),
+            "the cluster has no ScenePlan, and no claims are left\n",
+            ""
+        )
     );
     claim(&live.fake, "scene.p.1.1.0", "a");
     let (code, out, error) = live.pinfold(&status).await;
@@ -181,9 +225,14 @@ async fn claims_that_are_left_without_a_plan_are_named() {
     let (code, out, _) = live.pinfold(&[&status[..], &["-o", "json"]].concat()).await;
     assert_eq!(code, Some(1));
     let answer: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(answer, json!({"plan": null, "claims": {"scene.p.1.1.0": "a"}}));
+    assert_eq!(
+        answer,
+        json!({"plan": null, "claims": {"scene.p.1.1.0": "a"}})
+    );
     // A plan that is asked for by name is missing.
-    let (code, _, error) = live.pinfold(&[&status[..], &["--plan", "p"]].concat()).await;
+    let (code, _, error) = live
+        .pinfold(&[&status[..], &["--plan", "p"]].concat())
+        .await;
     assert_eq!(code, Some(2));
     assert!(error.contains("has no ScenePlan"), "{error}");
 }
@@ -194,28 +243,47 @@ async fn what_goes_wrong_says_what_to_do() {
     let check = ["scene", "check", "--live"];
     let (code, _, error) = live.pinfold(&check).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("pinfold scene crd | kubectl apply -f -"), "{error}");
-    assert!(error.contains("404") && error.contains(&live.fake.address().to_string()), "{error}");
+    assert!(
+        error.contains("pinfold scene crd | kubectl apply -f -"),
+        "{error}"
+    );
+    assert!(
+        error.contains("404") && error.contains(&live.fake.address().to_string()),
+        "{error}"
+    );
     install(&live.fake);
     let (code, _, error) = live.pinfold(&check).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("the cluster has no ScenePlan: kubectl apply"), "{error}");
+    assert!(
+        error.contains("the cluster has no ScenePlan: kubectl apply"),
+        "{error}"
+    );
     live.fake.put(&plan("p", 1));
     live.fake.user("somebody", "somebody");
     live.login("somebody");
     let (code, _, error) = live.pinfold(&check).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("allow yourself to list sceneplans"), "{error}");
+    assert!(
+        error.contains("allow yourself to list sceneplans"),
+        "{error}"
+    );
     live.login("stale");
     let (code, _, error) = live.pinfold(&["scene", "status", "--live"]).await;
     assert_eq!(code, Some(2));
     assert!(error.contains("is the token in it still valid?"), "{error}");
     live.login(ADMIN);
-    let busy = Fault::Refuse { code: 503, text: "busy", retry_after: None };
+    let busy = Fault::Refuse {
+        code: 503,
+        text: "busy",
+        retry_after: None,
+    };
     live.fake.fail(When::always().on("nodes"), busy);
     let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("can't list nodes") && error.contains("503"), "{error}");
+    assert!(
+        error.contains("can't list nodes") && error.contains("503"),
+        "{error}"
+    );
     live.fake.heal();
     live.fake.go_away();
     let (code, _, error) = live.pinfold(&check).await;
@@ -224,7 +292,10 @@ async fn what_goes_wrong_says_what_to_do() {
     std::fs::remove_file(live.kubeconfig()).unwrap();
     let (code, _, error) = live.pinfold(&check).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("admin.conf, named by --kubeconfig"), "{error}");
+    assert!(
+        error.contains("admin.conf, named by --kubeconfig"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -243,19 +314,35 @@ async fn release_takes_labels_and_claims_off() {
         out,
         "would be taken off Node a:\n  label CASE=1\n  label INDEX=0\n  label SCENCE=1\n  claim scene.p.1.1.a\n"
     );
-    let labels = |name: &str| live.fake.get("v1", "Node", "", name).unwrap()["metadata"]["labels"].clone();
+    let labels =
+        |name: &str| live.fake.get("v1", "Node", "", name).unwrap()["metadata"]["labels"].clone();
     assert_eq!(labels("a")["SCENCE"], json!("1"));
-    let (code, out, _) = live.pinfold(&[&release[..], &["-o", "json"]].concat()).await;
+    let (code, out, _) = live
+        .pinfold(&[&release[..], &["-o", "json"]].concat())
+        .await;
     assert_eq!(code, Some(0));
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(answer["cluster"]["claims"], json!(["scene.p.1.1.a"]));
     assert_eq!(labels("a"), json!({"pool": "train"}));
-    assert_eq!(labels("b")["SCENCE"], json!("1"), "another node keeps what it has");
+    assert_eq!(
+        labels("b")["SCENCE"],
+        json!("1"),
+        "another node keeps what it has"
+    );
     assert_eq!(live.fake.all("coordination.k8s.io/v1", "Lease").len(), 1);
     let (code, out, _) = live.pinfold(&release).await;
-    assert_eq!((code, &*out), (Some(0), "Node a has no labels, taints or claims of Pinfold's\n"));
+    assert_eq!(
+        (code, &*out),
+        (
+            Some(0),
+            "Node a has no labels, taints or claims of Pinfold's\n"
+        )
+    );
     live.fake.go_away();
     let (code, _, error) = live.pinfold(&release).await;
     assert_eq!(code, Some(2));
-    assert!(error.contains("labels and claims of Node a may be left"), "{error}");
+    assert!(
+        error.contains("labels and claims of Node a may be left"),
+        "{error}"
+    );
 }

@@ -10,7 +10,10 @@ use serde_json::json;
 use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn cluster() -> (FakeApi, Api) {
@@ -43,15 +46,34 @@ async fn labels_come_change_and_go_with_one_write_each() {
     let (fake, api) = cluster();
     let first = labels(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "3")]);
     let (_, applied) = turn(&api, &first).await;
-    let Some(Applied::Done(node)) = applied else { panic!("{applied:?}") };
-    assert_eq!(node.ours.iter().map(String::as_str).collect::<Vec<_>>(), ["CASE", "INDEX", "SCENCE"]);
+    let Some(Applied::Done(node)) = applied else {
+        panic!("{applied:?}")
+    };
+    assert_eq!(
+        node.ours.iter().map(String::as_str).collect::<Vec<_>>(),
+        ["CASE", "INDEX", "SCENCE"]
+    );
     assert_eq!(node.owners["kubernetes.io/os"], "kubelet");
     for _ in 0..5 {
         assert_eq!(turn(&api, &first).await.0, LabelStep::Nothing);
     }
-    assert_eq!(fake.count("apply", "nodes"), 1, "nothing is written at rest");
-    turn(&api, &labels(&[("SCENCE", "2"), ("CASE", "1"), ("INDEX", "0"), ("TYPE", "ps")])).await;
-    let there = |key: &str| fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"][key].clone();
+    assert_eq!(
+        fake.count("apply", "nodes"),
+        1,
+        "nothing is written at rest"
+    );
+    turn(
+        &api,
+        &labels(&[
+            ("SCENCE", "2"),
+            ("CASE", "1"),
+            ("INDEX", "0"),
+            ("TYPE", "ps"),
+        ]),
+    )
+    .await;
+    let there =
+        |key: &str| fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"][key].clone();
     assert_eq!((there("SCENCE"), there("TYPE")), (json!("2"), json!("ps")));
     turn(&api, &labels(&[])).await;
     assert_eq!(there("SCENCE"), json!(null));
@@ -67,26 +89,50 @@ async fn somebody_elses_value_is_reported_and_stays() {
     let before = read(&api, "n1").await.unwrap().unwrap();
     // Somebody labels the node between our reading and our writing.
     let by_hand = kube::Api::<k8s_openapi::api::core::v1::Node>::all(fake.client(ADMIN));
-    let params =
-        kube::api::PatchParams { field_manager: Some("kubectl-label".to_owned()), ..Default::default() };
-    let patch = kube::api::Patch::Merge(json!({"metadata": {"labels": {"SCENCE": "9", "CASE": "8"}}}));
+    let params = kube::api::PatchParams {
+        field_manager: Some("kubectl-label".to_owned()),
+        ..Default::default()
+    };
+    let patch =
+        kube::api::Patch::Merge(json!({"metadata": {"labels": {"SCENCE": "9", "CASE": "8"}}}));
     by_hand.patch("n1", &params, &patch).await.unwrap();
     let Applied::Conflict(conflicts) = apply(&api, &before, &wanted).await.unwrap() else {
         panic!("no conflict")
     };
-    let told: Vec<(&str, &str)> = conflicts.iter().map(|one| (&*one.key, &*one.manager)).collect();
-    assert_eq!(told, [("CASE", "kubectl-label"), ("SCENCE", "kubectl-label")]);
+    let told: Vec<(&str, &str)> = conflicts
+        .iter()
+        .map(|one| (&*one.key, &*one.manager))
+        .collect();
+    assert_eq!(
+        told,
+        [("CASE", "kubectl-label"), ("SCENCE", "kubectl-label")]
+    );
     // Read anew, the plan knows it and does not even try.
     let (step, applied) = turn(&api, &wanted).await;
-    let LabelStep::Conflict(conflicts) = step else { panic!("{step:?}") };
+    let LabelStep::Conflict(conflicts) = step else {
+        panic!("{step:?}")
+    };
     assert_eq!((applied, conflicts.len()), (None, 2));
-    assert!(conflicts[1].to_string().contains("is 9, set by kubectl-label"), "{}", conflicts[1]);
-    assert_eq!(fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"]["SCENCE"], json!("9"));
+    assert!(
+        conflicts[1]
+            .to_string()
+            .contains("is 9, set by kubectl-label"),
+        "{}",
+        conflicts[1]
+    );
+    assert_eq!(
+        fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"]["SCENCE"],
+        json!("9")
+    );
     assert_eq!(fake.count("apply", "nodes"), 1);
     // The label is removed by hand: it is ours to set.
-    let patch = kube::api::Patch::Merge(json!({"metadata": {"labels": {"SCENCE": null, "CASE": null}}}));
+    let patch =
+        kube::api::Patch::Merge(json!({"metadata": {"labels": {"SCENCE": null, "CASE": null}}}));
     by_hand.patch("n1", &params, &patch).await.unwrap();
-    assert!(matches!(turn(&api, &wanted).await.1, Some(Applied::Done(_))));
+    assert!(matches!(
+        turn(&api, &wanted).await.1,
+        Some(Applied::Done(_))
+    ));
 }
 
 #[tokio::test]
@@ -97,19 +143,31 @@ async fn a_node_that_is_gone_stays_gone() {
     fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
     assert_eq!(read(&api, "n1").await.unwrap(), None);
     assert_eq!(apply(&api, &old, &wanted).await.unwrap(), Applied::Gone);
-    assert!(fake.all("v1", "Node").is_empty(), "an apply without a uid would have made one");
+    assert!(
+        fake.all("v1", "Node").is_empty(),
+        "an apply without a uid would have made one"
+    );
 
     fake.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u2"}}));
     assert_eq!(apply(&api, &old, &wanted).await.unwrap(), Applied::Replaced);
-    assert_eq!(fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"], json!(null));
+    assert_eq!(
+        fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"],
+        json!(null)
+    );
 
     // The second guard: the agent may not create Nodes, whatever it sends.
     fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
     fake.user("agent", "agent");
     fake.allow("agent", &["get", "patch"], "", "nodes", &[]);
     let agent = Api::new(fake.client("agent"), Duration::from_secs(10));
-    let careless = OwnNode { name: "n1".to_owned(), ..OwnNode::default() };
-    assert_eq!(apply(&agent, &careless, &wanted).await.unwrap(), Applied::Gone);
+    let careless = OwnNode {
+        name: "n1".to_owned(),
+        ..OwnNode::default()
+    };
+    assert_eq!(
+        apply(&agent, &careless, &wanted).await.unwrap(),
+        Applied::Gone
+    );
     assert!(fake.all("v1", "Node").is_empty());
 }
 
@@ -125,7 +183,14 @@ async fn an_answer_that_is_another_node_or_none_is_no_node() {
         r#"{"metadata": {"name": "n2", "uid": "u2"}}"#,
         r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7"}, "items": []}"#,
     ] {
-        fake.fail(When::always().on("nodes"), Fault::Refuse { code: 200, text, retry_after: None });
+        fake.fail(
+            When::always().on("nodes"),
+            Fault::Refuse {
+                code: 200,
+                text,
+                retry_after: None,
+            },
+        );
         let wanted = labels(&[("SCENCE", "1")]);
         for failure in [
             read(&api, "n1").await.unwrap_err(),
@@ -141,13 +206,30 @@ async fn an_answer_that_is_another_node_or_none_is_no_node() {
 async fn refusals_are_told_in_the_servers_words() {
     let (fake, api) = cluster();
     let node = read(&api, "n1").await.unwrap().unwrap();
-    let failure = apply(&api, &node, &labels(&[("SCENCE", "not a label!")])).await.unwrap_err();
-    assert!(failure.to_string().contains("a valid label must be"), "{failure}");
+    let failure = apply(&api, &node, &labels(&[("SCENCE", "not a label!")]))
+        .await
+        .unwrap_err();
+    assert!(
+        failure.to_string().contains("a valid label must be"),
+        "{failure}"
+    );
     assert_eq!(failure.kind(), ErrorKind::Refused);
     fake.user("agent", "system:serviceaccount:pinfold:pinfold");
     let agent = Api::new(fake.client("agent"), Duration::from_secs(10));
-    let failure = apply(&agent, &node, &labels(&[("SCENCE", "1")])).await.unwrap_err();
-    assert!(failure.to_string().contains("cannot patch resource \"nodes\""), "{failure}");
-    let failure = read(&Api::new(fake.client("stale"), Duration::from_secs(10)), "n1").await.unwrap_err();
+    let failure = apply(&agent, &node, &labels(&[("SCENCE", "1")]))
+        .await
+        .unwrap_err();
+    assert!(
+        failure
+            .to_string()
+            .contains("cannot patch resource \"nodes\""),
+        "{failure}"
+    );
+    let failure = read(
+        &Api::new(fake.client("stale"), Duration::from_secs(10)),
+        "n1",
+    )
+    .await
+    .unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::Unauthorized);
 }

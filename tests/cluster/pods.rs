@@ -34,7 +34,12 @@ impl Listener {
         let api = Api::new(fake.client(token), Duration::from_secs(10));
         let (out, events) = mpsc::channel(16);
         tokio::spawn(follow(api.clone(), NODE.to_owned(), settings, out));
-        Self { api, known: Known::default(), events, heard: Vec::new() }
+        Self {
+            api,
+            known: Known::default(),
+            events,
+            heard: Vec::new(),
+        }
     }
 
     /// Listens until it has the picture, for ten minutes at most.
@@ -42,7 +47,8 @@ impl Listener {
         let end = Instant::now() + Duration::from_secs(600);
         while !there(&self.known, &self.heard) {
             let next = tokio::time::timeout_at(end, self.events.recv()).await;
-            let event = next.unwrap_or_else(|_| panic!("{what}: heard {:?}, {}", self.names(), self.tail()));
+            let event = next
+                .unwrap_or_else(|_| panic!("{what}: heard {:?}, {}", self.names(), self.tail()));
             let event = event.expect("it never ends by itself");
             self.heard.push(event.clone());
             self.known.take(event);
@@ -50,7 +56,10 @@ impl Listener {
     }
 
     async fn until_names(&mut self, names: &[&str]) {
-        self.until(&format!("{names:?}"), |known, _| known.is_complete() && names_of(known) == names).await;
+        self.until(&format!("{names:?}"), |known, _| {
+            known.is_complete() && names_of(known) == names
+        })
+        .await;
     }
 
     /// Listens for a while.
@@ -100,11 +109,16 @@ async fn one_streaming_list_then_one_watch() {
     listener.until_names(&["a", "b"]).await;
     fake.put(&pod("b", NODE, "3"));
     listener
-        .until("b grows", |known, _| known.pods()[1].containers[0].resources.cpu_limit == Some(3000))
+        .until("b grows", |known, _| {
+            known.pods()[1].containers[0].resources.cpu_limit == Some(3000)
+        })
         .await;
     fake.remove(&fake.get("v1", "Pod", "default", "a").unwrap());
     listener.until_names(&["b"]).await;
-    assert_eq!((fake.count("watch", "pods"), fake.count("list", "pods")), (1, 0));
+    assert_eq!(
+        (fake.count("watch", "pods"), fake.count("list", "pods")),
+        (1, 0)
+    );
 
     // A heartbeat is no news, and at rest nothing is asked but the watch's renewal.
     let heard = listener.heard.len();
@@ -115,10 +129,18 @@ async fn one_streaming_list_then_one_watch() {
     listener.listen_for(Duration::from_secs(3600)).await;
     assert_eq!(listener.heard.len(), heard, "{}", listener.tail());
     let watches = fake.count("watch", "pods");
-    assert!((12..=14).contains(&watches), "{watches} watches in an hour of 290 s each");
+    assert!(
+        (12..=14).contains(&watches),
+        "{watches} watches in an hour of 290 s each"
+    );
     assert_eq!(fake.count("list", "pods"), 0);
     assert_eq!(listener.api.counters().resyncs(), 1);
-    assert!(fake.log().iter().all(|logged| matches!(&*logged.verb, "watch" | "list")), "nothing is written");
+    assert!(
+        fake.log()
+            .iter()
+            .all(|logged| matches!(&*logged.verb, "watch" | "list")),
+        "nothing is written"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,10 +158,14 @@ async fn pages_where_there_are_no_streaming_lists() {
             fake.put(&pod(&format!("p{number:04}"), NODE, "1"));
         }
         let mut listener = Listener::new(&fake, ADMIN, Settings::default());
-        listener.until("all pods", |known, _| known.pods().len() == 1201).await;
+        listener
+            .until("all pods", |known, _| known.pods().len() == 1201)
+            .await;
         assert_eq!(fake.count("list", "pods"), 3, "three pages");
         fake.put(&pod("new", NODE, "1"));
-        listener.until("one more", |known, _| known.pods().len() == 1202).await;
+        listener
+            .until("one more", |known, _| known.pods().len() == 1202)
+            .await;
         assert!(listener.troubles().is_empty(), "{:?}", listener.troubles());
     }
 }
@@ -154,7 +180,10 @@ async fn one_slow_streaming_list_is_no_reason_to_give_them_up() {
         for round in 0..slow {
             // To be read anew, it first has to be told by a watch that what it knows is too old.
             let times = if round == 0 { 1 } else { 2 };
-            fake.fail(When::always().verb("watch").on("pods").times(times), unended.clone());
+            fake.fail(
+                When::always().verb("watch").on("pods").times(times),
+                unended.clone(),
+            );
             match round {
                 0 => listener.until_names(&["a"]).await,
                 _ => read_anew(&fake, &mut listener).await,
@@ -163,7 +192,11 @@ async fn one_slow_streaming_list_is_no_reason_to_give_them_up() {
         let lists = fake.count("list", "pods");
         assert_eq!(lists, slow, "in pages meanwhile");
         read_anew(&fake, &mut listener).await;
-        assert_eq!(fake.count("list", "pods") == lists, streams, "after {slow} slow ones");
+        assert_eq!(
+            fake.count("list", "pods") == lists,
+            streams,
+            "after {slow} slow ones"
+        );
     }
 }
 
@@ -176,7 +209,11 @@ async fn read_anew(fake: &FakeApi, listener: &mut Listener) {
     fake.cut();
     let until = Instant::now() + Duration::from_secs(900);
     while listener.api.counters().resyncs() == resyncs {
-        assert!(Instant::now() < until, "nothing is read anew: {}", listener.tail());
+        assert!(
+            Instant::now() < until,
+            "nothing is read anew: {}",
+            listener.tail()
+        );
         listener.listen_for(Duration::from_secs(1)).await;
     }
 }
@@ -184,10 +221,18 @@ async fn read_anew(fake: &FakeApi, listener: &mut Listener) {
 #[tokio::test(start_paused = true)]
 async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
     let page = "<html><head><title>502 Bad Gateway</title></head></html>";
-    let refuse = |code, text, retry_after| Fault::Refuse { code, text, retry_after };
+    let refuse = |code, text, retry_after| Fault::Refuse {
+        code,
+        text,
+        retry_after,
+    };
     let faults = [
         ("drop", Fault::Drop, ErrorKind::Connection),
-        ("slow", Fault::Delay(Duration::from_secs(30)), ErrorKind::Timeout),
+        (
+            "slow",
+            Fault::Delay(Duration::from_secs(30)),
+            ErrorKind::Timeout,
+        ),
         ("hang", Fault::Hang, ErrorKind::Timeout),
         (
             "429",
@@ -196,11 +241,23 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
         ),
         ("500", refuse(500, "", None), ErrorKind::Server),
         ("502", refuse(502, page, None), ErrorKind::Server),
-        ("503", refuse(503, "service unavailable\n", Some(1)), ErrorKind::Server),
-        ("401", refuse(401, "Unauthorized", None), ErrorKind::Unauthorized),
+        (
+            "503",
+            refuse(503, "service unavailable\n", Some(1)),
+            ErrorKind::Server,
+        ),
+        (
+            "401",
+            refuse(401, "Unauthorized", None),
+            ErrorKind::Unauthorized,
+        ),
         ("garbage", Fault::Garbage, ErrorKind::Nonsense),
         ("half", Fault::Half, ErrorKind::Connection),
-        ("ends", Fault::Watch(WatchFault::CloseAtOnce), ErrorKind::Connection),
+        (
+            "ends",
+            Fault::Watch(WatchFault::CloseAtOnce),
+            ErrorKind::Connection,
+        ),
     ];
     for streaming in [true, false] {
         for (name, fault, kind) in &faults {
@@ -213,27 +270,54 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
             }
             fake.fail(When::always().verb(verb).on("pods").times(4), fault.clone());
             let began = Instant::now();
-            let settings = Settings { streaming, ..Settings::default() };
+            let settings = Settings {
+                streaming,
+                ..Settings::default()
+            };
             let mut listener = Listener::new(&fake, ADMIN, settings);
             listener.until_names(&["a"]).await;
             let taken = began.elapsed();
             let counters = std::sync::Arc::clone(listener.api.counters());
             // Garbage without an end of line is no line of a stream: the stream just ends.
-            let kind = if streaming && *name == "garbage" { &ErrorKind::Connection } else { kind };
+            let kind = if streaming && *name == "garbage" {
+                &ErrorKind::Connection
+            } else {
+                kind
+            };
             // Bodies cut within a stream end it; only whole answers can be halved.
             if !(streaming && *name == "half") {
-                assert_eq!(counters.errors(*kind), 4, "{name} {streaming}: {}", listener.tail());
+                assert_eq!(
+                    counters.errors(*kind),
+                    4,
+                    "{name} {streaming}: {}",
+                    listener.tail()
+                );
                 assert!(taken < Duration::from_secs(150), "{name}: {taken:?}");
-                assert!(!listener.troubles().is_empty() && listener.troubles().len() <= 2, "{name}");
+                assert!(
+                    !listener.troubles().is_empty() && listener.troubles().len() <= 2,
+                    "{name}"
+                );
             }
             if *name == "429" {
-                assert!(taken >= Duration::from_secs(28), "Retry-After counts: {taken:?}");
+                assert!(
+                    taken >= Duration::from_secs(28),
+                    "Retry-After counts: {taken:?}"
+                );
             }
-            let complete = listener.heard.iter().filter(|event| matches!(event, PodsEvent::Snapshot { .. }));
-            assert_eq!(complete.count(), 1, "{name}: nothing is said before everything is known");
+            let complete = listener
+                .heard
+                .iter()
+                .filter(|event| matches!(event, PodsEvent::Snapshot { .. }));
+            assert_eq!(
+                complete.count(),
+                1,
+                "{name}: nothing is said before everything is known"
+            );
             fake.heal();
             listener
-                .until("recovered", |_, heard| !heard.iter().any(is_trouble) || heard.iter().any(is_recovery))
+                .until("recovered", |_, heard| {
+                    !heard.iter().any(is_trouble) || heard.iter().any(is_recovery)
+                })
                 .await;
             assert!(!counters.in_trouble(), "{name}");
             assert!(listener.requests() < 12, "{name}: {}", listener.requests());
@@ -261,10 +345,20 @@ async fn faults_within_a_watch_lose_nothing() {
     for fault in faults {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::new(&fake, ADMIN, Settings { streaming: false, ..Settings::default() });
+        let mut listener = Listener::new(
+            &fake,
+            ADMIN,
+            Settings {
+                streaming: false,
+                ..Settings::default()
+            },
+        );
         listener.until_names(&["a"]).await;
         // The watch that is open ends, and the next ones have the fault.
-        fake.fail(When::always().verb("watch").on("pods").times(2), Fault::Watch(fault));
+        fake.fail(
+            When::always().verb("watch").on("pods").times(2),
+            Fault::Watch(fault),
+        );
         fake.cut();
         listener.listen_for(Duration::from_secs(1)).await;
         for name in ["b", "c", "d"] {
@@ -274,11 +368,23 @@ async fn faults_within_a_watch_lose_nothing() {
         let began = Instant::now();
         listener.until_names(&["a", "c", "d"]).await;
         // Two silent watches are two times the patience.
-        assert!(began.elapsed() < Duration::from_secs(330), "{fault:?}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(330),
+            "{fault:?}: {:?}",
+            began.elapsed()
+        );
         let resyncs = listener.api.counters().resyncs();
         let gone = matches!(fault, WatchFault::Gone { .. });
-        assert_eq!(resyncs > 1, gone, "{fault:?}: only what is too old is read anew, not {resyncs} times");
-        assert!(listener.requests() < 14, "{fault:?}: {}", listener.requests());
+        assert_eq!(
+            resyncs > 1,
+            gone,
+            "{fault:?}: only what is too old is read anew, not {resyncs} times"
+        );
+        assert!(
+            listener.requests() < 14,
+            "{fault:?}: {}",
+            listener.requests()
+        );
     }
 }
 
@@ -286,11 +392,25 @@ async fn faults_within_a_watch_lose_nothing() {
 async fn a_server_that_ends_every_watch_is_not_stormed() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
-    let mut listener = Listener::new(&fake, ADMIN, Settings { streaming: false, ..Settings::default() });
-    fake.fail(When::always().verb("watch").on("pods"), Fault::Watch(WatchFault::CloseAtOnce));
+    let mut listener = Listener::new(
+        &fake,
+        ADMIN,
+        Settings {
+            streaming: false,
+            ..Settings::default()
+        },
+    );
+    fake.fail(
+        When::always().verb("watch").on("pods"),
+        Fault::Watch(WatchFault::CloseAtOnce),
+    );
     listener.until_names(&["a"]).await;
     listener.listen_for(Duration::from_secs(600)).await;
-    assert!(listener.requests() <= 30, "{} requests in ten minutes", listener.requests());
+    assert!(
+        listener.requests() <= 30,
+        "{} requests in ten minutes",
+        listener.requests()
+    );
     assert_eq!(listener.names(), ["a"]);
     assert_eq!(listener.troubles().len(), 1);
 }
@@ -321,9 +441,18 @@ async fn ten_minutes_without_an_api() {
         fake.come_back();
         let back = Instant::now();
         listener.until_names(&["b", "c"]).await;
-        assert!(back.elapsed() < Duration::from_secs(75), "{:?}", back.elapsed());
-        listener.until("recovered", |_, heard| heard.iter().any(is_recovery)).await;
-        assert_eq!(listener.api.counters().resyncs(), if compacted { 2 } else { 1 });
+        assert!(
+            back.elapsed() < Duration::from_secs(75),
+            "{:?}",
+            back.elapsed()
+        );
+        listener
+            .until("recovered", |_, heard| heard.iter().any(is_recovery))
+            .await;
+        assert_eq!(
+            listener.api.counters().resyncs(),
+            if compacted { 2 } else { 1 }
+        );
         assert!(!listener.api.counters().in_trouble());
     }
 }
@@ -332,8 +461,9 @@ async fn ten_minutes_without_an_api() {
 async fn many_nodes_that_must_read_anew_do_not_come_at_once() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
-    let mut listeners: Vec<Listener> =
-        (0..100).map(|_| Listener::new(&fake, ADMIN, Settings::default())).collect();
+    let mut listeners: Vec<Listener> = (0..100)
+        .map(|_| Listener::new(&fake, ADMIN, Settings::default()))
+        .collect();
     for listener in &mut listeners {
         listener.until_names(&["a"]).await;
     }
@@ -354,9 +484,11 @@ async fn many_nodes_that_must_read_anew_do_not_come_at_once() {
         .map(|logged| logged.at)
         .collect();
     assert_eq!(full.len(), 100);
-    let most = full
-        .iter()
-        .map(|from| full.iter().filter(|at| **at >= *from && **at < *from + Duration::from_secs(1)).count());
+    let most = full.iter().map(|from| {
+        full.iter()
+            .filter(|at| **at >= *from && **at < *from + Duration::from_secs(1))
+            .count()
+    });
     let most = most.max().unwrap();
     assert!(most < 40, "{most} of 100 within a second");
 }
@@ -372,7 +504,8 @@ async fn without_the_right_to_list_nothing_is_said_but_why() {
     assert_eq!(listener.troubles().len(), 1);
     let says = listener.troubles()[0];
     assert!(
-        says.contains("pods is forbidden") && says.contains("allow the agent to list and watch pods"),
+        says.contains("pods is forbidden")
+            && says.contains("allow the agent to list and watch pods"),
         "{says}"
     );
     assert!(listener.requests() < 30, "{}", listener.requests());
@@ -392,15 +525,27 @@ async fn a_pod_that_cannot_be_read_hides_no_other() {
         fake.put(&pod("a", NODE, "1"));
         let mut listener = Listener::new(&fake, ADMIN, Settings::default());
         listener.until_names(&["a"]).await;
-        assert!(listener.known.unreadable()[0].contains("default/odd"), "{:?}", listener.known.unreadable());
+        assert!(
+            listener.known.unreadable()[0].contains("default/odd"),
+            "{:?}",
+            listener.known.unreadable()
+        );
         // A pod that was fine keeps what was known when it turns odd, and the watch goes on.
         let mut worse = pod("a", NODE, "1");
         worse["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("many");
         fake.put(&worse);
         fake.put(&pod("b", NODE, "1"));
         listener.until_names(&["a", "b"]).await;
-        assert_eq!(listener.known.pods()[0].containers[0].resources.cpu_limit, Some(1000));
-        assert!(listener.heard.iter().any(|event| matches!(event, PodsEvent::Unreadable { .. })));
+        assert_eq!(
+            listener.known.pods()[0].containers[0].resources.cpu_limit,
+            Some(1000)
+        );
+        assert!(
+            listener
+                .heard
+                .iter()
+                .any(|event| matches!(event, PodsEvent::Unreadable { .. }))
+        );
         assert!(listener.troubles().is_empty());
     }
 }
@@ -411,15 +556,24 @@ async fn it_ends_when_nobody_listens() {
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
     let (out, mut events) = mpsc::channel(4);
     let task = tokio::spawn(follow(api, NODE.to_owned(), Settings::default(), out));
-    assert!(matches!(events.recv().await, Some(PodsEvent::Snapshot { .. })));
+    assert!(matches!(
+        events.recv().await,
+        Some(PodsEvent::Snapshot { .. })
+    ));
     drop(events);
-    timeout(Duration::from_secs(5), task).await.unwrap().unwrap();
+    timeout(Duration::from_secs(5), task)
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 /// The lives of four pods as a real server sent them.
 #[tokio::test(start_paused = true)]
 async fn recorded_lives() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/apiserver/03-watch-pods-lifecycle.http");
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/apiserver/03-watch-pods-lifecycle.http"
+    );
     let text = std::fs::read_to_string(file).unwrap();
     let lines: Vec<Value> = text
         .lines()
@@ -429,10 +583,18 @@ async fn recorded_lives() {
     let fake = FakeApi::direct();
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
     let (out, mut events) = mpsc::channel(256);
-    tokio::spawn(follow(api, "bench-node".to_owned(), Settings::default(), out));
+    tokio::spawn(follow(
+        api,
+        "bench-node".to_owned(),
+        Settings::default(),
+        out,
+    ));
     let mut known = Known::default();
     known.take(events.recv().await.unwrap());
-    assert!(known.is_complete() && known.pods().is_empty(), "the server has said that there are none");
+    assert!(
+        known.is_complete() && known.pods().is_empty(),
+        "the server has said that there are none"
+    );
     let mut told = 0;
     let (mut most, mut restarted) = (0, Vec::new());
     for line in lines.iter().filter(|line| line["type"] != "BOOKMARK") {
@@ -447,10 +609,15 @@ async fn recorded_lives() {
             known.take(event);
         }
         most = most.max(known.pods().len());
-        let ids = known.pods().into_iter().filter(|pod| pod.name == "fx-guaranteed");
-        restarted.extend(
-            ids.flat_map(|pod| pod.containers.into_iter().filter_map(|container| container.runtime_id)),
-        );
+        let ids = known
+            .pods()
+            .into_iter()
+            .filter(|pod| pod.name == "fx-guaranteed");
+        restarted.extend(ids.flat_map(|pod| {
+            pod.containers
+                .into_iter()
+                .filter_map(|container| container.runtime_id)
+        }));
     }
     restarted.dedup();
     assert_eq!((most, known.pods().len()), (4, 0));
@@ -476,18 +643,27 @@ async fn over_tcp() {
     fake.put(&pod("b", NODE, "1"));
     listener.until_names(&["a", "b"]).await;
 
-    fake.fail(When::always().verb("watch").times(1), Fault::Watch(WatchFault::HalfLine { after: 0 }));
+    fake.fail(
+        When::always().verb("watch").times(1),
+        Fault::Watch(WatchFault::HalfLine { after: 0 }),
+    );
     fake.cut();
     fake.put(&pod("c", NODE, "1"));
     listener.until_names(&["a", "b", "c"]).await;
 
     let before = listener.api.counters().errors(ErrorKind::Timeout);
-    fake.fail(When::always().verb("watch").times(1), Fault::Watch(WatchFault::Silent));
+    fake.fail(
+        When::always().verb("watch").times(1),
+        Fault::Watch(WatchFault::Silent),
+    );
     fake.cut();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fake.put(&pod("d", NODE, "1"));
     listener.until_names(&["a", "b", "c", "d"]).await;
-    assert!(listener.api.counters().errors(ErrorKind::Timeout) > before, "the silence was noticed");
+    assert!(
+        listener.api.counters().errors(ErrorKind::Timeout) > before,
+        "the silence was noticed"
+    );
 
     fake.go_away();
     tokio::time::sleep(Duration::from_millis(500)).await;

@@ -21,7 +21,11 @@ const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
 
 const AMOUNTS: Amounts = Amounts {
     read: |resource, text| {
-        let amount = if resource == "cpu" { quantity::cpu_millis(text) } else { quantity::bytes(text) };
+        let amount = if resource == "cpu" {
+            quantity::cpu_millis(text)
+        } else {
+            quantity::bytes(text)
+        };
         amount.map_err(|error| error.to_string())
     },
     write: |_, amount| amount.to_string(),
@@ -33,7 +37,16 @@ fn objects(name: &str) -> Vec<Value> {
     let plan = read(&text, "scenes.yaml").unwrap().remove(0).plan.unwrap();
     let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
     let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
-    render(&plan, ("2", "2"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap().objects
+    render(
+        &plan,
+        ("2", "2"),
+        &job,
+        Format::Native,
+        &Slice::default(),
+        AMOUNTS,
+    )
+    .unwrap()
+    .objects
 }
 
 /// The plan of a job with a chief, 2 workers, an evaluator and 2 parameter servers.
@@ -59,15 +72,29 @@ spec:
 
 /// That job as it stands so long after its chief has succeeded, if it has; everything else runs.
 fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
-    let plan = read(WITH_CHIEF, "plan.yaml").unwrap().remove(0).plan.unwrap();
+    let plan = read(WITH_CHIEF, "plan.yaml")
+        .unwrap()
+        .remove(0)
+        .plan
+        .unwrap();
     let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
     let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
-    let mut all =
-        render(&plan, ("1", "1"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap().objects;
+    let mut all = render(
+        &plan,
+        ("1", "1"),
+        &job,
+        Format::Native,
+        &Slice::default(),
+        AMOUNTS,
+    )
+    .unwrap()
+    .objects;
     for object in &mut all {
         object["metadata"]["creationTimestamp"] = json!(ago(7200));
         match (object["kind"].as_str(), chief) {
-            (Some("Job"), Some(seconds)) if role(object) == "chief" => done(object, "Complete", seconds),
+            (Some("Job"), Some(seconds)) if role(object) == "chief" => {
+                done(object, "Complete", seconds)
+            }
             (Some("Job"), _) => object["status"] = json!({"active": 1, "startTime": ago(7100)}),
             _ => {}
         }
@@ -84,7 +111,9 @@ fn ago(seconds: i64) -> String {
 }
 
 fn role(object: &Value) -> &str {
-    object["metadata"]["labels"]["job"].as_str().unwrap_or_default()
+    object["metadata"]["labels"]["job"]
+        .as_str()
+        .unwrap_or_default()
 }
 
 /// The job as it stands so long after its last worker has succeeded.
@@ -100,8 +129,7 @@ fn succeeded(name: &str, seconds: i64) -> Vec<Value> {
 }
 
 fn done(job: &mut Value, condition: &str, seconds: i64) {
-    job["status"] =
-        json!({"conditions": [{"type": condition, "status": "True", "lastTransitionTime": ago(seconds)}]});
+    job["status"] = json!({"conditions": [{"type": condition, "status": "True", "lastTransitionTime": ago(seconds)}]});
     if condition == "Complete" {
         job["status"]["completionTime"] = json!(ago(seconds));
         job["status"]["succeeded"] = json!(1);
@@ -147,12 +175,19 @@ impl Cluster {
 
     /// How many of a kind are there, of a role.
     fn count(&self, version: &str, kind: &str, of: &str) -> usize {
-        self.fake.all(version, kind).iter().filter(|object| role(object) == of).count()
+        self.fake
+            .all(version, kind)
+            .iter()
+            .filter(|object| role(object) == of)
+            .count()
     }
 
     /// Deployments and Services of parameter servers.
     fn servers(&self) -> (usize, usize) {
-        (self.count("apps/v1", "Deployment", "ps"), self.count("v1", "Service", "ps"))
+        (
+            self.count("apps/v1", "Deployment", "ps"),
+            self.count("v1", "Service", "ps"),
+        )
     }
 
     fn deletes(&self) -> usize {
@@ -161,7 +196,11 @@ impl Cluster {
 }
 
 fn verdicts(round: &Round) -> Vec<(&str, &Verdict)> {
-    round.jobs.iter().map(|job| (job.job.as_str(), &job.verdict)).collect()
+    round
+        .jobs
+        .iter()
+        .map(|job| (job.job.as_str(), &job.verdict))
+        .collect()
 }
 
 fn why(round: &Round) -> &str {
@@ -176,24 +215,46 @@ async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
     // The last worker still runs.
-    let last = all.iter_mut().rfind(|object| object["kind"] == "Job").unwrap();
+    let last = all
+        .iter_mut()
+        .rfind(|object| object["kind"] == "Job")
+        .unwrap();
     last["status"] = json!({"active": 1, "startTime": ago(3600)});
     let mut last = last.clone();
     cluster.put(&all);
     // A job that doesn't ask for it, done since long.
     let mut other = succeeded("b", 6000);
     for object in &mut other {
-        object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+        object["metadata"]["labels"]
+            .as_object_mut()
+            .unwrap()
+            .remove("pinfold.io/reclaim");
     }
     cluster.put(&other);
-    let before = (cluster.fake.all("batch/v1", "Job").len(), cluster.count("v1", "Service", "worker"));
+    let before = (
+        cluster.fake.all("batch/v1", "Job").len(),
+        cluster.count("v1", "Service", "worker"),
+    );
 
     let round = cluster.once().await;
-    assert_eq!(verdicts(&round), [("a", &Verdict::Running { succeeded: 49, of: 50 })]);
+    assert_eq!(
+        verdicts(&round),
+        [(
+            "a",
+            &Verdict::Running {
+                succeeded: 49,
+                of: 50
+            }
+        )]
+    );
     done(&mut last, "Complete", 10);
     cluster.put(std::slice::from_ref(&last));
     let round = cluster.once().await;
-    assert!(matches!(round.jobs[0].verdict, Verdict::Waiting { .. }), "{:?}", round.jobs[0].verdict);
+    assert!(
+        matches!(round.jobs[0].verdict, Verdict::Waiting { .. }),
+        "{:?}",
+        round.jobs[0].verdict
+    );
     assert_eq!((cluster.servers(), cluster.deletes()), ((10, 10), 0));
 
     done(&mut last, "Complete", 31);
@@ -204,15 +265,27 @@ async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
     let round = cluster.once().await;
     assert_eq!((round.deleted.len(), round.failed.len()), (10, 0));
     assert!(
-        round.deleted[..5].iter().all(|(kind, ..)| *kind == ItemKind::Deployment),
+        round.deleted[..5]
+            .iter()
+            .all(|(kind, ..)| *kind == ItemKind::Deployment),
         "servers before their names"
     );
     // Those of the other job are there, and all workers.
     assert_eq!(cluster.servers(), (5, 5));
-    assert_eq!((cluster.fake.all("batch/v1", "Job").len(), cluster.count("v1", "Service", "worker")), before);
+    assert_eq!(
+        (
+            cluster.fake.all("batch/v1", "Job").len(),
+            cluster.count("v1", "Service", "worker")
+        ),
+        before
+    );
     let deletes = cluster.deletes();
     assert_eq!(verdicts(&cluster.once().await), []);
-    assert_eq!(cluster.deletes(), deletes, "doing it twice is doing it once");
+    assert_eq!(
+        cluster.deletes(),
+        deletes,
+        "doing it twice is doing it once"
+    );
     // With no servers left, nobody reads the Jobs any more.
     cluster.fake.clear_log();
     cluster.once().await;
@@ -227,15 +300,24 @@ async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
         object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("90");
     }
     cluster.put(&all);
-    assert!(matches!(cluster.once().await.jobs[0].verdict, Verdict::Waiting { .. }));
+    assert!(matches!(
+        cluster.once().await.jobs[0].verdict,
+        Verdict::Waiting { .. }
+    ));
     for object in &mut all {
         object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("50");
     }
     // Somebody has made a server anew just now.
-    let server = all.iter_mut().find(|object| object["kind"] == "Deployment").unwrap();
+    let server = all
+        .iter_mut()
+        .find(|object| object["kind"] == "Deployment")
+        .unwrap();
     server["metadata"]["creationTimestamp"] = json!(ago(5));
     cluster.put(&all);
-    assert!(matches!(cluster.once().await.jobs[0].verdict, Verdict::Waiting { .. }));
+    assert!(matches!(
+        cluster.once().await.jobs[0].verdict,
+        Verdict::Waiting { .. }
+    ));
     assert_eq!(cluster.deletes(), 0);
 }
 
@@ -243,15 +325,29 @@ async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
 async fn failed_missing_or_unclear_workers_keep_the_servers() {
     type Change = fn(&mut Vec<Value>);
     fn worker(all: &mut [Value]) -> &mut Value {
-        all.iter_mut().filter(|object| object["kind"] == "Job").nth(7).unwrap()
+        all.iter_mut()
+            .filter(|object| object["kind"] == "Job")
+            .nth(7)
+            .unwrap()
     }
     fn place(all: &[Value]) -> usize {
-        all.iter().position(|object| object["kind"] == "Job").unwrap()
+        all.iter()
+            .position(|object| object["kind"] == "Job")
+            .unwrap()
     }
     let changes: [(Change, &str); 13] = [
-        (|all| done(worker(all), "Failed", 600), "Job a-worker-7 has failed"),
-        (|all| done(worker(all), "FailureTarget", 600), "Job a-worker-7 has failed"),
-        (|all| drop(all.remove(place(all))), "there are 49 workers and should be 50: 1 missing"),
+        (
+            |all| done(worker(all), "Failed", 600),
+            "Job a-worker-7 has failed",
+        ),
+        (
+            |all| done(worker(all), "FailureTarget", 600),
+            "Job a-worker-7 has failed",
+        ),
+        (
+            |all| drop(all.remove(place(all))),
+            "there are 49 workers and should be 50: 1 missing",
+        ),
         (
             |all| all.retain(|object| object["kind"] != "Job"),
             "there are 0 workers and should be 50: 50 missing",
@@ -279,12 +375,20 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         ),
         (
             |all| {
-                worker(all)["status"] = json!({"conditions": [{"type": "Complete", "status": "True"}]});
+                worker(all)["status"] =
+                    json!({"conditions": [{"type": "Complete", "status": "True"}]});
             },
             "Job a-worker-7 has succeeded, and doesn't say when",
         ),
         (
-            |all| drop(worker(all)["metadata"].as_object_mut().unwrap().remove("annotations")),
+            |all| {
+                drop(
+                    worker(all)["metadata"]
+                        .as_object_mut()
+                        .unwrap()
+                        .remove("annotations"),
+                )
+            },
             "has no annotation pinfold.io/workers",
         ),
         (
@@ -306,8 +410,12 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         ),
         (
             |all| {
-                let server = all.iter_mut().find(|object| object["kind"] == "Deployment").unwrap();
-                server["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("soon");
+                let server = all
+                    .iter_mut()
+                    .find(|object| object["kind"] == "Deployment")
+                    .unwrap();
+                server["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] =
+                    json!("soon");
             },
             "and no number of seconds",
         ),
@@ -319,7 +427,11 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         cluster.put(&all);
         let round = cluster.once().await;
         assert!(why(&round).contains(words), "{words}: {}", why(&round));
-        assert_eq!((cluster.servers(), cluster.deletes()), ((5, 5), 0), "{words}");
+        assert_eq!(
+            (cluster.servers(), cluster.deletes()),
+            ((5, 5), 0),
+            "{words}"
+        );
     }
     // Pods that have succeeded are no Job that has.
     let cluster = Cluster::of(FakeApi::direct());
@@ -327,7 +439,16 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
     worker(&mut all)["status"] =
         json!({"succeeded": 1, "conditions": [{"type": "SuccessCriteriaMet", "status": "True"}]});
     cluster.put(&all);
-    assert_eq!(verdicts(&cluster.once().await), [("a", &Verdict::Running { succeeded: 49, of: 50 })]);
+    assert_eq!(
+        verdicts(&cluster.once().await),
+        [(
+            "a",
+            &Verdict::Running {
+                succeeded: 49,
+                of: 50
+            }
+        )]
+    );
 }
 
 /// The names of the Jobs that are there.
@@ -347,16 +468,32 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
     let cluster = Cluster::new().await;
     cluster.put(&with_chief("a", None));
     let round = cluster.once().await;
-    assert_eq!(verdicts(&round), [("a", &Verdict::Running { succeeded: 0, of: 1 })]);
+    assert_eq!(
+        verdicts(&round),
+        [(
+            "a",
+            &Verdict::Running {
+                succeeded: 0,
+                of: 1
+            }
+        )]
+    );
     assert!(round.jobs[0].by_chief && round.jobs[0].running.is_empty());
     // The workers run in `server.join()` for ever: only the chief counts, also where one of them has failed or is gone.
     let mut all = with_chief("a", Some(10));
     cluster.put(&all);
     let round = cluster.once().await;
-    assert!(matches!(round.jobs[0].verdict, Verdict::Waiting { .. }), "{:?}", round.jobs[0].verdict);
+    assert!(
+        matches!(round.jobs[0].verdict, Verdict::Waiting { .. }),
+        "{:?}",
+        round.jobs[0].verdict
+    );
     assert_eq!((cluster.servers(), cluster.deletes()), ((2, 2), 0));
     all = with_chief("a", Some(60));
-    let worker = all.iter_mut().find(|object| object["metadata"]["name"] == "a-worker-1").unwrap();
+    let worker = all
+        .iter_mut()
+        .find(|object| object["metadata"]["name"] == "a-worker-1")
+        .unwrap();
     if worker["kind"] == "Service" {
         // The Service comes before its Job.
         let job = all
@@ -366,8 +503,19 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
     }
     cluster.put(&all);
     let round = cluster.once().await;
-    let gone: Vec<&str> = round.deleted.iter().map(|(_, _, name)| name.as_str()).collect();
-    let expected = ["a-evaluator-0", "a-worker-0", "a-ps-0", "a-ps-1", "a-ps-0", "a-ps-1"];
+    let gone: Vec<&str> = round
+        .deleted
+        .iter()
+        .map(|(_, _, name)| name.as_str())
+        .collect();
+    let expected = [
+        "a-evaluator-0",
+        "a-worker-0",
+        "a-ps-0",
+        "a-ps-1",
+        "a-ps-0",
+        "a-ps-1",
+    ];
     assert_eq!((gone, round.failed.len()), (expected.to_vec(), 0));
     // What has ended stays, for a person to look at.
     assert_eq!(jobs(&cluster), ["a-chief-0", "a-worker-1"]);
@@ -378,18 +526,35 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
 async fn servers_stay_while_a_task_of_an_ended_job_could_not_be_deleted() {
     let cluster = Cluster::new().await;
     cluster.put(&with_chief("a", Some(60)));
-    let refuse = Fault::Refuse { code: 500, text: "no", retry_after: None };
-    cluster.fake.fail(When::always().verb("delete").on("jobs").times(1), refuse);
+    let refuse = Fault::Refuse {
+        code: 500,
+        text: "no",
+        retry_after: None,
+    };
+    cluster
+        .fake
+        .fail(When::always().verb("delete").on("jobs").times(1), refuse);
     let round = cluster.once().await;
     assert_eq!((round.deleted.len(), round.failed.len()), (0, 1));
-    assert_eq!(cluster.servers(), (2, 2), "by its servers the job is found again");
+    assert_eq!(
+        cluster.servers(),
+        (2, 2),
+        "by its servers the job is found again"
+    );
     // What is left is finished, although workers are missing by then.
     cluster.fake.fail(
         When::always().verb("delete").on("deployments").times(2),
-        Fault::Refuse { code: 503, text: "no", retry_after: None },
+        Fault::Refuse {
+            code: 503,
+            text: "no",
+            retry_after: None,
+        },
     );
     cluster.once().await;
-    assert_eq!((jobs(&cluster), cluster.servers()), (vec!["a-chief-0".to_owned()], (2, 0)));
+    assert_eq!(
+        (jobs(&cluster), cluster.servers()),
+        (vec!["a-chief-0".to_owned()], (2, 0))
+    );
     cluster.once().await;
     assert_eq!(cluster.servers(), (0, 0));
 }
@@ -407,14 +572,30 @@ async fn a_job_may_wait_for_all_workers_although_it_has_a_chief() {
     let mut all = with_policy("AllWorkers", 600);
     cluster.put(&all);
     let round = cluster.once().await;
-    assert_eq!(verdicts(&round), [("a", &Verdict::Running { succeeded: 1, of: 3 })]);
-    for object in all.iter_mut().filter(|object| object["kind"] == "Job" && role(object) == "worker") {
+    assert_eq!(
+        verdicts(&round),
+        [(
+            "a",
+            &Verdict::Running {
+                succeeded: 1,
+                of: 3
+            }
+        )]
+    );
+    for object in all
+        .iter_mut()
+        .filter(|object| object["kind"] == "Job" && role(object) == "worker")
+    {
         done(object, "Complete", 60);
     }
     cluster.put(&all);
     let round = cluster.once().await;
     assert!(!round.jobs[0].by_chief);
-    assert_eq!(jobs(&cluster), ["a-chief-0", "a-worker-0", "a-worker-1"], "nobody waits for an evaluator");
+    assert_eq!(
+        jobs(&cluster),
+        ["a-chief-0", "a-worker-0", "a-worker-1"],
+        "nobody waits for an evaluator"
+    );
     assert_eq!(cluster.servers(), (0, 0));
 
     let cluster = Cluster::new().await;
@@ -432,7 +613,10 @@ async fn a_chief_that_failed_or_is_missing_keeps_everything() {
     ] {
         let cluster = Cluster::new().await;
         let mut all = with_chief("a", Some(600));
-        let place = all.iter().position(|object| object["kind"] == "Job" && role(object) == "chief").unwrap();
+        let place = all
+            .iter()
+            .position(|object| object["kind"] == "Job" && role(object) == "chief")
+            .unwrap();
         match condition {
             Some(condition) => done(&mut all[place], condition, 600),
             None => drop(all.remove(place)),
@@ -449,9 +633,18 @@ async fn what_was_begun_is_finished_by_the_next_one() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
     // Ends after some: every Service is refused, and so is everything from the third Deployment on.
-    let refuse = |code| Fault::Refuse { code, text: "no", retry_after: None };
-    cluster.fake.fail(When::always().verb("delete").on("services"), refuse(500));
-    cluster.fake.fail(When::always().verb("delete").on("deployments").times(3), refuse(503));
+    let refuse = |code| Fault::Refuse {
+        code,
+        text: "no",
+        retry_after: None,
+    };
+    cluster
+        .fake
+        .fail(When::always().verb("delete").on("services"), refuse(500));
+    cluster.fake.fail(
+        When::always().verb("delete").on("deployments").times(3),
+        refuse(503),
+    );
     let round = cluster.once().await;
     assert_eq!((round.deleted.len(), round.failed.len()), (2, 8));
     assert_eq!(cluster.servers(), (3, 5));
@@ -472,7 +665,9 @@ async fn what_was_begun_is_finished_by_the_next_one() {
 async fn a_delete_whose_answer_was_lost_is_no_failure() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
-    cluster.fake.fail(When::always().verb("delete").times(1), Fault::Half);
+    cluster
+        .fake
+        .fail(When::always().verb("delete").times(1), Fault::Half);
     let round = cluster.once().await;
     assert_eq!(round.failed.len(), 1, "it can't know");
     let round = cluster.once().await;
@@ -491,7 +686,10 @@ async fn two_who_decide_at_once_do_it_once() {
         }
         assert_eq!(cluster.servers(), (0, 0));
         let log = cluster.fake.log();
-        let done = log.iter().filter(|one| one.verb == "delete" && one.status == 200).count();
+        let done = log
+            .iter()
+            .filter(|one| one.verb == "delete" && one.status == 200)
+            .count();
         assert_eq!(done, 10, "each object once");
     }
 }
@@ -501,7 +699,10 @@ async fn what_was_changed_since_the_look_is_looked_at_again() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
     cluster.put(&all);
-    cluster.fake.fail(When::always().verb("delete").times(1), Fault::Delay(Duration::from_millis(300)));
+    cluster.fake.fail(
+        When::always().verb("delete").times(1),
+        Fault::Delay(Duration::from_millis(300)),
+    );
     let reclaimer = cluster.reclaimer();
     let round = tokio::spawn(async move { reclaimer.once().await.unwrap() });
     tokio::time::timeout(Duration::from_secs(10), async {
@@ -513,14 +714,25 @@ async fn what_was_changed_since_the_look_is_looked_at_again() {
     .unwrap();
     // While the first delete is under way, the job is taken out of it.
     for object in &mut all {
-        object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+        object["metadata"]["labels"]
+            .as_object_mut()
+            .unwrap()
+            .remove("pinfold.io/reclaim");
     }
     cluster.put(&all);
     let round = round.await.unwrap();
-    assert_eq!((round.deleted.len(), round.failed.len(), round.jobs.len()), (0, 0, 0), "{round:?}");
+    assert_eq!(
+        (round.deleted.len(), round.failed.len(), round.jobs.len()),
+        (0, 0, 0),
+        "{round:?}"
+    );
     assert_eq!(cluster.servers(), (5, 5));
     let log = cluster.fake.log();
-    assert!(log.iter().any(|one| one.verb == "delete" && one.status == 409), "the server refused");
+    assert!(
+        log.iter()
+            .any(|one| one.verb == "delete" && one.status == 409),
+        "the server refused"
+    );
 }
 
 #[tokio::test]
@@ -528,18 +740,33 @@ async fn what_is_changed_each_time_is_told() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
     cluster.put(&succeeded("b", 60));
-    let conflict = || Fault::Refuse { code: 409, text: "changed", retry_after: None };
-    cluster.fake.fail(When::always().verb("delete").on("deployments"), conflict());
+    let conflict = || Fault::Refuse {
+        code: 409,
+        text: "changed",
+        retry_after: None,
+    };
+    cluster
+        .fake
+        .fail(When::always().verb("delete").on("deployments"), conflict());
     let round = cluster.once().await;
     let named = |name: &str| (ItemKind::Deployment, "train".to_owned(), name.to_owned());
     // The rest of each job waits for what was changed.
     assert_eq!(round.changed, [named("a-ps-0"), named("b-ps-0")]);
-    assert_eq!((round.deleted.len(), round.failed.len(), cluster.deletes()), (0, 0, 3 * 2));
+    assert_eq!(
+        (round.deleted.len(), round.failed.len(), cluster.deletes()),
+        (0, 0, 3 * 2)
+    );
     // Once only is nothing to be told of.
     cluster.fake.heal();
-    cluster.fake.fail(When::always().verb("delete").on("deployments").times(2), conflict());
+    cluster.fake.fail(
+        When::always().verb("delete").on("deployments").times(2),
+        conflict(),
+    );
     let round = cluster.once().await;
-    assert_eq!((round.deleted.len(), round.failed.len(), round.changed.len()), (20, 0, 0));
+    assert_eq!(
+        (round.deleted.len(), round.failed.len(), round.changed.len()),
+        (20, 0, 0)
+    );
 }
 
 /// Jobs stay when they are done, with all their hosts in their environment: those without servers are not read again and again.
@@ -551,17 +778,31 @@ async fn only_jobs_with_servers_are_read_however_many_they_are() {
     cluster.put(&done);
     cluster.put(&succeeded("b", 60));
     cluster.fake.clear_log();
-    assert_eq!(cluster.with(30, true).once().await.unwrap().deleted.len(), 10);
+    assert_eq!(
+        cluster.with(30, true).once().await.unwrap().deleted.len(),
+        10
+    );
     let asked = |cluster: &Cluster| -> Vec<String> {
         let log = cluster.fake.log();
-        let jobs = log.iter().filter(|one| one.verb == "list" && one.plural == "jobs");
-        jobs.map(|one| one.query.clone()).filter(|query| !query.contains("continue=")).collect()
+        let jobs = log
+            .iter()
+            .filter(|one| one.verb == "list" && one.plural == "jobs");
+        jobs.map(|one| one.query.clone())
+            .filter(|query| !query.contains("continue="))
+            .collect()
     };
-    assert!(asked(&cluster).iter().all(|query| !query.contains("done")), "{:?}", asked(&cluster));
+    assert!(
+        asked(&cluster).iter().all(|query| !query.contains("done")),
+        "{:?}",
+        asked(&cluster)
+    );
 
     // Hundreds of jobs with long names: no address grows with them.
     let all = succeeded("c", 60);
-    let server = all.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    let server = all
+        .iter()
+        .find(|object| object["kind"] == "Deployment")
+        .unwrap();
     for number in 0..300 {
         let (mut server, name) = (server.clone(), format!("{number:040}"));
         server["metadata"]["name"] = json!(name);
@@ -572,10 +813,17 @@ async fn only_jobs_with_servers_are_read_however_many_they_are() {
     let round = cluster.with(30, true).once().await.unwrap();
     assert_eq!((round.jobs.len(), round.deleted.len()), (301, 10));
     let queries = asked(&cluster);
-    assert!(queries.len() > 1 && queries.iter().all(|query| query.len() < 4096), "{queries:?}");
+    assert!(
+        queries.len() > 1 && queries.iter().all(|query| query.len() < 4096),
+        "{queries:?}"
+    );
     for number in 0..300 {
         let name = format!("{number:040}");
-        assert_eq!(queries.iter().filter(|query| query.contains(&name)).count(), 1, "{name}");
+        assert_eq!(
+            queries.iter().filter(|query| query.contains(&name)).count(),
+            1,
+            "{name}"
+        );
     }
 }
 
@@ -587,32 +835,64 @@ async fn an_api_server_in_trouble_decides_nothing() {
         (Fault::Drop, ErrorKind::Connection),
         (Fault::Garbage, ErrorKind::Nonsense),
         (Fault::Half, ErrorKind::Connection),
-        (Fault::Refuse { code: 500, text: "etcd", retry_after: None }, ErrorKind::Server),
-        (Fault::Refuse { code: 429, text: "later", retry_after: Some(7) }, ErrorKind::TooManyRequests),
+        (
+            Fault::Refuse {
+                code: 500,
+                text: "etcd",
+                retry_after: None,
+            },
+            ErrorKind::Server,
+        ),
+        (
+            Fault::Refuse {
+                code: 429,
+                text: "later",
+                retry_after: Some(7),
+            },
+            ErrorKind::TooManyRequests,
+        ),
     ];
     for plural in ["deployments", "services", "jobs"] {
         for (fault, kind) in faults.clone() {
             cluster.fake.heal();
-            cluster.fake.fail(When::always().verb("list").on(plural), fault.clone());
+            cluster
+                .fake
+                .fail(When::always().verb("list").on(plural), fault.clone());
             let failure = cluster.reclaimer().once().await.unwrap_err();
             // Half an answer may be read as one that makes no sense.
             let half = matches!(fault, Fault::Half) && failure.kind() == ErrorKind::Nonsense;
-            assert!(failure.kind() == kind || half, "{plural} {fault:?}: {failure}");
+            assert!(
+                failure.kind() == kind || half,
+                "{plural} {fault:?}: {failure}"
+            );
         }
     }
     assert_eq!((cluster.servers(), cluster.deletes()), ((5, 5), 0));
     // Without TFJobs a hint is lost, which is told.
     for (fault, _) in faults {
         cluster.fake.heal();
-        cluster.fake.fail(When::always().verb("list").on("tfjobs"), fault);
+        cluster
+            .fake
+            .fail(When::always().verb("list").on("tfjobs"), fault);
         let round = cluster.with(30, true).once().await.unwrap();
-        assert_eq!((round.deleted.len(), round.hints.len()), (10, 1), "{round:?}");
-        assert!(round.hints[0].starts_with("TFJobs can't be looked at: "), "{:?}", round.hints);
+        assert_eq!(
+            (round.deleted.len(), round.hints.len()),
+            (10, 1),
+            "{round:?}"
+        );
+        assert!(
+            round.hints[0].starts_with("TFJobs can't be looked at: "),
+            "{:?}",
+            round.hints
+        );
     }
     cluster.fake.heal();
     // Rights that were taken away are told.
     cluster.fake.forbid(ACCOUNT);
-    assert_eq!(cluster.reclaimer().once().await.unwrap_err().kind(), ErrorKind::Forbidden);
+    assert_eq!(
+        cluster.reclaimer().once().await.unwrap_err().kind(),
+        ErrorKind::Forbidden
+    );
 }
 
 #[tokio::test]
@@ -625,7 +905,10 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
         if ["a-worker-1", "a-evaluator-0"].contains(&name) {
             object["metadata"]["annotations"]["pinfold.io/success-policy"] = json!("AllWorkers");
         } else if name == "a-ps-1" {
-            object["metadata"]["labels"].as_object_mut().unwrap().remove("pinfold.io/reclaim");
+            object["metadata"]["labels"]
+                .as_object_mut()
+                .unwrap()
+                .remove("pinfold.io/reclaim");
         }
     }
     cluster.put(&all);
@@ -635,7 +918,10 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
     let ask = async |token: &str, path: &str| {
         let api = Api::new(cluster.fake.client(token), Duration::from_secs(5));
         let request = hyper::Request::delete(path).body(Vec::new()).unwrap();
-        api.ask::<Value>(pinfold::cluster::Call::Other, request).await.map_err(|failure| failure.kind()).err()
+        api.ask::<Value>(pinfold::cluster::Call::Other, request)
+            .await
+            .map_err(|failure| failure.kind())
+            .err()
     };
     let deployment = |name: &str| format!("/apis/apps/v1/namespaces/train/deployments/{name}");
     let service = |name: &str| format!("/api/v1/namespaces/train/services/{name}");
@@ -651,10 +937,23 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
         job("other"),
     ];
     for path in &refused {
-        assert_eq!(ask("reclaimer", path).await, Some(ErrorKind::Forbidden), "{path}");
+        assert_eq!(
+            ask("reclaimer", path).await,
+            Some(ErrorKind::Forbidden),
+            "{path}"
+        );
     }
-    for path in [deployment("a-ps-0"), service("a-ps-0"), job("a-worker-0"), job("a-evaluator-0")] {
-        assert_eq!(ask(&agent, &path).await, Some(ErrorKind::Forbidden), "{path}");
+    for path in [
+        deployment("a-ps-0"),
+        service("a-ps-0"),
+        job("a-worker-0"),
+        job("a-evaluator-0"),
+    ] {
+        assert_eq!(
+            ask(&agent, &path).await,
+            Some(ErrorKind::Forbidden),
+            "{path}"
+        );
         assert_eq!(ask("reclaimer", &path).await, None, "{path}");
     }
 }
@@ -662,7 +961,11 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
 #[tokio::test]
 async fn tfjobs_are_their_operators_and_those_that_keep_servers_are_named() {
     let cluster = Cluster::new().await;
-    assert_eq!(cluster.once().await.hints, Vec::<String>::new(), "TFJobs are not defined here");
+    assert_eq!(
+        cluster.once().await.hints,
+        Vec::<String>::new(),
+        "TFJobs are not defined here"
+    );
     cluster.fake.put(&json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "tfjobs.kubeflow.org"},
@@ -688,12 +991,16 @@ async fn tfjobs_are_their_operators_and_those_that_keep_servers_are_named() {
         cluster.fake.put(&tfjob(name, policy, done));
     }
     let mut no_servers = tfjob("workers", json!({}), true);
-    no_servers["spec"]["tfReplicaSpecs"].as_object_mut().unwrap().remove("PS");
+    no_servers["spec"]["tfReplicaSpecs"]
+        .as_object_mut()
+        .unwrap()
+        .remove("PS");
     cluster.fake.put(&no_servers);
     let round = cluster.once().await;
     assert_eq!(round.hints.len(), 2, "{:?}", round.hints);
     assert!(
-        round.hints[0].starts_with("TFJob train/default has succeeded and keeps its parameter servers (2)")
+        round.hints[0]
+            .starts_with("TFJob train/default has succeeded and keeps its parameter servers (2)")
     );
     assert!(round.hints[1].starts_with("TFJob train/none will keep its parameter servers (2)"));
     assert_eq!(cluster.fake.count("delete", "tfjobs"), 0);
@@ -755,7 +1062,10 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
     let until = async |what: &str, holds: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(30), "{what} does not come about");
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "{what} does not come about"
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -764,9 +1074,14 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
     let first = Watching::start(&kubeconfig, 5);
     // What the first look led to is printed before the second.
     until("a second look at the workers", &|| lists() > 1).await;
-    let (code, out, _) = tokio::task::spawn_blocking(move || first.end(Signal::SIGKILL)).await.unwrap();
+    let (code, out, _) = tokio::task::spawn_blocking(move || first.end(Signal::SIGKILL))
+        .await
+        .unwrap();
     assert_eq!(code, None);
-    assert!(out.contains("train/a: every worker has succeeded; the parameter servers go at"), "{out}");
+    assert!(
+        out.contains("train/a: every worker has succeeded; the parameter servers go at"),
+        "{out}"
+    );
     assert_eq!(cluster.servers(), (5, 5));
     // The next one starts while the server is away.
     cluster.fake.go_away();
@@ -777,15 +1092,28 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
     until("another look", &|| {
         let log = cluster.fake.log();
         let last = log.iter().rposition(|one| one.verb == "delete");
-        log.iter().rposition(|one| one.verb == "list" && one.plural == "services") > last
+        log.iter()
+            .rposition(|one| one.verb == "list" && one.plural == "services")
+            > last
     })
     .await;
-    let (code, out, said) = tokio::task::spawn_blocking(move || second.end(Signal::SIGTERM)).await.unwrap();
+    let (code, out, said) = tokio::task::spawn_blocking(move || second.end(Signal::SIGTERM))
+        .await
+        .unwrap();
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("nothing is decided"), "{said}");
-    assert!(out.contains("deleted: Deployment train/a-ps-0, Deployment train/a-ps-1"), "{out}");
+    assert!(
+        out.contains("deleted: Deployment train/a-ps-0, Deployment train/a-ps-1"),
+        "{out}"
+    );
     // Each thing once.
-    assert_eq!(out.lines().filter(|line| line.contains("the parameter servers go at")).count(), 1, "{out}");
+    assert_eq!(
+        out.lines()
+            .filter(|line| line.contains("the parameter servers go at"))
+            .count(),
+        1,
+        "{out}"
+    );
 }
 
 /// Each failure is told once until it is over, and anew when it comes again, whatever the form of the output.
@@ -802,23 +1130,37 @@ async fn trouble_that_comes_again_is_told_again() {
             async move {
                 let start = Instant::now();
                 while cluster.fake.count("list", plural) < count {
-                    assert!(start.elapsed() < Duration::from_secs(30), "nobody looks at {plural}");
+                    assert!(
+                        start.elapsed() < Duration::from_secs(30),
+                        "nobody looks at {plural}"
+                    );
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             }
         };
         let watching = Watching::with(&kubeconfig, 5, more);
         for _ in 0..2 {
-            let no = Fault::Refuse { code: 500, text: "etcd", retry_after: None };
-            cluster.fake.fail(When::always().verb("list").on("deployments").times(2), no);
+            let no = Fault::Refuse {
+                code: 500,
+                text: "etcd",
+                retry_after: None,
+            };
+            cluster
+                .fake
+                .fail(When::always().verb("list").on("deployments").times(2), no);
             lists("deployments", 2).await;
             // Of a look that succeeds, two kinds are read; what it led to is told before the next one.
             lists("services", 2).await;
         }
-        let (code, out, said) =
-            tokio::task::spawn_blocking(move || watching.end(Signal::SIGTERM)).await.unwrap();
+        let (code, out, said) = tokio::task::spawn_blocking(move || watching.end(Signal::SIGTERM))
+            .await
+            .unwrap();
         assert_eq!(code, Some(0), "{said}");
-        assert_eq!(said.matches("nothing is decided").count(), 2, "{more:?}: {said}{out}");
+        assert_eq!(
+            said.matches("nothing is decided").count(),
+            2,
+            "{more:?}: {said}{out}"
+        );
     }
 }
 
@@ -830,14 +1172,27 @@ async fn the_program_says_what_it_does() {
     std::fs::write(&kubeconfig, cluster.fake.kubeconfig("reclaimer")).unwrap();
     let run = async |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-        command.args(["scene", "reclaim"]).args(args).arg("--kubeconfig").arg(&kubeconfig);
-        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        command
+            .args(["scene", "reclaim"])
+            .args(args)
+            .arg("--kubeconfig")
+            .arg(&kubeconfig);
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap())
+            .await
+            .unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
     };
     let (code, out, _) = run(&[]).await;
     assert_eq!((code, out.lines().count()), (Some(0), 1));
-    assert!(out.starts_with("no job with parameter servers asks for it"), "{out}");
+    assert!(
+        out.starts_with("no job with parameter servers asks for it"),
+        "{out}"
+    );
     cluster.put(&succeeded("a", 60));
     let mut all = succeeded("b", 60);
     all.retain(|object| object["metadata"]["name"] != "b-worker-49");
@@ -850,35 +1205,70 @@ async fn the_program_says_what_it_does() {
         ),
         "{out}"
     );
-    assert!(out.contains("would be deleted: Deployment train/a-ps-0"), "{out}");
+    assert!(
+        out.contains("would be deleted: Deployment train/a-ps-0"),
+        "{out}"
+    );
     assert_eq!(cluster.deletes(), 0);
-    assert!(run(&["--namespace", "elsewhere"]).await.1.starts_with("no job"));
+    assert!(
+        run(&["--namespace", "elsewhere"])
+            .await
+            .1
+            .starts_with("no job")
+    );
     let (code, out, _) = run(&["-o", "json"]).await;
     let answer: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, answer["deleted"].as_array().unwrap().len()), (Some(0), 10));
+    assert_eq!(
+        (code, answer["deleted"].as_array().unwrap().len()),
+        (Some(0), 10)
+    );
     assert_eq!(answer["jobs"][1]["verdict"], "kept");
     assert_eq!(cluster.servers(), (5, 5));
     std::fs::write(&kubeconfig, cluster.fake.kubeconfig(ADMIN)).unwrap();
     cluster.put(&succeeded("a", 60));
-    cluster
-        .fake
-        .fail(When::always().verb("delete"), Fault::Refuse { code: 500, text: "no", retry_after: None });
+    cluster.fake.fail(
+        When::always().verb("delete"),
+        Fault::Refuse {
+            code: 500,
+            text: "no",
+            retry_after: None,
+        },
+    );
     let (code, _, said) = run(&[]).await;
     assert_eq!(code, Some(2));
-    assert!(said.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"), "{said}");
+    assert!(
+        said.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"),
+        "{said}"
+    );
     cluster.fake.heal();
-    cluster
-        .fake
-        .fail(When::always().verb("delete"), Fault::Refuse { code: 409, text: "no", retry_after: None });
+    cluster.fake.fail(
+        When::always().verb("delete"),
+        Fault::Refuse {
+            code: 409,
+            text: "no",
+            retry_after: None,
+        },
+    );
     let (code, out, said) = run(&["-o", "json"]).await;
     let answer: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, &answer["changed"][0]["name"]), (Some(2), &json!("a-ps-0")), "{said}");
-    assert!(said.contains("1 object was changed by somebody each time before the delete"), "{said}");
+    assert_eq!(
+        (code, &answer["changed"][0]["name"]),
+        (Some(2), &json!("a-ps-0")),
+        "{said}"
+    );
+    assert!(
+        said.contains("1 object was changed by somebody each time before the delete"),
+        "{said}"
+    );
 }
 
 fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {
-    let pairs =
-        |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let pairs = |pairs: &[(&str, &str)]| {
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect()
+    };
     let task = task.to_string();
     Item {
         kind,
@@ -886,7 +1276,12 @@ fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {
         name: format!("a-{role}-{task}"),
         uid: "u".to_owned(),
         version: "1".to_owned(),
-        labels: pairs(&[("name", "a"), ("job", role), ("task", &task), ("pinfold.io/reclaim", "ps")]),
+        labels: pairs(&[
+            ("name", "a"),
+            ("job", role),
+            ("task", &task),
+            ("pinfold.io/reclaim", "ps"),
+        ]),
         annotations: pairs(&[("pinfold.io/workers", "4")]),
         created: 0,
         leaving: false,

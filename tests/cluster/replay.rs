@@ -29,7 +29,11 @@ impl Message {
     fn parse(text: &str) -> Self {
         let (head, body) = text.split_once("\n\n").unwrap_or((text, ""));
         let (line, headers) = head.split_once('\n').unwrap_or((head, ""));
-        Self { line: line.to_owned(), headers: headers.to_owned(), body: body.to_owned() }
+        Self {
+            line: line.to_owned(),
+            headers: headers.to_owned(),
+            body: body.to_owned(),
+        }
     }
 
     fn header(&self, name: &str) -> Option<String> {
@@ -53,7 +57,10 @@ impl Message {
 fn recorded(file: &str) -> (Message, Message) {
     let text = fs::read_to_string(folder().join(file)).unwrap();
     let (request, response) = text.split_once("### response\n").unwrap();
-    (Message::parse(request.trim_start_matches("### request\n").trim_end()), Message::parse(response))
+    (
+        Message::parse(request.trim_start_matches("### request\n").trim_end()),
+        Message::parse(response),
+    )
 }
 
 pub(crate) fn answer_of(file: &str) -> Value {
@@ -74,7 +81,11 @@ async fn ask(api: &FakeApi, request: &Message, token: Option<&str>) -> Message {
     if let Some(token) = token {
         text.push_str(&format!("Authorization: Bearer {token}\r\n"));
     }
-    text.push_str(&format!("Content-Length: {}\r\n\r\n{}", request.body.len(), request.body));
+    text.push_str(&format!(
+        "Content-Length: {}\r\n\r\n{}",
+        request.body.len(),
+        request.body
+    ));
     stream.write_all(text.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();
@@ -84,7 +95,9 @@ async fn ask(api: &FakeApi, request: &Message, token: Option<&str>) -> Message {
         let mut rest = message.body.as_str();
         let mut body = String::new();
         while let Some((size, after)) = rest.split_once('\n') {
-            let Ok(size) = usize::from_str_radix(size.trim(), 16) else { break };
+            let Ok(size) = usize::from_str_radix(size.trim(), 16) else {
+                break;
+            };
             if size == 0 {
                 break;
             }
@@ -140,22 +153,35 @@ pub(crate) async fn holds_except(api: &FakeApi, file: &str, token: Option<&str>,
     let (request, real) = recorded(file);
     let fake = ask(api, &request, token).await;
     assert_eq!(fake.status(), real.status(), "{file}: {}", fake.body);
-    assert_eq!(fake.header("content-type"), real.header("content-type"), "{file}");
-    assert_eq!(fake.header("retry-after"), real.header("retry-after"), "{file}");
-    let plain = real.header("content-type").is_some_and(|kind| kind.starts_with("text/plain"));
+    assert_eq!(
+        fake.header("content-type"),
+        real.header("content-type"),
+        "{file}"
+    );
+    assert_eq!(
+        fake.header("retry-after"),
+        real.header("retry-after"),
+        "{file}"
+    );
+    let plain = real
+        .header("content-type")
+        .is_some_and(|kind| kind.starts_with("text/plain"));
     if plain {
         assert_eq!(fake.body.trim_end(), real.body.trim_end(), "{file}");
         return;
     }
-    let (fakes, reals): (Vec<&str>, Vec<&str>) = (fake.body.lines().collect(), real.body.lines().collect());
+    let (fakes, reals): (Vec<&str>, Vec<&str>) =
+        (fake.body.lines().collect(), real.body.lines().collect());
     let values = |message: &Message, lines: &[&str]| match lines {
-        [first, ..] if first.starts_with("{\"type\"") => {
-            lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
-        }
+        [first, ..] if first.starts_with("{\"type\"") => lines
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect(),
         _ if message.body.trim().is_empty() => Vec::new(),
         _ => vec![message.json()],
     };
-    let (mut fakes, mut reals): (Vec<Value>, Vec<Value>) = (values(&fake, &fakes), values(&real, &reals));
+    let (mut fakes, mut reals): (Vec<Value>, Vec<Value>) =
+        (values(&fake, &fakes), values(&real, &reals));
     for value in fakes.iter_mut().chain(&mut reals) {
         for pointer in except {
             remove(value, pointer);
@@ -200,7 +226,11 @@ fn node_before(file: &str, other: Option<&str>) -> Value {
         }));
         node["metadata"]["labels"]["SCENCE"] = json!(value);
     }
-    let version: u64 = node["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    let version: u64 = node["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
     node["metadata"]["resourceVersion"] = json!((version - 1).to_string());
     node
 }
@@ -235,7 +265,13 @@ async fn lists_and_versions() {
         api.put(&elsewhere);
     }
     let mut pods = items(&answer_of("04-list-pods-node.http"), "Pod");
-    pods.sort_by_key(|pod| pod["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap());
+    pods.sort_by_key(|pod| {
+        pod["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    });
     for pod in &pods {
         api.put(pod);
     }
@@ -272,16 +308,38 @@ async fn a_token_leads_to_the_next_page() {
     let mut token = String::new();
     for _ in 0..4 {
         let line = format!("GET /api/v1/pods?limit=3&continue={token} HTTP/1.1");
-        let page = ask(&api, &Message { line, headers: String::new(), body: String::new() }, Some(ADMIN))
-            .await
-            .json();
-        names.extend(page["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].clone()));
+        let page = ask(
+            &api,
+            &Message {
+                line,
+                headers: String::new(),
+                body: String::new(),
+            },
+            Some(ADMIN),
+        )
+        .await
+        .json();
+        names.extend(
+            page["items"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|item| item["metadata"]["name"].clone()),
+        );
         match page["metadata"]["continue"].as_str() {
             Some(next) => token = next.to_owned(),
             None => break,
         }
     }
-    assert_eq!(names, ["fx-fails", "fx-guaranteed", "fx-init-sidecar", "fx-succeeds"]);
+    assert_eq!(
+        names,
+        [
+            "fx-fails",
+            "fx-guaranteed",
+            "fx-init-sidecar",
+            "fx-succeeds"
+        ]
+    );
 }
 
 #[tokio::test]
@@ -300,7 +358,11 @@ async fn pods() {
 
     let api = fresh(1, "2026-11-20T15:55:03Z").await;
     let pods = items(&answer_of("04-list-pods-node.http"), "Pod");
-    api.put(pods.iter().find(|pod| pod["metadata"]["name"] == "fx-guaranteed").unwrap());
+    api.put(
+        pods.iter()
+            .find(|pod| pod["metadata"]["name"] == "fx-guaranteed")
+            .unwrap(),
+    );
     api.set_revision(743);
     holds(&api, "06-patch-resize.http").await;
     holds(&api, "07-patch-resize-422.http").await;
@@ -317,8 +379,12 @@ async fn pods() {
 #[tokio::test]
 async fn a_watch_over_the_life_of_four_pods() {
     let file = "03-watch-pods-lifecycle.http";
-    let lines: Vec<Value> =
-        recorded(file).1.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<Value> = recorded(file)
+        .1
+        .body
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     let api = fresh(683, "").await;
     // A pod without a node is no one's to see; being scheduled is how it appears.
     for event in &lines[..4] {
@@ -334,7 +400,9 @@ async fn a_watch_over_the_life_of_four_pods() {
         for event in &lines {
             match event["type"].as_str().unwrap() {
                 "BOOKMARK" => {
-                    let version = event["object"]["metadata"]["resourceVersion"].as_str().unwrap();
+                    let version = event["object"]["metadata"]["resourceVersion"]
+                        .as_str()
+                        .unwrap();
                     tokio::time::sleep(Duration::from_millis(300)).await;
                     api.set_revision(version.parse().unwrap());
                     api.bookmark();
@@ -369,12 +437,36 @@ async fn labels_by_server_side_apply() {
     for user in ["agent", "agent-any"] {
         api.user(user, &format!("system:serviceaccount:default:{user}"));
     }
-    api.allow("system:serviceaccount:default:agent", &["get", "patch"], "", "nodes", &["bench-node"]);
-    api.allow("system:serviceaccount:default:agent-any", &["get", "patch"], "", "nodes", &[]);
+    api.allow(
+        "system:serviceaccount:default:agent",
+        &["get", "patch"],
+        "",
+        "nodes",
+        &["bench-node"],
+    );
+    api.allow(
+        "system:serviceaccount:default:agent-any",
+        &["get", "patch"],
+        "",
+        "nodes",
+        &[],
+    );
     api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bench-vm"}}));
-    holds_except(&api, "27b-node-ssa-nonexistent-node-patch-only-rbac.http", Some("agent-any"), &[]).await;
+    holds_except(
+        &api,
+        "27b-node-ssa-nonexistent-node-patch-only-rbac.http",
+        Some("agent-any"),
+        &[],
+    )
+    .await;
     holds_except(&api, "28-node-ssa-forbidden-403.http", Some("agent"), &[]).await;
-    holds_except(&api, "29-node-ssa-own-node-rbac-ok-200.http", Some("agent"), &[]).await;
+    holds_except(
+        &api,
+        "29-node-ssa-own-node-rbac-ok-200.http",
+        Some("agent"),
+        &[],
+    )
+    .await;
     holds_except(&api, "30-unauthorized-401.http", Some("nobody's"), &[]).await;
     holds_except(&api, "31-anonymous-403.http", None, &[]).await;
 
@@ -402,7 +494,11 @@ async fn an_applied_uid_names_an_object_that_must_be_there() {
     api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u2"}}));
     let answer = ask(&api, &apply("u1"), Some(ADMIN)).await;
     assert_eq!(answer.status(), 422, "{}", answer.body);
-    assert!(answer.body.contains("field is immutable"), "{}", answer.body);
+    assert!(
+        answer.body.contains("field is immutable"),
+        "{}",
+        answer.body
+    );
     assert_eq!(ask(&api, &apply("u2"), Some(ADMIN)).await.status(), 200);
 }
 
@@ -410,7 +506,9 @@ async fn an_applied_uid_names_an_object_that_must_be_there() {
 async fn leases() {
     let api = fresh(875, "2026-11-20T15:56:46Z").await;
     let uid = "fdd1b22f-7347-4ee3-9d12-3319b8b5737d";
-    api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake-1", "uid": uid}}));
+    api.put(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake-1", "uid": uid}}),
+    );
     api.next_uid("18899c74-fac8-4256-8e2c-260886bdd01d");
     holds(&api, "40-lease-create-201.http").await;
     holds(&api, "41-lease-create-again-409.http").await;
@@ -448,7 +546,14 @@ async fn refusals_and_events() {
     let api = fresh(925, "2026-11-20T15:57:06Z").await;
     // Flow control's words are the fault's own; what is held here is how they are sent.
     let text = "Too many requests, please try again later.\n";
-    api.fail(When::always().on("pods").times(1), Fault::Refuse { code: 429, text, retry_after: Some(1) });
+    api.fail(
+        When::always().on("pods").times(1),
+        Fault::Refuse {
+            code: 429,
+            text,
+            retry_after: Some(1),
+        },
+    );
     holds(&api, "60-apf-429.http").await;
     api.set_unavailable("nowhere.example.io");
     holds(&api, "61-apiservice-503.http").await;
@@ -469,7 +574,9 @@ fn every_recording_is_replayed() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if !NO_EXCHANGE.contains(&name.as_str()) {
             let ways = ["holds(&api,", "holds_except(&api,", "letfile="];
-            let replayed = ways.iter().any(|way| text.contains(&format!("{way}\"{name}\"")));
+            let replayed = ways
+                .iter()
+                .any(|way| text.contains(&format!("{way}\"{name}\"")));
             assert!(replayed, "{name} is not replayed");
         }
     }
@@ -479,10 +586,18 @@ fn every_recording_is_replayed() {
 #[tokio::test]
 async fn selectors_deletions_and_the_clock() {
     let api = fresh(1, "").await;
-    for (name, labels) in [("a", json!({"x": "1"})), ("b", json!({"x": "2", "y": ""})), ("c", json!({}))] {
+    for (name, labels) in [
+        ("a", json!({"x": "1"})),
+        ("b", json!({"x": "2", "y": ""})),
+        ("c", json!({})),
+    ] {
         api.put(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "default", "labels": labels}}));
     }
-    let request = |line: String| Message { line, headers: String::new(), body: String::new() };
+    let request = |line: String| Message {
+        line,
+        headers: String::new(),
+        body: String::new(),
+    };
     let path = "/api/v1/namespaces/default/configmaps";
     for (selector, names) in [
         ("x%3D1", "a"),
@@ -505,7 +620,12 @@ async fn selectors_deletions_and_the_clock() {
     let line = "GET /api/v1/pods?fieldSelector=spec.nosuch%3D1 HTTP/1.1".to_owned();
     let answer = ask(&api, &request(line), Some(ADMIN)).await;
     assert_eq!(
-        (answer.status(), answer.body.contains("field label not supported: spec.nosuch")),
+        (
+            answer.status(),
+            answer
+                .body
+                .contains("field label not supported: spec.nosuch")
+        ),
         (400, true)
     );
 
@@ -513,9 +633,17 @@ async fn selectors_deletions_and_the_clock() {
     assert_eq!(ask(&api, &request(line), Some(ADMIN)).await.status(), 200);
     assert_eq!(api.all("v1", "ConfigMap").len(), 1);
 
-    let time = |object: &Value| object["metadata"]["creationTimestamp"].as_str().unwrap().to_owned();
-    let now = time(&api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "now"}})));
+    let time = |object: &Value| {
+        object["metadata"]["creationTimestamp"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let now =
+        time(&api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "now"}})));
     api.set_skew(-86_400);
-    let before = time(&api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "before"}})));
+    let before = time(
+        &api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "before"}})),
+    );
     assert!(before < now && before[..10] != now[..10], "{before} {now}");
 }

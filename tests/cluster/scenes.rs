@@ -11,8 +11,8 @@ use pinfold::cluster::{Api, Call};
 use serde_json::{Value, json};
 
 use crate::agents::{
-    Agent, NAMESPACE, claims, client, cluster, eventually, install, no_place_was_double, place, places,
-    put_node, remove_node, writes,
+    Agent, NAMESPACE, claims, client, cluster, eventually, install, no_place_was_double, place,
+    places, put_node, remove_node, writes,
 };
 use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
 use crate::simulation::simulate;
@@ -62,7 +62,10 @@ fn label(fake: &FakeApi, name: &str, labels: &Value) {
             "manager": "kubectl-label", "operation": "Update", "apiVersion": "v1", "time": "2026-11-20T16:00:00Z",
             "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{key}"): {}}}},
         });
-        node["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+        node["metadata"]["managedFields"]
+            .as_array_mut()
+            .unwrap()
+            .push(entry);
     }
     node["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&node);
@@ -70,8 +73,10 @@ fn label(fake: &FakeApi, name: &str, labels: &Value) {
 
 fn reasons(fake: &FakeApi) -> Vec<String> {
     let events = fake.all("events.k8s.io/v1", "Event");
-    let mut reasons: Vec<String> =
-        events.iter().map(|event| event["reason"].as_str().unwrap().to_owned()).collect();
+    let mut reasons: Vec<String> = events
+        .iter()
+        .map(|event| event["reason"].as_str().unwrap().to_owned())
+        .collect();
     reasons.sort();
     reasons
 }
@@ -82,7 +87,11 @@ async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
     let state = serde_json::to_value(agent.state()).unwrap();
     assert_eq!(
@@ -93,13 +102,27 @@ async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
             "labels": {"CASE": "1", "INDEX": "0", "SCENCE": "1"}, "claims": ["scene.p.1.1.0"],
         })
     );
-    let lease = fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, "scene.p.1.1.0").unwrap();
+    let lease = fake
+        .get(
+            "coordination.k8s.io/v1",
+            "Lease",
+            NAMESPACE,
+            "scene.p.1.1.0",
+        )
+        .unwrap();
     assert_eq!(lease["metadata"]["labels"]["pinfold.io/plan"], json!("p"));
     assert_eq!(reasons(&fake), ["Labelled"]);
     let event = &fake.all("events.k8s.io/v1", "Event")[0];
-    assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "uid-a"}));
+    assert_eq!(
+        event["regarding"],
+        json!({"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "uid-a"})
+    );
     assert_eq!(event["metadata"]["namespace"], json!("default"));
-    assert!(fake.log().iter().all(|logged| logged.status < 300), "{:#?}", fake.log());
+    assert!(
+        fake.log().iter().all(|logged| logged.status < 300),
+        "{:#?}",
+        fake.log()
+    );
 
     // An hour: a watch each five minutes, and two requests at each look.
     fake.clear_log();
@@ -111,15 +134,29 @@ async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
     // A restart finds everything, and writes nothing either.
     agent.end().await;
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("its slot", |state| state.phase == Phase::Placed).await;
+    agent
+        .until("its slot", |state| state.phase == Phase::Placed)
+        .await;
     assert_eq!(writes(&fake), 0);
 
     // What somebody takes away comes back: a label, the claim.
     let mut bare = node(&fake, "a");
-    bare["metadata"]["labels"].as_object_mut().unwrap().shift_remove("INDEX");
+    bare["metadata"]["labels"]
+        .as_object_mut()
+        .unwrap()
+        .shift_remove("INDEX");
     bare["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&bare);
-    fake.remove(&fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, "scene.p.1.1.0").unwrap());
+    fake.remove(
+        &fake
+            .get(
+                "coordination.k8s.io/v1",
+                "Lease",
+                NAMESPACE,
+                "scene.p.1.1.0",
+            )
+            .unwrap(),
+    );
     eventually("label and claim are back", || {
         place_of(&fake, "a").as_deref() == Some("1/1/0") && claims(&fake).len() == 1
     })
@@ -133,35 +170,72 @@ async fn what_cannot_be_read_takes_nothing_away() {
     let good = plan(Some(("1", "1")), 1, json!({}));
     fake.put(&good);
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
-    let crd = fake.all("apiextensions.k8s.io/v1", "CustomResourceDefinition").remove(0);
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
+    let crd = fake
+        .all("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+        .remove(0);
     let page = "<html><head><title>502 Bad Gateway</title></head></html>";
-    let refuse = |code, text| Fault::Refuse { code, text, retry_after: None };
+    let refuse = |code, text| Fault::Refuse {
+        code,
+        text,
+        retry_after: None,
+    };
     let on_plans = || When::always().on("sceneplans");
     type Trouble<'a> = (&'static str, Box<dyn Fn() + 'a>, &'static str);
     let troubles: Vec<Trouble<'_>> = vec![
         ("away", Box::new(|| fake.go_away()), "can't be reached"),
-        ("garbage", Box::new(|| fake.fail(on_plans(), Fault::Garbage)), "makes no sense"),
-        ("an empty answer", Box::new(|| fake.fail(on_plans(), refuse(200, "{}"))), "makes no sense"),
-        ("nothing", Box::new(|| fake.fail(on_plans(), refuse(200, ""))), "makes no sense"),
+        (
+            "garbage",
+            Box::new(|| fake.fail(on_plans(), Fault::Garbage)),
+            "makes no sense",
+        ),
+        (
+            "an empty answer",
+            Box::new(|| fake.fail(on_plans(), refuse(200, "{}"))),
+            "makes no sense",
+        ),
+        (
+            "nothing",
+            Box::new(|| fake.fail(on_plans(), refuse(200, ""))),
+            "makes no sense",
+        ),
         (
             "somebody else's list",
             Box::new(|| {
                 fake.fail(
                     on_plans(),
-                    refuse(200, r#"{"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}"#),
+                    refuse(
+                        200,
+                        r#"{"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}"#,
+                    ),
                 );
             }),
             "a PodList instead",
         ),
-        ("a gateway", Box::new(|| fake.fail(on_plans(), refuse(502, page))), "502"),
+        (
+            "a gateway",
+            Box::new(|| fake.fail(on_plans(), refuse(502, page))),
+            "502",
+        ),
         (
             "no right",
             Box::new(|| fake.fail(on_plans(), refuse(403, "forbidden"))),
             "allow the agent to list and watch",
         ),
-        ("no definition", Box::new(|| fake.remove(&crd)), "ScenePlans are not defined here"),
-        ("silence", Box::new(|| fake.fail(on_plans(), Fault::Hang)), "no answer"),
+        (
+            "no definition",
+            Box::new(|| fake.remove(&crd)),
+            "ScenePlans are not defined here",
+        ),
+        (
+            "silence",
+            Box::new(|| fake.fail(on_plans(), Fault::Hang)),
+            "no answer",
+        ),
     ];
     for (name, begin, says) in troubles {
         // The agent that has read everything, and one that starts in the midst of it.
@@ -170,21 +244,44 @@ async fn what_cannot_be_read_takes_nothing_away() {
             begin();
             fake.cut();
             if fresh {
-                let before = std::mem::replace(&mut agent, Agent::start(&fake, "a", Settings::default()));
+                let before =
+                    std::mem::replace(&mut agent, Agent::start(&fake, "a", Settings::default()));
                 before.kill();
             }
             // A watch that goes on from where it was hears of some of them as a connection that breaks.
-            let says = if fresh { says } else { "the plans can't be read" };
-            agent.until(name, |state| state.phase == Phase::Unknown && state.says.contains(says)).await;
+            let says = if fresh {
+                says
+            } else {
+                "the plans can't be read"
+            };
+            agent
+                .until(name, |state| {
+                    state.phase == Phase::Unknown && state.says.contains(says)
+                })
+                .await;
             tokio::time::sleep(Duration::from_secs(1800)).await;
-            assert_eq!(agent.state().phase, Phase::Unknown, "{name}: {:?}", agent.state());
+            assert_eq!(
+                agent.state().phase,
+                Phase::Unknown,
+                "{name}: {:?}",
+                agent.state()
+            );
             let told = usize::from(matches!(name, "no right" | "no definition"));
-            assert_eq!((writes(&fake), fake.count("create", "events")), (told, told), "{name}");
+            assert_eq!(
+                (writes(&fake), fake.count("create", "events")),
+                (told, told),
+                "{name}"
+            );
             assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0", "{name}");
             if told == 1 {
                 // Its labels are known all the same, to tell containers.
                 assert_eq!(
-                    agent.state().usual.unwrap().get("SCENCE").map(String::as_str),
+                    agent
+                        .state()
+                        .usual
+                        .unwrap()
+                        .get("SCENCE")
+                        .map(String::as_str),
                     Some("1"),
                     "{name}"
                 );
@@ -197,7 +294,11 @@ async fn what_cannot_be_read_takes_nothing_away() {
                 fake.put(&crd);
                 fake.put(&good);
             }
-            agent.until(&format!("the end of {name}"), |state| state.phase == Phase::Placed).await;
+            agent
+                .until(&format!("the end of {name}"), |state| {
+                    state.phase == Phase::Placed
+                })
+                .await;
             assert_eq!(writes(&fake), told, "{name}");
         }
     }
@@ -209,17 +310,33 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
 
     // The plan is deleted, and no other speaks of this node: the agent that saw it, and one that did not.
-    fake.remove(&fake.get("pinfold.io/v1alpha1", "ScenePlan", "", "p").unwrap());
-    let mut other = plan(Some(("2", "1")), 1, json!({"nodes": {"names": ["x", "y", "z"]}}));
+    fake.remove(
+        &fake
+            .get("pinfold.io/v1alpha1", "ScenePlan", "", "p")
+            .unwrap(),
+    );
+    let mut other = plan(
+        Some(("2", "1")),
+        1,
+        json!({"nodes": {"names": ["x", "y", "z"]}}),
+    );
     other["metadata"]["name"] = json!("other");
     // Its scene 1 would know the labels: that alone would count as its word.
     other["spec"]["scenes"].as_array_mut().unwrap().remove(0);
     fake.put(&other);
     for _ in 0..2 {
-        agent.until("no word", |state| state.says.contains("no other speaks of this node")).await;
+        agent
+            .until("no word", |state| {
+                state.says.contains("no other speaks of this node")
+            })
+            .await;
         tokio::time::sleep(Duration::from_secs(1800)).await;
         assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
         assert_eq!(claims(&fake).len(), 1);
@@ -231,7 +348,11 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
     fake.put(&json!({
         "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"}, "spec": {"scenes": 7},
     }));
-    agent.until("an unreadable plan", |state| state.says.contains("plan p can't be read")).await;
+    agent
+        .until("an unreadable plan", |state| {
+            state.says.contains("plan p can't be read")
+        })
+        .await;
 
     // It is there again, without an active case: that is a word.
     fake.put(&plan(None, 3, json!({})));
@@ -241,11 +362,18 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
         })
         .await;
     assert_eq!((place_of(&fake, "a"), claims(&fake).len()), (None, 0));
-    assert_eq!(node(&fake, "a")["metadata"]["labels"], json!({"pool": "train"}));
+    assert_eq!(
+        node(&fake, "a")["metadata"]["labels"],
+        json!({"pool": "train"})
+    );
 
     // One that can't be read any more counts as it last was.
     fake.put(&plan(Some(("1", "1")), 4, json!({})));
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     fake.clear_log();
     fake.put(&json!({
         "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"}, "spec": {"scenes": 7},
@@ -262,15 +390,29 @@ async fn somebody_elses_labels_are_reported_and_stay() {
     }
     label(&fake, "a", &json!({"SCENCE": "9"}));
     // A whole place, set by hand: that is the one that the node gets.
-    label(&fake, "b", &json!({"SCENCE": "1", "CASE": "2", "INDEX": "2"}));
+    label(
+        &fake,
+        "b",
+        &json!({"SCENCE": "1", "CASE": "2", "INDEX": "2"}),
+    );
     fake.put(&plan(Some(("1", "2")), 1, json!({})));
     let mut a = Agent::start(&fake, "a", Settings::default());
     let mut b = Agent::start(&fake, "b", Settings::default());
-    a.until("a conflict", |state| state.phase == Phase::Conflict).await;
+    a.until("a conflict", |state| state.phase == Phase::Conflict)
+        .await;
     let says = &a.state().conflicts[0];
-    assert!(says.contains("label SCENCE should be 1 and is 9, set by kubectl-label"), "{says}");
-    b.until("its slot", |state| state.phase == Phase::Placed && state.labels.len() == 3).await;
-    assert_eq!(claims(&fake).into_iter().collect::<Vec<_>>(), [("scene.p.1.2.2".to_owned(), "b".to_owned())]);
+    assert!(
+        says.contains("label SCENCE should be 1 and is 9, set by kubectl-label"),
+        "{says}"
+    );
+    b.until("its slot", |state| {
+        state.phase == Phase::Placed && state.labels.len() == 3
+    })
+    .await;
+    assert_eq!(
+        claims(&fake).into_iter().collect::<Vec<_>>(),
+        [("scene.p.1.2.2".to_owned(), "b".to_owned())]
+    );
     assert_eq!(reasons(&fake), ["LabelConflict", "Labelled"]);
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -280,11 +422,19 @@ async fn somebody_elses_labels_are_reported_and_stay() {
     // It is removed by hand: the rest follows.
     remove_node(&fake, "a");
     put_node(&fake, "a", "uid-a");
-    a.until("a slot", |state| state.phase == Phase::Placed && state.labels.len() == 3).await;
+    a.until("a slot", |state| {
+        state.phase == Phase::Placed && state.labels.len() == 3
+    })
+    .await;
     // A label of somebody else's comes beside ours, with a key that the place does not have.
     label(&fake, "a", &json!({"TYPE": "ps"}));
-    a.until("a conflict", |state| state.phase == Phase::Conflict).await;
-    assert!(a.state().conflicts[0].contains("TYPE should not be there"), "{:?}", a.state().conflicts);
+    a.until("a conflict", |state| state.phase == Phase::Conflict)
+        .await;
+    assert!(
+        a.state().conflicts[0].contains("TYPE should not be there"),
+        "{:?}",
+        a.state().conflicts
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -294,20 +444,35 @@ async fn a_node_that_is_replaced_starts_over_and_prefers_what_it_had() {
         put_node(&fake, name, &format!("uid-{name}"));
     }
     fake.put(&plan(Some(("1", "2")), 1, json!({})));
-    let mut agents =
-        [Agent::start(&fake, "a", Settings::default()), Agent::start(&fake, "b", Settings::default())];
+    let mut agents = [
+        Agent::start(&fake, "a", Settings::default()),
+        Agent::start(&fake, "b", Settings::default()),
+    ];
     for agent in &mut agents {
-        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+        agent
+            .until("a slot", |state| {
+                state.phase == Phase::Placed && !state.labels.is_empty()
+            })
+            .await;
     }
     let before = places(&fake);
     remove_node(&fake, "a");
-    agents[0].until("no node", |state| state.says.contains("there is no Node a")).await;
-    assert!(!claims(&fake).values().any(|node| node == "a"), "Kubernetes has freed the slot");
+    agents[0]
+        .until("no node", |state| state.says.contains("there is no Node a"))
+        .await;
+    assert!(
+        !claims(&fake).values().any(|node| node == "a"),
+        "Kubernetes has freed the slot"
+    );
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(writes(&fake), 0, "a Node that is gone stays gone");
     put_node(&fake, "a", "uid-a-again");
-    agents[0].until("its slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agents[0]
+        .until("its slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     assert_eq!(places(&fake), before);
     no_place_was_double(&fake);
 }
@@ -317,20 +482,29 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     let mut tainted = node(&fake, "a");
-    let theirs =
-        json!({"key": "gpu", "value": "no", "effect": "NoSchedule", "timeAdded": "2026-11-20T16:00:00Z"});
+    let theirs = json!({"key": "gpu", "value": "no", "effect": "NoSchedule", "timeAdded": "2026-11-20T16:00:00Z"});
     tainted["spec"]["taints"] = json!([theirs]);
     tainted["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&tainted);
-    fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {"value": "busy"}})));
+    fake.put(&plan(
+        Some(("1", "1")),
+        1,
+        json!({"taint": {"value": "busy"}}),
+    ));
     let mut agent = Agent::start(&fake, "a", Settings::default());
     let taints = || node(&fake, "a")["spec"]["taints"].clone();
     let ours = json!({"key": "pinfold.io/scene", "value": "busy", "effect": "NoSchedule"});
     eventually("the taint", || taints() == json!([theirs, ours])).await;
-    agent.until("rest", |state| state.phase == Phase::Placed).await;
+    agent
+        .until("rest", |state| state.phase == Phase::Placed)
+        .await;
 
     // Somebody else changes the Node between our reading and our writing: it is read again.
-    fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {"effect": "PreferNoSchedule"}})));
+    fake.put(&plan(
+        Some(("1", "1")),
+        2,
+        json!({"taint": {"effect": "PreferNoSchedule"}}),
+    ));
     let moved = Fault::Refuse {
         code: 409,
         text: r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"Operation cannot be fulfilled on nodes \"a\": the object has been modified","reason":"Conflict","code":409}"#,
@@ -341,9 +515,20 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     eventually("the other taint", || taints() == json!([theirs, default])).await;
 
     // A server that forbids taints gets labels all the same, and one try at each look.
-    let forbid = Fault::Refuse { code: 422, text: "taints are not for you", retry_after: None };
-    fake.put(&plan(Some(("2", "1")), 3, json!({"taint": {"effect": "NoSchedule"}})));
-    eventually("the next case", || place_of(&fake, "a").is_some_and(|place| place.starts_with("2/1/"))).await;
+    let forbid = Fault::Refuse {
+        code: 422,
+        text: "taints are not for you",
+        retry_after: None,
+    };
+    fake.put(&plan(
+        Some(("2", "1")),
+        3,
+        json!({"taint": {"effect": "NoSchedule"}}),
+    ));
+    eventually("the next case", || {
+        place_of(&fake, "a").is_some_and(|place| place.starts_with("2/1/"))
+    })
+    .await;
     eventually("its taint", || {
         taints() == json!([theirs, {"key": "pinfold.io/scene", "effect": "NoSchedule"}])
     })
@@ -351,17 +536,32 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     // Merge patches only: applies are of the same verb, and the labels are as they should be.
     fake.fail(When::always().verb("patch").on("nodes"), forbid);
     fake.put(&plan(Some(("2", "1")), 4, json!({})));
-    agent.until("a complaint", |state| state.taint.is_some()).await;
-    assert!(agent.state().taint.unwrap().contains("taints are not for you"));
+    agent
+        .until("a complaint", |state| state.taint.is_some())
+        .await;
+    assert!(
+        agent
+            .state()
+            .taint
+            .unwrap()
+            .contains("taints are not for you")
+    );
     // It is told as an Event, too.
     tokio::time::sleep(Duration::from_secs(1)).await;
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(1800)).await;
     let tries = fake.count("patch", "nodes");
-    assert!((3..=12).contains(&tries) && writes(&fake) == tries, "{tries} of {} writes", writes(&fake));
+    assert!(
+        (3..=12).contains(&tries) && writes(&fake) == tries,
+        "{tries} of {} writes",
+        writes(&fake)
+    );
     fake.heal();
     fake.put(&plan(None, 5, json!({})));
-    eventually("nothing", || taints() == json!([theirs]) && place_of(&fake, "a").is_none()).await;
+    eventually("nothing", || {
+        taints() == json!([theirs]) && place_of(&fake, "a").is_none()
+    })
+    .await;
 }
 
 /// Requests of the next hour, and Events that were written in it.
@@ -374,24 +574,54 @@ async fn an_hour(fake: &FakeApi) -> (usize, usize) {
 
 #[tokio::test(start_paused = true)]
 async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
-    let refuse = |code, text| Fault::Refuse { code, text, retry_after: None };
+    let refuse = |code, text| Fault::Refuse {
+        code,
+        text,
+        retry_after: None,
+    };
     // What is refused, how many requests one look makes then, and whether the Node can be read at all.
     for (verb, plural, code, requests, readable, advice) in [
         ("get", "nodes", 403, 1, false, "rights that deploy/ gives"),
         ("list", "leases", 403, 2, true, "rights that deploy/ gives"),
-        ("create", "leases", 403, 3, true, "rights that deploy/ gives"),
+        (
+            "create",
+            "leases",
+            403,
+            3,
+            true,
+            "rights that deploy/ gives",
+        ),
         ("create", "leases", 404, 3, true, "namespace of the claims"),
         ("patch", "nodes", 422, 3, true, "labelKeys of the chart"),
         ("patch", "nodes", 401, 3, true, "token"),
-        ("list", "sceneplans", 403, 1, true, "allow the agent to list and watch"),
+        (
+            "list",
+            "sceneplans",
+            403,
+            1,
+            true,
+            "allow the agent to list and watch",
+        ),
         ("list", "sceneplans", 404, 1, true, "pinfold scene crd"),
-        ("watch", "sceneplans", 403, 2, true, "allow the agent to list and watch"),
+        (
+            "watch",
+            "sceneplans",
+            403,
+            2,
+            true,
+            "allow the agent to list and watch",
+        ),
     ] {
         let what = format!("{verb} {plural} {code}");
         let fake = cluster();
         put_node(&fake, "a", "uid-a");
         fake.put(&plan(Some(("1", "1")), 1, json!({})));
-        let broken = || fake.fail(When::always().verb(verb).on(plural), refuse(code, "no, never"));
+        let broken = || {
+            fake.fail(
+                When::always().verb(verb).on(plural),
+                refuse(code, "no, never"),
+            )
+        };
         broken();
         let mut agent = Agent::start(&fake, "a", Settings::default());
         let (first, events) = an_hour(&fake).await;
@@ -400,20 +630,36 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
         println!("{what}: {first} and {second} requests in an hour");
         // A few tries at first, then one in 225 s at least; a watch and its end belong to the rest.
         assert_eq!(events, 0, "{what}: told once");
-        assert!(first <= 30 * requests + 20, "{what}: {first} requests in the first hour");
-        assert!((8..=17 * requests + 20).contains(&second), "{what}: {second} requests in the second hour");
+        assert!(
+            first <= 30 * requests + 20,
+            "{what}: {first} requests in the first hour"
+        );
+        assert!(
+            (8..=17 * requests + 20).contains(&second),
+            "{what}: {second} requests in the second hour"
+        );
         let state = agent.state();
         assert_eq!(state.phase, Phase::Unknown, "{what}");
         assert!(state.says.contains(advice), "{what}: {}", state.says);
         if readable {
             let event = &fake.all("events.k8s.io/v1", "Event")[0];
-            assert_eq!((&event["reason"], &event["type"]), (&json!("ScenesStopped"), &json!("Warning")));
+            assert_eq!(
+                (&event["reason"], &event["type"]),
+                (&json!("ScenesStopped"), &json!("Warning"))
+            );
             let note = event["note"].as_str().unwrap();
-            assert!(note.contains(advice) && note.contains(&code.to_string()), "{what}: {note}");
+            assert!(
+                note.contains(advice) && note.contains(&code.to_string()),
+                "{what}: {note}"
+            );
         }
         // It is mended, and happens again: that is news.
         fake.heal();
-        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+        agent
+            .until("a slot", |state| {
+                state.phase == Phase::Placed && !state.labels.is_empty()
+            })
+            .await;
         broken();
         if plural == "sceneplans" {
             // A watch that is cut goes on without a list.
@@ -422,7 +668,10 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
         fake.cut();
         fake.put(&plan(Some(("1", "2")), 2, json!({})));
         an_hour(&fake).await;
-        let told = reasons(&fake).iter().filter(|reason| *reason == "ScenesStopped").count();
+        let told = reasons(&fake)
+            .iter()
+            .filter(|reason| *reason == "ScenesStopped")
+            .count();
         // A node that knows its claim lists no claims.
         let again = readable && (verb, plural) != ("list", "leases");
         assert_eq!(told, 1 + usize::from(again), "{what}: told again");
@@ -434,9 +683,16 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
     fake.fail(When::always().on("leases"), refuse(503, "no"));
     let mut agent = Agent::start(&fake, "a", Settings::default());
     let (asked, events) = an_hour(&fake).await;
-    assert!((100..400).contains(&asked) && events == 0, "{asked} requests, {events} events");
+    assert!(
+        (100..400).contains(&asked) && events == 0,
+        "{asked} requests, {events} events"
+    );
     fake.heal();
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -445,15 +701,29 @@ async fn a_taint_that_was_refused_is_tried_again() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
-    let no = Fault::Refuse { code: 422, text: "taints are not for you", retry_after: None };
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
+    let no = Fault::Refuse {
+        code: 422,
+        text: "taints are not for you",
+        retry_after: None,
+    };
     fake.fail(When::always().verb("patch").on("nodes"), no);
     fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
-    agent.until("a complaint", |state| state.taint.is_some()).await;
+    agent
+        .until("a complaint", |state| state.taint.is_some())
+        .await;
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     // One try at each look, so that the complaint ends with its cause.
-    assert!((8..=24).contains(&fake.count("patch", "nodes")), "{}", fake.count("patch", "nodes"));
+    assert!(
+        (8..=24).contains(&fake.count("patch", "nodes")),
+        "{}",
+        fake.count("patch", "nodes")
+    );
     assert_eq!(reasons(&fake), ["Labelled", "TaintRefused"]);
     assert!(agent.state().taint.is_some());
     // The right is given: no change of the plan, no restart.
@@ -470,13 +740,27 @@ async fn a_taint_error_ends_with_its_plan_within_one_resync() {
         put_node(&fake, "a", "uid-a");
         fake.put(&plan(Some(("1", "1")), 1, json!({})));
         let mut agent = Agent::start(&fake, "a", Settings::default());
-        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
-        let no = Fault::Refuse { code: 422, text: "taints are not for you", retry_after: None };
+        agent
+            .until("a slot", |state| {
+                state.phase == Phase::Placed && !state.labels.is_empty()
+            })
+            .await;
+        let no = Fault::Refuse {
+            code: 422,
+            text: "taints are not for you",
+            retry_after: None,
+        };
         fake.fail(When::always().verb("patch").on("nodes"), no);
         fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
-        agent.until("a complaint", |state| state.taint.is_some()).await;
+        agent
+            .until("a complaint", |state| state.taint.is_some())
+            .await;
         if gone {
-            fake.remove(&fake.get("pinfold.io/v1alpha1", "ScenePlan", "", "p").unwrap());
+            fake.remove(
+                &fake
+                    .get("pinfold.io/v1alpha1", "ScenePlan", "", "p")
+                    .unwrap(),
+            );
         } else {
             // The plan that is read next has another generation and no taint.
             fake.put(&plan(Some(("1", "1")), 3, json!({})));
@@ -509,7 +793,11 @@ async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
         agents.push(Agent::start(&fake, name, Settings::default()));
     }
     for agent in &mut agents {
-        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+        agent
+            .until("a slot", |state| {
+                state.phase == Phase::Placed && !state.labels.is_empty()
+            })
+            .await;
     }
     let seen: Vec<_> = agents.iter().map(phases).collect();
     tokio::time::sleep(Duration::from_secs(30)).await;
@@ -521,17 +809,33 @@ async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
     fake.cut();
     tokio::time::sleep(Duration::from_secs(120)).await;
     for (agent, seen) in agents.iter().zip(&seen) {
-        assert!(!seen.lock().unwrap().contains(&Phase::Unknown), "{}: {seen:?}", agent.node);
+        assert!(
+            !seen.lock().unwrap().contains(&Phase::Unknown),
+            "{}: {seen:?}",
+            agent.node
+        );
         assert_eq!(agent.state().phase, Phase::Placed);
     }
     let log = fake.log();
-    let lists: Vec<_> = log.iter().filter(|one| one.verb == "list" && one.plural == "sceneplans").collect();
+    let lists: Vec<_> = log
+        .iter()
+        .filter(|one| one.verb == "list" && one.plural == "sceneplans")
+        .collect();
     assert_eq!(lists.len(), 3, "{lists:#?}");
     let (first, last) = (lists[0].at, lists[2].at);
-    assert!(last - first > Duration::from_millis(200), "all at once: {:?}", last - first);
+    assert!(
+        last - first > Duration::from_millis(200),
+        "all at once: {:?}",
+        last - first
+    );
     // The watch that follows the list hears of changes.
     fake.put(&plan(Some(("1", "1")), 2, json!({})));
-    eventually("the other case", || places(&fake).values().any(|place| place.starts_with("1/1/"))).await;
+    eventually("the other case", || {
+        places(&fake)
+            .values()
+            .any(|place| place.starts_with("1/1/"))
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -540,12 +844,20 @@ async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     let seen = phases(&agent);
     // A watch that ends as soon as it has begun would be trouble of its own.
     tokio::time::sleep(Duration::from_secs(30)).await;
     // As a real server answered for some seconds after its restart.
-    let busy = Fault::Refuse { code: 429, text: "storage is (re)initializing", retry_after: None };
+    let busy = Fault::Refuse {
+        code: 429,
+        text: "storage is (re)initializing",
+        retry_after: None,
+    };
     fake.fail(When::always().on("sceneplans").times(4), busy);
     put_node(&fake, "z", "uid-z");
     fake.compact(fake.revision() + 1);
@@ -554,10 +866,16 @@ async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(!seen.lock().unwrap().contains(&Phase::Unknown), "{seen:?}");
     // A server that goes on refusing is reported.
-    let busy = Fault::Refuse { code: 429, text: "no more", retry_after: None };
+    let busy = Fault::Refuse {
+        code: 429,
+        text: "no more",
+        retry_after: None,
+    };
     fake.fail(When::always().on("sceneplans"), busy);
     fake.cut();
-    agent.until("a report", |state| state.phase == Phase::Unknown).await;
+    agent
+        .until("a report", |state| state.phase == Phase::Unknown)
+        .await;
     agent.end().await;
 }
 
@@ -567,10 +885,23 @@ async fn a_claim_that_somebody_deletes_is_noticed_at_once() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     for pause in [10, 400, 1000] {
         tokio::time::sleep(Duration::from_secs(pause)).await;
-        fake.remove(&fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, "scene.p.1.1.0").unwrap());
+        fake.remove(
+            &fake
+                .get(
+                    "coordination.k8s.io/v1",
+                    "Lease",
+                    NAMESPACE,
+                    "scene.p.1.1.0",
+                )
+                .unwrap(),
+        );
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(claims(&fake).len(), 1, "{pause}");
     }
@@ -587,8 +918,9 @@ async fn a_start_reads_the_claim_that_the_labels_name() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let placed =
-        |state: &pinfold::cluster::scenes::State| state.phase == Phase::Placed && !state.labels.is_empty();
+    let placed = |state: &pinfold::cluster::scenes::State| {
+        state.phase == Phase::Placed && !state.labels.is_empty()
+    };
     let mut agent = Agent::start(&fake, "a", Settings::default());
     agent.until("a slot", placed).await;
     agent.end().await;
@@ -596,23 +928,40 @@ async fn a_start_reads_the_claim_that_the_labels_name() {
     let mut agent = Agent::start(&fake, "a", Settings::default());
     agent.until("its slot", placed).await;
     let log = fake.log();
-    let lists: Vec<_> = log.iter().filter(|one| one.verb == "list" && one.plural == "leases").collect();
+    let lists: Vec<_> = log
+        .iter()
+        .filter(|one| one.verb == "list" && one.plural == "leases")
+        .collect();
     assert!(lists.is_empty(), "{lists:#?}");
     assert_eq!(claims(&fake).len(), 1);
     agent.end().await;
 
     // A claim that the labels do not name is found all the same, by a list from the server's cache.
-    let mut second = fake.get("coordination.k8s.io/v1", "Lease", NAMESPACE, "scene.p.1.1.0").unwrap();
+    let mut second = fake
+        .get(
+            "coordination.k8s.io/v1",
+            "Lease",
+            NAMESPACE,
+            "scene.p.1.1.0",
+        )
+        .unwrap();
     second["metadata"]["name"] = json!("scene.p.1.2.2");
     for key in ["uid", "resourceVersion"] {
-        second["metadata"].as_object_mut().unwrap().shift_remove(key);
+        second["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .shift_remove(key);
     }
     fake.put(&second);
     fake.clear_log();
     let mut agent = Agent::start(&fake, "a", Settings::default());
     agent.until("its slot", placed).await;
     eventually("the other claim is given back", || claims(&fake).len() == 1).await;
-    for list in fake.log().iter().filter(|one| one.verb == "list" && one.plural == "leases") {
+    for list in fake
+        .log()
+        .iter()
+        .filter(|one| one.verb == "list" && one.plural == "leases")
+    {
         assert!(list.query.contains("resourceVersion=0"), "{list:?}");
         assert_eq!(list.from_etcd, 0);
     }
@@ -624,20 +973,40 @@ async fn pods_that_are_not_known_or_not_bound() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start_with(&fake, "a", Settings::default(), None, true);
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     fake.put(&plan(Some(("1", "2")), 2, json!({})));
-    agent.until("a wait", |state| state.says.contains("which pods run here is not known yet")).await;
+    agent
+        .until("a wait", |state| {
+            state.says.contains("which pods run here is not known yet")
+        })
+        .await;
     // A pod that stands here for another reason keeps nobody waiting; one of which nothing is known does.
     let pod = |keys: Option<&[&str]>| RunningPod {
         name: "web/web-0".to_owned(),
-        keys: keys.map(|keys| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>()),
+        keys: keys.map(|keys| {
+            keys.iter()
+                .map(|key| (*key).to_owned())
+                .collect::<BTreeSet<_>>()
+        }),
     };
     agent.pods.send_replace(Some(vec![pod(None)]));
     agent
-        .until("a wait", |state| state.says.contains("pod web/web-0 of scene 1 case 1 0 still runs here"))
+        .until("a wait", |state| {
+            state
+                .says
+                .contains("pod web/web-0 of scene 1 case 1 0 still runs here")
+        })
         .await;
     agent.pods.send_replace(Some(vec![pod(Some(&["zone"]))]));
-    agent.until("the next case", |state| state.phase == Phase::Placed && state.labels["CASE"] == "2").await;
+    agent
+        .until("the next case", |state| {
+            state.phase == Phase::Placed && state.labels["CASE"] == "2"
+        })
+        .await;
     assert_eq!(claims(&fake).len(), 1);
 }
 
@@ -647,16 +1016,29 @@ async fn two_plans_that_want_a_node_change_nothing() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     let mut rival = plan(Some(("2", "1")), 1, json!({}));
     rival["metadata"]["name"] = json!("rival");
     fake.clear_log();
     fake.put(&rival);
-    agent.until("a dispute", |state| state.phase == Phase::Disputed).await;
-    assert!(agent.state().says.contains("p and rival"), "{}", agent.state().says);
+    agent
+        .until("a dispute", |state| state.phase == Phase::Disputed)
+        .await;
+    assert!(
+        agent.state().says.contains("p and rival"),
+        "{}",
+        agent.state().says
+    );
     tokio::time::sleep(Duration::from_secs(1800)).await;
     let changed = |verb: &str| fake.count(verb, "leases");
-    assert_eq!(fake.count("apply", "nodes") + changed("create") + changed("delete"), 0);
+    assert_eq!(
+        fake.count("apply", "nodes") + changed("create") + changed("delete"),
+        0
+    );
     assert_eq!(reasons(&fake), ["Labelled", "PlansDisputed"]);
 }
 
@@ -666,10 +1048,18 @@ async fn an_explicit_list_needs_no_claims() {
     for name in ["a", "b", "c"] {
         put_node(&fake, name, &format!("uid-{name}"));
     }
-    fake.put(&plan(Some(("2", "1")), 1, json!({"nodes": {"names": ["c", "a", "b"]}})));
+    fake.put(&plan(
+        Some(("2", "1")),
+        1,
+        json!({"nodes": {"names": ["c", "a", "b"]}}),
+    ));
     let mut agents = ["a", "b", "c"].map(|name| Agent::start(&fake, name, Settings::default()));
     for agent in &mut agents {
-        agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+        agent
+            .until("a slot", |state| {
+                state.phase == Phase::Placed && !state.labels.is_empty()
+            })
+            .await;
     }
     let there: Vec<String> = places(&fake).into_values().collect();
     assert_eq!(there, ["2/1/worker/1", "2/1/ps/0", "2/1/worker/0"]);
@@ -683,7 +1073,11 @@ async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_one() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     let mut cordoned = node(&fake, "a");
     cordoned["spec"]["unschedulable"] = json!(true);
     cordoned["metadata"]["resourceVersion"] = Value::Null;
@@ -691,8 +1085,16 @@ async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_one() {
     tokio::time::sleep(Duration::from_secs(1800)).await;
     assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
     fake.put(&plan(Some(("1", "2")), 2, json!({})));
-    agent.until("no slot", |state| state.phase == Phase::Spare && state.claims.is_empty()).await;
-    assert!(agent.state().says.contains("cordoned"), "{}", agent.state().says);
+    agent
+        .until("no slot", |state| {
+            state.phase == Phase::Spare && state.claims.is_empty()
+        })
+        .await;
+    assert!(
+        agent.state().says.contains("cordoned"),
+        "{}",
+        agent.state().says
+    );
     assert_eq!(place_of(&fake, "a"), None);
 }
 
@@ -703,8 +1105,15 @@ async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
     label(&fake, "a", &json!({"zone": "z1"}));
     fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {}})));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
-    eventually("the taint", || node(&fake, "a")["spec"]["taints"].is_array()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
+    eventually("the taint", || {
+        node(&fake, "a")["spec"]["taints"].is_array()
+    })
+    .await;
     agent.end().await;
     let api = client(&fake, "a");
     fake.clear_log();
@@ -714,15 +1123,29 @@ async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
     assert_eq!(would, left);
     assert_eq!(
         (left.labels.len(), &*left.taints, &*left.claims),
-        (3, &["pinfold.io/scene:NoSchedule".to_owned()][..], &["scene.p.1.1.0".to_owned()][..])
+        (
+            3,
+            &["pinfold.io/scene:NoSchedule".to_owned()][..],
+            &["scene.p.1.1.0".to_owned()][..]
+        )
     );
-    assert_eq!(node(&fake, "a")["metadata"]["labels"], json!({"pool": "train", "zone": "z1"}));
+    assert_eq!(
+        node(&fake, "a")["metadata"]["labels"],
+        json!({"pool": "train", "zone": "z1"})
+    );
     assert!(claims(&fake).is_empty());
     fake.clear_log();
     let again = leave(&api, "a", NAMESPACE, &[], false).await.unwrap();
-    assert!(again.node && again.labels.is_empty() && again.claims.is_empty() && again.taints.is_empty());
+    assert!(
+        again.node && again.labels.is_empty() && again.claims.is_empty() && again.taints.is_empty()
+    );
     assert_eq!(writes(&fake), 0);
-    assert!(!leave(&api, "nobody", NAMESPACE, &[], false).await.unwrap().node);
+    assert!(
+        !leave(&api, "nobody", NAMESPACE, &[], false)
+            .await
+            .unwrap()
+            .node
+    );
 }
 
 /// Sockets, not a stopped clock.
@@ -740,11 +1163,21 @@ async fn over_tcp() {
         ..Settings::default()
     };
     let mut agent = Agent::start(&fake, "a", settings);
-    agent.until("no plan", |state| state.phase == Phase::Free && state.says == "there is no plan").await;
+    agent
+        .until("no plan", |state| {
+            state.phase == Phase::Free && state.says == "there is no plan"
+        })
+        .await;
     fake.put(&plan(Some(("2", "1")), 1, json!({})));
-    agent.until("a slot", |state| state.phase == Phase::Placed && !state.labels.is_empty()).await;
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
     fake.go_away();
-    agent.until("trouble", |state| state.phase == Phase::Unknown).await;
+    agent
+        .until("trouble", |state| state.phase == Phase::Unknown)
+        .await;
     fake.come_back();
     fake.fail(
         When::always().verb("watch").on("sceneplans").times(1),
@@ -752,10 +1185,21 @@ async fn over_tcp() {
     );
     fake.cut();
     fake.put(&plan(Some(("1", "1")), 2, json!({})));
-    agent.until("the next case", |state| state.phase == Phase::Placed && state.labels["SCENCE"] == "1").await;
+    agent
+        .until("the next case", |state| {
+            state.phase == Phase::Placed && state.labels["SCENCE"] == "1"
+        })
+        .await;
     agent.end().await;
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(5));
-    assert_eq!(leave(&api, "a", NAMESPACE, &[], false).await.unwrap().labels.len(), 3);
+    assert_eq!(
+        leave(&api, "a", NAMESPACE, &[], false)
+            .await
+            .unwrap()
+            .labels
+            .len(),
+        3
+    );
 }
 
 #[tokio::test(start_paused = true)]

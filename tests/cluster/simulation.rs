@@ -12,7 +12,9 @@ use pinfold::cluster::{Api, Call};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::agents::{self, Agent, claims, cluster, no_place_was_double, places, put_node, remove_node};
+use crate::agents::{
+    self, Agent, claims, cluster, no_place_was_double, places, put_node, remove_node,
+};
 use crate::fakeapi::{FakeApi, Fault, When};
 
 /// How long each request takes.
@@ -61,7 +63,9 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
         began: Instant::now(),
         version: 0,
     };
-    simulation.fake.set_controllers_delay(Duration::from_secs(1));
+    simulation
+        .fake
+        .set_controllers_delay(Duration::from_secs(1));
     simulation.fake.fail(When::always(), Fault::Delay(LATENCY));
     let (first, second) = (agents * 9 / 10, agents * 8 / 10);
     let mut parts = Vec::new();
@@ -89,26 +93,45 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
 
     // Nodes go for good, and others are replaced under the same name.
     simulation.begin();
-    let (gone, replaced): (Vec<usize>, Vec<usize>) =
-        ((0..agents).filter(|n| n % 20 == 7).collect(), (0..agents).filter(|n| n % 20 == 11).collect());
+    let (gone, replaced): (Vec<usize>, Vec<usize>) = (
+        (0..agents).filter(|n| n % 20 == 7).collect(),
+        (0..agents).filter(|n| n % 20 == 11).collect(),
+    );
     simulation.kill(&gone);
     for number in gone.iter().chain(&replaced) {
         remove_node(&simulation.fake, &name(*number));
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
     for number in &replaced {
-        put_node(&simulation.fake, &name(*number), &format!("uid-{number}-again"));
+        put_node(
+            &simulation.fake,
+            &name(*number),
+            &format!("uid-{number}-again"),
+        );
     }
-    parts.push(simulation.until_held("1 in 20 nodes gone, 1 in 20 replaced", "1", first).await);
+    parts.push(
+        simulation
+            .until_held("1 in 20 nodes gone, 1 in 20 replaced", "1", first)
+            .await,
+    );
 
     // The case changes, and agents die while they are at it.
     simulation.begin();
     simulation.activate("2", [first, second]);
     tokio::time::sleep(LATENCY * 100).await;
-    let dying: Vec<usize> = simulation.agents.keys().copied().filter(|number| number % 10 == 5).collect();
+    let dying: Vec<usize> = simulation
+        .agents
+        .keys()
+        .copied()
+        .filter(|number| number % 10 == 5)
+        .collect();
     simulation.kill(&dying);
     simulation.start(&dying);
-    parts.push(simulation.until_held("the case changes, 1 in 10 dies", "2", second).await);
+    parts.push(
+        simulation
+            .until_held("the case changes, 1 in 10 dies", "2", second)
+            .await,
+    );
 
     // At rest, when the last have given back what they had before.
     simulation.until_known().await;
@@ -147,15 +170,27 @@ impl Simulation {
 
     fn begin(&mut self) {
         self.fake.clear_log();
-        self.before = self.apis.keys().map(|number| (*number, self.written(*number))).collect();
+        self.before = self
+            .apis
+            .keys()
+            .map(|number| (*number, self.written(*number)))
+            .collect();
         self.began = Instant::now();
     }
 
     fn start(&mut self, numbers: &[usize]) {
         for number in numbers {
-            let agent =
-                Agent::start_with(&self.fake, &name(*number), Settings::default(), Some(Vec::new()), false);
-            self.apis.entry(*number).or_default().push(agent.api.clone());
+            let agent = Agent::start_with(
+                &self.fake,
+                &name(*number),
+                Settings::default(),
+                Some(Vec::new()),
+                false,
+            );
+            self.apis
+                .entry(*number)
+                .or_default()
+                .push(agent.api.clone());
             self.agents.insert(*number, agent);
         }
     }
@@ -177,17 +212,20 @@ impl Simulation {
         let prefix = format!("scene.big.1.{case}.");
         let count = || {
             let store = self.fake.shared.store.lock().unwrap();
-            let held = store
-                .objects
-                .iter()
-                .filter(|((kind, _, name), _)| kind.starts_with("leases") && name.starts_with(&prefix));
+            let held = store.objects.iter().filter(|((kind, _, name), _)| {
+                kind.starts_with("leases") && name.starts_with(&prefix)
+            });
             let labelled = store.objects.iter().filter(|((kind, _, _), node)| {
                 kind == "nodes"
-                    && agents::place(node).is_some_and(|place| place.starts_with(&format!("1/{case}/")))
+                    && agents::place(node)
+                        .is_some_and(|place| place.starts_with(&format!("1/{case}/")))
             });
             (held.count(), labelled.count())
         };
-        agents::eventually(&format!("{what}: {slots} slots"), || count() == (slots, slots)).await;
+        agents::eventually(&format!("{what}: {slots} slots"), || {
+            count() == (slots, slots)
+        })
+        .await;
         let part = self.part(what, slots);
         // The claims, the labels and the plan say the same.
         let (claims, places) = (claims(&self.fake), places(&self.fake));
@@ -195,18 +233,26 @@ impl Simulation {
         for index in 0..slots {
             let holder = &claims[&format!("{prefix}{index}")];
             assert_eq!(places[holder], format!("1/{case}/{index}"), "{what}");
-            assert!(seen.insert(holder.clone()), "{what}: {holder} has two slots");
+            assert!(
+                seen.insert(holder.clone()),
+                "{what}: {holder} has two slots"
+            );
         }
         part
     }
 
     fn part(&self, name: &'static str, slots: usize) -> Part {
         let log = self.fake.log();
-        let refused = log.iter().filter(|logged| logged.verb == "create" && logged.status == 409).count();
+        let refused = log
+            .iter()
+            .filter(|logged| logged.verb == "create" && logged.status == 409)
+            .count();
         let writes: Vec<u64> = self
             .apis
             .keys()
-            .map(|number| self.written(*number) - self.before.get(number).copied().unwrap_or_default())
+            .map(|number| {
+                self.written(*number) - self.before.get(number).copied().unwrap_or_default()
+            })
             .collect();
         Part {
             name,
@@ -223,8 +269,18 @@ impl Simulation {
 
     /// What all agents of a node have asked to be written, refused or not.
     fn written(&self, number: usize) -> u64 {
-        let calls = [Call::CreateLease, Call::DeleteLease, Call::ApplyNode, Call::TaintNode];
-        let of = |api: &Api| calls.into_iter().map(|call| api.counters().requests(call)).sum::<u64>();
+        let calls = [
+            Call::CreateLease,
+            Call::DeleteLease,
+            Call::ApplyNode,
+            Call::TaintNode,
+        ];
+        let of = |api: &Api| {
+            calls
+                .into_iter()
+                .map(|call| api.counters().requests(call))
+                .sum::<u64>()
+        };
         self.apis.get(&number).into_iter().flatten().map(of).sum()
     }
 }

@@ -30,7 +30,11 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+    )
+    .ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
@@ -51,8 +55,10 @@ impl Running {
     fn address_after(&mut self, word: &str) -> SocketAddr {
         let (out, err) = (self.0.stdout.take(), self.0.stderr.take());
         let (sender, lines) = std::sync::mpsc::channel();
-        let streams =
-            [out.map(|out| Box::new(out) as Box<dyn Read + Send>), err.map(|err| Box::new(err) as _)];
+        let streams = [
+            out.map(|out| Box::new(out) as Box<dyn Read + Send>),
+            err.map(|err| Box::new(err) as _),
+        ];
         for stream in streams.into_iter().flatten() {
             let sender = sender.clone();
             std::thread::spawn(move || {
@@ -64,7 +70,8 @@ impl Running {
         drop(sender);
         let mut seen = String::new();
         let deadline = Instant::now() + PATIENCE;
-        while let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        while let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
             if let Some((_, rest)) = line.split_once(word) {
                 return rest.split('/').next().unwrap().trim().parse().unwrap();
             }
@@ -75,7 +82,11 @@ impl Running {
     }
 
     fn terminate(&mut self) {
-        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), Signal::SIGTERM).unwrap();
+        kill(
+            Pid::from_raw(i32::try_from(self.0.id()).unwrap()),
+            Signal::SIGTERM,
+        )
+        .unwrap();
         eventually("the process ends", || self.0.try_wait().unwrap().is_some());
     }
 }
@@ -87,7 +98,14 @@ fn under(capabilities: &[&str]) -> Command {
         set.push_str(&format!(",+{}", capability.to_lowercase()));
     }
     let mut command = Command::new(debian("setpriv", "util-linux").unwrap());
-    command.args(["--bounding-set", &set, "--inh-caps", &set, "--no-new-privs", "--"]);
+    command.args([
+        "--bounding-set",
+        &set,
+        "--inh-caps",
+        &set,
+        "--no-new-privs",
+        "--",
+    ]);
     command.arg(env!("CARGO_BIN_EXE_pinfold"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PINFOLD") {
@@ -111,8 +129,20 @@ fn manifests() -> tempfile::TempDir {
 /// The pod's container with a process of another user in a network namespace of its own, as in a cluster.
 fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, Running) {
     let path = tree.container(&tree.pod("", UID), "c0ffee");
-    let user = ["--reuid", "1000", "--regid", "1000", "--clear-groups", "sleep", "600"];
-    let process = Command::new("unshare").args(["-n", "setpriv"]).args(user).spawn().unwrap();
+    let user = [
+        "--reuid",
+        "1000",
+        "--regid",
+        "1000",
+        "--clear-groups",
+        "sleep",
+        "600",
+    ];
+    let process = Command::new("unshare")
+        .args(["-n", "setpriv"])
+        .args(user)
+        .spawn()
+        .unwrap();
     let process = Running(process);
     eventually("the container's process is another user's", || {
         std::fs::read_to_string(format!("/proc/{}/status", process.0.id()))
@@ -132,7 +162,10 @@ fn settings(command: &mut Command, kernel: &Kernel, tree: &Tree<'_>, pods: &temp
         &kernel.first().to_string(),
     ]);
     command.arg("--pods").arg(pods.path());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
 }
 
 /// What an agent under some capabilities achieves: whether the pod has a CPU of its own, whether its network is known, and
@@ -179,13 +212,22 @@ fn asks_accounting(pid: u32) -> bool {
 fn the_daemonsets_capabilities_are_enough_and_each_is_needed() {
     let Some(kernel) = kernel_tests() else { return };
     let manifest = documents("deploy/base/daemonset.yaml").remove(0);
-    let add =
-        &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
-    let all: Vec<&str> = add.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+    let add = &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]
+        ["add"];
+    let all: Vec<&str> = add
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one.as_str().unwrap())
+        .collect();
     assert_eq!(achieved(&kernel, &all), (true, true, true), "with {all:?}");
     for without in &all {
         let rest: Vec<&str> = all.iter().copied().filter(|one| one != without).collect();
-        assert_ne!(achieved(&kernel, &rest), (true, true, true), "{without} is not needed");
+        assert_ne!(
+            achieved(&kernel, &rest),
+            (true, true, true),
+            "{without} is not needed"
+        );
     }
 }
 
@@ -199,27 +241,59 @@ fn doctor_is_right_with_the_agents_capabilities() {
         settings(&mut command, &kernel, &tree, &pods);
         let output = command.output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
-        (output.status.code(), serde_json::from_str::<serde_json::Value>(&text).unwrap())
+        (
+            output.status.code(),
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+        )
     };
     let manifest = documents("deploy/base/daemonset.yaml").remove(0);
-    let add =
-        &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
-    let pod: Vec<&str> = add.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+    let add = &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]
+        ["add"];
+    let pod: Vec<&str> = add
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one.as_str().unwrap())
+        .collect();
     let unit = std::fs::read_to_string(crate::tools::here("systemd/pinfold.service")).unwrap();
-    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
-    let service: Vec<&str> = set.split(' ').map(|one| one.strip_prefix("CAP_").unwrap()).collect();
+    let set = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+        .unwrap();
+    let service: Vec<&str> = set
+        .split(' ')
+        .map(|one| one.strip_prefix("CAP_").unwrap())
+        .collect();
     for capabilities in [pod, service] {
         let (code, said) = doctor(under(&capabilities));
-        assert_eq!((code, &said["canPin"]), (Some(0), &true.into()), "{capabilities:?}: {said:#}");
+        assert_eq!(
+            (code, &said["canPin"]),
+            (Some(0), &true.into()),
+            "{capabilities:?}: {said:#}"
+        );
     }
     let (code, said) = doctor(Command::new(env!("CARGO_BIN_EXE_pinfold")));
-    assert_eq!((code, &said["canPin"]), (Some(0), &true.into()), "by hand: {said:#}");
+    assert_eq!(
+        (code, &said["canPin"]),
+        (Some(0), &true.into()),
+        "by hand: {said:#}"
+    );
     // What the agent lacks is named.
     let (code, said) = doctor(under(&["sys_ptrace", "net_admin"]));
-    assert_eq!((code, &said["canPin"]), (Some(1), &false.into()), "{said:#}");
+    assert_eq!(
+        (code, &said["canPin"]),
+        (Some(1), &false.into()),
+        "{said:#}"
+    );
     let findings = said["findings"].as_array().unwrap();
-    let marks = findings.iter().find(|finding| finding["what"] == "marks").unwrap();
-    assert!(marks["advice"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{marks}");
+    let marks = findings
+        .iter()
+        .find(|finding| finding["what"] == "marks")
+        .unwrap();
+    assert!(
+        marks["advice"].as_str().unwrap().contains("CAP_SYS_ADMIN"),
+        "{marks}"
+    );
 }
 
 /// A hierarchy of cgroup v2 that offers partitions, with a top that only `CAP_DAC_OVERRIDE` can write to, as the kernel's.
@@ -263,14 +337,36 @@ fn doctor_tries_no_partition_where_it_can_make_no_cgroup() {
     }
     let cgroups = offers_partitions();
     let mut doctor = under(&["sys_admin", "sys_ptrace", "net_admin"]);
-    doctor.args(["doctor", "-o", "json", "--enforcement", "partition", "--cgroup-root"]).arg(cgroups.path());
+    doctor
+        .args([
+            "doctor",
+            "-o",
+            "json",
+            "--enforcement",
+            "partition",
+            "--cgroup-root",
+        ])
+        .arg(cgroups.path());
     let output = doctor.output().unwrap();
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = said["findings"].as_array().unwrap();
-    let partitions = findings.iter().find(|finding| finding["what"] == "partitions").unwrap();
+    let partitions = findings
+        .iter()
+        .find(|finding| finding["what"] == "partitions")
+        .unwrap();
     assert_eq!(partitions["verdict"], "weak", "{said:#}");
-    assert!(partitions["finding"].as_str().unwrap().contains("CAP_DAC_OVERRIDE"), "{partitions}");
-    assert_eq!((output.status.code(), &said["canPin"]), (Some(0), &true.into()), "{said:#}");
+    assert!(
+        partitions["finding"]
+            .as_str()
+            .unwrap()
+            .contains("CAP_DAC_OVERRIDE"),
+        "{partitions}"
+    );
+    assert_eq!(
+        (output.status.code(), &said["canPin"]),
+        (Some(0), &true.into()),
+        "{said:#}"
+    );
 }
 
 #[test]
@@ -283,7 +379,9 @@ fn a_release_that_stays_listens_once_all_is_handed_back() {
     settings(&mut command, &kernel, &tree, &pods);
     let mut agent = Running(command.spawn().unwrap());
     agent.address_after("serving http://");
-    eventually("the container has its CPU", || kernel.effective(&path).len() == 1);
+    eventually("the container has its CPU", || {
+        kernel.effective(&path).len() == 1
+    });
     // While the agent lives, nothing is taken from under it, and no probe sees a release that is done.
     let mut early = under(&["sys_admin"]);
     early.args(["release", "--stay"]);
@@ -295,7 +393,10 @@ fn a_release_that_stays_listens_once_all_is_handed_back() {
     settings(&mut command, &kernel, &tree, &pods);
     let mut release = Running(command.spawn().unwrap());
     let address = release.address_after("waiting for SIGTERM on ");
-    assert!(kernel.effective(&path).len() > 1, "handed back before it listens");
+    assert!(
+        kernel.effective(&path).len() > 1,
+        "handed back before it listens"
+    );
     // As often as a probe asks in ten minutes.
     for _ in 0..300 {
         TcpStream::connect_timeout(&address, PATIENCE).unwrap();
@@ -314,7 +415,10 @@ fn the_service_manager_hears_ready_alive_and_stopping() {
     let listener = UnixDatagram::bind(&socket).unwrap();
     listener.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut command = under(&["sys_admin", "sys_ptrace"]);
-    command.arg("run").env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "1500000");
+    command
+        .arg("run")
+        .env("NOTIFY_SOCKET", &socket)
+        .env("WATCHDOG_USEC", "1500000");
     settings(&mut command, &kernel, &tree, &pods);
     let mut agent = Running(command.spawn().unwrap());
     agent.address_after("serving http://");
@@ -335,10 +439,17 @@ fn the_service_manager_hears_ready_alive_and_stopping() {
         panic!("{wanted} was not heard, but {heard:?}");
     };
     let ready = hear("READY=1");
-    assert!(ready.contains("STATUS=") && ready.contains("with exclusive CPUs"), "{ready}");
+    assert!(
+        ready.contains("STATUS=") && ready.contains("with exclusive CPUs"),
+        "{ready}"
+    );
     hear("WATCHDOG=1");
     hear("WATCHDOG=1");
-    kill(Pid::from_raw(i32::try_from(agent.0.id()).unwrap()), Signal::SIGTERM).unwrap();
+    kill(
+        Pid::from_raw(i32::try_from(agent.0.id()).unwrap()),
+        Signal::SIGTERM,
+    )
+    .unwrap();
     hear("STOPPING=1");
     eventually("the agent ends", || agent.0.try_wait().unwrap().is_some());
     drop(process);

@@ -13,7 +13,12 @@ use crate::tools::{find, here, kustomize, output, parse, program, succeed};
 fn command(helm: &Path) -> Command {
     let mut command = Command::new(helm);
     let home = std::env::temp_dir();
-    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME", "HOME"] {
+    for variable in [
+        "HELM_CACHE_HOME",
+        "HELM_CONFIG_HOME",
+        "HELM_DATA_HOME",
+        "HOME",
+    ] {
         command.env(variable, &home);
     }
     command
@@ -21,11 +26,16 @@ fn command(helm: &Path) -> Command {
 
 fn template(helm: &Path, values: &[&str]) -> Vec<Value> {
     let mut command = command(helm);
-    command.arg("template").args(["pinfold", "--namespace", "pinfold", "--include-crds"]);
+    command
+        .arg("template")
+        .args(["pinfold", "--namespace", "pinfold", "--include-crds"]);
     for value in values {
         command.args(["--set", value]);
     }
-    parse(&succeed(command.arg(here("deploy/helm/pinfold"))), "helm template")
+    parse(
+        &succeed(command.arg(here("deploy/helm/pinfold"))),
+        "helm template",
+    )
 }
 
 /// Objects by kind and name, lists that are maps by name in order.
@@ -48,14 +58,21 @@ fn ordered(objects: Vec<Value>) -> BTreeMap<String, Value> {
     }
     let named = objects.into_iter().map(|mut object| {
         sort(&mut object);
-        (format!("{} {}", object["kind"], object["metadata"]["name"]), object)
+        (
+            format!("{} {}", object["kind"], object["metadata"]["name"]),
+            object,
+        )
     });
     named.collect()
 }
 
 fn same(helm: Vec<Value>, kustomize: Vec<Value>, what: &str) {
     let (helm, kustomize) = (ordered(helm), ordered(kustomize));
-    assert_eq!(helm.keys().collect::<Vec<_>>(), kustomize.keys().collect::<Vec<_>>(), "{what}");
+    assert_eq!(
+        helm.keys().collect::<Vec<_>>(),
+        kustomize.keys().collect::<Vec<_>>(),
+        "{what}"
+    );
     for (name, object) in &helm {
         assert_eq!(object, &kustomize[name], "{what}: {name}");
     }
@@ -63,43 +80,90 @@ fn same(helm: Vec<Value>, kustomize: Vec<Value>, what: &str) {
 
 #[test]
 fn chart_and_overlays_render_the_same_objects() {
-    let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else { return };
+    let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else {
+        return;
+    };
     let overlay = |name: &str| kustomize(&kubectl, &here("deploy").join(name));
     let namespace = "namespace.create=true";
-    same(template(&helm, &[namespace, "runtime=none"]), overlay("base"), "base");
-    same(template(&helm, &[namespace]), overlay("overlays/containerd"), "containerd");
-    same(template(&helm, &[namespace, "runtime=crio"]), overlay("overlays/crio"), "crio");
+    same(
+        template(&helm, &[namespace, "runtime=none"]),
+        overlay("base"),
+        "base",
+    );
+    same(
+        template(&helm, &[namespace]),
+        overlay("overlays/containerd"),
+        "containerd",
+    );
+    same(
+        template(&helm, &[namespace, "runtime=crio"]),
+        overlay("overlays/crio"),
+        "crio",
+    );
     let observe = [namespace, "runtime=none", "enforcement=observe"];
-    same(template(&helm, &observe), overlay("overlays/observe-only"), "observe-only");
+    same(
+        template(&helm, &observe),
+        overlay("overlays/observe-only"),
+        "observe-only",
+    );
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();
     let text = "resources: [../base]\ncomponents: [../components/podmonitor, ../components/prometheusrule]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let monitored = kustomize(&kubectl, folder.path());
-    let values = [namespace, "runtime=none", "podMonitor.enabled=true", "prometheusRule.enabled=true"];
-    same(template(&helm, &values), monitored, "podmonitor and prometheusrule");
+    let values = [
+        namespace,
+        "runtime=none",
+        "podMonitor.enabled=true",
+        "prometheusRule.enabled=true",
+    ];
+    same(
+        template(&helm, &values),
+        monitored,
+        "podmonitor and prometheusrule",
+    );
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();
     let text = "resources: [../overlays/containerd]\ncomponents: [../components/resctrl]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let controlled = kustomize(&kubectl, folder.path());
     let daemon = find(&controlled, "DaemonSet", "pinfold").to_string();
-    assert!(daemon.contains("\"mountPath\":\"/sys/fs/resctrl\""), "{daemon}");
-    same(template(&helm, &[namespace, "resctrl=true"]), controlled, "resctrl");
+    assert!(
+        daemon.contains("\"mountPath\":\"/sys/fs/resctrl\""),
+        "{daemon}"
+    );
+    same(
+        template(&helm, &[namespace, "resctrl=true"]),
+        controlled,
+        "resctrl",
+    );
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();
     let text = "resources: [../overlays/containerd]\ncomponents: [../components/reclaim]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let reclaiming = kustomize(&kubectl, folder.path());
-    assert_eq!(find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"]["replicas"], 1);
-    same(template(&helm, &[namespace, "reclaim.enabled=true"]), reclaiming, "reclaim");
+    assert_eq!(
+        find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"]["replicas"],
+        1
+    );
+    same(
+        template(&helm, &[namespace, "reclaim.enabled=true"]),
+        reclaiming,
+        "reclaim",
+    );
 }
 
 /// Whoever moves or renames the account by kustomize must not set it free.
 #[test]
 fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
-    let Some(kubectl) = program("kubectl") else { return };
-    for more in ["", "namespace: tools\n", "namespace: tools\nnamePrefix: our\nnameSuffix: -two\n"] {
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
+    for more in [
+        "",
+        "namespace: tools\n",
+        "namespace: tools\nnamePrefix: our\nnameSuffix: -two\n",
+    ] {
         let folder = tempfile::tempdir_in(here("deploy")).unwrap();
         let text = format!("{more}components: [../components/reclaim]\n");
         std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
@@ -107,10 +171,16 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
         let of_kind = |kind: &str| objects.iter().find(|one| one["kind"] == kind).unwrap();
         let subject = &of_kind("ClusterRoleBinding")["subjects"][0];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let account =
-            format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
+        let account = format!(
+            "system:serviceaccount:{}:{}",
+            text(&subject["namespace"]),
+            text(&subject["name"])
+        );
         assert_eq!(account.contains(":tools:"), !more.is_empty(), "{account}");
-        assert_eq!(of_kind("ServiceAccount")["metadata"]["name"], subject["name"]);
+        assert_eq!(
+            of_kind("ServiceAccount")["metadata"]["name"],
+            subject["name"]
+        );
         let policy = of_kind("ValidatingAdmissionPolicy");
         let binding = &of_kind("ValidatingAdmissionPolicyBinding")["spec"];
         assert_eq!(binding["policyName"], policy["metadata"]["name"]);
@@ -124,8 +194,15 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
         };
         let server = || json!({"pinfold.io/reclaim": "ps", "job": "ps"});
         assert_eq!(delete(&account, server()), Verdict::Allowed, "{account}");
-        assert!(matches!(delete(&account, json!({"job": "ps"})), Verdict::Denied(..)), "{account}");
-        for other in ["system:serviceaccount:tools:admin", "pinfold-reclaim", "system:admin"] {
+        assert!(
+            matches!(delete(&account, json!({"job": "ps"})), Verdict::Denied(..)),
+            "{account}"
+        );
+        for other in [
+            "system:serviceaccount:tools:admin",
+            "pinfold-reclaim",
+            "system:admin",
+        ] {
             assert_eq!(delete(other, json!({})), Verdict::NotMatched, "{other}");
         }
     }
@@ -134,7 +211,9 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
 /// The same for the agents: a namespace of the operator's own must not leave the policies holding nobody.
 #[test]
 fn agents_that_were_moved_are_held_to_their_policies() {
-    let Some(kubectl) = program("kubectl") else { return };
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
     let renamed = "patches: [{target: {kind: ServiceAccount}, \
                    patch: '[{\"op\": \"replace\", \"path\": \"/metadata/name\", \"value\": \"agent\"}]'}]\n";
     for (more, account) in [
@@ -150,20 +229,31 @@ fn agents_that_were_moved_are_held_to_their_policies() {
         let text = format!("{more}resources: [../base]\n");
         std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
         let objects = kustomize(&kubectl, folder.path());
-        let of_kind =
-            |kind: &str| -> Vec<&Value> { objects.iter().filter(|one| one["kind"] == kind).collect() };
+        let of_kind = |kind: &str| -> Vec<&Value> {
+            objects.iter().filter(|one| one["kind"] == kind).collect()
+        };
         let subject = &of_kind("ClusterRoleBinding")[0]["subjects"][0];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let real =
-            format!("system:serviceaccount:{}:{}", text(&subject["namespace"]), text(&subject["name"]));
+        let real = format!(
+            "system:serviceaccount:{}:{}",
+            text(&subject["namespace"]),
+            text(&subject["name"])
+        );
         assert_eq!(real, account);
         let pod = &of_kind("DaemonSet")[0]["spec"]["template"]["spec"];
         assert_eq!(pod["serviceAccountName"], subject["name"]);
         let policies = of_kind("ValidatingAdmissionPolicy");
         assert_eq!(policies.len(), 4);
-        for policy in policies.into_iter().filter(|one| !one["spec"]["matchConditions"].is_null()) {
+        for policy in policies
+            .into_iter()
+            .filter(|one| !one["spec"]["matchConditions"].is_null())
+        {
             let bindings = of_kind("ValidatingAdmissionPolicyBinding");
-            assert!(bindings.iter().any(|one| one["spec"]["policyName"] == policy["metadata"]["name"]));
+            assert!(
+                bindings
+                    .iter()
+                    .any(|one| one["spec"]["policyName"] == policy["metadata"]["name"])
+            );
             let policy = Policy::new(policy).beside(&objects);
             let create = |user: &str| {
                 let metadata = json!({"metadata": {"name": "node-b"}, "spec": {}});
@@ -173,7 +263,11 @@ fn agents_that_were_moved_are_held_to_their_policies() {
                     request: json!({"operation": "CREATE", "name": "node-b", "userInfo": {"username": user}}),
                 })
             };
-            assert!(matches!(create(account), Verdict::Denied(..)), "{account}: {:?}", create(account));
+            assert!(
+                matches!(create(account), Verdict::Denied(..)),
+                "{account}: {:?}",
+                create(account)
+            );
             for other in [
                 "system:serviceaccount:tools:admin",
                 "system:serviceaccount:pinfold:pinfold-reclaim",
@@ -189,21 +283,42 @@ fn agents_that_were_moved_are_held_to_their_policies() {
 /// The notes hold all that an uninstallation takes: the chart may come from a registry, without this repository.
 #[test]
 fn the_notes_suffice_to_uninstall() {
-    let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else { return };
+    let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else {
+        return;
+    };
     let mut install = command(&helm);
-    install.args(["install", "ours", "--namespace", "tools", "--dry-run=client"]);
+    install.args([
+        "install",
+        "ours",
+        "--namespace",
+        "tools",
+        "--dry-run=client",
+    ]);
     let text = succeed(install.arg(here("deploy/helm/pinfold")));
     let notes = text.split_once("NOTES:\n").unwrap().1;
     assert!(!notes.contains("deploy/"), "{notes}");
-    assert!(notes.contains("kubectl -n tools patch daemonset pinfold --patch '{"), "{notes}");
+    assert!(
+        notes.contains("kubectl -n tools patch daemonset pinfold --patch '{"),
+        "{notes}"
+    );
     assert!(notes.contains("helm -n tools uninstall ours\n"), "{notes}");
-    let patch = notes.split_once("--patch '").unwrap().1.split('\'').next().unwrap();
+    let patch = notes
+        .split_once("--patch '")
+        .unwrap()
+        .1
+        .split('\'')
+        .next()
+        .unwrap();
     let file = here("deploy/uninstall.yaml");
     for values in [&["runtime=crio"][..], &["enforcement=observe"]] {
         let objects = template(&helm, values);
         let daemon = find(&objects, "DaemonSet", "pinfold");
         let by_file = patched(&kubectl, daemon, ["--patch-file", file.to_str().unwrap()]);
-        assert_eq!(patched(&kubectl, daemon, ["--patch", patch]), by_file, "{values:?}");
+        assert_eq!(
+            patched(&kubectl, daemon, ["--patch", patch]),
+            by_file,
+            "{values:?}"
+        );
         let agent = &by_file["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
     }
@@ -230,7 +345,10 @@ fn values_arrive() {
     for object in &objects {
         assert_eq!(faults(object), Vec::<String>::new(), "{}", object["kind"]);
     }
-    assert!(!objects.iter().any(|one| one["kind"] == "Namespace"), "helm install would find it there");
+    assert!(
+        !objects.iter().any(|one| one["kind"] == "Namespace"),
+        "helm install would find it there"
+    );
     let spec = &find(&objects, "DaemonSet", "pinfold")["spec"];
     assert_eq!(spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 3);
     let pod = &spec["template"]["spec"];
@@ -239,29 +357,56 @@ fn values_arrive() {
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "pull"}]));
     let value = |name: &str| {
         let all = agent["env"].as_array().unwrap();
-        all.iter().find(|one| one["name"] == name).map(|one| one["value"].clone())
+        all.iter()
+            .find(|one| one["name"] == name)
+            .map(|one| one["value"].clone())
     };
     assert_eq!(value("PINFOLD_RESERVED"), Some(json!("0-1,32")));
     let path = value("PINFOLD_CONFIG").unwrap();
-    let mount = agent["volumeMounts"].as_array().unwrap().iter().find(|one| one["name"] == "config").unwrap();
-    let file = path.as_str().unwrap().strip_prefix(mount["mountPath"].as_str().unwrap()).unwrap();
+    let mount = agent["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|one| one["name"] == "config")
+        .unwrap();
+    let file = path
+        .as_str()
+        .unwrap()
+        .strip_prefix(mount["mountPath"].as_str().unwrap())
+        .unwrap();
     let text = &find(&objects, "ConfigMap", "pinfold")["data"][file.trim_start_matches('/')];
     // What arrives is a configuration that the agent takes.
     let config = pinfold::agent::config::Config::parse(text.as_str().unwrap()).unwrap();
     assert_eq!(config.moves_per_hour, 3);
     let policy = find(&objects, "ValidatingAdmissionPolicy", "pinfold-node");
     let variables = policy["spec"]["variables"].as_array().unwrap().iter();
-    let expressions: Vec<&str> = variables.map(|one| one["expression"].as_str().unwrap()).collect();
-    assert_eq!(expressions[..3], ["['SCENE', 'CASE']", "['pinfold.io/a', 'pinfold.io/b']", "true"]);
+    let expressions: Vec<&str> = variables
+        .map(|one| one["expression"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        expressions[..3],
+        [
+            "['SCENE', 'CASE']",
+            "['pinfold.io/a', 'pinfold.io/b']",
+            "true"
+        ]
+    );
     let policy = Policy::new(policy).beside(&objects);
     let update = |taints: Value| {
         let node = |taints: Value| json!({"metadata": {"name": "n"}, "spec": {"taints": taints}});
         let extra = json!({"authentication.kubernetes.io/node-name": ["n"]});
         let user = json!({"username": "system:serviceaccount:pinfold:pinfold", "extra": extra});
         let request = json!({"operation": "UPDATE", "name": "n", "userInfo": user});
-        policy.validate(&Request { object: node(taints), old: node(json!([])), request })
+        policy.validate(&Request {
+            object: node(taints),
+            old: node(json!([])),
+            request,
+        })
     };
-    assert_eq!(update(json!([{"key": "pinfold.io/b", "effect": "NoExecute"}])), Verdict::Allowed);
+    assert_eq!(
+        update(json!([{"key": "pinfold.io/b", "effect": "NoExecute"}])),
+        Verdict::Allowed
+    );
     assert!(matches!(
         update(json!([{"key": "pinfold.io/scene", "effect": "NoSchedule"}])),
         Verdict::Denied(..)
@@ -272,7 +417,11 @@ fn values_arrive() {
 #[test]
 fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
     let Some(helm) = program("helm") else { return };
-    succeed(command(&helm).args(["lint", "--strict"]).arg(here("deploy/helm/pinfold")));
+    succeed(
+        command(&helm)
+            .args(["lint", "--strict"])
+            .arg(here("deploy/helm/pinfold")),
+    );
     for (value, named) in [
         ("runtime=docker", "/runtime"),
         ("enforcement=maybe", "/enforcement"),
@@ -286,9 +435,14 @@ fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
         ("reclaim.afterSeconds=-1", "/reclaim/afterSeconds"),
     ] {
         let mut template = command(&helm);
-        template.args(["template", "pinfold", "--set", value]).arg(here("deploy/helm/pinfold"));
+        template
+            .args(["template", "pinfold", "--set", value])
+            .arg(here("deploy/helm/pinfold"));
         let refused = output(&mut template);
         let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(!refused.status.success() && said.contains(named), "{value}: {said}");
+        assert!(
+            !refused.status.success() && said.contains(named),
+            "{value}: {said}"
+        );
     }
 }

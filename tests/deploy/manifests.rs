@@ -31,7 +31,9 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
         ("rbac.authorization.k8s.io/v1", "Role") => strictly::<Role>(object),
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => strictly::<RoleBinding>(object),
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => strictly::<ClusterRole>(object),
-        ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => strictly::<ClusterRoleBinding>(object),
+        ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => {
+            strictly::<ClusterRoleBinding>(object)
+        }
         ("scheduling.k8s.io/v1", "PriorityClass") => strictly::<PriorityClass>(object),
         ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
             strictly::<CustomResourceDefinition>(object)
@@ -57,15 +59,29 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
 fn check(objects: &[Value], what: &str) {
     for object in objects {
         let faults = faults(object);
-        assert!(faults.is_empty(), "{what}, {} {}: {faults:?}", object["kind"], object["metadata"]["name"]);
+        assert!(
+            faults.is_empty(),
+            "{what}, {} {}: {faults:?}",
+            object["kind"],
+            object["metadata"]["name"]
+        );
     }
 }
 
 #[test]
 fn every_field_is_known() {
     let mut seen = 0;
-    let policies = ["node-policy", "claim-policy", "event-policy", "installation-policy"];
-    let files = [&["namespace", "crd", "rbac", "priority", "daemonset"][..], &policies].concat();
+    let policies = [
+        "node-policy",
+        "claim-policy",
+        "event-policy",
+        "installation-policy",
+    ];
+    let files = [
+        &["namespace", "crd", "rbac", "priority", "daemonset"][..],
+        &policies,
+    ]
+    .concat();
     for file in files {
         let objects = documents(&format!("deploy/base/{file}.yaml"));
         seen += objects.len();
@@ -74,29 +90,46 @@ fn every_field_is_known() {
     assert_eq!(seen, 17, "all of the base");
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
-        check(&documents(&format!("deploy/components/{kind}/{kind}.yaml")), kind);
+        check(
+            &documents(&format!("deploy/components/{kind}/{kind}.yaml")),
+            kind,
+        );
     }
     for file in ["rbac", "policy", "deployment"] {
-        check(&documents(&format!("deploy/components/reclaim/{file}.yaml")), file);
+        check(
+            &documents(&format!("deploy/components/reclaim/{file}.yaml")),
+            file,
+        );
     }
     // The check itself: a field that is none, a wrong type, a value that changes.
     let mut wrong = documents("deploy/base/daemonset.yaml").remove(0);
     wrong["spec"]["template"]["spec"]["hostPid"] = json!(true);
-    assert_eq!(faults(&wrong), [".spec.template.spec.hostPid: no such field"]);
+    assert_eq!(
+        faults(&wrong),
+        [".spec.template.spec.hostPid: no such field"]
+    );
     wrong["spec"]["minReadySeconds"] = json!("ten");
     assert_eq!(faults(&wrong).len(), 1);
-    assert_eq!(faults(&json!({"apiVersion": "v1", "kind": "Secret"})).len(), 1);
+    assert_eq!(
+        faults(&json!({"apiVersion": "v1", "kind": "Secret"})).len(),
+        1
+    );
 }
 
 #[test]
 fn overlays_are_the_base_with_what_they_say() {
-    let Some(kubectl) = program("kubectl") else { return };
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
     let base = kustomize(&kubectl, &here("deploy/base"));
-    let pod = |objects: &[Value]| find(objects, "DaemonSet", "pinfold")["spec"]["template"]["spec"].clone();
+    let pod = |objects: &[Value]| {
+        find(objects, "DaemonSet", "pinfold")["spec"]["template"]["spec"].clone()
+    };
     let paths = |pod: &Value| -> Vec<String> {
         let volumes = pod["volumes"].as_array().unwrap().iter();
-        let mut paths: Vec<_> =
-            volumes.map(|one| one["hostPath"]["path"].as_str().unwrap().to_owned()).collect();
+        let mut paths: Vec<_> = volumes
+            .map(|one| one["hostPath"]["path"].as_str().unwrap().to_owned())
+            .collect();
         paths.sort();
         paths
     };
@@ -114,11 +147,18 @@ fn overlays_are_the_base_with_what_they_say() {
         check(&objects, name);
         // Only the DaemonSet differs.
         for (ours, theirs) in objects.iter().zip(&base) {
-            assert!(ours["kind"] == "DaemonSet" || ours == theirs, "{name}: {}", ours["kind"]);
+            assert!(
+                ours["kind"] == "DaemonSet" || ours == theirs,
+                "{name}: {}",
+                ours["kind"]
+            );
         }
         let pod = pod(&objects);
         let agent = &pod["containers"][0];
-        let (security, adds) = (&agent["securityContext"], &agent["securityContext"]["capabilities"]["add"]);
+        let (security, adds) = (
+            &agent["securityContext"],
+            &agent["securityContext"]["capabilities"]["add"],
+        );
         assert_eq!(
             (&security["readOnlyRootFilesystem"], &security["privileged"]),
             (&json!(true), &json!(false))
@@ -126,10 +166,17 @@ fn overlays_are_the_base_with_what_they_say() {
         assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
         // Under the runtime's own profile systemd can't be asked over D-Bus.
         assert_eq!(security["appArmorProfile"], json!({"type": "Unconfined"}));
-        let cgroup =
-            agent["volumeMounts"].as_array().unwrap().iter().find(|one| one["name"] == "cgroup").unwrap();
+        let cgroup = agent["volumeMounts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["name"] == "cgroup")
+            .unwrap();
         if name == "observe-only" {
-            assert_eq!((adds, &cgroup["readOnly"]), (&json!(["SYS_PTRACE"]), &json!(true)));
+            assert_eq!(
+                (adds, &cgroup["readOnly"]),
+                (&json!(["SYS_PTRACE"]), &json!(true))
+            );
             // Submounts, too: with cgroup v1 each controller is one.
             let recursive = (&cgroup["recursiveReadOnly"], &cgroup["mountPropagation"]);
             assert_eq!(recursive, (&json!("IfPossible"), &Value::Null));
@@ -138,11 +185,17 @@ fn overlays_are_the_base_with_what_they_say() {
         } else {
             assert_eq!(
                 (adds, &cgroup["readOnly"]),
-                (&json!(["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN"]), &Value::Null)
+                (
+                    &json!(["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN"]),
+                    &Value::Null
+                )
             );
             assert_eq!(paths(&pod), sorted([&seen[..], &writes, &systemd].concat()));
         }
-        assert_eq!(security["seLinuxOptions"]["type"] == "spc_t", name == "crio");
+        assert_eq!(
+            security["seLinuxOptions"]["type"] == "spc_t",
+            name == "crio"
+        );
     }
 }
 
@@ -151,14 +204,24 @@ pub(crate) fn patched<A: AsRef<OsStr>>(kubectl: &Path, object: &Value, patch: [A
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), object.to_string()).unwrap();
     let mut command = Command::new(kubectl);
-    command.args(["patch", "--local", "-o", "json", "-f"]).arg(file.path()).args(patch);
+    command
+        .args(["patch", "--local", "-o", "json", "-f"])
+        .arg(file.path())
+        .args(patch);
     serde_json::from_str(&succeed(&mut command)).unwrap()
 }
 
 #[test]
 fn the_uninstall_patch_fits_every_overlay() {
-    let Some(kubectl) = program("kubectl") else { return };
-    for name in ["base", "overlays/containerd", "overlays/crio", "overlays/observe-only"] {
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
+    for name in [
+        "base",
+        "overlays/containerd",
+        "overlays/crio",
+        "overlays/observe-only",
+    ] {
         let objects = kustomize(&kubectl, &here("deploy").join(name));
         let file = here("deploy/uninstall.yaml");
         let patch = [OsStr::new("--patch-file"), file.as_os_str()];
@@ -167,22 +230,38 @@ fn the_uninstall_patch_fits_every_overlay() {
         let agent = &patched["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
         // It serves no HTTP, and a probe that asks for some would kill it in the middle.
-        assert_eq!((&agent["livenessProbe"], &agent["startupProbe"]), (&Value::Null, &Value::Null));
+        assert_eq!(
+            (&agent["livenessProbe"], &agent["startupProbe"]),
+            (&Value::Null, &Value::Null)
+        );
         assert_eq!(agent["readinessProbe"]["tcpSocket"]["port"], "metrics");
         assert_eq!(agent["readinessProbe"]["httpGet"], Value::Null);
         // The node is in reach, and the marks are, whatever the agent might do before.
         let mounts = agent["volumeMounts"].as_array().unwrap();
-        let cgroup: Vec<&Value> = mounts.iter().filter(|one| one["name"] == "cgroup").collect();
-        assert_eq!(cgroup, [&json!({"name": "cgroup", "mountPath": "/host/cgroup"})], "{name}");
+        let cgroup: Vec<&Value> = mounts
+            .iter()
+            .filter(|one| one["name"] == "cgroup")
+            .collect();
+        assert_eq!(
+            cgroup,
+            [&json!({"name": "cgroup", "mountPath": "/host/cgroup"})],
+            "{name}"
+        );
         assert!(mounts.len() >= 2, "{name}");
-        let capabilities = json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN"]});
-        assert_eq!(agent["securityContext"]["capabilities"], capabilities, "{name}");
+        let capabilities =
+            json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN"]});
+        assert_eq!(
+            agent["securityContext"]["capabilities"], capabilities,
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn kubectl_takes_them() {
-    let Some(kubectl) = program("kubectl") else { return };
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
     let mut objects = kustomize(&kubectl, &here("deploy/overlays/containerd"));
     objects.extend(documents("deploy/policies/threads.yaml"));
     for kind in ["podmonitor", "prometheusrule"] {
@@ -194,13 +273,18 @@ fn kubectl_takes_them() {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
     let taken = dry_run(&kubectl, &list.to_string(), &objects);
     assert_eq!(taken.len(), objects.len());
-    assert_eq!(find(&taken, "DaemonSet", "pinfold")["apiVersion"], "apps/v1");
+    assert_eq!(
+        find(&taken, "DaemonSet", "pinfold")["apiVersion"],
+        "apps/v1"
+    );
 }
 
 /// Only what has changed is reported as changed.
 #[test]
 fn a_second_apply_changes_nothing() {
-    let Some(kubectl) = program("kubectl") else { return };
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
     let mut objects = kustomize(&kubectl, &here("deploy/overlays/containerd"));
     objects.extend(documents("deploy/policies/threads.yaml"));
     for file in ["rbac", "policy", "deployment"] {
@@ -208,7 +292,10 @@ fn a_second_apply_changes_nothing() {
     }
     let said = apply_again(&kubectl, &objects);
     assert_eq!(said.len(), objects.len());
-    let changed: Vec<&String> = said.iter().filter(|line| !line.ends_with(" unchanged")).collect();
+    let changed: Vec<&String> = said
+        .iter()
+        .filter(|line| !line.ends_with(" unchanged"))
+        .collect();
     assert!(changed.is_empty(), "{changed:#?}");
 }
 
@@ -225,14 +312,28 @@ fn the_snippet_is_a_list_of_variables() {
 #[test]
 fn rights_are_few_and_bound_to_the_account_of_the_pod() {
     let objects = documents("deploy/base/rbac.yaml");
-    let rules = |kind: &str| find(&objects, kind, "pinfold")["rules"].as_array().unwrap().clone();
+    let rules = |kind: &str| {
+        find(&objects, kind, "pinfold")["rules"]
+            .as_array()
+            .unwrap()
+            .clone()
+    };
     let allowed = |kind: &str| -> Vec<String> {
         let words = |value: &Value| -> Vec<String> {
-            value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
+            value
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one.as_str().unwrap().to_owned())
+                .collect()
         };
         let rules = rules(kind);
         let each = rules.iter().map(|rule| {
-            format!("{} {}", words(&rule["resources"]).join(","), words(&rule["verbs"]).join(","))
+            format!(
+                "{} {}",
+                words(&rule["resources"]).join(","),
+                words(&rule["verbs"]).join(",")
+            )
         });
         each.collect()
     };
@@ -260,31 +361,58 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
 fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
     let objects = documents("deploy/components/reclaim/rbac.yaml");
     let words = |value: &Value| -> Vec<String> {
-        value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one.as_str().unwrap().to_owned())
+            .collect()
     };
-    let rules = find(&objects, "ClusterRole", "pinfold-reclaim")["rules"].as_array().unwrap().clone();
+    let rules = find(&objects, "ClusterRole", "pinfold-reclaim")["rules"]
+        .as_array()
+        .unwrap()
+        .clone();
     let allowed: Vec<String> = rules
         .iter()
-        .map(|rule| format!("{} {}", words(&rule["resources"]).join(","), words(&rule["verbs"]).join(",")))
+        .map(|rule| {
+            format!(
+                "{} {}",
+                words(&rule["resources"]).join(","),
+                words(&rule["verbs"]).join(",")
+            )
+        })
         .collect();
     assert_eq!(
         allowed,
-        ["jobs list,delete", "deployments list,delete", "services list,delete", "tfjobs list"]
+        [
+            "jobs list,delete",
+            "deployments list,delete",
+            "services list,delete",
+            "tfjobs list"
+        ]
     );
     let deployment = &documents("deploy/components/reclaim/deployment.yaml")[0];
     let pod = &deployment["spec"]["template"];
     let binding = find(&objects, "ClusterRoleBinding", "pinfold-reclaim");
     assert_eq!(binding["subjects"].as_array().unwrap().len(), 1);
-    assert_eq!(binding["subjects"][0]["name"], pod["spec"]["serviceAccountName"]);
+    assert_eq!(
+        binding["subjects"][0]["name"],
+        pod["spec"]["serviceAccountName"]
+    );
     assert_eq!(pod["spec"]["serviceAccountName"], "pinfold-reclaim");
     let policy = &documents("deploy/components/reclaim/policy.yaml")[0];
     // It holds the account in other namespaces, too.
-    let user = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
+    let user = policy["spec"]["matchConditions"][0]["expression"]
+        .as_str()
+        .unwrap();
     assert!(!user.contains(":pinfold:"), "{user}");
     // Neither the DaemonSet nor the PodMonitor takes its pod for an agent.
     let agents = &documents("deploy/base/daemonset.yaml")[0]["spec"]["selector"]["matchLabels"];
     assert_ne!(*agents, pod["metadata"]["labels"]);
-    assert_eq!(deployment["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]);
+    assert_eq!(
+        deployment["spec"]["selector"]["matchLabels"],
+        pod["metadata"]["labels"]
+    );
     // The program takes the arguments that stand there.
     let container = &pod["spec"]["containers"][0];
     let args = words(&container["args"]);

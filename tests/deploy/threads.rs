@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use pinfold::pod::{Policy as Owed, Selector, ThreadBasis, ThreadPolicy, parse, thread_environment};
+use pinfold::pod::{
+    Policy as Owed, Selector, ThreadBasis, ThreadPolicy, parse, thread_environment,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -16,28 +18,47 @@ fn policy() -> Policy {
 
 fn variables(container: &Value) -> BTreeMap<String, Value> {
     let all = container["env"].as_array().into_iter().flatten();
-    all.map(|one| (one["name"].as_str().unwrap().to_owned(), one["value"].clone())).collect()
+    all.map(|one| {
+        (
+            one["name"].as_str().unwrap().to_owned(),
+            one["value"].clone(),
+        )
+    })
+    .collect()
 }
 
 /// What the policy adds to each container.
 fn added(policy: &Policy, pod: &Value) -> Vec<BTreeMap<String, String>> {
-    let mutated = policy.mutate(pod).unwrap_or_else(|error| panic!("{error}: {pod}"));
+    let mutated = policy
+        .mutate(pod)
+        .unwrap_or_else(|error| panic!("{error}: {pod}"));
     let containers = |pod: &Value| pod["spec"]["containers"].as_array().unwrap().clone();
     let pairs = containers(pod).into_iter().zip(containers(&mutated));
     let changes = pairs.map(|(before, after)| {
         let (mut after, before) = (variables(&after), variables(&before));
         for (name, value) in before {
-            assert_eq!(after.remove(&name), Some(value), "{name} was set by the pod's owner");
+            assert_eq!(
+                after.remove(&name),
+                Some(value),
+                "{name} was set by the pod's owner"
+            );
         }
-        after.into_iter().map(|(name, value)| (name, value.as_str().unwrap().to_owned())).collect()
+        after
+            .into_iter()
+            .map(|(name, value)| (name, value.as_str().unwrap().to_owned()))
+            .collect()
     });
     changes.collect()
 }
 
 /// What the agent adds, for whom every pod of an opted-in namespace trains.
 fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
-    let pods = parse(&pod.to_string(), "generated").unwrap_or_else(|error| panic!("{error}: {pod}"));
-    let owed = Owed { selector: Some("!nobody".parse::<Selector>().unwrap()), ..Owed::default() };
+    let pods =
+        parse(&pod.to_string(), "generated").unwrap_or_else(|error| panic!("{error}: {pod}"));
+    let owed = Owed {
+        selector: Some("!nobody".parse::<Selector>().unwrap()),
+        ..Owed::default()
+    };
     let threads = ThreadPolicy::default();
     let each = pods[0].containers.iter().map(|container| {
         let basis = ThreadBasis::of_quota(&pods[0], container, &threads);
@@ -85,7 +106,9 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
             one["resources"] = json!({"limits": {"cpu": limit, "memory": "1Gi"}});
         }
         if !set.is_empty() {
-            let env = set.iter().map(|&at| json!({"name": NAMES[at], "value": "7"}));
+            let env = set
+                .iter()
+                .map(|&at| json!({"name": NAMES[at], "value": "7"}));
             one["env"] = env.collect();
         }
         if from {
@@ -96,7 +119,8 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
 }
 
 fn pod() -> impl Strategy<Value = Value> {
-    let text = |words: &[&str]| -> Vec<String> { words.iter().map(|&word| word.to_owned()).collect() };
+    let text =
+        |words: &[&str]| -> Vec<String> { words.iter().map(|&word| word.to_owned()).collect() };
     let labels = prop_oneof![
         4 => Just(json!({})),
         1 => proptest::sample::select(text(&["ps", "PS", "worker", "Chief", "server", "ParameterServer", "other"]))
@@ -111,8 +135,16 @@ fn pod() -> impl Strategy<Value = Value> {
             .prop_map(|task| json!({"name": "a", "job": "ps", "task": task})),
         1 => Just(json!({"job": "ps"})),
     ];
-    let profile =
-        proptest::sample::select(text(&["", "", "limit", "openmp", "embedding", "ps", "off", "fast"]));
+    let profile = proptest::sample::select(text(&[
+        "",
+        "",
+        "limit",
+        "openmp",
+        "embedding",
+        "ps",
+        "off",
+        "fast",
+    ]));
     let processes = proptest::sample::select(text(&["", "", "", "1", "3", "16", "0", "many"]));
     let whole = prop_oneof![4 => Just(None), 1 => (1u32..64).prop_map(Some)];
     let containers = (container(0), container(1), container(2));
@@ -172,16 +204,25 @@ fn where_processes_are_started_the_policy_leaves_it_to_the_agent_or_to_an_annota
                 "resources": {"limits": {"cpu": "8"}}}]},
         })
     };
-    for command in
-        ["torchrun --nproc_per_node=4 t.py", "torchrun --nproc-per-node 4", "mpirun -np 4 python t.py"]
-    {
-        assert_eq!(added(&policy, &pod(command, json!([]), json!({}))), [BTreeMap::new()], "{command}");
+    for command in [
+        "torchrun --nproc_per_node=4 t.py",
+        "torchrun --nproc-per-node 4",
+        "mpirun -np 4 python t.py",
+    ] {
+        assert_eq!(
+            added(&policy, &pod(command, json!([]), json!({}))),
+            [BTreeMap::new()],
+            "{command}"
+        );
         let annotated = pod(command, json!([]), json!({"pinfold.io/processes": "4"}));
         assert_eq!(added(&policy, &annotated), computed(&annotated));
         assert_eq!(added(&policy, &annotated)[0]["OMP_NUM_THREADS"], "2");
     }
     let variable = json!([{"name": "PET_NPROC_PER_NODE", "value": "4"}]);
-    assert_eq!(added(&policy, &pod("torchrun t.py", variable, json!({}))), [BTreeMap::new()]);
+    assert_eq!(
+        added(&policy, &pod("torchrun t.py", variable, json!({}))),
+        [BTreeMap::new()]
+    );
 }
 
 /// The evaluation is held to a real server: its policy, its pods, its answers.
@@ -190,7 +231,8 @@ fn recorded_pods_become_what_they_became() {
     let policy = Policy::new(&documents("tests/data/policies/map-tf-threads.yaml")[0]);
     let mut checked = 0;
     for name in ["whole", "frac", "int", "mixed", "nolimit", "all-have-env"] {
-        let text = fs::read_to_string(here(&format!("tests/data/policies/map-{name}.http"))).unwrap();
+        let text =
+            fs::read_to_string(here(&format!("tests/data/policies/map-{name}.http"))).unwrap();
         let text = text.replace("\r\n", "\n");
         let (request, response) = text.split_once("### response\n").unwrap();
         let body = |text: &str| -> Value {
@@ -199,7 +241,10 @@ fn recorded_pods_become_what_they_became() {
         let (mut sent, answered) = (body(request), body(response));
         // A policy sees the decoded object, in which a quantity is text.
         for container in sent["spec"]["containers"].as_array_mut().unwrap() {
-            if let Some(cpu) = container.pointer_mut("/resources/limits/cpu").filter(|cpu| cpu.is_number()) {
+            if let Some(cpu) = container
+                .pointer_mut("/resources/limits/cpu")
+                .filter(|cpu| cpu.is_number())
+            {
                 *cpu = json!(cpu.to_string());
             }
         }

@@ -51,19 +51,31 @@ pub(crate) struct Write<'a> {
 }
 
 fn words(value: &Value) -> Vec<String> {
-    value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
 }
 
 // === impl User ===
 
 impl User {
     pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), extra: json!({}) }
+        Self {
+            name: name.to_owned(),
+            extra: json!({}),
+        }
     }
 
     /// A service account whose token is bound to a pod on a node.
     pub(crate) fn on_node(name: &str, node: &str) -> Self {
-        Self { name: name.to_owned(), extra: json!({"authentication.kubernetes.io/node-name": [node]}) }
+        Self {
+            name: name.to_owned(),
+            extra: json!({"authentication.kubernetes.io/node-name": [node]}),
+        }
     }
 }
 
@@ -82,16 +94,22 @@ impl Rule {
                 .iter()
                 .find(|one| one["kind"] == role["kind"] && one["metadata"]["name"] == role["name"]);
             let bound = bound.unwrap_or_else(|| panic!("there is no {role}"));
-            let namespace = (binding["kind"] == "RoleBinding")
-                .then(|| binding["metadata"]["namespace"].as_str().unwrap().to_owned());
+            let namespace = (binding["kind"] == "RoleBinding").then(|| {
+                binding["metadata"]["namespace"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned()
+            });
             for subject in binding["subjects"].as_array().unwrap() {
                 assert_eq!(subject["kind"], "ServiceAccount", "{subject}");
-                let account = [&subject["namespace"], &subject["name"]].map(|part| part.as_str().unwrap());
+                let account =
+                    [&subject["namespace"], &subject["name"]].map(|part| part.as_str().unwrap());
                 for rule in bound["rules"].as_array().unwrap() {
-                    for (group, resource) in words(&rule["apiGroups"])
-                        .iter()
-                        .flat_map(|group| words(&rule["resources"]).into_iter().map(move |one| (group, one)))
-                    {
+                    for (group, resource) in words(&rule["apiGroups"]).iter().flat_map(|group| {
+                        words(&rule["resources"])
+                            .into_iter()
+                            .map(move |one| (group, one))
+                    }) {
                         rules.push(Self {
                             user: format!("system:serviceaccount:{}:{}", account[0], account[1]),
                             verbs: words(&rule["verbs"]),
@@ -117,19 +135,33 @@ impl Enforced {
             .iter()
             .filter(|one| one["kind"] == "ValidatingAdmissionPolicyBinding")
             .map(|one| {
-                assert_eq!(one["spec"]["validationActions"], json!(["Deny"]), "what the fake can do");
-                (one["spec"]["policyName"].as_str().unwrap(), one["metadata"]["name"].as_str().unwrap())
+                assert_eq!(
+                    one["spec"]["validationActions"],
+                    json!(["Deny"]),
+                    "what the fake can do"
+                );
+                (
+                    one["spec"]["policyName"].as_str().unwrap(),
+                    one["metadata"]["name"].as_str().unwrap(),
+                )
             })
             .collect();
-        let policies = documents.iter().filter(|one| one["kind"] == "ValidatingAdmissionPolicy");
+        let policies = documents
+            .iter()
+            .filter(|one| one["kind"] == "ValidatingAdmissionPolicy");
         policies
             .map(|one| {
                 let name = one["metadata"]["name"].as_str().unwrap();
-                let binding = bindings.get(name).unwrap_or_else(|| panic!("{name} is bound to nothing"));
+                let binding = bindings
+                    .get(name)
+                    .unwrap_or_else(|| panic!("{name} is bound to nothing"));
                 Self {
                     name: name.to_owned(),
                     binding: (*binding).to_owned(),
-                    rules: one["spec"]["matchConstraints"]["resourceRules"].as_array().unwrap().clone(),
+                    rules: one["spec"]["matchConstraints"]["resourceRules"]
+                        .as_array()
+                        .unwrap()
+                        .clone(),
                     policy: Policy::new(one).beside(documents),
                 }
             })
@@ -142,8 +174,11 @@ impl Enforced {
             subresource => format!("{}/{subresource}", write.kind.plural),
         };
         self.rules.iter().any(|rule| {
-            let has =
-                |key: &str, wanted: &str| words(&rule[key]).iter().any(|one| one == wanted || one == "*");
+            let has = |key: &str, wanted: &str| {
+                words(&rule[key])
+                    .iter()
+                    .any(|one| one == wanted || one == "*")
+            };
             has("apiGroups", &write.kind.group)
                 && has("apiVersions", &write.kind.version)
                 && has("operations", write.operation)
@@ -172,8 +207,10 @@ impl Enforced {
         match self.policy.validate(&request) {
             Verdict::NotMatched | Verdict::Allowed => Ok(()),
             Verdict::Denied(message, reason) => {
-                let who =
-                    format!("ValidatingAdmissionPolicy '{}' with binding '{}'", self.name, self.binding);
+                let who = format!(
+                    "ValidatingAdmissionPolicy '{}' with binding '{}'",
+                    self.name, self.binding
+                );
                 let why = format!("{who} denied request: {message}");
                 Err(status::denied(write.kind, write.name, &reason, &why))
             }
@@ -183,6 +220,8 @@ impl Enforced {
 
 impl std::fmt::Debug for Enforced {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Enforced").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Enforced")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }

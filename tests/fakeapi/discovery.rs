@@ -16,15 +16,22 @@ pub(crate) fn version() -> Value {
 /// The answer to a path of discovery.
 pub(crate) fn answer(kinds: &[Kind], path: &[&str]) -> Option<Value> {
     match path {
-        ["api"] => Some(json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})),
+        ["api"] => Some(
+            json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+        ),
         ["apis"] => {
             let mut groups: Vec<Value> = Vec::new();
             for kind in kinds.iter().filter(|kind| !kind.group.is_empty()) {
-                if groups.iter().any(|group| group["name"] == kind.group.as_str()) {
+                if groups
+                    .iter()
+                    .any(|group| group["name"] == kind.group.as_str())
+                {
                     continue;
                 }
                 let version = json!({"groupVersion": kind.api_version(), "version": kind.version});
-                groups.push(json!({"name": kind.group, "versions": [version], "preferredVersion": version}));
+                groups.push(
+                    json!({"name": kind.group, "versions": [version], "preferredVersion": version}),
+                );
             }
             Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
         }
@@ -35,8 +42,10 @@ pub(crate) fn answer(kinds: &[Kind], path: &[&str]) -> Option<Value> {
 }
 
 fn resources(kinds: &[Kind], group: &str, version: &str) -> Option<Value> {
-    let fitting: Vec<&Kind> =
-        kinds.iter().filter(|kind| kind.group == group && kind.version == version).collect();
+    let fitting: Vec<&Kind> = kinds
+        .iter()
+        .filter(|kind| kind.group == group && kind.version == version)
+        .collect();
     let first = fitting.first()?;
     let resources: Vec<Value> = fitting
         .iter()

@@ -12,7 +12,11 @@ pub(crate) enum Fault {
     /// The connection stays open, and no answer comes.
     Hang,
     /// A refusal with a text as its body, as a proxy or flow control answers.
-    Refuse { code: u16, text: &'static str, retry_after: Option<u64> },
+    Refuse {
+        code: u16,
+        text: &'static str,
+        retry_after: Option<u64>,
+    },
     /// 200 and bytes that mean nothing.
     Garbage,
     /// The answer's body ends halfway.
@@ -52,7 +56,12 @@ pub(crate) struct When {
 impl When {
     /// Every request, without end.
     pub(crate) fn always() -> Self {
-        Self { verb: None, plural: None, user: None, times: usize::MAX }
+        Self {
+            verb: None,
+            plural: None,
+            user: None,
+            times: usize::MAX,
+        }
     }
 
     /// Only so many.

@@ -56,7 +56,13 @@ fn keys(path: &[String], custom: bool) -> Option<&'static [&'static str]> {
 /// Whether the value there is one, whatever it holds.
 fn atomic(path: &[String]) -> bool {
     let last = path.last().map_or("", String::as_str);
-    let whole = ["f:nodeSelector", "f:involvedObject", "f:regarding", "f:related", "f:fieldRef"];
+    let whole = [
+        "f:nodeSelector",
+        "f:involvedObject",
+        "f:regarding",
+        "f:related",
+        "f:fieldRef",
+    ];
     whole.contains(&last)
         || (last.starts_with("k:") && path.iter().any(|element| element == "f:ownerReferences"))
 }
@@ -68,8 +74,10 @@ fn child(path: &[String], element: String) -> Path {
 }
 
 fn key_of(item: &Value, keys: &[&str]) -> String {
-    let key: Map<String, Value> =
-        keys.iter().filter_map(|key| Some(((*key).to_owned(), item.get(key)?.clone()))).collect();
+    let key: Map<String, Value> = keys
+        .iter()
+        .filter_map(|key| Some(((*key).to_owned(), item.get(key)?.clone())))
+        .collect();
     format!("k:{}", Value::Object(key))
 }
 
@@ -79,12 +87,19 @@ fn children(value: &Value, path: &[String], custom: bool) -> Option<Vec<(String,
         return None;
     }
     match value {
-        Value::Object(map) if !map.is_empty() => {
-            Some(map.iter().map(|(key, value)| (format!("f:{key}"), value.clone())).collect())
-        }
+        Value::Object(map) if !map.is_empty() => Some(
+            map.iter()
+                .map(|(key, value)| (format!("f:{key}"), value.clone()))
+                .collect(),
+        ),
         Value::Array(items) if !items.is_empty() => {
             let keys = keys(path, custom)?;
-            Some(items.iter().map(|item| (key_of(item, keys), item.clone())).collect())
+            Some(
+                items
+                    .iter()
+                    .map(|item| (key_of(item, keys), item.clone()))
+                    .collect(),
+            )
         }
         _ => None,
     }
@@ -114,7 +129,13 @@ pub(crate) fn named(value: &Value, custom: bool) -> Set {
 
 /// What distinguishes `new` from `old`.
 pub(crate) fn difference(old: &Value, new: &Value, custom: bool) -> Difference {
-    fn walk(old: Option<&Value>, new: Option<&Value>, path: &[String], custom: bool, into: &mut Difference) {
+    fn walk(
+        old: Option<&Value>,
+        new: Option<&Value>,
+        path: &[String],
+        custom: bool,
+        into: &mut Difference,
+    ) {
         if old == new {
             return;
         }
@@ -135,12 +156,27 @@ pub(crate) fn difference(old: &Value, new: &Value, custom: bool) -> Difference {
         }
         let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
         for (element, value) in &after {
-            let other = before.iter().find(|(other, _)| other == element).map(|(_, value)| value);
-            walk(other, Some(value), &child(path, element.clone()), custom, into);
+            let other = before
+                .iter()
+                .find(|(other, _)| other == element)
+                .map(|(_, value)| value);
+            walk(
+                other,
+                Some(value),
+                &child(path, element.clone()),
+                custom,
+                into,
+            );
         }
         for (element, value) in &before {
             if !after.iter().any(|(other, _)| other == element) {
-                walk(Some(value), None, &child(path, element.clone()), custom, into);
+                walk(
+                    Some(value),
+                    None,
+                    &child(path, element.clone()),
+                    custom,
+                    into,
+                );
             }
         }
     }
@@ -209,7 +245,9 @@ fn remove(value: &mut Value, path: &[String], custom: bool, at: &[String]) {
     let here = child(at, element.clone());
     match value {
         Value::Object(map) => {
-            let Some(key) = element.strip_prefix("f:") else { return };
+            let Some(key) = element.strip_prefix("f:") else {
+                return;
+            };
             if rest.is_empty() {
                 map.shift_remove(key);
             } else if let Some(value) = map.get_mut(key) {
@@ -218,7 +256,9 @@ fn remove(value: &mut Value, path: &[String], custom: bool, at: &[String]) {
         }
         Value::Array(items) => {
             let Some(keys) = keys(at, custom) else { return };
-            let Some(index) = items.iter().position(|item| key_of(item, keys) == *element) else { return };
+            let Some(index) = items.iter().position(|item| key_of(item, keys) == *element) else {
+                return;
+            };
             if rest.is_empty() {
                 items.remove(index);
             } else {
@@ -232,12 +272,19 @@ fn remove(value: &mut Value, path: &[String], custom: bool, at: &[String]) {
 /// The owners of an object's fields.
 pub(crate) fn managers(object: &Value) -> Vec<Manager> {
     let text = |entry: &Value, key: &str| entry[key].as_str().unwrap_or_default().to_owned();
-    let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let entries = object["metadata"]["managedFields"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     entries
         .iter()
         .map(|entry| Manager {
             name: text(entry, "manager"),
-            operation: if entry["operation"] == "Apply" { "Apply" } else { "Update" },
+            operation: if entry["operation"] == "Apply" {
+                "Apply"
+            } else {
+                "Update"
+            },
             version: text(entry, "apiVersion"),
             subresource: text(entry, "subresource"),
             time: text(entry, "time"),
@@ -250,7 +297,12 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
 pub(crate) fn set_managers(object: &mut Value, mut managers: Vec<Manager>) {
     managers.retain(|manager| !manager.set.is_empty());
     managers.sort_by(|a, b| {
-        (a.operation, &a.time, &a.name, &a.version).cmp(&(b.operation, &b.time, &b.name, &b.version))
+        (a.operation, &a.time, &a.name, &a.version).cmp(&(
+            b.operation,
+            &b.time,
+            &b.name,
+            &b.version,
+        ))
     });
     let entries: Vec<Value> = managers
         .iter()
@@ -300,9 +352,16 @@ fn write(set: &Set) -> Value {
     for path in set {
         let mut at = &mut root;
         for element in path {
-            at = at.as_object_mut().unwrap().entry(element.clone()).or_insert_with(|| json!({}));
+            at = at
+                .as_object_mut()
+                .unwrap()
+                .entry(element.clone())
+                .or_insert_with(|| json!({}));
         }
-        if set.iter().any(|other| other.len() > path.len() && other.starts_with(path)) {
+        if set
+            .iter()
+            .any(|other| other.len() > path.len() && other.starts_with(path))
+        {
             at["."] = json!({});
         }
     }
@@ -329,9 +388,13 @@ pub(crate) fn account_update(old: &Value, new: &mut Value, writer: &Writer<'_>) 
         let own = manager.operation == "Update"
             && manager.name == writer.manager
             && manager.subresource == writer.subresource;
-        manager.set.retain(|path| !difference.removed.iter().any(|gone| path.starts_with(gone)));
+        manager
+            .set
+            .retain(|path| !difference.removed.iter().any(|gone| path.starts_with(gone)));
         if !own {
-            manager.set.retain(|path| !difference.changed.contains(path));
+            manager
+                .set
+                .retain(|path| !difference.changed.contains(path));
         }
     }
     let own = all.iter_mut().find(|manager| {
@@ -388,10 +451,16 @@ pub(crate) fn apply(
         map.shift_remove("kind");
     }
     merge(&mut new, &config, &[], writer.custom);
-    let own = all.iter().find(|manager| is_own(manager)).map(|own| own.set.clone()).unwrap_or_default();
+    let own = all
+        .iter()
+        .find(|manager| is_own(manager))
+        .map(|own| own.set.clone())
+        .unwrap_or_default();
     for path in own.difference(&wanted) {
         let still_wanted = wanted.iter().any(|other| other.starts_with(path));
-        let others = all.iter().any(|manager| !is_own(manager) && manager.set.contains(path));
+        let others = all
+            .iter()
+            .any(|manager| !is_own(manager) && manager.set.contains(path));
         if !still_wanted && !others {
             remove(&mut new, path, writer.custom, &[]);
         }
@@ -399,9 +468,15 @@ pub(crate) fn apply(
     let changes = difference(&bare(live), &new, writer.custom);
     let mut conflicts = Vec::new();
     for manager in all.iter_mut().filter(|manager| !is_own(manager)) {
-        let contested: Vec<Path> = manager.set.intersection(&changes.changed).cloned().collect();
+        let contested: Vec<Path> = manager
+            .set
+            .intersection(&changes.changed)
+            .cloned()
+            .collect();
         for path in &contested {
-            let value = path.iter().map(|element| format!(".{}", element.trim_start_matches("f:")));
+            let value = path
+                .iter()
+                .map(|element| format!(".{}", element.trim_start_matches("f:")));
             let mut who = format!("{:?}", manager.name);
             if !manager.subresource.is_empty() {
                 who = format!("{who} with subresource {:?}", manager.subresource);
@@ -409,10 +484,15 @@ pub(crate) fn apply(
             if manager.operation == "Update" {
                 who = format!("{who} using {}", manager.version);
             }
-            conflicts.push(Conflict { who, field: value.collect() });
+            conflicts.push(Conflict {
+                who,
+                field: value.collect(),
+            });
             manager.set.remove(path);
         }
-        manager.set.retain(|path| !changes.removed.iter().any(|gone| path.starts_with(gone)));
+        manager
+            .set
+            .retain(|path| !changes.removed.iter().any(|gone| path.starts_with(gone)));
     }
     if !conflicts.is_empty() && !force {
         return Err(conflicts);

@@ -45,12 +45,22 @@ pub(crate) enum Payload {
 impl Reply {
     pub(crate) fn json(code: u16, value: &Value) -> Self {
         let body = Payload::whole(&(value.to_string() + "\n"));
-        Self { code, kind: "application/json", retry_after: None, body }
+        Self {
+            code,
+            kind: "application/json",
+            retry_after: None,
+            body,
+        }
     }
 
     /// The same of a text that is JSON already.
     pub(crate) fn text(code: u16, text: Bytes) -> Self {
-        Self { code, kind: "application/json", retry_after: None, body: Payload::Whole(Some(text)) }
+        Self {
+            code,
+            kind: "application/json",
+            retry_after: None,
+            body: Payload::Whole(Some(text)),
+        }
     }
 
     pub(crate) fn refusal(refusal: &Refusal) -> Self {
@@ -105,7 +115,9 @@ impl Body for Payload {
     ) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Lines(lines) => lines.poll_recv(context).map(|line| line.map(|line| line.map(Frame::data))),
+            Self::Lines(lines) => lines
+                .poll_recv(context)
+                .map(|line| line.map(|line| line.map(Frame::data))),
             Self::Half(bytes) => Poll::Ready(Some(match bytes.take() {
                 Some(bytes) => Ok(Frame::data(bytes)),
                 None => Err(std::io::Error::other("cut")),
@@ -123,9 +135,15 @@ where
     B::Data: Send,
 {
     let (head, body) = request.into_parts();
-    let header =
-        |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let token = header("authorization").strip_prefix("Bearer ").map(str::to_owned);
+    let header = |name: &str| {
+        head.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    };
+    let token = header("authorization")
+        .strip_prefix("Bearer ")
+        .map(str::to_owned);
     let ask = Ask {
         method: head.method.to_string(),
         path: head.uri.path().to_owned(),
@@ -133,7 +151,11 @@ where
         content_type: header("content-type").to_owned(),
         token,
         agent: header("user-agent").to_owned(),
-        body: body.collect().await.map_err(|_| std::io::Error::other("no body"))?.to_bytes(),
+        body: body
+            .collect()
+            .await
+            .map_err(|_| std::io::Error::other("no body"))?
+            .to_bytes(),
     };
     match serve::handle(shared, ask).await {
         Some(reply) => Ok(reply.response()),
@@ -173,7 +195,13 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: Can
 
 /// A client that calls the server instead of connecting to it: no socket, so a stopped clock runs when all wait.
 pub(crate) fn direct_client(shared: &Arc<Shared>, token: &str) -> kube::Client {
-    kube::Client::new(Direct { shared: Arc::clone(shared), token: token.to_owned() }, "default")
+    kube::Client::new(
+        Direct {
+            shared: Arc::clone(shared),
+            token: token.to_owned(),
+        },
+        "default",
+    )
 }
 
 #[derive(Debug, Clone)]
@@ -198,15 +226,23 @@ impl tower_service::Service<Request<kube::client::Body>> for Direct {
         let bearer = format!("Bearer {}", self.token);
         Box::pin(async move {
             if shared.away.load(Ordering::SeqCst) {
-                return Err(std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused"));
+                return Err(std::io::Error::new(
+                    std::io::ErrorKind::ConnectionRefused,
+                    "connection refused",
+                ));
             }
             let end = shared.connections.lock().unwrap().clone();
-            request.headers_mut().insert("authorization", bearer.parse().unwrap());
+            request
+                .headers_mut()
+                .insert("authorization", bearer.parse().unwrap());
             let answer = tokio::select! {
                 answer = answer(&shared, request) => answer?,
                 () = end.cancelled() => return Err(std::io::Error::other("connection reset")),
             };
-            Ok(answer.map(|body| Cuttable { body, cut: Box::pin(end.cancelled_owned()) }))
+            Ok(answer.map(|body| Cuttable {
+                body,
+                cut: Box::pin(end.cancelled_owned()),
+            }))
         })
     }
 }

@@ -23,15 +23,16 @@ pub(crate) struct Kind {
 impl Kind {
     /// The kinds that are always there.
     pub(crate) fn built_in() -> Vec<Self> {
-        let kind = |group: &str, version: &str, plural: &str, kind: &str, namespaced, cached| Self {
-            group: group.to_owned(),
-            version: version.to_owned(),
-            plural: plural.to_owned(),
-            kind: kind.to_owned(),
-            namespaced,
-            cached,
-            schema: None,
-        };
+        let kind =
+            |group: &str, version: &str, plural: &str, kind: &str, namespaced, cached| Self {
+                group: group.to_owned(),
+                version: version.to_owned(),
+                plural: plural.to_owned(),
+                kind: kind.to_owned(),
+                namespaced,
+                cached,
+                schema: None,
+            };
         vec![
             kind("", "v1", "namespaces", "Namespace", false, true),
             kind("", "v1", "nodes", "Node", false, true),
@@ -76,12 +77,20 @@ impl Kind {
 
     /// `v1`, `coordination.k8s.io/v1`.
     pub(crate) fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.clone()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     /// `nodes`, `leases.coordination.k8s.io`.
     pub(crate) fn qualified(&self) -> String {
-        if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
+        if self.group.is_empty() {
+            self.plural.clone()
+        } else {
+            format!("{}.{}", self.plural, self.group)
+        }
     }
 
     pub(crate) fn custom(&self) -> bool {
@@ -120,8 +129,10 @@ impl Kind {
                     "firstTimestamp": null, "lastTimestamp": null,
                     "reportingComponent": "", "reportingInstance": ""})
             }
-            "Event" => json!({"metadata": {}, "eventTime": null, "regarding": {}, "deprecatedSource": {},
-                "deprecatedFirstTimestamp": null, "deprecatedLastTimestamp": null}),
+            "Event" => {
+                json!({"metadata": {}, "eventTime": null, "regarding": {}, "deprecatedSource": {},
+                "deprecatedFirstTimestamp": null, "deprecatedLastTimestamp": null})
+            }
             "CustomResourceDefinition" => json!({"metadata": {},
                 "spec": {"group": "", "names": {"plural": "", "kind": ""}, "scope": "", "versions": null},
                 "status": {"conditions": null, "acceptedNames": {"plural": "", "kind": ""}, "storedVersions": null}}),
@@ -136,7 +147,10 @@ impl Kind {
             "Pod" => default_pod(object),
             "CustomResourceDefinition" => {
                 let spec = &mut object["spec"];
-                let kind = spec["names"]["kind"].as_str().unwrap_or_default().to_owned();
+                let kind = spec["names"]["kind"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned();
                 fill(&mut spec["names"], "listKind", json!(format!("{kind}List")));
                 fill(&mut spec["names"], "singular", json!(kind.to_lowercase()));
                 fill(spec, "conversion", json!({"strategy": "None"}));
@@ -152,11 +166,18 @@ impl Kind {
             "Node" => {
                 merge_missing(object, &self.empty());
                 let tainted = object["spec"]["taints"].as_array().is_some_and(|taints| {
-                    taints.iter().any(|taint| taint["key"] == "node.kubernetes.io/not-ready")
+                    taints
+                        .iter()
+                        .any(|taint| taint["key"] == "node.kubernetes.io/not-ready")
                 });
                 if !tainted {
-                    let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
-                    let taints = object["spec"].as_object_mut().unwrap().entry("taints").or_insert(json!([]));
+                    let taint =
+                        json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+                    let taints = object["spec"]
+                        .as_object_mut()
+                        .unwrap()
+                        .entry("taints")
+                        .or_insert(json!([]));
                     taints.as_array_mut().unwrap().push(taint);
                 }
             }
@@ -166,7 +187,10 @@ impl Kind {
                 fill(object, "deprecatedLastTimestamp", Value::Null);
             }
             "CustomResourceDefinition" => {
-                let versions = object["spec"]["versions"].as_array().cloned().unwrap_or_default();
+                let versions = object["spec"]["versions"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default();
                 let stored: Vec<&Value> = versions
                     .iter()
                     .filter(|version| version["storage"] == true)
@@ -224,7 +248,12 @@ impl Kind {
     /// What is wrong with an object that is to be stored; `old` is the one that is there.
     pub(crate) fn mistakes(&self, old: Option<&Value>, new: &Value) -> Vec<Mistake> {
         let mut found = Vec::new();
-        for value in new["metadata"]["labels"].as_object().into_iter().flatten().map(|(_, value)| value) {
+        for value in new["metadata"]["labels"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(_, value)| value)
+        {
             let value = value.as_str().unwrap_or_default();
             if !label_value(value) {
                 let mistake = Mistake {
@@ -238,7 +267,11 @@ impl Kind {
                     ),
                 };
                 // A Node's labels are looked at four times when it is changed, and each time complains.
-                let times = if self.kind == "Node" && old.is_some() { 4 } else { 1 };
+                let times = if self.kind == "Node" && old.is_some() {
+                    4
+                } else {
+                    1
+                };
                 found.extend(std::iter::repeat_n(mistake, times));
             }
         }
@@ -246,7 +279,10 @@ impl Kind {
             found.push(Mistake {
                 field: "metadata.uid",
                 reason: "FieldValueInvalid",
-                words: format!("Invalid value: {}: field is immutable", new["metadata"]["uid"]),
+                words: format!(
+                    "Invalid value: {}: field is immutable",
+                    new["metadata"]["uid"]
+                ),
             });
         }
         if self.kind == "Event" && self.group == "events.k8s.io" {
@@ -269,18 +305,34 @@ impl Kind {
 pub(crate) fn label_value(value: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric();
     value.len() <= 63
-        && value.chars().all(|c| plain(c) || matches!(c, '-' | '_' | '.'))
+        && value
+            .chars()
+            .all(|c| plain(c) || matches!(c, '-' | '_' | '.'))
         && value.chars().next().is_none_or(plain)
         && value.chars().next_back().is_none_or(plain)
 }
 
 fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
     let mut found = Vec::new();
-    let mut say = |field, reason, words: &str| found.push(Mistake { field, reason, words: words.to_owned() });
+    let mut say = |field, reason, words: &str| {
+        found.push(Mistake {
+            field,
+            reason,
+            words: words.to_owned(),
+        })
+    };
     let text = |key: &str| new[key].as_str().unwrap_or_default();
     if text("reportingController").is_empty() {
-        say("reportingController", "FieldValueRequired", "Required value");
-        say("reportingController", "FieldValueInvalid", "Invalid value: \"\": name part must be non-empty");
+        say(
+            "reportingController",
+            "FieldValueRequired",
+            "Required value",
+        );
+        say(
+            "reportingController",
+            "FieldValueInvalid",
+            "Invalid value: \"\": name part must be non-empty",
+        );
         say(
             "reportingController",
             "FieldValueInvalid",
@@ -301,17 +353,35 @@ fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
         }
     }
     if text("note").len() > 1024 {
-        say("message", "FieldValueInvalid", "Invalid value: \"\": can have at most 1024 characters");
+        say(
+            "message",
+            "FieldValueInvalid",
+            "Invalid value: \"\": can have at most 1024 characters",
+        );
     }
     if let Some(count) = new["series"]["count"].as_i64().filter(|count| *count < 2) {
-        say("series.count", "FieldValueInvalid", &format!("Invalid value: {count}: should be at least 2"));
+        say(
+            "series.count",
+            "FieldValueInvalid",
+            &format!("Invalid value: {count}: should be at least 2"),
+        );
     }
     if let Some(old) = old {
-        for field in
-            ["reason", "note", "regarding", "reportingController", "reportingInstance", "action", "type"]
-        {
+        for field in [
+            "reason",
+            "note",
+            "regarding",
+            "reportingController",
+            "reportingInstance",
+            "action",
+            "type",
+        ] {
             if old[field] != new[field] {
-                say("", "FieldValueInvalid", &format!("Invalid value: {field}: field is immutable"));
+                say(
+                    "",
+                    "FieldValueInvalid",
+                    &format!("Invalid value: {field}: field is immutable"),
+                );
             }
         }
     }
@@ -380,7 +450,10 @@ fn admit_pod(object: &mut Value, suffix: &str) {
     for list in ["containers", "initContainers"] {
         for container in spec[list].as_array_mut().into_iter().flatten() {
             fill(container, "volumeMounts", json!([]));
-            container["volumeMounts"].as_array_mut().unwrap().push(mount.clone());
+            container["volumeMounts"]
+                .as_array_mut()
+                .unwrap()
+                .push(mount.clone());
         }
         if spec[list].is_null() {
             spec.as_object_mut().unwrap().shift_remove(list);
@@ -396,7 +469,10 @@ fn admit_pod(object: &mut Value, suffix: &str) {
     for (key, value) in [
         ("serviceAccountName", json!("default")),
         ("serviceAccount", json!("default")),
-        ("tolerations", json!([tolerate("not-ready"), tolerate("unreachable")])),
+        (
+            "tolerations",
+            json!([tolerate("not-ready"), tolerate("unreachable")]),
+        ),
         ("priority", json!(0)),
         ("preemptionPolicy", json!("PreemptLowerPriority")),
     ] {

@@ -18,7 +18,12 @@ pub(crate) struct Wanted {
     pub(crate) exact: bool,
 }
 
-pub(crate) fn list(store: &Store, kind: &Kind, selector: &Selector, wanted: &Wanted) -> Answer<String> {
+pub(crate) fn list(
+    store: &Store,
+    kind: &Kind,
+    selector: &Selector,
+    wanted: &Wanted,
+) -> Answer<String> {
     let mut revision = store.revision;
     let mut start = None;
     if !wanted.token.is_empty() {
@@ -41,16 +46,17 @@ pub(crate) fn list(store: &Store, kind: &Kind, selector: &Selector, wanted: &Wan
             Err(_) => {}
         }
     } else if !wanted.revision.is_empty() && wanted.revision != "0" {
-        let asked: u64 = wanted
-            .revision
-            .parse()
-            .map_err(|_| status::bad_request(&format!("invalid resourceVersion {:?}", wanted.revision)))?;
+        let asked: u64 = wanted.revision.parse().map_err(|_| {
+            status::bad_request(&format!("invalid resourceVersion {:?}", wanted.revision))
+        })?;
         if asked > store.revision {
             return Err(status::too_large(asked, store.revision));
         }
         if wanted.exact {
             if asked < store.compacted {
-                return Err(status::expired("The resourceVersion for the provided list is too old."));
+                return Err(status::expired(
+                    "The resourceVersion for the provided list is too old.",
+                ));
             }
             revision = asked;
         }
@@ -73,9 +79,16 @@ pub(crate) fn list(store: &Store, kind: &Kind, selector: &Selector, wanted: &Wan
                 .filter(|(path, _)| after.is_none_or(|start| path.trim_start_matches('/') >= start))
                 .collect();
             fitting.sort_by(|a, b| a.0.cmp(&b.0));
-            let rest = if wanted.limit > 0 { fitting.len().saturating_sub(wanted.limit) } else { 0 };
+            let rest = if wanted.limit > 0 {
+                fitting.len().saturating_sub(wanted.limit)
+            } else {
+                0
+            };
             fitting.truncate(fitting.len() - rest);
-            (fitting.into_iter().map(|(_, object)| object).collect(), rest)
+            (
+                fitting.into_iter().map(|(_, object)| object).collect(),
+                rest,
+            )
         }
     };
     let mut metadata = json!({"resourceVersion": revision.to_string()});
@@ -90,8 +103,7 @@ pub(crate) fn list(store: &Store, kind: &Kind, selector: &Selector, wanted: &Wan
             metadata["remainingItemCount"] = json!(rest);
         }
     }
-    let head =
-        json!({"kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": metadata});
+    let head = json!({"kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": metadata});
     let mut text = head.to_string();
     text.pop();
     text.push_str(",\"items\":[");
@@ -124,9 +136,17 @@ fn quickly(
         after => after.unwrap_or_default(),
     };
     // How many are left is only told where all are asked for.
-    let most = if limit == 0 || selector.is_all() { usize::MAX } else { limit + 1 };
+    let most = if limit == 0 || selector.is_all() {
+        usize::MAX
+    } else {
+        limit + 1
+    };
     let mut found = store.from(kind, namespace, first, revision, selector, most);
-    let rest = if limit > 0 { found.len().saturating_sub(limit) } else { 0 };
+    let rest = if limit > 0 {
+        found.len().saturating_sub(limit)
+    } else {
+        0
+    };
     found.truncate(found.len() - rest);
     Some((found, rest))
 }
@@ -137,10 +157,14 @@ fn write_token(revision: i64, start: &str) -> String {
     let text = json!({"v": "meta.k8s.io/v1", "rv": revision, "start": start}).to_string();
     let mut token = String::new();
     for three in text.as_bytes().chunks(3) {
-        let bits =
-            three.iter().fold(0_u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - three.len()));
+        let bits = three
+            .iter()
+            .fold(0_u32, |bits, byte| (bits << 8) | u32::from(*byte))
+            << (8 * (3 - three.len()));
         for index in 0..=three.len() {
-            token.push(char::from(ALPHABET[(bits >> (18 - 6 * index) & 63) as usize]));
+            token.push(char::from(
+                ALPHABET[(bits >> (18 - 6 * index) & 63) as usize],
+            ));
         }
     }
     token
@@ -153,7 +177,8 @@ pub(crate) fn read_token(token: &str) -> Answer<(i64, String)> {
         let mut bits = 0_u32;
         for letter in four {
             let value = ALPHABET.iter().position(|other| other == letter);
-            let value = value.ok_or_else(|| bad("continue key is not valid: illegal base64 data"))?;
+            let value =
+                value.ok_or_else(|| bad("continue key is not valid: illegal base64 data"))?;
             bits = (bits << 6) | u32::try_from(value).expect("below 64");
         }
         bits <<= 6 * (4 - four.len());

@@ -10,7 +10,12 @@
 //! What it is not: mutating policies, quotas, finalizers, conversion between `v1` and `events.k8s.io` Events (they are two lists).
 
 #![allow(dead_code, reason = "not every test needs all of it")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod access;
 mod discovery;
@@ -120,7 +125,10 @@ impl Shared {
     /// Wakes whoever holds it when there is something new of a kind.
     pub(crate) fn changes_of(&self, kind: &Kind) -> channel::Receiver<u64> {
         let mut changed = self.changed.lock().unwrap();
-        changed.entry(kind.qualified()).or_insert_with(|| channel::Sender::new(0)).subscribe()
+        changed
+            .entry(kind.qualified())
+            .or_insert_with(|| channel::Sender::new(0))
+            .subscribe()
     }
 }
 
@@ -147,7 +155,11 @@ impl FakeApi {
         let mut api = Self::direct();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         api.address = Some(listener.local_addr().unwrap());
-        tokio::spawn(http::listen(listener, Arc::clone(&api.shared), api.stop.clone()));
+        tokio::spawn(http::listen(
+            listener,
+            Arc::clone(&api.shared),
+            api.stop.clone(),
+        ));
         api
     }
 
@@ -172,7 +184,11 @@ impl FakeApi {
             connections: Mutex::new(CancellationToken::new()),
             controllers_due: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared), address: None, stop: CancellationToken::new() }
+        Self {
+            shared: Arc::new(shared),
+            address: None,
+            stop: CancellationToken::new(),
+        }
     }
 
     /// A client with a token, over TCP where there is a port.
@@ -206,8 +222,13 @@ impl FakeApi {
         let version = object["apiVersion"].as_str().unwrap_or("v1");
         let kind = object["kind"].as_str().unwrap_or_default();
         let store = self.shared.store.lock().unwrap();
-        let found = store.kinds.iter().find(|other| other.kind == kind && other.api_version() == version);
-        found.unwrap_or_else(|| panic!("no kind {version} {kind}")).clone()
+        let found = store
+            .kinds
+            .iter()
+            .find(|other| other.kind == kind && other.api_version() == version);
+        found
+            .unwrap_or_else(|| panic!("no kind {version} {kind}"))
+            .clone()
     }
 
     /// Puts an object in exactly as it is, under its own version where it has one; uid and time are added.
@@ -222,9 +243,17 @@ impl FakeApi {
         if object["metadata"]["creationTimestamp"].is_null() {
             object["metadata"]["creationTimestamp"] = json!(store.now());
         }
-        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let text = |key: &str| {
+            object["metadata"][key]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
         let (namespace, name) = (text("namespace"), text("name"));
-        let given = text("resourceVersion").parse().ok().filter(|given| *given > store.revision);
+        let given = text("resourceVersion")
+            .parse()
+            .ok()
+            .filter(|given| *given > store.revision);
         let revision = given.unwrap_or(store.revision + 1);
         let stored = store.write_at(&kind, &namespace, &name, Some(object), revision);
         drop(store);
@@ -235,10 +264,21 @@ impl FakeApi {
     /// Takes an object out, and what it owns after the usual while.
     pub(crate) fn remove(&self, object: &Value) {
         let kind = self.kind_of(object);
-        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let text = |key: &str| {
+            object["metadata"][key]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
         let mut store = self.shared.store.lock().unwrap();
-        match text("resourceVersion").parse().ok().filter(|given| *given > store.revision) {
-            Some(revision) => store.write_at(&kind, &text("namespace"), &text("name"), None, revision),
+        match text("resourceVersion")
+            .parse()
+            .ok()
+            .filter(|given| *given > store.revision)
+        {
+            Some(revision) => {
+                store.write_at(&kind, &text("namespace"), &text("name"), None, revision)
+            }
             None => store.write(&kind, &text("namespace"), &text("name"), None),
         };
         drop(store);
@@ -247,9 +287,20 @@ impl FakeApi {
     }
 
     /// The object, if it is there; `api_version` and `kind` as in a manifest.
-    pub(crate) fn get(&self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Option<Value> {
+    pub(crate) fn get(
+        &self,
+        api_version: &str,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Value> {
         let kind = self.kind_of(&json!({"apiVersion": api_version, "kind": kind}));
-        let found = self.shared.store.lock().unwrap().get(&kind, namespace, name);
+        let found = self
+            .shared
+            .store
+            .lock()
+            .unwrap()
+            .get(&kind, namespace, name);
         found.map(|object| (*object).clone())
     }
 
@@ -257,7 +308,11 @@ impl FakeApi {
     pub(crate) fn all(&self, api_version: &str, kind: &str) -> Vec<Value> {
         let kind = self.kind_of(&json!({"apiVersion": api_version, "kind": kind}));
         let store = self.shared.store.lock().unwrap();
-        store.at(&kind, store.revision).into_values().map(|object| (*object).clone()).collect()
+        store
+            .at(&kind, store.revision)
+            .into_values()
+            .map(|object| (*object).clone())
+            .collect()
     }
 
     pub(crate) fn revision(&self) -> u64 {
@@ -289,7 +344,12 @@ impl FakeApi {
 
     /// A pod that the disruption budget of this name protects from eviction.
     pub(crate) fn protect(&self, pod: &str, budget: &str) {
-        self.shared.store.lock().unwrap().budgets.insert(pod.to_owned(), budget.to_owned());
+        self.shared
+            .store
+            .lock()
+            .unwrap()
+            .budgets
+            .insert(pod.to_owned(), budget.to_owned());
     }
 
     /// Sends every watch a bookmark.
@@ -301,12 +361,22 @@ impl FakeApi {
 
     /// Uids for the next objects that are created.
     pub(crate) fn next_uid(&self, uid: &str) {
-        self.shared.store.lock().unwrap().uids.push_back(uid.to_owned());
+        self.shared
+            .store
+            .lock()
+            .unwrap()
+            .uids
+            .push_back(uid.to_owned());
     }
 
     /// Endings for the next names that are generated.
     pub(crate) fn next_suffix(&self, suffix: &str) {
-        self.shared.store.lock().unwrap().suffixes.push_back(suffix.to_owned());
+        self.shared
+            .store
+            .lock()
+            .unwrap()
+            .suffixes
+            .push_back(suffix.to_owned());
     }
 
     /// Stops the clock that objects show.
@@ -340,19 +410,32 @@ impl FakeApi {
 
     /// A group whose own server is down.
     pub(crate) fn set_unavailable(&self, group: &str) {
-        self.shared.settings.lock().unwrap().unavailable.push(group.to_owned());
+        self.shared
+            .settings
+            .lock()
+            .unwrap()
+            .unavailable
+            .push(group.to_owned());
     }
 
     // --- who may do what ---
 
     /// A token and whose it is.
     pub(crate) fn user(&self, token: &str, user: &str) {
-        self.shared.tokens.lock().unwrap().insert(token.to_owned(), User::new(user));
+        self.shared
+            .tokens
+            .lock()
+            .unwrap()
+            .insert(token.to_owned(), User::new(user));
     }
 
     /// A token of a service account that is bound to a pod on a node.
     pub(crate) fn user_on_node(&self, token: &str, user: &str, node: &str) {
-        self.shared.tokens.lock().unwrap().insert(token.to_owned(), User::on_node(user, node));
+        self.shared
+            .tokens
+            .lock()
+            .unwrap()
+            .insert(token.to_owned(), User::on_node(user, node));
     }
 
     /// The token of a node's agent.
@@ -365,7 +448,9 @@ impl FakeApi {
     /// The rights that are shipped for agents, and the policies that hold each to its own node.
     pub(crate) fn install_shipped(&self) {
         let files = ["rbac", "node-policy", "claim-policy", "event-policy"];
-        let documents = files.iter().flat_map(|file| yaml::documents(&format!("deploy/base/{file}.yaml")));
+        let documents = files
+            .iter()
+            .flat_map(|file| yaml::documents(&format!("deploy/base/{file}.yaml")));
         self.install_documents(&documents.collect::<Vec<_>>());
     }
 
@@ -376,12 +461,28 @@ impl FakeApi {
 
     /// Puts roles and validating admission policies into force. The policies' authorizer answers by these roles.
     fn install_documents(&self, documents: &[Value]) {
-        self.shared.rules.lock().unwrap().extend(Rule::of_roles(documents));
-        self.shared.store.lock().unwrap().policies.extend(Enforced::of_documents(documents));
+        self.shared
+            .rules
+            .lock()
+            .unwrap()
+            .extend(Rule::of_roles(documents));
+        self.shared
+            .store
+            .lock()
+            .unwrap()
+            .policies
+            .extend(Enforced::of_documents(documents));
     }
 
     /// Allows a user some verbs on a resource; no names are all names. Nothing else is allowed to anyone but the admin.
-    pub(crate) fn allow(&self, user: &str, verbs: &[&str], group: &str, resource: &str, names: &[&str]) {
+    pub(crate) fn allow(
+        &self,
+        user: &str,
+        verbs: &[&str],
+        group: &str,
+        resource: &str,
+        names: &[&str],
+    ) {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         self.shared.rules.lock().unwrap().push(Rule {
             user: user.to_owned(),
@@ -395,7 +496,11 @@ impl FakeApi {
 
     /// Takes all rules of a user away.
     pub(crate) fn forbid(&self, user: &str) {
-        self.shared.rules.lock().unwrap().retain(|rule| rule.user != user);
+        self.shared
+            .rules
+            .lock()
+            .unwrap()
+            .retain(|rule| rule.user != user);
     }
 
     // --- what goes wrong ---
@@ -439,7 +544,8 @@ impl FakeApi {
     pub(crate) fn count(&self, verb: &str, plural: &str) -> usize {
         let log = self.shared.log.lock().unwrap();
         let fits = |logged: &&Logged| {
-            (verb.is_empty() || logged.verb == verb) && (plural.is_empty() || logged.plural == plural)
+            (verb.is_empty() || logged.verb == verb)
+                && (plural.is_empty() || logged.plural == plural)
         };
         log.iter().filter(fits).count()
     }

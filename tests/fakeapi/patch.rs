@@ -47,7 +47,9 @@ pub(crate) fn patch(
     }
     let change: Value = serde_json::from_slice(patch.body)
         .map_err(|error| status::bad_request(&format!("error decoding patch: {error}")))?;
-    let old = store.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
+    let old = store
+        .get(kind, namespace, name)
+        .ok_or_else(|| status::not_found(kind, name))?;
     let mut new = fields::bare(&old);
     match patch.content_type {
         "application/merge-patch+json" => merge(&mut new, &change),
@@ -67,7 +69,11 @@ pub(crate) fn patch(
         return Err(status::invalid(
             kind,
             name,
-            &[Mistake { field: "spec", reason: "FieldValueInvalid", words }],
+            &[Mistake {
+                field: "spec",
+                reason: "FieldValueInvalid",
+                words,
+            }],
         ));
     }
     let stored = update(store, kind, namespace, name, new, &writer)?;
@@ -83,7 +89,9 @@ pub(crate) fn update(
     mut new: Value,
     writer: &Writer<'_>,
 ) -> Answer<Arc<Value>> {
-    let old = store.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
+    let old = store
+        .get(kind, namespace, name)
+        .ok_or_else(|| status::not_found(kind, name))?;
     let given = |key: &str| new["metadata"][key].as_str().unwrap_or_default().to_owned();
     if !given("resourceVersion").is_empty()
         && new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
@@ -91,8 +99,12 @@ pub(crate) fn update(
         return Err(status::conflict(kind, name, status::MODIFIED));
     }
     if !given("uid").is_empty() && new["metadata"]["uid"] != old["metadata"]["uid"] {
-        let (wanted, is) = (given("uid"), old["metadata"]["uid"].as_str().unwrap_or_default());
-        let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {is}");
+        let (wanted, is) = (
+            given("uid"),
+            old["metadata"]["uid"].as_str().unwrap_or_default(),
+        );
+        let why =
+            format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {is}");
         return Err(status::conflict(kind, name, &why));
     }
     keep_system_fields(kind, &old, &mut new, writer.subresource);
@@ -174,18 +186,28 @@ fn apply(
             "the kind and apiVersion of the applied object must be those of the request",
         ));
     }
-    if config["metadata"].get("managedFields").is_some_and(|fields| !fields.is_null()) {
+    if config["metadata"]
+        .get("managedFields")
+        .is_some_and(|fields| !fields.is_null())
+    {
         return Err(status::bad_request("metadata.managedFields must be nil"));
     }
     if let Some(mistake) = kind.type_mistake(&config) {
-        let version = if kind.group.is_empty() { format!("/{}", kind.version) } else { kind.api_version() };
+        let version = if kind.group.is_empty() {
+            format!("/{}", kind.version)
+        } else {
+            kind.api_version()
+        };
         return Err(status::internal(&format!(
             "failed to create typed patch object ({namespace}/{name}; {version}, Kind={}): {mistake}",
             kind.kind
         )));
     }
     if patch.subresource == "status" {
-        config.as_object_mut().expect("objects are maps").shift_remove("spec");
+        config
+            .as_object_mut()
+            .expect("objects are maps")
+            .shift_remove("spec");
     }
     match store.get(kind, namespace, name) {
         None => {
@@ -197,14 +219,25 @@ fn apply(
                 return Err(status::conflict(kind, name, &why));
             }
             if !patch.may_create {
-                return Err(status::forbidden(kind, &patch.user.name, "create", namespace, name));
+                return Err(status::forbidden(
+                    kind,
+                    &patch.user.name,
+                    "create",
+                    namespace,
+                    name,
+                ));
             }
             config["metadata"]["name"] = json!(name);
             let object = fields::apply(&json!({"metadata": {}}), &config, writer, patch.force)
                 .map_err(|conflicts| status::apply_conflict(&conflicts))?;
             let managers = fields::managers(&object);
-            let created =
-                store.create(kind, namespace, fields::bare(&object), Owners::Applied(managers), writer)?;
+            let created = store.create(
+                kind,
+                namespace,
+                fields::bare(&object),
+                Owners::Applied(managers),
+                writer,
+            )?;
             Ok((created, true))
         }
         Some(live) => {

@@ -25,7 +25,10 @@ struct Requirement {
 
 impl Selector {
     pub(crate) fn parse(kind: &Kind, namespace: &str, fields: &str, labels: &str) -> Answer<Self> {
-        let mut selector = Self { namespace: namespace.to_owned(), ..Self::default() };
+        let mut selector = Self {
+            namespace: namespace.to_owned(),
+            ..Self::default()
+        };
         for part in fields.split(',').filter(|part| !part.is_empty()) {
             let (key, rest) = part.split_once(['=', '!']).ok_or_else(|| {
                 status::bad_request(&format!("invalid selector: {part:?}; can't understand it"))
@@ -33,12 +36,17 @@ impl Selector {
             let negated = part[key.len()..].starts_with('!');
             let value = rest.trim_start_matches('=');
             if !known_field(kind, key) {
-                return Err(status::bad_request(&format!("field label not supported: {key}")));
+                return Err(status::bad_request(&format!(
+                    "field label not supported: {key}"
+                )));
             }
-            selector.fields.push((key.to_owned(), !negated, value.to_owned()));
+            selector
+                .fields
+                .push((key.to_owned(), !negated, value.to_owned()));
         }
-        selector.labels = requirements(labels)
-            .ok_or_else(|| status::bad_request(&format!("unable to parse requirement: {labels:?}")))?;
+        selector.labels = requirements(labels).ok_or_else(|| {
+            status::bad_request(&format!("unable to parse requirement: {labels:?}"))
+        })?;
         Ok(selector)
     }
 
@@ -70,12 +78,16 @@ impl Selector {
             value.as_str().unwrap_or_default().to_owned()
         };
         let labels = &object["metadata"]["labels"];
-        self.fields.iter().all(|(key, equal, value)| (field(key) == *value) == *equal)
+        self.fields
+            .iter()
+            .all(|(key, equal, value)| (field(key) == *value) == *equal)
             && self.labels.iter().all(|one| {
                 let value = labels[&one.key].as_str();
                 let holds = match &one.values {
                     None => value.is_some(),
-                    Some(values) => value.is_some_and(|value| values.iter().any(|other| other == value)),
+                    Some(values) => {
+                        value.is_some_and(|value| values.iter().any(|other| other == value))
+                    }
                 };
                 holds != one.negated
             })
@@ -93,7 +105,8 @@ fn known_field(kind: &Kind, key: &str) -> bool {
     ];
     matches!(key, "metadata.name" | "metadata.namespace")
         || (kind.kind == "Pod" && of_pods.contains(&key))
-        || (kind.kind == "Event" && (key.starts_with("involvedObject.") || key.starts_with("regarding.")))
+        || (kind.kind == "Event"
+            && (key.starts_with("involvedObject.") || key.starts_with("regarding.")))
         || (kind.kind == "Event" && matches!(key, "reason" | "type" | "reportingController"))
 }
 
@@ -118,9 +131,17 @@ fn requirements(text: &str) -> Option<Vec<Requirement>> {
 }
 
 fn requirement(text: &str) -> Option<Requirement> {
-    let make = |key: &str, negated, values| Requirement { key: key.trim().to_owned(), negated, values };
+    let make = |key: &str, negated, values| Requirement {
+        key: key.trim().to_owned(),
+        negated,
+        values,
+    };
     if let Some((key, list)) = text.split_once('(') {
-        let values = list.strip_suffix(')')?.split(',').map(|value| value.trim().to_owned()).collect();
+        let values = list
+            .strip_suffix(')')?
+            .split(',')
+            .map(|value| value.trim().to_owned())
+            .collect();
         let key = key.trim();
         return match key.rsplit_once(' ')? {
             (key, "in") => Some(make(key, false, Some(values))),

@@ -57,7 +57,11 @@ impl Target {
             }
             rest => ("", rest),
         };
-        let get = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
+        let get = |index: usize| {
+            rest.get(index)
+                .map(|part| (*part).to_owned())
+                .unwrap_or_default()
+        };
         (!rest.is_empty()).then(|| Self {
             group: group.to_owned(),
             version: version.to_owned(),
@@ -96,9 +100,15 @@ fn parameters(query: &str) -> BTreeMap<String, String> {
 /// Answers a request; `None` drops the connection.
 pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
     let query = parameters(&ask.query);
-    let on = |key: &str| query.get(key).is_some_and(|value| value == "true" || value == "1");
+    let on = |key: &str| {
+        query
+            .get(key)
+            .is_some_and(|value| value == "true" || value == "1")
+    };
     let target = Target::parse(&ask.path);
-    let named = target.as_ref().is_some_and(|target| !target.name.is_empty());
+    let named = target
+        .as_ref()
+        .is_some_and(|target| !target.name.is_empty());
     let verb = match ask.method.as_str() {
         "GET" if on("watch") => "watch",
         "GET" if named || target.is_none() => "get",
@@ -113,17 +123,27 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
         None => Some(User::new("system:anonymous")),
         Some(token) => shared.tokens.lock().unwrap().get(token).cloned(),
     };
-    let plural = target.as_ref().map(|target| target.plural.clone()).unwrap_or_default();
+    let plural = target
+        .as_ref()
+        .map(|target| target.plural.clone())
+        .unwrap_or_default();
     let whose = user.as_ref().map_or("?", |user| &user.name).to_owned();
     let index = {
         let mut log = shared.log.lock().unwrap();
         log.push(Logged {
             at: tokio::time::Instant::now(),
             user: whose.clone(),
-            verb: if ask.content_type.starts_with("application/apply-patch") { "apply" } else { verb }
-                .to_owned(),
+            verb: if ask.content_type.starts_with("application/apply-patch") {
+                "apply"
+            } else {
+                verb
+            }
+            .to_owned(),
             plural: plural.clone(),
-            name: target.as_ref().map(|target| target.name.clone()).unwrap_or_default(),
+            name: target
+                .as_ref()
+                .map(|target| target.name.clone())
+                .unwrap_or_default(),
             query: ask.query.clone(),
             agent: ask.agent.clone(),
             from_etcd: 0,
@@ -148,7 +168,11 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
         Some(Fault::Drop) => return None,
         Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
         Some(Fault::Hang) => std::future::pending().await,
-        Some(Fault::Refuse { code, text, retry_after }) => {
+        Some(Fault::Refuse {
+            code,
+            text,
+            retry_after,
+        }) => {
             let mut refusal = status::text(code, text);
             refusal.retry_after = retry_after;
             note(shared, index, code);
@@ -177,7 +201,12 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
 
 /// Objects that a server before 1.34 reads from etcd for an answer. Version 0 is answered from the server's cache. A list without
 /// a version reads the whole namespace, whatever its label selector and its limit; a list by `metadata.name` reads one object.
-fn reads(shared: &Shared, target: Option<&Target>, verb: &str, query: &BTreeMap<String, String>) -> usize {
+fn reads(
+    shared: &Shared,
+    target: Option<&Target>,
+    verb: &str,
+    query: &BTreeMap<String, String>,
+) -> usize {
     let Some(target) = target else { return 0 };
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     match verb {
@@ -186,7 +215,9 @@ fn reads(shared: &Shared, target: Option<&Target>, verb: &str, query: &BTreeMap<
         "list" if get("fieldSelector").starts_with("metadata.name=") => 1,
         "list" => {
             let store = shared.store.lock().unwrap();
-            let Some(kind) = store.kind(&target.group, &target.version, &target.plural) else { return 0 };
+            let Some(kind) = store.kind(&target.group, &target.version, &target.plural) else {
+                return 0;
+            };
             let kind = kind.qualified();
             let first = (kind.clone(), target.namespace.clone(), String::new());
             let objects = store.objects.range(first..).map(|(key, _)| key);
@@ -219,7 +250,10 @@ fn allowed(shared: &Shared, user: &str, verb: &str, target: &Target) -> bool {
             && rule.group == target.group
             && rule.resource == resource
             && rule.verbs.iter().any(|allowed| allowed == verb)
-            && rule.namespace.as_ref().is_none_or(|only| *only == target.namespace)
+            && rule
+                .namespace
+                .as_ref()
+                .is_none_or(|only| *only == target.namespace)
             && (rule.names.is_empty() || rule.names.contains(&target.name))
     })
 }
@@ -234,7 +268,11 @@ fn answer(
     fault: Option<WatchFault>,
 ) -> Result<Reply, Box<Refusal>> {
     let user = user.ok_or_else(status::unauthorized)?;
-    let parts: Vec<&str> = ask.path.split('/').filter(|part| !part.is_empty()).collect();
+    let parts: Vec<&str> = ask
+        .path
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .collect();
     match parts.as_slice() {
         ["version"] => return Ok(Reply::json(200, &discovery::version())),
         ["healthz" | "readyz" | "livez"] => return Ok(Reply::refusal(&status::text(200, "ok"))),
@@ -244,25 +282,50 @@ fn answer(
         return Ok(Reply::json(200, &found));
     }
     let target = target.ok_or_else(status::no_such_path)?;
-    if shared.settings.lock().unwrap().unavailable.contains(&target.group) {
+    if shared
+        .settings
+        .lock()
+        .unwrap()
+        .unavailable
+        .contains(&target.group)
+    {
         return Err(status::text(503, "service unavailable\n"));
     }
-    let kind = shared.store.lock().unwrap().kind(&target.group, &target.version, &target.plural).cloned();
+    let kind = shared
+        .store
+        .lock()
+        .unwrap()
+        .kind(&target.group, &target.version, &target.plural)
+        .cloned();
     let kind = kind.ok_or_else(status::no_such_path)?;
     if !allowed(shared, &user.name, verb, &target) {
-        return Err(status::forbidden(&kind, &user.name, verb, &target.namespace, &target.name));
+        return Err(status::forbidden(
+            &kind,
+            &user.name,
+            verb,
+            &target.namespace,
+            &target.name,
+        ));
     }
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     match verb {
         "get" => {
-            let found = shared.store.lock().unwrap().get(&kind, &target.namespace, &target.name);
+            let found = shared
+                .store
+                .lock()
+                .unwrap()
+                .get(&kind, &target.namespace, &target.name);
             found
                 .map(|object| Reply::json(200, &object))
                 .ok_or_else(|| status::not_found(&kind, &target.name))
         }
         "list" | "watch" => {
-            let selector =
-                Selector::parse(&kind, &target.namespace, get("fieldSelector"), get("labelSelector"))?;
+            let selector = Selector::parse(
+                &kind,
+                &target.namespace,
+                get("fieldSelector"),
+                get("labelSelector"),
+            )?;
             if verb == "watch" {
                 return follow(shared, &kind, selector, query, fault);
             }
@@ -301,7 +364,11 @@ fn follow(
     let initial = get("sendInitialEvents") == "true";
     let mut mistakes = Vec::new();
     let mut say = |field, words: &str| {
-        mistakes.push(status::Mistake { field, reason: "FieldValueForbidden", words: words.to_owned() });
+        mistakes.push(status::Mistake {
+            field,
+            reason: "FieldValueForbidden",
+            words: words.to_owned(),
+        });
     };
     if initial && !shared.settings.lock().unwrap().streaming_lists {
         say(
@@ -315,7 +382,12 @@ fn follow(
         );
     }
     if !mistakes.is_empty() {
-        return Err(status::invalid_of("ListOptions", Some("meta.k8s.io"), "", &mistakes));
+        return Err(status::invalid_of(
+            "ListOptions",
+            Some("meta.k8s.io"),
+            "",
+            &mistakes,
+        ));
     }
     let wanted = watch::Wanted {
         kind: kind.clone(),
@@ -327,7 +399,12 @@ fn follow(
     };
     let (lines, body) = mpsc::channel(64);
     tokio::spawn(watch::serve(Arc::clone(shared), wanted, fault, lines));
-    Ok(Reply { code: 200, kind: "application/json", retry_after: None, body: Payload::Lines(body) })
+    Ok(Reply {
+        code: 200,
+        kind: "application/json",
+        retry_after: None,
+        body: Payload::Lines(body),
+    })
 }
 
 fn write(
@@ -339,7 +416,12 @@ fn write(
     verb: &str,
     query: &BTreeMap<String, String>,
 ) -> Answer<Reply> {
-    let get = |key: &str| query.get(key).map(String::as_str).filter(|value| !value.is_empty());
+    let get = |key: &str| {
+        query
+            .get(key)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
+    };
     let mut store = shared.store.lock().unwrap();
     let (namespace, name) = (target.namespace.as_str(), target.name.as_str());
     let (now, version) = (store.now(), kind.api_version());
@@ -353,8 +435,9 @@ fn write(
         custom: kind.custom(),
     };
     let body = || -> Answer<Value> {
-        serde_json::from_slice(&ask.body)
-            .map_err(|error| status::bad_request(&format!("the object provided is unrecognized: {error}")))
+        serde_json::from_slice(&ask.body).map_err(|error| {
+            status::bad_request(&format!("the object provided is unrecognized: {error}"))
+        })
     };
     match verb {
         "create" if target.subresource == "eviction" => {
@@ -369,7 +452,9 @@ fn write(
         }
         "create" => {
             let object = body()?;
-            let said = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+            let said = object["metadata"]["namespace"]
+                .as_str()
+                .unwrap_or(namespace);
             if kind.namespaced && said != namespace {
                 return Err(status::bad_request(
                     "the namespace of the provided object does not match the namespace sent on the request",
@@ -378,9 +463,10 @@ fn write(
             let made = store.create(kind, namespace, object, Owners::Writer, &writer)?;
             Ok(Reply::json(201, &made))
         }
-        "update" => {
-            Ok(Reply::json(200, &*patch::update(&mut store, kind, namespace, name, body()?, &writer)?))
-        }
+        "update" => Ok(Reply::json(
+            200,
+            &*patch::update(&mut store, kind, namespace, name, body()?, &writer)?,
+        )),
         "patch" => {
             let asked = Patch {
                 content_type: ask.content_type.split(';').next().unwrap_or_default(),
@@ -394,14 +480,19 @@ fn write(
                     shared,
                     &user.name,
                     "create",
-                    &Target { name: String::new(), ..target.clone() },
+                    &Target {
+                        name: String::new(),
+                        ..target.clone()
+                    },
                 ),
             };
             let (object, new) = patch::patch(&mut store, kind, namespace, name, &asked)?;
             Ok(Reply::json(if new { 201 } else { 200 }, &object))
         }
         "delete" => {
-            let object = store.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
+            let object = store
+                .get(kind, namespace, name)
+                .ok_or_else(|| status::not_found(kind, name))?;
             let options: Value = serde_json::from_slice(&ask.body).unwrap_or(json!({}));
             let (wanted, metadata) = (&options["preconditions"], &object["metadata"]);
             for (key, called, fate) in [
@@ -422,7 +513,11 @@ fn write(
             let uid = metadata["uid"].as_str().unwrap_or_default();
             Ok(Reply::json(
                 200,
-                &if kind.kind == "Pod" { (*gone).clone() } else { status::deleted(kind, name, uid) },
+                &if kind.kind == "Pod" {
+                    (*gone).clone()
+                } else {
+                    status::deleted(kind, name, uid)
+                },
             ))
         }
         "deletecollection" => {
@@ -433,10 +528,14 @@ fn write(
                 get("labelSelector").unwrap_or_default(),
             )?;
             let now = store.revision;
-            let fitting = store.at(kind, now).into_iter().filter(|(_, object)| selector.matches(object));
+            let fitting = store
+                .at(kind, now)
+                .into_iter()
+                .filter(|(_, object)| selector.matches(object));
             let keys: Vec<(String, String)> = fitting.map(|(key, _)| key).collect();
-            let gone =
-                keys.iter().map(|(namespace, name)| (*store.write(kind, namespace, name, None)).clone());
+            let gone = keys
+                .iter()
+                .map(|(namespace, name)| (*store.write(kind, namespace, name, None)).clone());
             let items: Vec<Value> = gone.collect();
             let list = json!({
                 "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(),
@@ -444,7 +543,10 @@ fn write(
             });
             Ok(Reply::json(200, &list))
         }
-        _ => Err(status::text(405, "the server does not allow this method on the requested resource\n")),
+        _ => Err(status::text(
+            405,
+            "the server does not allow this method on the requested resource\n",
+        )),
     }
 }
 

@@ -27,12 +27,20 @@ fn failure(code: u16, reason: &str, message: &str, details: Value) -> Box<Refusa
         body["details"] = details;
     }
     body["code"] = json!(code);
-    Box::new(Refusal { code, body, retry_after: None })
+    Box::new(Refusal {
+        code,
+        body,
+        retry_after: None,
+    })
 }
 
 /// A plain text, as from the parts of the server that know no Status.
 pub(crate) fn text(code: u16, text: &str) -> Box<Refusal> {
-    Box::new(Refusal { code, body: json!(text), retry_after: None })
+    Box::new(Refusal {
+        code,
+        body: json!(text),
+        retry_after: None,
+    })
 }
 
 fn details(kind: &Kind, name: &str) -> Value {
@@ -48,7 +56,12 @@ fn details(kind: &Kind, name: &str) -> Value {
 }
 
 pub(crate) fn not_found(kind: &Kind, name: &str) -> Box<Refusal> {
-    failure(404, "NotFound", &format!("{} {name:?} not found", kind.qualified()), details(kind, name))
+    failure(
+        404,
+        "NotFound",
+        &format!("{} {name:?} not found", kind.qualified()),
+        details(kind, name),
+    )
 }
 
 pub(crate) fn no_such_path() -> Box<Refusal> {
@@ -61,7 +74,10 @@ pub(crate) fn already_exists(kind: &Kind, name: &str) -> Box<Refusal> {
 }
 
 pub(crate) fn conflict(kind: &Kind, name: &str, why: &str) -> Box<Refusal> {
-    let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.qualified());
+    let message = format!(
+        "Operation cannot be fulfilled on {} {name:?}: {why}",
+        kind.qualified()
+    );
     failure(409, "Conflict", &message, details(kind, name))
 }
 
@@ -79,7 +95,10 @@ pub(crate) fn apply_conflict(conflicts: &[Conflict]) -> Box<Refusal> {
         })
         .collect();
     let message = match conflicts {
-        [one] => format!("Apply failed with 1 conflict: conflict with {}: {}", one.who, one.field),
+        [one] => format!(
+            "Apply failed with 1 conflict: conflict with {}: {}",
+            one.who, one.field
+        ),
         many => {
             let mut lines = Vec::new();
             let mut who: Vec<&str> = many.iter().map(|conflict| conflict.who.as_str()).collect();
@@ -90,7 +109,11 @@ pub(crate) fn apply_conflict(conflicts: &[Conflict]) -> Box<Refusal> {
                 let fields = many.iter().filter(|conflict| conflict.who == who);
                 lines.extend(fields.map(|conflict| format!("- {}", conflict.field)));
             }
-            format!("Apply failed with {} conflicts: {}", many.len(), lines.join("\n"))
+            format!(
+                "Apply failed with {} conflicts: {}",
+                many.len(),
+                lines.join("\n")
+            )
         }
     };
     failure(409, "Conflict", &message, json!({"causes": causes}))
@@ -105,11 +128,17 @@ pub(crate) struct Mistake {
 }
 
 pub(crate) fn invalid(kind: &Kind, name: &str, mistakes: &[Mistake]) -> Box<Refusal> {
-    let group = (!kind.group.is_empty() && kind.group != "events.k8s.io").then_some(kind.group.as_str());
+    let group =
+        (!kind.group.is_empty() && kind.group != "events.k8s.io").then_some(kind.group.as_str());
     invalid_of(&kind.kind, group, name, mistakes)
 }
 
-pub(crate) fn invalid_of(kind: &str, group: Option<&str>, name: &str, mistakes: &[Mistake]) -> Box<Refusal> {
+pub(crate) fn invalid_of(
+    kind: &str,
+    group: Option<&str>,
+    name: &str,
+    mistakes: &[Mistake],
+) -> Box<Refusal> {
     let causes: Vec<Value> = mistakes
         .iter()
         .map(|mistake| json!({"reason": mistake.reason, "message": mistake.words, "field": mistake.field}))
@@ -122,7 +151,11 @@ pub(crate) fn invalid_of(kind: &str, group: Option<&str>, name: &str, mistakes: 
             told.push(line);
         }
     }
-    let told = if told.len() == 1 { told.remove(0) } else { format!("[{}]", told.join(", ")) };
+    let told = if told.len() == 1 {
+        told.remove(0)
+    } else {
+        format!("[{}]", told.join(", "))
+    };
     let qualified = group.map_or_else(|| kind.to_owned(), |group| format!("{kind}.{group}"));
     let mut details = json!({});
     if !name.is_empty() {
@@ -133,7 +166,12 @@ pub(crate) fn invalid_of(kind: &str, group: Option<&str>, name: &str, mistakes: 
     }
     details["kind"] = json!(kind);
     details["causes"] = json!(causes);
-    failure(422, "Invalid", &format!("{qualified} {name:?} is invalid: {told}"), details)
+    failure(
+        422,
+        "Invalid",
+        &format!("{qualified} {name:?} is invalid: {told}"),
+        details,
+    )
 }
 
 pub(crate) fn bad_request(message: &str) -> Box<Refusal> {
@@ -148,7 +186,13 @@ pub(crate) fn unauthorized() -> Box<Refusal> {
     failure(401, "Unauthorized", "Unauthorized", Value::Null)
 }
 
-pub(crate) fn forbidden(kind: &Kind, user: &str, verb: &str, namespace: &str, name: &str) -> Box<Refusal> {
+pub(crate) fn forbidden(
+    kind: &Kind,
+    user: &str,
+    verb: &str,
+    namespace: &str,
+    name: &str,
+) -> Box<Refusal> {
     let place = match namespace {
         "" => "at the cluster scope".to_owned(),
         namespace => format!("in the namespace {namespace:?}"),
@@ -169,7 +213,12 @@ pub(crate) fn denied(kind: &Kind, name: &str, reason: &str, why: &str) -> Box<Re
     let message = format!("{} {name:?} is forbidden: {why}", kind.qualified());
     let mut details = details(kind, name);
     details["causes"] = json!([{"message": why}]);
-    failure(if reason == "Forbidden" { 403 } else { 422 }, reason, &message, details)
+    failure(
+        if reason == "Forbidden" { 403 } else { 422 },
+        reason,
+        &message,
+        details,
+    )
 }
 
 pub(crate) fn expired(message: &str) -> Box<Refusal> {
@@ -198,7 +247,8 @@ pub(crate) fn budget(name: &str) -> Box<Refusal> {
 }
 
 pub(crate) fn success(details: Value, code: Option<u16>) -> Value {
-    let mut status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+    let mut status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
     if !details.is_null() {
         status["details"] = details;
     }

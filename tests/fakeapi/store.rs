@@ -99,13 +99,17 @@ impl Store {
             .duration_since(UNIX_EPOCH)
             .expect("the clock is past 1970");
         let seconds = i64::try_from(since.as_secs()).expect("a time of this age") + self.skew;
-        Timestamp::from_second(seconds).expect("a time of this age").to_string()
+        Timestamp::from_second(seconds)
+            .expect("a time of this age")
+            .to_string()
     }
 
     fn uid(&mut self) -> String {
         self.made += 1;
         let made = self.made;
-        self.uids.pop_front().unwrap_or_else(|| format!("00000000-0000-4000-8000-{made:012x}"))
+        self.uids
+            .pop_front()
+            .unwrap_or_else(|| format!("00000000-0000-4000-8000-{made:012x}"))
     }
 
     fn suffix(&mut self) -> String {
@@ -120,11 +124,15 @@ impl Store {
     }
 
     pub(crate) fn kind(&self, group: &str, version: &str, plural: &str) -> Option<&Kind> {
-        self.kinds.iter().find(|kind| kind.is(group, plural) && kind.version == version)
+        self.kinds
+            .iter()
+            .find(|kind| kind.is(group, plural) && kind.version == version)
     }
 
     pub(crate) fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        self.objects.get(&(kind.qualified(), namespace.to_owned(), name.to_owned())).cloned()
+        self.objects
+            .get(&(kind.qualified(), namespace.to_owned(), name.to_owned()))
+            .cloned()
     }
 
     /// Puts an object in, or takes it out, as a new version.
@@ -174,13 +182,23 @@ impl Store {
         };
         if let Some(new) = &new {
             for label in labels(kind, new) {
-                self.labelled.entry(label).or_default().insert((namespace.to_owned(), name.to_owned()));
+                self.labelled
+                    .entry(label)
+                    .or_default()
+                    .insert((namespace.to_owned(), name.to_owned()));
             }
             self.objects.insert(key, Arc::clone(new));
         }
         // A deletion is told with the last state, under the deletion's version.
-        let old = if new.is_none() { Some(Arc::clone(&shown)) } else { old };
-        self.history.entry(kind.qualified()).or_default().push(Arc::new(Change { revision, old, new }));
+        let old = if new.is_none() {
+            Some(Arc::clone(&shown))
+        } else {
+            old
+        };
+        self.history
+            .entry(kind.qualified())
+            .or_default()
+            .push(Arc::new(Change { revision, old, new }));
         if kind.kind == "CustomResourceDefinition" {
             self.serve();
         }
@@ -200,18 +218,31 @@ impl Store {
         fits: impl Fn(&Value) -> bool,
     ) -> BTreeMap<(String, String), Arc<Value>> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let key =
-            |object: &Value| (text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]));
+        let key = |object: &Value| {
+            (
+                text(&object["metadata"]["namespace"]),
+                text(&object["metadata"]["name"]),
+            )
+        };
         let qualified = kind.qualified();
         let mut objects: BTreeMap<(String, String), Arc<Value>> = self
             .objects
             .range((qualified.clone(), String::new(), String::new())..)
             .take_while(|((plural, _, _), _)| *plural == qualified)
             .filter(|(_, object)| revision != self.revision || fits(object))
-            .map(|((_, namespace, name), object)| ((namespace.clone(), name.clone()), Arc::clone(object)))
+            .map(|((_, namespace, name), object)| {
+                ((namespace.clone(), name.clone()), Arc::clone(object))
+            })
             .collect();
-        let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
-        for change in changes.iter().rev().take_while(|change| change.revision > revision) {
+        let changes = self
+            .history
+            .get(&kind.qualified())
+            .map_or(&[][..], Vec::as_slice);
+        for change in changes
+            .iter()
+            .rev()
+            .take_while(|change| change.revision > revision)
+        {
             match (&change.old, &change.new) {
                 (Some(old), _) => {
                     objects.insert(key(old), Arc::clone(old));
@@ -239,20 +270,35 @@ impl Store {
         let fits = |object: &&Arc<Value>| selector.matches(object);
         let place = (namespace.to_owned(), first.to_owned());
         if let Some((key, value)) = selector.label().filter(|_| revision == self.revision) {
-            let names = self.labelled.get(&(kind.qualified(), key.to_owned(), value.to_owned()));
-            let names = names.into_iter().flat_map(|names| names.range(place.clone()..));
+            let names = self
+                .labelled
+                .get(&(kind.qualified(), key.to_owned(), value.to_owned()));
+            let names = names
+                .into_iter()
+                .flat_map(|names| names.range(place.clone()..));
             let names = names.take_while(|(other, _)| other == namespace);
             let objects = names.filter_map(|(namespace, name)| {
-                self.objects.get(&(kind.qualified(), namespace.clone(), name.clone()))
+                self.objects
+                    .get(&(kind.qualified(), namespace.clone(), name.clone()))
             });
             return objects.filter(fits).take(most).cloned().collect();
         }
         // What has changed since, as it was then.
         let mut before: BTreeMap<&str, Option<&Arc<Value>>> = BTreeMap::new();
-        let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
-        for change in changes.iter().rev().take_while(|change| change.revision > revision) {
-            let metadata =
-                &change.old.as_ref().or(change.new.as_ref()).expect("a change of something")["metadata"];
+        let changes = self
+            .history
+            .get(&kind.qualified())
+            .map_or(&[][..], Vec::as_slice);
+        for change in changes
+            .iter()
+            .rev()
+            .take_while(|change| change.revision > revision)
+        {
+            let metadata = &change
+                .old
+                .as_ref()
+                .or(change.new.as_ref())
+                .expect("a change of something")["metadata"];
             if metadata["namespace"].as_str().unwrap_or_default() == namespace {
                 let name = metadata["name"].as_str().unwrap_or_default();
                 before.insert(name, change.old.as_ref());
@@ -265,19 +311,29 @@ impl Store {
             .take_while(|((plural, other, _), _)| *plural == qualified && other == namespace)
             .map(|((_, _, name), object)| (name.as_str(), Some(object)))
             .filter(|(name, _)| !before.contains_key(name));
-        let mut then = before.range(first..).map(|(name, object)| (*name, *object)).peekable();
+        let mut then = before
+            .range(first..)
+            .map(|(name, object)| (*name, *object))
+            .peekable();
         let mut now = now.peekable();
         let merged = std::iter::from_fn(|| match (now.peek(), then.peek()) {
             (Some(one), Some(other)) if one.0 <= other.0 => now.next(),
             (Some(_), None) => now.next(),
             _ => then.next(),
         });
-        merged.filter_map(|(_, object)| object).filter(fits).take(most).cloned().collect()
+        merged
+            .filter_map(|(_, object)| object)
+            .filter(fits)
+            .take(most)
+            .cloned()
+            .collect()
     }
 
     /// An object as it stands in a list.
     pub(crate) fn text(&self, kind: &Kind, object: &Arc<Value>) -> Arc<str> {
-        let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
+        let version = object["metadata"]["resourceVersion"]
+            .as_str()
+            .and_then(|version| version.parse().ok());
         let mut texts = self.texts.lock().unwrap();
         let text = texts.entry(version.unwrap_or_default()).or_insert_with(|| {
             let mut item = (**object).clone();
@@ -294,7 +350,11 @@ impl Store {
     /// The answer to a list, if it was asked for since the last write.
     pub(crate) fn page(&self, asked: &str) -> Option<Bytes> {
         let pages = self.pages.lock().unwrap();
-        pages.1.get(asked).filter(|_| pages.0 == (self.revision, self.compacted)).cloned()
+        pages
+            .1
+            .get(asked)
+            .filter(|_| pages.0 == (self.revision, self.compacted))
+            .cloned()
     }
 
     pub(crate) fn keep_page(&self, asked: String, page: Bytes) {
@@ -307,12 +367,18 @@ impl Store {
 
     /// The version of the latest write of a kind.
     pub(crate) fn latest(&self, kind: &str) -> u64 {
-        self.history.get(kind).and_then(|changes| changes.last()).map_or(0, |change| change.revision)
+        self.history
+            .get(kind)
+            .and_then(|changes| changes.last())
+            .map_or(0, |change| change.revision)
     }
 
     /// The changes of a kind after a version.
     pub(crate) fn since(&self, kind: &Kind, revision: u64) -> Vec<Arc<Change>> {
-        let changes = self.history.get(&kind.qualified()).map_or(&[][..], Vec::as_slice);
+        let changes = self
+            .history
+            .get(&kind.qualified())
+            .map_or(&[][..], Vec::as_slice);
         let from = changes.partition_point(|change| change.revision <= revision);
         changes[from..].to_vec()
     }
@@ -360,7 +426,10 @@ impl Store {
             ));
         }
         if kind.namespaced && !namespace.is_empty() {
-            let homes = self.kind("", "v1", "namespaces").cloned().expect("namespaces are built in");
+            let homes = self
+                .kind("", "v1", "namespaces")
+                .cloned()
+                .expect("namespaces are built in");
             if namespace != "default" && self.get(&homes, "", namespace).is_none() {
                 return Err(status::not_found(&homes, namespace));
             }
@@ -373,7 +442,10 @@ impl Store {
             metadata.insert("namespace".to_owned(), json!(namespace));
         }
         if kind.has_status() {
-            object.as_object_mut().expect("an object").shift_remove("status");
+            object
+                .as_object_mut()
+                .expect("an object")
+                .shift_remove("status");
         }
         kind.default(&mut object);
         let wrong = kind.mistakes(None, &object);
@@ -384,10 +456,17 @@ impl Store {
         if self.get(kind, namespace, &name).is_some() {
             return Err(status::already_exists(kind, &name));
         }
-        let suffix = if kind.kind == "Pod" { self.suffix() } else { String::new() };
+        let suffix = if kind.kind == "Pod" {
+            self.suffix()
+        } else {
+            String::new()
+        };
         let mut empty = kind.empty();
         if kind.has_status() {
-            empty.as_object_mut().expect("an object").shift_remove("status");
+            empty
+                .as_object_mut()
+                .expect("an object")
+                .shift_remove("status");
         }
         match owners {
             Owners::Writer => fields::account_update(&empty, &mut object, writer),
@@ -408,10 +487,18 @@ impl Store {
         mut new: Value,
         writer: &fields::Writer<'_>,
     ) -> Answer<Arc<Value>> {
-        let old = self.get(kind, namespace, name).ok_or_else(|| status::not_found(kind, name))?;
+        let old = self
+            .get(kind, namespace, name)
+            .ok_or_else(|| status::not_found(kind, name))?;
         for map in ["labels", "annotations"] {
-            if new["metadata"][map].as_object().is_none_or(serde_json::Map::is_empty) {
-                new["metadata"].as_object_mut().expect("an object").shift_remove(map);
+            if new["metadata"][map]
+                .as_object()
+                .is_none_or(serde_json::Map::is_empty)
+            {
+                new["metadata"]
+                    .as_object_mut()
+                    .expect("an object")
+                    .shift_remove(map);
             }
         }
         let wrong = kind.mistakes(Some(&old), &new);
@@ -421,7 +508,11 @@ impl Store {
         self.admit("UPDATE", kind, namespace, name, Some(&new), writer)?;
         let generation = old["metadata"]["generation"].as_u64();
         if let Some(generation) = generation {
-            let next = if old["spec"] == new["spec"] { generation } else { generation + 1 };
+            let next = if old["spec"] == new["spec"] {
+                generation
+            } else {
+                generation + 1
+            };
             new["metadata"]["generation"] = json!(next);
         }
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
@@ -441,18 +532,32 @@ impl Store {
         object: Option<&Value>,
         writer: &fields::Writer<'_>,
     ) -> Answer<()> {
-        let old = self.get(kind, namespace, name).filter(|_| operation != "CREATE");
+        let old = self
+            .get(kind, namespace, name)
+            .filter(|_| operation != "CREATE");
         let (user, subresource) = (writer.user, writer.subresource);
-        let write =
-            Write { user, operation, kind, subresource, namespace, name, object, old: old.as_deref() };
-        self.policies.iter().try_for_each(|policy| policy.judge(&write))
+        let write = Write {
+            user,
+            operation,
+            kind,
+            subresource,
+            namespace,
+            name,
+            object,
+            old: old.as_deref(),
+        };
+        self.policies
+            .iter()
+            .try_for_each(|policy| policy.judge(&write))
     }
 
     /// Kinds that established definitions bring.
     fn serve(&mut self) {
         self.kinds.retain(|kind| !kind.custom());
-        let definitions =
-            self.objects.iter().filter(|((kind, ..), _)| kind.starts_with("customresourcedefinitions"));
+        let definitions = self
+            .objects
+            .iter()
+            .filter(|((kind, ..), _)| kind.starts_with("customresourcedefinitions"));
         let established = definitions.map(|(_, object)| object).filter(|object| {
             let conditions = object["status"]["conditions"].as_array();
             conditions
@@ -460,16 +565,24 @@ impl Store {
                 .flatten()
                 .any(|one| one["type"] == "Established" && one["status"] == "True")
         });
-        let kinds: Vec<Kind> = established.flat_map(|definition| Kind::of_definition(definition)).collect();
+        let kinds: Vec<Kind> = established
+            .flat_map(|definition| Kind::of_definition(definition))
+            .collect();
         self.kinds.extend(kinds);
     }
 
     /// Accepts the names of definitions that are new.
     pub(crate) fn establish(&mut self) {
         let server = User::new("system:apiserver");
-        let kind = self.kind("apiextensions.k8s.io", "v1", "customresourcedefinitions").cloned();
+        let kind = self
+            .kind("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+            .cloned();
         let kind = kind.expect("definitions are built in");
-        let names: Vec<String> = self.at(&kind, self.revision).into_keys().map(|(_, name)| name).collect();
+        let names: Vec<String> = self
+            .at(&kind, self.revision)
+            .into_keys()
+            .map(|(_, name)| name)
+            .collect();
         for name in names {
             let old = self.get(&kind, "", &name).expect("listed just now");
             if old["status"]["conditions"].is_array() {
@@ -480,7 +593,11 @@ impl Store {
             let condition = |kind: &str, reason: &str, message: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message});
             new["status"]["conditions"] = json!([
                 condition("NamesAccepted", "NoConflicts", "no conflicts found"),
-                condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+                condition(
+                    "Established",
+                    "InitialNamesAccepted",
+                    "the initial names have been accepted"
+                ),
             ]);
             new["status"]["acceptedNames"] = new["spec"]["names"].clone();
             let writer = fields::Writer {
@@ -498,8 +615,11 @@ impl Store {
 
     /// Deletes what is owned by nobody that is there.
     pub(crate) fn collect_garbage(&mut self) {
-        let uids: HashSet<&str> =
-            self.objects.values().filter_map(|object| object["metadata"]["uid"].as_str()).collect();
+        let uids: HashSet<&str> = self
+            .objects
+            .values()
+            .filter_map(|object| object["metadata"]["uid"].as_str())
+            .collect();
         let orphans: Vec<Key> = self
             .objects
             .iter()
@@ -515,7 +635,11 @@ impl Store {
             .map(|(key, _)| key.clone())
             .collect();
         for (plural, namespace, name) in orphans {
-            let kind = self.kinds.iter().find(|kind| kind.qualified() == plural).cloned();
+            let kind = self
+                .kinds
+                .iter()
+                .find(|kind| kind.qualified() == plural)
+                .cloned();
             self.write(&kind.expect("it is stored"), &namespace, &name, None);
         }
     }
@@ -528,5 +652,7 @@ fn labels(kind: &Kind, object: &Value) -> Vec<(String, String, String)> {
         .into_iter()
         .flatten()
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
-    pairs.map(|(key, value)| (kind.qualified(), key, value)).collect()
+    pairs
+        .map(|(key, value)| (kind.qualified(), key, value))
+        .collect()
 }

@@ -47,7 +47,11 @@ fn bookmark(kind: &Kind, revision: u64, end: bool) -> Bytes {
 
 /// What a watcher is told of a change: things enter and leave what a selector selects.
 fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
-    let fits = |object: &Option<Arc<Value>>| object.as_deref().is_some_and(|object| selector.matches(object));
+    let fits = |object: &Option<Arc<Value>>| {
+        object
+            .as_deref()
+            .is_some_and(|object| selector.matches(object))
+    };
     let revision = json!(change.revision.to_string());
     match (fits(&change.old), fits(&change.new)) {
         (false, true) => Some(line("ADDED", change.new.as_deref()?)),
@@ -62,7 +66,12 @@ fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
 }
 
 /// Serves a watch to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<WatchFault>, lines: Lines) {
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    wanted: Wanted,
+    fault: Option<WatchFault>,
+    lines: Lines,
+) {
     if fault == Some(WatchFault::Silent) {
         // The connection stays, and nothing comes: neither change, bookmark nor end.
         lines.closed().await;
@@ -80,8 +89,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
             first.push(line("ERROR", &status::expired(&message).body));
         } else if wanted.initial || seen == 0 {
             let now = store.revision;
-            for object in
-                store.at(&wanted.kind, now).values().filter(|object| wanted.selector.matches(object))
+            for object in store
+                .at(&wanted.kind, now)
+                .values()
+                .filter(|object| wanted.selector.matches(object))
             {
                 first.push(line("ADDED", object));
             }
@@ -91,7 +102,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
             seen = now;
         }
     }
-    let refused = seen > 0 && first.first().is_some_and(|line| line.starts_with(b"{\"type\":\"ERROR\""));
+    let refused = seen > 0
+        && first
+            .first()
+            .is_some_and(|line| line.starts_with(b"{\"type\":\"ERROR\""));
     for line in first {
         if lines.send(Ok(line)).await.is_err() || refused {
             return;
@@ -110,7 +124,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
         };
         for change in changes {
             seen = change.revision;
-            let Some(line) = event(&change, &wanted.selector) else { continue };
+            let Some(line) = event(&change, &wanted.selector) else {
+                continue;
+            };
             match fault {
                 Some(WatchFault::HalfLine { after }) if sent == after => {
                     let _ = lines.send(Ok(line.slice(..line.len() / 2))).await;
@@ -118,11 +134,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
                     return;
                 }
                 Some(WatchFault::Garbage { after }) if sent == after => {
-                    let _ = lines.send(Ok(Bytes::from_static(b"\x00\xff<html>not json\n"))).await;
+                    let _ = lines
+                        .send(Ok(Bytes::from_static(b"\x00\xff<html>not json\n")))
+                        .await;
                 }
                 Some(WatchFault::Gone { after }) if sent == after => {
                     let message = format!("too old resource version: {seen} ({})", seen + 1);
-                    let _ = lines.send(Ok(self::line("ERROR", &status::expired(&message).body))).await;
+                    let _ = lines
+                        .send(Ok(self::line("ERROR", &status::expired(&message).body)))
+                        .await;
                     return;
                 }
                 _ => {}
@@ -135,7 +155,11 @@ pub(crate) async fn serve(shared: Arc<Shared>, wanted: Wanted, fault: Option<Wat
         // A bookmark comes after everything up to its version.
         if mark && wanted.bookmarks && !(wanted.initial && fault == Some(WatchFault::Unended)) {
             seen = revision;
-            if lines.send(Ok(bookmark(&wanted.kind, revision, false))).await.is_err() {
+            if lines
+                .send(Ok(bookmark(&wanted.kind, revision, false)))
+                .await
+                .is_err()
+            {
                 return;
             }
         }

@@ -14,14 +14,29 @@ use crate::yaml::here;
 const NEEDS: [(&str, &str); 11] = [
     ("Pressure", "cgroup v2 and a kernel that counts pressure"),
     ("Instructions per cycle", "hardware counters"),
-    ("Cache misses for a thousand instructions", "hardware counters"),
+    (
+        "Cache misses for a thousand instructions",
+        "hardware counters",
+    ),
     ("The same, own CPUs beside shared ones", "hardware counters"),
-    ("Memory by NUMA node", "the memory controller and a kernel with NUMA"),
+    (
+        "Memory by NUMA node",
+        "the memory controller and a kernel with NUMA",
+    ),
     ("Cache occupied", "resctrl with cache monitoring"),
-    ("Memory bandwidth", "resctrl with memory bandwidth monitoring"),
+    (
+        "Memory bandwidth",
+        "resctrl with memory bandwidth monitoring",
+    ),
     ("RDMA, sent and received", "an RDMA device"),
-    ("Containers that are left out", "more containers than the node can count"),
-    ("The container runtime waits", "a container runtime that asks"),
+    (
+        "Containers that are left out",
+        "more containers than the node can count",
+    ),
+    (
+        "The container runtime waits",
+        "a container runtime that asks",
+    ),
     ("Pods are followed at the API server", "a cluster"),
 ];
 
@@ -31,16 +46,22 @@ fn dashboard() -> Value {
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a Vec<Value> {
-    value[key].as_array().unwrap_or_else(|| panic!("no list {key} in {value:#}"))
+    value[key]
+        .as_array()
+        .unwrap_or_else(|| panic!("no list {key} in {value:#}"))
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or_else(|| panic!("no {key} in {value:#}"))
+    value[key]
+        .as_str()
+        .unwrap_or_else(|| panic!("no {key} in {value:#}"))
 }
 
 /// Panels that ask something.
 fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
-    list(dashboard, "panels").iter().filter(|panel| panel["type"] != "row")
+    list(dashboard, "panels")
+        .iter()
+        .filter(|panel| panel["type"] != "row")
 }
 
 /// A query with the variables as Grafana fills them in: everything is chosen, and the step is that of a scrape each second.
@@ -49,15 +70,21 @@ fn filled(expression: &str) -> String {
     for variable in ["$namespace", "$training_job", "$node"] {
         filled = filled.replace(variable, ".*");
     }
-    assert!(!filled.contains('$'), "a variable that nobody fills: {filled}");
+    assert!(
+        !filled.contains('$'),
+        "a variable that nobody fills: {filled}"
+    );
     filled
 }
 
 /// The label and the selector of `label_values(selector, label)`, as a query that has a value for each label.
 fn of_variable(query: &str) -> String {
-    let inner = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')'));
-    let (selector, label) =
-        inner.and_then(|inner| inner.rsplit_once(", ")).unwrap_or_else(|| panic!("{query}"));
+    let inner = query
+        .strip_prefix("label_values(")
+        .and_then(|rest| rest.strip_suffix(')'));
+    let (selector, label) = inner
+        .and_then(|inner| inner.rsplit_once(", "))
+        .unwrap_or_else(|| panic!("{query}"));
     format!("group by ({label}) ({})", filled(selector))
 }
 
@@ -66,37 +93,65 @@ fn it_is_one_that_grafana_takes() {
     let dashboard = dashboard();
     assert_eq!(dashboard["uid"], "pinfold", "links to it would break");
     let variables = list(&dashboard["templating"], "list");
-    let names: Vec<&str> = variables.iter().map(|variable| text(variable, "name")).collect();
+    let names: Vec<&str> = variables
+        .iter()
+        .map(|variable| text(variable, "name"))
+        .collect();
     assert_eq!(names, ["datasource", "namespace", "training_job", "node"]);
-    let rows = list(&dashboard, "panels").iter().filter(|panel| panel["type"] == "row");
-    assert_eq!(rows.count(), 5, "cluster, job, parameter servers, node, agents");
+    let rows = list(&dashboard, "panels")
+        .iter()
+        .filter(|panel| panel["type"] == "row");
+    assert_eq!(
+        rows.count(),
+        5,
+        "cluster, job, parameter servers, node, agents"
+    );
     let (mut ids, mut titles, mut cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for panel in list(&dashboard, "panels") {
-        assert!(ids.insert(panel["id"].as_u64().unwrap()), "an id is there twice: {panel:#}");
+        assert!(
+            ids.insert(panel["id"].as_u64().unwrap()),
+            "an id is there twice: {panel:#}"
+        );
         let at = |key: &str| panel["gridPos"][key].as_u64().unwrap();
         assert!(at("x") + at("w") <= 24, "{panel:#}");
-        for (x, y) in
-            (at("x")..at("x") + at("w")).flat_map(|x| (at("y")..at("y") + at("h")).map(move |y| (x, y)))
+        for (x, y) in (at("x")..at("x") + at("w"))
+            .flat_map(|x| (at("y")..at("y") + at("h")).map(move |y| (x, y)))
         {
-            assert!(cells.insert((x, y)), "{} lies on another panel", panel["title"]);
+            assert!(
+                cells.insert((x, y)),
+                "{} lies on another panel",
+                panel["title"]
+            );
         }
     }
     for panel in panels(&dashboard) {
         let title = text(panel, "title");
         assert!(titles.insert(title), "{title} is there twice");
         let description = text(panel, "description");
-        assert!(description.ends_with('.') && description.len() > 20, "{title}: {description}");
+        assert!(
+            description.ends_with('.') && description.len() > 20,
+            "{title}: {description}"
+        );
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
-        assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{title}");
+        assert!(
+            panel["fieldConfig"]["defaults"]["unit"].is_string(),
+            "{title}"
+        );
         for target in list(panel, "targets") {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
             known(&filled(text(target, "expr")), &BTreeSet::new());
         }
         match NEEDS.iter().find(|(other, _)| *other == title) {
             Some((_, what)) => {
-                assert!(description.starts_with(&format!("Needs {what}")), "{title}: {description}");
+                assert!(
+                    description.starts_with(&format!("Needs {what}")),
+                    "{title}: {description}"
+                );
             }
-            None => assert!(!description.starts_with("Needs "), "{title} is not named in the test"),
+            None => assert!(
+                !description.starts_with("Needs "),
+                "{title} is not named in the test"
+            ),
         }
     }
     for (title, _) in NEEDS {
@@ -119,7 +174,10 @@ fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
         }
     }
     for variable in &list(&dashboard["templating"], "list")[1..] {
-        queries.push((format!("variable {}", variable["name"]), of_variable(text(variable, "definition"))));
+        queries.push((
+            format!("variable {}", variable["name"]),
+            of_variable(text(variable, "definition")),
+        ));
     }
     let all = queries.len();
     let demo = Demo::start();
@@ -134,16 +192,28 @@ fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
     let picture = prometheus.picture();
     for panel in panels(&dashboard) {
         let title = text(panel, "title").replace('\'', "&#x27;");
-        assert!(picture.contains(&format!(">{title}</text>")), "{title} is not drawn");
+        assert!(
+            picture.contains(&format!(">{title}</text>")),
+            "{title} is not drawn"
+        );
     }
-    assert!(picture.ends_with("</svg>\n") && picture.contains("<polyline "), "{picture}");
+    assert!(
+        picture.ends_with("</svg>\n") && picture.contains("<polyline "),
+        "{picture}"
+    );
     let mut lacks = String::new();
-    queries.iter().filter(|(name, _)| !may_lack(name)).for_each(|(name, query)| {
-        write!(lacks, "\n{name}: {query}\n").unwrap();
-    });
+    queries
+        .iter()
+        .filter(|(name, _)| !may_lack(name))
+        .for_each(|(name, query)| {
+            write!(lacks, "\n{name}: {query}\n").unwrap();
+        });
     let log = format!("{}{}", demo.stop(), prometheus.stop());
     assert!(!log.contains("Evaluating rule failed"), "{log}");
     assert!(lacks.is_empty(), "no data for {lacks}\n{log}");
     let left: Vec<&str> = queries.iter().map(|(name, _)| name.as_str()).collect();
-    println!("{} of {all} queries have data; not here: {left:?}", all - left.len());
+    println!(
+        "{} of {all} queries have data; not here: {left:?}",
+        all - left.len()
+    );
 }

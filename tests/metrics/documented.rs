@@ -7,12 +7,23 @@ use pinfold::metrics::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUN
 
 use crate::renewed::same;
 
-const BEGIN: &str = "<!-- The families, made from the code: PINFOLD_RENEW=1 cargo test --test metrics -->\n";
+const BEGIN: &str =
+    "<!-- The families, made from the code: PINFOLD_RENEW=1 cargo test --test metrics -->\n";
 const END: &str = "<!-- The end of the families. -->\n";
 
 fn rows(text: &mut String, title: &str, families: &[&Family]) {
-    write!(text, "\n{title}\n\n| family | kind | labels | |\n|---|---|---|---|\n").unwrap();
-    for Family { name, kind, help, labels } in families {
+    write!(
+        text,
+        "\n{title}\n\n| family | kind | labels | |\n|---|---|---|---|\n"
+    )
+    .unwrap();
+    for Family {
+        name,
+        kind,
+        help,
+        labels,
+    } in families
+    {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
@@ -20,7 +31,12 @@ fn rows(text: &mut String, title: &str, families: &[&Family]) {
             Kind::Histogram => "histogram",
         };
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
-        writeln!(text, "| `{name}` | {kind} | {} | {help} |", labels.join(" ")).unwrap();
+        writeln!(
+            text,
+            "| `{name}` | {kind} | {} | {help} |",
+            labels.join(" ")
+        )
+        .unwrap();
     }
 }
 
@@ -28,14 +44,25 @@ fn rows(text: &mut String, title: &str, families: &[&Family]) {
 fn the_readme_lists_the_families() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     let readme = std::fs::read_to_string(file).unwrap();
-    let (before, rest) =
-        readme.split_once(BEGIN).expect("the README has lost the mark where the families begin");
-    let (_, after) = rest.split_once(END).expect("the README has lost the mark where the families end");
+    let (before, rest) = readme
+        .split_once(BEGIN)
+        .expect("the README has lost the mark where the families begin");
+    let (_, after) = rest
+        .split_once(END)
+        .expect("the README has lost the mark where the families end");
     let mut text = format!("{before}{BEGIN}");
     rows(&mut text, "Of the node's pods:", FAMILIES);
     rows(&mut text, "Of the agent's own doings:", AGENT_FAMILIES);
-    rows(&mut text, "Of the Kubernetes API, where it is used:", API_FAMILIES);
-    rows(&mut text, "Of the container runtime, where it asks:", RUNTIME_FAMILIES);
+    rows(
+        &mut text,
+        "Of the Kubernetes API, where it is used:",
+        API_FAMILIES,
+    );
+    rows(
+        &mut text,
+        "Of the container runtime, where it asks:",
+        RUNTIME_FAMILIES,
+    );
     write!(text, "\n{END}{after}").unwrap();
     same("README.md", &text);
 }

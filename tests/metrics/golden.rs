@@ -25,7 +25,10 @@ fn without_what_varies(text: &str) -> String {
     let varies = |name: &str| VARIES.iter().any(|start| name.starts_with(start));
     let mut kept = String::new();
     for line in text.lines() {
-        let name = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE ")).unwrap_or(line);
+        let name = line
+            .strip_prefix("# HELP ")
+            .or_else(|| line.strip_prefix("# TYPE "))
+            .unwrap_or(line);
         if !varies(name) {
             writeln!(kept, "{line}").unwrap();
         }
@@ -36,6 +39,12 @@ fn without_what_varies(text: &str) -> String {
 #[test]
 fn the_exposition_is_as_recorded() {
     let page = node::page();
-    same("tests/metrics/golden.txt", &without_what_varies(&page.text(Format::Text)));
-    same("tests/metrics/golden.openmetrics", &without_what_varies(&page.text(Format::OpenMetrics)));
+    same(
+        "tests/metrics/golden.txt",
+        &without_what_varies(&page.text(Format::Text)),
+    );
+    same(
+        "tests/metrics/golden.openmetrics",
+        &without_what_varies(&page.text(Format::OpenMetrics)),
+    );
 }

@@ -2,16 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use pinfold::metrics::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Format, Kind, RUNTIME_FAMILIES};
+use pinfold::metrics::{
+    AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Format, Kind, RUNTIME_FAMILIES,
+};
 
 /// Every table.
-pub(crate) const TABLES: [&[&Family]; 4] = [FAMILIES, AGENT_FAMILIES, API_FAMILIES, RUNTIME_FAMILIES];
+pub(crate) const TABLES: [&[&Family]; 4] =
+    [FAMILIES, AGENT_FAMILIES, API_FAMILIES, RUNTIME_FAMILIES];
 
 /// What every client of Prometheus calls these, whatever it is part of.
 const CONVENTIONAL: [&str; 2] = ["process_cpu_seconds_total", "process_start_time_seconds"];
 
 /// Base units, each a whole word of a name.
-const UNITS: [&str; 7] = ["seconds", "bytes", "ratio", "celsius", "volts", "joules", "hertz"];
+const UNITS: [&str; 7] = [
+    "seconds", "bytes", "ratio", "celsius", "volts", "joules", "hertz",
+];
 
 /// Units that are no base units, and words for kinds, which the exposition tells already.
 const WRONG: [&str; 30] = [
@@ -55,14 +60,21 @@ const RESERVED: [&str; 4] = ["job", "instance", "le", "quantile"];
 
 fn is_snake_case(name: &str) -> bool {
     name.starts_with(|letter: char| letter.is_ascii_lowercase())
-        && name.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_')
+        && name
+            .chars()
+            .all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_')
         && !name.contains("__")
         && !name.ends_with('_')
 }
 
 /// What is wrong with a family.
 fn faults(family: &Family) -> Vec<String> {
-    let Family { name, kind, help, labels } = *family;
+    let Family {
+        name,
+        kind,
+        help,
+        labels,
+    } = *family;
     let mut faults = Vec::new();
     let mut must = |holds: bool, fault: String| {
         if !holds {
@@ -78,16 +90,34 @@ fn faults(family: &Family) -> Vec<String> {
         name.ends_with("_total") == (kind == Kind::Counter),
         format!("_total is for counters; it is a {kind:?}"),
     );
-    must(name.ends_with("_info") == (kind == Kind::Info), format!("_info is for Info; it is a {kind:?}"));
-    must(!TAKEN.iter().any(|end| name.ends_with(end)), "its ending is one that formats add".to_owned());
-    let stem = name.strip_suffix("_total").or_else(|| name.strip_suffix("_info")).unwrap_or(name);
+    must(
+        name.ends_with("_info") == (kind == Kind::Info),
+        format!("_info is for Info; it is a {kind:?}"),
+    );
+    must(
+        !TAKEN.iter().any(|end| name.ends_with(end)),
+        "its ending is one that formats add".to_owned(),
+    );
+    let stem = name
+        .strip_suffix("_total")
+        .or_else(|| name.strip_suffix("_info"))
+        .unwrap_or(name);
     let words: Vec<&str> = stem.split('_').collect();
     let wrong = words.iter().find(|word| WRONG.contains(word));
-    must(wrong.is_none(), format!("{wrong:?} is no base unit, or says the kind"));
+    must(
+        wrong.is_none(),
+        format!("{wrong:?} is no base unit, or says the kind"),
+    );
     let (last, before) = words.split_last().unwrap();
     // A unit says what the value is; in the middle it would say what something else is.
-    must(!before.iter().any(|word| UNITS.contains(word)), "its unit is not at the end".to_owned());
-    must(kind != Kind::Histogram || UNITS.contains(last), "a histogram is of some unit".to_owned());
+    must(
+        !before.iter().any(|word| UNITS.contains(word)),
+        "its unit is not at the end".to_owned(),
+    );
+    must(
+        kind != Kind::Histogram || UNITS.contains(last),
+        "a histogram is of some unit".to_owned(),
+    );
     let subject: &[&str] = match name.split('_').nth(1) {
         Some("container") => &["namespace", "pod", "container"],
         Some("pod") => &["namespace", "pod"],
@@ -97,24 +127,47 @@ fn faults(family: &Family) -> Vec<String> {
         labels.starts_with(subject),
         format!("its labels begin with {subject:?}, by which others are joined"),
     );
-    must(labels.iter().all(|label| is_snake_case(label)), format!("labels {labels:?} are not snake case"));
+    must(
+        labels.iter().all(|label| is_snake_case(label)),
+        format!("labels {labels:?} are not snake case"),
+    );
     must(
         !labels.iter().any(|label| RESERVED.contains(label)),
         format!("a label of {labels:?} is Prometheus' own"),
     );
-    must(labels.iter().collect::<BTreeSet<_>>().len() == labels.len(), "a label is there twice".to_owned());
-    must(help.ends_with('.') && !help.ends_with(".."), "its help is no sentence with a full stop".to_owned());
-    must(help.starts_with(char::is_uppercase) && !help.contains('\n'), "its help is no one line".to_owned());
-    let said: Vec<String> = help.trim_end_matches('.').to_lowercase().split(' ').map(str::to_owned).collect();
+    must(
+        labels.iter().collect::<BTreeSet<_>>().len() == labels.len(),
+        "a label is there twice".to_owned(),
+    );
+    must(
+        help.ends_with('.') && !help.ends_with(".."),
+        "its help is no sentence with a full stop".to_owned(),
+    );
+    must(
+        help.starts_with(char::is_uppercase) && !help.contains('\n'),
+        "its help is no one line".to_owned(),
+    );
+    let said: Vec<String> = help
+        .trim_end_matches('.')
+        .to_lowercase()
+        .split(' ')
+        .map(str::to_owned)
+        .collect();
     let own = said.iter().all(|word| words.contains(&word.as_str()));
-    must(!own && said.len() > 2, "its help says no more than its name".to_owned());
+    must(
+        !own && said.len() > 2,
+        "its help says no more than its name".to_owned(),
+    );
     faults
 }
 
 #[test]
 fn names_keep_the_conventions() {
-    let faults: Vec<String> =
-        TABLES.iter().flat_map(|table| table.iter()).flat_map(|one| faults(one)).collect();
+    let faults: Vec<String> = TABLES
+        .iter()
+        .flat_map(|table| table.iter())
+        .flat_map(|one| faults(one))
+        .collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     let mut all = BTreeSet::new();
     for table in TABLES {
@@ -122,7 +175,10 @@ fn names_keep_the_conventions() {
         assert!(names.is_sorted(), "not by name: {names:?}");
         for name in names {
             // OpenMetrics knows a family without what its kind adds, and there must not be two of one name there, either.
-            let open = name.strip_suffix("_total").or_else(|| name.strip_suffix("_info")).unwrap_or(name);
+            let open = name
+                .strip_suffix("_total")
+                .or_else(|| name.strip_suffix("_info"))
+                .unwrap_or(name);
             assert!(all.insert(open), "{name} is there twice");
         }
     }
@@ -138,25 +194,128 @@ fn a_wrong_name_is_seen() {
     };
     assert_eq!(faults(&right), Vec::<String>::new());
     for (wrong, says) in [
-        (Family { name: "pod_waits_seconds_total", ..right }, "prefix"),
-        (Family { name: "pinfold_pod_Waits_seconds_total", ..right }, "snake"),
-        (Family { name: "pinfold_pod__waits_seconds_total", ..right }, "snake"),
-        (Family { name: "pinfold_pod_waits_seconds", ..right }, "_total"),
-        (Family { kind: Kind::Gauge, ..right }, "_total"),
-        (Family { name: "pinfold_pod_info", ..right }, "_info"),
-        (Family { name: "pinfold_pod_waits_total", kind: Kind::Info, ..right }, "_info"),
-        (Family { name: "pinfold_pod_waits_milliseconds_total", ..right }, "base unit"),
-        (Family { name: "pinfold_pod_seconds_waits_total", ..right }, "at the end"),
-        (Family { name: "pinfold_pod_waits", kind: Kind::Histogram, ..right }, "some unit"),
-        (Family { name: "pinfold_pod_waits_count", kind: Kind::Gauge, ..right }, "formats add"),
-        (Family { labels: &["pod", "namespace"], ..right }, "begin with"),
-        (Family { labels: &["namespace", "pod", "job"], ..right }, "own"),
-        (Family { labels: &["namespace", "pod", "pod"], ..right }, "twice"),
-        (Family { help: "Time that a pod has waited", ..right }, "full stop"),
-        (Family { help: "Pod waits seconds.", ..right }, "no more"),
+        (
+            Family {
+                name: "pod_waits_seconds_total",
+                ..right
+            },
+            "prefix",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_Waits_seconds_total",
+                ..right
+            },
+            "snake",
+        ),
+        (
+            Family {
+                name: "pinfold_pod__waits_seconds_total",
+                ..right
+            },
+            "snake",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_waits_seconds",
+                ..right
+            },
+            "_total",
+        ),
+        (
+            Family {
+                kind: Kind::Gauge,
+                ..right
+            },
+            "_total",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_info",
+                ..right
+            },
+            "_info",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_waits_total",
+                kind: Kind::Info,
+                ..right
+            },
+            "_info",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_waits_milliseconds_total",
+                ..right
+            },
+            "base unit",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_seconds_waits_total",
+                ..right
+            },
+            "at the end",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_waits",
+                kind: Kind::Histogram,
+                ..right
+            },
+            "some unit",
+        ),
+        (
+            Family {
+                name: "pinfold_pod_waits_count",
+                kind: Kind::Gauge,
+                ..right
+            },
+            "formats add",
+        ),
+        (
+            Family {
+                labels: &["pod", "namespace"],
+                ..right
+            },
+            "begin with",
+        ),
+        (
+            Family {
+                labels: &["namespace", "pod", "job"],
+                ..right
+            },
+            "own",
+        ),
+        (
+            Family {
+                labels: &["namespace", "pod", "pod"],
+                ..right
+            },
+            "twice",
+        ),
+        (
+            Family {
+                help: "Time that a pod has waited",
+                ..right
+            },
+            "full stop",
+        ),
+        (
+            Family {
+                help: "Pod waits seconds.",
+                ..right
+            },
+            "no more",
+        ),
     ] {
         let found = faults(&wrong).join("\n");
-        assert!(found.contains(says), "{}: {found:?} should say {says:?}", wrong.name);
+        assert!(
+            found.contains(says),
+            "{}: {found:?} should say {says:?}",
+            wrong.name
+        );
     }
 }
 
@@ -164,8 +323,10 @@ fn a_wrong_name_is_seen() {
 #[test]
 fn what_is_served_is_in_the_tables() {
     let text = crate::node::page().text(Format::Text);
-    let served: BTreeSet<(&str, &str)> =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+    let served: BTreeSet<(&str, &str)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
     for table in &TABLES[1..] {
         for family in *table {
             let kind = match family.kind {
@@ -173,12 +334,23 @@ fn what_is_served_is_in_the_tables() {
                 Kind::Gauge | Kind::Info => "gauge",
                 Kind::Histogram => "histogram",
             };
-            assert!(served.contains(&(family.name, kind)), "{} is not served as a {kind}", family.name);
-            assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
+            assert!(
+                served.contains(&(family.name, kind)),
+                "{} is not served as a {kind}",
+                family.name
+            );
+            assert!(
+                text.contains(&format!("# HELP {} {}\n", family.name, family.help)),
+                "{}",
+                family.name
+            );
         }
     }
-    let all: BTreeSet<&str> =
-        TABLES.iter().flat_map(|table| table.iter()).map(|family| family.name).collect();
+    let all: BTreeSet<&str> = TABLES
+        .iter()
+        .flat_map(|table| table.iter())
+        .map(|family| family.name)
+        .collect();
     for (name, _) in served {
         assert!(all.contains(name), "{name} is in no table");
     }

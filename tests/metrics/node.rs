@@ -8,7 +8,9 @@ use std::time::Duration;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::host::proc::Proc;
-use pinfold::metrics::{AgentMetrics, ApiNumbers, Page, PlaceNumbers, RuntimeNumbers, Sources, complete};
+use pinfold::metrics::{
+    AgentMetrics, ApiNumbers, Page, PlaceNumbers, RuntimeNumbers, Sources, complete,
+};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, Snapshot};
 use pinfold::pod::{
@@ -37,10 +39,15 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
     );
     write(root, &format!("{dir}/cpu.stat"), &stat);
     for resource in ["cpu", "io", "memory"] {
-        let text = format!("some avg10=0.00 total={number}00000\nfull avg10=0.00 total=5{number}\n");
+        let text =
+            format!("some avg10=0.00 total={number}00000\nfull avg10=0.00 total=5{number}\n");
         write(root, &format!("{dir}/{resource}.pressure"), &text);
     }
-    write(root, &format!("{dir}/memory.numa_stat"), "anon N0=4096 N1=8192\nfile N0=0 N1=12288\n");
+    write(
+        root,
+        &format!("{dir}/memory.numa_stat"),
+        "anon N0=4096 N1=8192\nfile N0=0 N1=12288\n",
+    );
     for thread in [pid, pid + 1000] {
         let task = format!("proc/{pid}/task/{thread}");
         write(
@@ -52,27 +59,56 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
                 own.map_or("0-1", |own| if thread > 1000 { &own[..1] } else { own })
             ),
         );
-        write(root, &format!("{task}/sched"), &format!("se.nr_migrations   :   {number}\n"));
-        write(root, &format!("{task}/schedstat"), "9000000000 1500000000 77\n");
+        write(
+            root,
+            &format!("{task}/sched"),
+            &format!("se.nr_migrations   :   {number}\n"),
+        );
+        write(
+            root,
+            &format!("{task}/schedstat"),
+            "9000000000 1500000000 77\n",
+        );
     }
     let size = own.map_or(0, |own| set(own).len());
-    write(root, &format!("proc/{pid}/environ"), &format!("PASSWORD=secret\0OMP_NUM_THREADS={size}\0"));
+    write(
+        root,
+        &format!("proc/{pid}/environ"),
+        &format!("PASSWORD=secret\0OMP_NUM_THREADS={size}\0"),
+    );
     let head = "Inter-|   Receive                                                |  Transmit\n \
                 face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
-    let device = format!("  eth0: {number}000 {number} 1 2 0 0 0 0 {number}500 {number} 3 4 0 0 0 0\n");
-    write(root, &format!("proc/{pid}/net/dev"), &format!("{head}{device}"));
+    let device =
+        format!("  eth0: {number}000 {number} 1 2 0 0 0 0 {number}500 {number} 3 4 0 0 0 0\n");
+    write(
+        root,
+        &format!("proc/{pid}/net/dev"),
+        &format!("{head}{device}"),
+    );
     fs::create_dir_all(root.join(format!("proc/{pid}/ns"))).unwrap();
-    symlink(format!("net:[{}]", 4_026_532_000 + number), root.join(format!("proc/{pid}/ns/net"))).unwrap();
+    symlink(
+        format!("net:[{}]", 4_026_532_000 + number),
+        root.join(format!("proc/{pid}/ns/net")),
+    )
+    .unwrap();
     let cpus = own.map(set);
     let entitlement = match &cpus {
         Some(cpus) => Entitlement::Exclusive {
             cpus: u32::try_from(cpus.len()).unwrap(),
             reason: "CPU limit".to_owned(),
         },
-        None => Entitlement::Shared { reason: "not a training pod".to_owned() },
+        None => Entitlement::Shared {
+            reason: "not a training pod".to_owned(),
+        },
     };
     let (of, none) = (Pod::default(), Container::default());
-    let mut threads = thread_environment(&of, &none, &Policy::default(), &ThreadPolicy::default(), None);
+    let mut threads = thread_environment(
+        &of,
+        &none,
+        &Policy::default(),
+        &ThreadPolicy::default(),
+        None,
+    );
     threads.expected_threads = cpus.as_ref().map(|cpus| cpus.len() + 1);
     ContainerState {
         namespace: "train".to_owned(),
@@ -84,7 +120,11 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
         job: cpus.as_ref().map(|_| "mnist".to_owned()),
         index: cpus.as_ref().map(|_| 0),
         evidence: String::new(),
-        qos: if cpus.is_some() { Qos::Guaranteed } else { Qos::BestEffort },
+        qos: if cpus.is_some() {
+            Qos::Guaranteed
+        } else {
+            Qos::BestEffort
+        },
         host_network: false,
         entitlement,
         effective: Some(cpus.clone().unwrap_or_else(|| set("0-1"))),
@@ -129,8 +169,16 @@ fn rdma_port(root: &Path, device: &str, bytes: u64) {
 pub(crate) fn page() -> Page {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
-    write(root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n");
-    write(root, "sys/fs/cgroup/cpu.pressure", "some avg10=0.00 total=1\nfull avg10=0.00 total=1\n");
+    write(
+        root,
+        "sys/fs/cgroup/cgroup.controllers",
+        "cpuset cpu io memory pids\n",
+    );
+    write(
+        root,
+        "sys/fs/cgroup/cpu.pressure",
+        "some avg10=0.00 total=1\nfull avg10=0.00 total=1\n",
+    );
     write(root, "proc/self/schedstat", "1 1 1\n");
     write(root, "proc/self/sched", "se.nr_migrations : 1\n");
     let mut containers = vec![
@@ -190,7 +238,10 @@ pub(crate) fn page() -> Page {
         place: Some(place),
         ..ApiNumbers::default()
     };
-    let runtime =
-        RuntimeNumbers { synchronized: true, name: "containerd".to_owned(), version: "v2.2.0".to_owned() };
+    let runtime = RuntimeNumbers {
+        synchronized: true,
+        name: "containerd".to_owned(),
+        version: "v2.2.0".to_owned(),
+    };
     complete(page, &agent, Some(&api), Some(&runtime))
 }

@@ -14,7 +14,10 @@ use crate::yaml::here;
 
 /// A port that nobody uses now.
 fn port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
 }
 
 /// Waits until somebody listens there.
@@ -24,7 +27,12 @@ fn reachable(child: &mut Child, address: SocketAddr) {
         let ended = child.try_wait().unwrap();
         let mut says = String::new();
         if ended.is_some() {
-            child.stderr.take().unwrap().read_to_string(&mut says).unwrap();
+            child
+                .stderr
+                .take()
+                .unwrap()
+                .read_to_string(&mut says)
+                .unwrap();
         }
         assert!(
             ended.is_none() && Instant::now() < deadline,
@@ -38,7 +46,12 @@ fn reachable(child: &mut Child, address: SocketAddr) {
 fn end(child: &mut Child, signal: Signal) -> String {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     let mut says = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut says).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut says)
+        .unwrap();
     child.wait().unwrap();
     says
 }
@@ -61,8 +74,16 @@ impl Demo {
         let address = port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
         command.args(["demo", "--seconds", "180", "--listen", &address.to_string()]);
-        command.env_remove("PINFOLD_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut demo = Self { child: command.spawn().unwrap(), address, _alone: alone };
+        command
+            .env_remove("PINFOLD_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut demo = Self {
+            child: command.spawn().unwrap(),
+            address,
+            _alone: alone,
+        };
         reachable(&mut demo.child, address);
         demo
     }
@@ -128,12 +149,24 @@ impl Prometheus {
         std::fs::write(&file, series).unwrap();
         let mut promtool = Command::new("promtool");
         promtool.args(["tsdb", "create-blocks-from", "openmetrics"]);
-        let output = promtool.arg(&file).arg(folder.path().join("data")).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = promtool
+            .arg(&file)
+            .arg(folder.path().join("data"))
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let prometheus = Self::with(folder, "global: {}\n", &[]);
         let deadline = Instant::now() + Duration::from_secs(30);
         while !prometheus.ready() {
-            assert!(Instant::now() < deadline, "{} is not ready", prometheus.address);
+            assert!(
+                Instant::now() < deadline,
+                "{} is not ready",
+                prometheus.address
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
         prometheus
@@ -162,17 +195,34 @@ impl Prometheus {
                 "-nodes",
             ]);
             openssl.args(["-days", "2", "-subj", &format!("/CN={name}")]);
-            openssl.args(["-keyout", &path(&format!("{name}.key")), "-out", &path(&format!("{name}.pem"))]);
+            openssl.args([
+                "-keyout",
+                &path(&format!("{name}.key")),
+                "-out",
+                &path(&format!("{name}.pem")),
+            ]);
             let output = openssl.args(more).output();
-            let output =
-                output.unwrap_or_else(|error| panic!("openssl is Debian's package of that name: {error}"));
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let output = output.unwrap_or_else(|error| {
+                panic!("openssl is Debian's package of that name: {error}")
+            });
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         };
         made("authority", &[]);
         let (authority, key) = (path("authority.pem"), path("authority.key"));
-        let names =
-            ["-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1"];
-        made("server", &[&["-CA", &authority, "-CAkey", &key][..], &names].concat());
+        let names = [
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ];
+        made(
+            "server",
+            &[&["-CA", &authority, "-CAkey", &key][..], &names].concat(),
+        );
         let text = format!(
             "tls_server_config: {{cert_file: '{}', key_file: '{}'}}\n\
              basic_auth_users: {{reader: '$2b$04$abcdefghijklmnopqrstuuTnc8amReAFiMHxaSoW9U22KarbWnkSm'}}\n",
@@ -181,7 +231,11 @@ impl Prometheus {
         );
         let web = path("web.yml");
         std::fs::write(&web, text).unwrap();
-        let prometheus = Self::with(folder, "global: {}\n", &[&format!("--web.config.file={web}")]);
+        let prometheus = Self::with(
+            folder,
+            "global: {}\n",
+            &[&format!("--web.config.file={web}")],
+        );
         (prometheus, authority)
     }
 
@@ -191,14 +245,24 @@ impl Prometheus {
         let address = port();
         let mut command = Command::new("prometheus");
         command.arg(format!("--config.file={}", config.display()));
-        command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
+        command.arg(format!(
+            "--storage.tsdb.path={}",
+            folder.path().join("data").display()
+        ));
         command.arg(format!("--web.listen-address={address}"));
         command.arg("--log.level=warn").args(more);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let child = command.spawn();
-        let child =
-            child.unwrap_or_else(|error| panic!("prometheus is Debian's package of that name: {error}"));
-        let mut prometheus = Self { child, address, _folder: folder };
+        let child = child
+            .unwrap_or_else(|error| panic!("prometheus is Debian's package of that name: {error}"));
+        let mut prometheus = Self {
+            child,
+            address,
+            _folder: folder,
+        };
         reachable(&mut prometheus.child, address);
         prometheus
     }
@@ -206,21 +270,39 @@ impl Prometheus {
     /// Whether a query has an answer now, and it is a number.
     pub(crate) fn has_data(&self, query: &str) -> bool {
         let mut promtool = Command::new("promtool");
-        promtool.args(["query", "instant", "--format=json", &format!("http://{}", self.address), query]);
+        promtool.args([
+            "query",
+            "instant",
+            "--format=json",
+            &format!("http://{}", self.address),
+            query,
+        ]);
         let output = promtool.output().unwrap();
         let says = String::from_utf8_lossy(&output.stderr);
         // It answers before it has read its own files.
-        assert!(output.status.success() || says.contains("503"), "{query}: {says}");
+        assert!(
+            output.status.success() || says.contains("503"),
+            "{query}: {says}"
+        );
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let series = answer.as_array().map(Vec::as_slice).unwrap_or_default();
-        series.iter().any(|one| one["value"][1].as_str().is_some_and(|value| value != "NaN"))
+        series
+            .iter()
+            .any(|one| one["value"][1].as_str().is_some_and(|value| value != "NaN"))
     }
 
     /// The dashboard as the script beside it draws it.
     pub(crate) fn picture(&self) -> String {
         let mut script = Command::new(here("deploy/dashboards/picture"));
-        let output = script.arg(format!("http://{}", self.address)).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = script
+            .arg(format!("http://{}", self.address))
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     }
 

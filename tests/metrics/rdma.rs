@@ -7,8 +7,10 @@ use crate::node::page;
 #[test]
 fn a_device_is_the_nodes_or_one_pods() {
     let text = page().text(Format::Text);
-    let lines: Vec<&str> =
-        text.lines().filter(|line| line.contains("_rdma_") && !line.starts_with('#')).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("_rdma_") && !line.starts_with('#'))
+        .collect();
     for line in [
         "pinfold_node_rdma_port_transmit_bytes_total{device=\"mlx5_0\",port=\"1\"} 40000",
         "pinfold_node_rdma_port_receive_bytes_total{device=\"mlx5_0\",port=\"1\"} 80000",
@@ -24,6 +26,13 @@ fn a_device_is_the_nodes_or_one_pods() {
     // What a device that everybody sees has counted is nobody's own, and what is not counted is no zero; a pod on the node's
     // network has no namespace of its own.
     let pods = lines.iter().filter(|line| line.starts_with("pinfold_pod_"));
-    assert_eq!(pods.filter(|line| !line.contains("mlx5_7")).count(), 0, "{lines:#?}");
-    assert!(!text.contains("VL15_dropped") && !text.contains("mlx5_3"), "{lines:#?}");
+    assert_eq!(
+        pods.filter(|line| !line.contains("mlx5_7")).count(),
+        0,
+        "{lines:#?}"
+    );
+    assert!(
+        !text.contains("VL15_dropped") && !text.contains("mlx5_3"),
+        "{lines:#?}"
+    );
 }

@@ -10,7 +10,10 @@ pub(crate) fn same(path: &str, text: &str) {
         return;
     }
     let there = std::fs::read_to_string(&file).unwrap_or_default();
-    let differs = there.lines().zip(text.lines()).position(|(old, new)| old != new);
+    let differs = there
+        .lines()
+        .zip(text.lines())
+        .position(|(old, new)| old != new);
     let at = differs.unwrap_or_else(|| there.lines().count().min(text.lines().count()));
     let line = |text: &str| text.lines().nth(at).unwrap_or("(its end)").to_owned();
     assert!(

@@ -22,14 +22,26 @@ const ANSWERS: &str = "tests/data/report/answers.json";
 const TEXT: &str = "tests/data/report/report.md";
 
 /// The time of all cases; a time that stays the same, so that what was recorded fits what is asked.
-const SPAN: [&str; 4] = ["--from", "2025-11-22T09:50:00Z", "--to", "2025-11-22T12:00:00Z"];
+const SPAN: [&str; 4] = [
+    "--from",
+    "2025-11-22T09:50:00Z",
+    "--to",
+    "2025-11-22T12:00:00Z",
+];
 
 fn pinfold(url: &str, args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-    command.args(["scene", "report", "--prometheus", url]).args(args).env_remove("PINFOLD_PROMETHEUS");
+    command
+        .args(["scene", "report", "--prometheus", url])
+        .args(args)
+        .env_remove("PINFOLD_PROMETHEUS");
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 /// The report as JSON.
@@ -41,32 +53,58 @@ fn json(url: &str, args: &[&str]) -> Value {
 
 /// Within half a percent: `increase` extrapolates to the ends of the time.
 fn near(value: &Value, wanted: f64) {
-    let value = value.as_f64().unwrap_or_else(|| panic!("{value} is no number, {wanted} is wanted"));
-    assert!((value - wanted).abs() <= 0.005 * wanted.abs(), "{value} is not {wanted}");
+    let value = value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is no number, {wanted} is wanted"));
+    assert!(
+        (value - wanted).abs() <= 0.005 * wanted.abs(),
+        "{value} is not {wanted}"
+    );
 }
 
 fn kinds(run: &Value) -> Vec<&str> {
-    run["findings"].as_array().unwrap().iter().map(|one| one["kind"].as_str().unwrap()).collect()
+    run["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["kind"].as_str().unwrap())
+        .collect()
 }
 
 #[test]
 fn it_asks_for_families_that_there_are() {
-    let subject = Subject { scene: Some("1".to_owned()), ..Subject::default() };
+    let subject = Subject {
+        scene: Some("1".to_owned()),
+        ..Subject::default()
+    };
     known(&cases(&subject, 60), &BTreeSet::new());
     known(&presence(&subject, 15), &BTreeSet::new());
     // Where a name ends is not told by a colon.
-    known(&presence(&subject, 100).replace("[100s:15s]", "[100s]"), &BTreeSet::new());
+    known(
+        &presence(&subject, 100).replace("[100s:15s]", "[100s]"),
+        &BTreeSet::new(),
+    );
     known(&whether(&subject, 100), &BTreeSet::new());
     let names = ["p"];
     known(&scrapes("n", &names, 60), &BTreeSet::new());
-    let pods = Pods { namespace: "n", names: &names, steps: None };
+    let pods = Pods {
+        namespace: "n",
+        names: &names,
+        steps: None,
+    };
     let asked: Vec<String> = Measure::ALL
         .iter()
         .flat_map(|measure| [pods.total(*measure, 60), pods.curve(*measure, 60)])
         .flatten()
         .collect();
-    assert_eq!(asked.len(), 2 * (Measure::ALL.len() - 1), "all but steps, whose metric is the user's");
-    asked.iter().for_each(|query| known(query, &BTreeSet::new()));
+    assert_eq!(
+        asked.len(),
+        2 * (Measure::ALL.len() - 1),
+        "all but steps, whose metric is the user's"
+    );
+    asked
+        .iter()
+        .for_each(|query| known(query, &BTreeSet::new()));
 }
 
 /// The series are in a real Prometheus, and what comes out is what was put in.
@@ -81,17 +119,37 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     let steps = ["--step-metric", "train_steps_total{mode=\"train\"}"];
     let report = json(&url, &[&SPAN[..], &steps].concat());
     let runs = report["runs"].as_array().unwrap();
-    let names: Vec<&str> = runs.iter().map(|run| run["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["scene 1 case 1", "scene 1 case 2", "scene 2 case 1", "scene 2 case 2"]);
+    let names: Vec<&str> = runs
+        .iter()
+        .map(|run| run["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "scene 1 case 1",
+            "scene 1 case 2",
+            "scene 2 case 1",
+            "scene 2 case 2"
+        ]
+    );
     assert_eq!(report["notes"], serde_json::json!([]));
     let long = f64::from(LONG);
     for (at, run) in runs.iter().enumerate() {
         let large = at % 2 == 1;
-        assert_eq!((run["namespace"].as_str(), run["job"].as_str()), (Some("train"), Some("wide-deep")));
+        assert_eq!(
+            (run["namespace"].as_str(), run["job"].as_str()),
+            (Some("train"), Some("wide-deep"))
+        );
         near(&run["seconds"], long);
         near(&run["scrapeIntervalSeconds"], 15.0);
-        let role =
-            |role: &str| run["roles"].as_array().unwrap().iter().find(|one| one["role"] == role).unwrap();
+        let role = |role: &str| {
+            run["roles"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|one| one["role"] == role)
+                .unwrap()
+        };
         let (workers, rate, sent) = match large {
             false => (2.0, 5.0, 2e6),
             true => (4.0, if at == 1 { 4.0 } else { 4.1 }, 8e6),
@@ -106,7 +164,10 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         near(&role("ps")["sentBytes"], sent * long);
         near(&role("ps")["receivedBytesPerSecond"], sent / 2.0);
         near(&role("worker")["sentBytes"], workers * 1e6 * long);
-        assert_eq!(run["traffic"], if at == 2 { "sockets" } else { "interfaces" });
+        assert_eq!(
+            run["traffic"],
+            if at == 2 { "sockets" } else { "interfaces" }
+        );
         let unseen = run["unseenSeconds"].as_f64().unwrap();
         if at == 3 {
             near(&run["unseenSeconds"], 135.0);
@@ -129,11 +190,17 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
                 (&Value::from("ps 0"), vec!["hotServer"])
             );
         } else {
-            assert_eq!(run["servers"], serde_json::json!({"traffic": null, "cpu": null}));
+            assert_eq!(
+                run["servers"],
+                serde_json::json!({"traffic": null, "cpu": null})
+            );
         }
     }
     let slots = |run: usize, task: usize| &runs[run]["tasks"][task]["slots"][0];
-    assert_eq!((slots(1, 3).as_str(), slots(3, 1).as_str()), (Some("0"), Some("ps 1")));
+    assert_eq!(
+        (slots(1, 3).as_str(), slots(3, 1).as_str()),
+        (Some("0"), Some("ps 1"))
+    );
     let efficiency = report["efficiency"].as_array().unwrap();
     assert_eq!(efficiency.len(), 2);
     near(&efficiency[0]["speedup"], 1.6);
@@ -142,7 +209,13 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     let pairs = report["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 2, "case 1 and case 2");
     near(&pairs[1]["ratio"], 1.025);
-    assert!(pairs[1]["text"].as_str().unwrap().contains("ps 0 is hot in both"), "{pairs:?}");
+    assert!(
+        pairs[1]["text"]
+            .as_str()
+            .unwrap()
+            .contains("ps 0 is hot in both"),
+        "{pairs:?}"
+    );
 
     // Ten minutes are found in three days, too: between two looks are 18.
     let days = json(
@@ -179,21 +252,37 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     let worker = &all["runs"][0]["roles"][1];
     let steps_done = worker["steps"].as_f64().unwrap();
     let wanted = 600.0 * (2.0 * 5.0 + 4.0 * 4.0 + 2.0 * 5.0 + 4.0 * 4.1);
-    assert!((0.99..1.04).contains(&(steps_done / wanted)), "{steps_done} of {wanted}");
+    assert!(
+        (0.99..1.04).contains(&(steps_done / wanted)),
+        "{steps_done} of {wanted}"
+    );
     let cpu = worker["cpuSeconds"].as_f64().unwrap() / (12.0 * 0.9 * 600.0);
     assert!((0.99..1.04).contains(&cpu), "{cpu} times what was put in");
-    assert!(all["runs"][0]["missing"].to_string().contains("none of the pods was seen for"), "{all}");
+    assert!(
+        all["runs"][0]["missing"]
+            .to_string()
+            .contains("none of the pods was seen for"),
+        "{all}"
+    );
 
     // Without steps, by what the servers send.
     let by_bytes = json(&url, &[&SPAN[..], &["--scene", "1"]].concat());
     near(&by_bytes["efficiency"][0]["speedup"], 4.0);
     assert_eq!(by_bytes["efficiency"][0]["by"], "serverBytes");
     // Part of a case, named.
-    let half = format!("name=half,scene=1,case=1,from=2025-11-22T10:00:00Z,to={}", "2025-11-22T10:05:00Z");
+    let half = format!(
+        "name=half,scene=1,case=1,from=2025-11-22T10:00:00Z,to={}",
+        "2025-11-22T10:05:00Z"
+    );
     let half = json(&url, &["--run", &half, "--job", "wide-deep"]);
     near(&half["runs"][0]["roles"][0]["sentBytes"], 2e6 * 300.0);
-    let (code, _, error) =
-        pinfold(&url, &["--run", "name=x,from=2025-11-22T10:00:00Z,to=2025-11-22T10:05:00Z"]);
+    let (code, _, error) = pinfold(
+        &url,
+        &[
+            "--run",
+            "name=x,from=2025-11-22T10:00:00Z,to=2025-11-22T10:05:00Z",
+        ],
+    );
     assert_eq!(code, Some(2));
     assert!(
         error.contains("several jobs ran, else/other, train/wide-deep: choose one with --job"),
@@ -202,11 +291,19 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     // A metric that is none, and one that isn't there.
     let (code, _, error) = pinfold(&url, &[&SPAN[..], &["--step-metric", "a{b}"]].concat());
     assert_eq!(code, Some(2));
-    assert!(error.contains("400 Bad Request, bad_data") && error.contains("a{namespace="), "{error}");
-    let lacks = json(&url, &[&SPAN[..], &["--case", "1", "--step-metric", "nobody_total"]].concat());
+    assert!(
+        error.contains("400 Bad Request, bad_data") && error.contains("a{namespace="),
+        "{error}"
+    );
+    let lacks = json(
+        &url,
+        &[&SPAN[..], &["--case", "1", "--step-metric", "nobody_total"]].concat(),
+    );
     let missing = lacks["runs"][0]["missing"].as_array().unwrap();
     assert!(
-        missing.iter().any(|one| one.as_str().unwrap().contains("no series of nobody_total")),
+        missing
+            .iter()
+            .any(|one| one.as_str().unwrap().contains("no series of nobody_total")),
         "{missing:?}"
     );
     for (args, says) in [
@@ -214,7 +311,10 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
             &["--case", "9"][..],
             "labelled for case 9 between 2025-11-22T09:50:00Z and 2025-11-22T12:00:00Z; there were scene 1 case 1, scene 1 case 2, scene 2",
         ),
-        (&["--job", "nobody", "--case", "1"], "no training pod was seen"),
+        (
+            &["--job", "nobody", "--case", "1"],
+            "no training pod was seen",
+        ),
     ] {
         let (code, out, error) = pinfold(&url, &[&SPAN[..], args].concat());
         assert_eq!((code, out.as_str()), (Some(1), ""), "{error}");
@@ -240,18 +340,35 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
 fn recorded_answers_make_the_same_report() {
     let text = std::fs::read_to_string(crate::yaml::here(ANSWERS)).unwrap();
     let answers: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
-    let fake = Fake::recorded(answers.into_iter().map(|(target, body)| (target, body.to_string())).collect());
+    let fake = Fake::recorded(
+        answers
+            .into_iter()
+            .map(|(target, body)| (target, body.to_string()))
+            .collect(),
+    );
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("a/b");
-    let args =
-        ["--case", "2", "--step-metric", "train_steps_total{mode=\"train\"}", "--out", out.to_str().unwrap()];
+    let args = [
+        "--case",
+        "2",
+        "--step-metric",
+        "train_steps_total{mode=\"train\"}",
+        "--out",
+        out.to_str().unwrap(),
+    ];
     let (code, printed, error) = pinfold(&fake.url(), &[&SPAN[..], &args].concat());
     assert_eq!((code, error.as_str()), (Some(0), ""));
-    same(TEXT, &printed.replace(&fake.url(), "http://prometheus:9090"));
+    same(
+        TEXT,
+        &printed.replace(&fake.url(), "http://prometheus:9090"),
+    );
     let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
     let written = read("report.md");
     for line in printed.lines() {
-        assert!(written.lines().any(|other| other == line), "{line}\n{written}");
+        assert!(
+            written.lines().any(|other| other == line),
+            "{line}\n{written}"
+        );
     }
     for picture in ["runs.svg", "run-1.svg", "run-2.svg"] {
         assert!(written.contains(&format!("]({picture})")), "{written}");
@@ -262,12 +379,23 @@ fn recorded_answers_make_the_same_report() {
     assert_eq!(json["runs"].as_array().unwrap().len(), 2);
     // Written anew, nothing else is left there; and what can't be written leaves everything as it was.
     let files = || {
-        let names =
-            std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = std::fs::read_dir(&out)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect::<BTreeSet<String>>()
     };
-    let all = ["report.json", "report.md", "run-1.svg", "run-2.svg", "runs.svg"].map(str::to_owned);
-    assert_eq!(pinfold(&fake.url(), &[&SPAN[..], &args].concat()).0, Some(0));
+    let all = [
+        "report.json",
+        "report.md",
+        "run-1.svg",
+        "run-2.svg",
+        "runs.svg",
+    ]
+    .map(str::to_owned);
+    assert_eq!(
+        pinfold(&fake.url(), &[&SPAN[..], &args].concat()).0,
+        Some(0)
+    );
     assert_eq!(files(), BTreeSet::from(all.clone()));
     std::fs::write(out.join("report.md"), "before").unwrap();
     std::fs::remove_file(out.join("report.json")).unwrap();
@@ -280,7 +408,10 @@ fn recorded_answers_make_the_same_report() {
     // What is not recorded is refused, and that says what was asked.
     let (code, _, error) = pinfold(&fake.url(), &[&SPAN[..], &["--case", "1"]].concat());
     assert_eq!(code, Some(2));
-    assert!(error.contains("/api/v1/query refuses: 404") && error.contains("case=\"1\""), "{error}");
+    assert!(
+        error.contains("/api/v1/query refuses: 404") && error.contains("case=\"1\""),
+        "{error}"
+    );
 }
 
 /// The README shows lines of that report.
@@ -288,11 +419,24 @@ fn recorded_answers_make_the_same_report() {
 fn the_readme_shows_what_is_printed() {
     let read = |path: &str| std::fs::read_to_string(crate::yaml::here(path)).unwrap();
     let (readme, report) = (read("README.md"), read(TEXT));
-    let shown = readme.split("$ pinfold scene report").nth(1).unwrap().split("```").next().unwrap();
-    let shown: Vec<&str> = shown.lines().skip(1).filter(|line| !line.is_empty() && *line != "…").collect();
+    let shown = readme
+        .split("$ pinfold scene report")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let shown: Vec<&str> = shown
+        .lines()
+        .skip(1)
+        .filter(|line| !line.is_empty() && *line != "…")
+        .collect();
     assert!(shown.len() > 5, "{shown:?}");
     for line in shown {
-        assert!(report.lines().any(|other| other == line), "{TEXT} has no line {line:?}");
+        assert!(
+            report.lines().any(|other| other == line),
+            "{TEXT} has no line {line:?}"
+        );
     }
 }
 
@@ -305,18 +449,48 @@ fn what_is_no_prometheus_is_named_with_the_query() {
     };
     for (status, body, code, says) in [
         (200, EMPTY.to_owned(), 1, "no training pod was seen"),
-        (200, "<html>login</html>".to_owned(), 2, "something else than a Prometheus: expected value"),
+        (
+            200,
+            "<html>login</html>".to_owned(),
+            2,
+            "something else than a Prometheus: expected value",
+        ),
         (
             200,
             r#"{"status":"success","data":{"resultType":"string","result":[1,"a"]}}"#.to_owned(),
             2,
             "of type string",
         ),
-        (200, good(r#"[{"metric":{},"value":[1,"x"]}]"#), 2, "\"x\" is no number"),
-        (200, good(r#"[{"metric":{},"histogram":[1,{}]}]"#), 2, "histograms"),
-        (302, String::new(), 2, "refuses: 302 Found, it is to be asked at https://login"),
-        (200, " ".repeat((64 << 20) + 1), 2, "answers with more than 64 MiB: ask for less"),
-        (401, "who are you?".to_owned(), 2, "refuses: 401 Unauthorized: who are you?"),
+        (
+            200,
+            good(r#"[{"metric":{},"value":[1,"x"]}]"#),
+            2,
+            "\"x\" is no number",
+        ),
+        (
+            200,
+            good(r#"[{"metric":{},"histogram":[1,{}]}]"#),
+            2,
+            "histograms",
+        ),
+        (
+            302,
+            String::new(),
+            2,
+            "refuses: 302 Found, it is to be asked at https://login",
+        ),
+        (
+            200,
+            " ".repeat((64 << 20) + 1),
+            2,
+            "answers with more than 64 MiB: ask for less",
+        ),
+        (
+            401,
+            "who are you?".to_owned(),
+            2,
+            "refuses: 401 Unauthorized: who are you?",
+        ),
         (
             422,
             r#"{"status":"error","errorType":"execution","error":"too many samples"}"#.to_owned(),
@@ -330,16 +504,29 @@ fn what_is_no_prometheus_is_named_with_the_query() {
         let fake = Fake::start(move |_| (status, told.clone()));
         let (found, out, error) = pinfold(&fake.url(), &["--last", "5m"]);
         let body = body.trim();
-        assert_eq!((found, out.as_str()), (Some(code), ""), "{status} {body}: {error}");
-        assert!(error.contains(says) && error.contains(&fake.url()), "{status} {body}: {error}");
-        assert!(error.contains("asked for") && error.contains("pinfold_"), "{status} {body}: {error}");
+        assert_eq!(
+            (found, out.as_str()),
+            (Some(code), ""),
+            "{status} {body}: {error}"
+        );
+        assert!(
+            error.contains(says) && error.contains(&fake.url()),
+            "{status} {body}: {error}"
+        );
+        assert!(
+            error.contains("asked for") && error.contains("pinfold_"),
+            "{status} {body}: {error}"
+        );
     }
     // Nobody there, and somebody who says nothing.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = address.local_addr().unwrap();
     let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1"]);
     assert_eq!(code, Some(2));
-    assert!(error.contains("gave no answer within 1 s (asked for group by"), "{error}");
+    assert!(
+        error.contains("gave no answer within 1 s (asked for group by"),
+        "{error}"
+    );
     drop(address);
     let (code, _, error) = pinfold(&format!("http://{silent}/prefix/"), &[]);
     assert_eq!(code, Some(2));
@@ -359,7 +546,8 @@ fn the_question_is_asked_as_it_should_be() {
     let many = many.join(",");
     let first = std::sync::OnceLock::new();
     let fake = Fake::start(move |asked| {
-        if !asked.head.contains("authorization: bearer s3cret\r\n") || !asked.target.starts_with("/p/api/v1/")
+        if !asked.head.contains("authorization: bearer s3cret\r\n")
+            || !asked.target.starts_with("/p/api/v1/")
         {
             return (403, format!("{}{}", asked.target, asked.head));
         }
@@ -375,9 +563,15 @@ fn the_question_is_asked_as_it_should_be() {
             .and_then(|at| at.parse::<u64>().ok())
             // Times stay where they were at the first look.
             .map(|at| *first.get_or_init(|| at));
-        match (asked.target.contains("/query_range"), asked.target.contains("pod_info"), seen) {
+        match (
+            asked.target.contains("/query_range"),
+            asked.target.contains("pod_info"),
+            seen,
+        ) {
             (true, true, Some(at)) => {
-                let result = many.replace('T', &(at + 10).to_string()).replace('U', &(at + 40).to_string());
+                let result = many
+                    .replace('T', &(at + 10).to_string())
+                    .replace('U', &(at + 40).to_string());
                 (
                     200,
                     format!(
@@ -391,8 +585,15 @@ fn the_question_is_asked_as_it_should_be() {
     let args = ["--token-file", token.to_str().unwrap(), "--last", "5m"];
     let report = json(&format!("{}/p", fake.url()), &args);
     assert_eq!(report["runs"][0]["workers"], 200);
-    assert_eq!(report["runs"][0]["roles"][0]["cpuSeconds"], Value::Null, "nothing is known of them");
-    assert_eq!(report["notes"], serde_json::json!(["Prometheus warns: mind the gap"]));
+    assert_eq!(
+        report["runs"][0]["roles"][0]["cpuSeconds"],
+        Value::Null,
+        "nothing is known of them"
+    );
+    assert_eq!(
+        report["notes"],
+        serde_json::json!(["Prometheus warns: mind the gap"])
+    );
 }
 
 #[test]
@@ -414,38 +615,102 @@ fn bad_input_is_refused_before_anybody_is_asked() {
         ("u:pw@p:9090", &[], "is no URL of a Prometheus"),
         ("http://p/?x=1", &[], "it has a query"),
         ("", &[], "is no URL of a Prometheus"),
-        (url, &["--from", "yesterday"], "write a time as RFC 3339 has it"),
-        (url, &["--from", "2025-11-22T10:00:00Z", "--to", "2025-11-22T10:00:00Z"], "ends before it begins"),
+        (
+            url,
+            &["--from", "yesterday"],
+            "write a time as RFC 3339 has it",
+        ),
+        (
+            url,
+            &[
+                "--from",
+                "2025-11-22T10:00:00Z",
+                "--to",
+                "2025-11-22T10:00:00Z",
+            ],
+            "ends before it begins",
+        ),
         (url, &["--last", "5"], "last 5: write a time like 90s"),
         (url, &["--last", "0s"], "last 0s"),
-        (url, &["--last", "5m", "--from", "2025-11-22T10:00:00Z"], "cannot be used with"),
+        (
+            url,
+            &["--last", "5m", "--from", "2025-11-22T10:00:00Z"],
+            "cannot be used with",
+        ),
         (url, &["--run", "scene=1"], "--run scene=1: it has no name"),
         (url, &["--run", "name=a,when=now"], "when is unknown"),
         (url, &["--run", "name=a,b"], "\"b\" is no KEY=VALUE"),
         (url, &["--run", "name="], "name is empty"),
         (url, &["--run", "name=a,name=b"], "name is given twice"),
-        (url, &["--run", "name=a,from=2025-11-22T10:00:00Z,last=5m"], "exclude each other"),
-        (url, &["--run", "name=a", "--run", "name=a"], "another run is called a"),
-        (url, &["--step-metric", "rate(x[1m])"], "write the name of a counter of steps"),
-        (url, &["--token-file", "/nowhere/token"], "the token file /nowhere/token: "),
+        (
+            url,
+            &["--run", "name=a,from=2025-11-22T10:00:00Z,last=5m"],
+            "exclude each other",
+        ),
+        (
+            url,
+            &["--run", "name=a", "--run", "name=a"],
+            "another run is called a",
+        ),
+        (
+            url,
+            &["--step-metric", "rate(x[1m])"],
+            "write the name of a counter of steps",
+        ),
+        (
+            url,
+            &["--token-file", "/nowhere/token"],
+            "the token file /nowhere/token: ",
+        ),
         (url, &["--token-file", file], "it is empty"),
         (
             url,
             &["--token-file", "Cargo.toml"],
             "the token file Cargo.toml: it holds more than one line or word",
         ),
-        (url, &["--token-file", "/dev/zero"], "the token file /dev/zero: it has more than 4 MiB"),
-        (url, &["--user-file", two_lines.to_str().unwrap()], "it holds more than one line"),
-        (url, &["--user-file", word.to_str().unwrap()], "write name:password into it"),
-        (url, &["--user-file", file, "--token-file", file], "cannot be used with"),
-        (url, &["--ca-file", "Cargo.toml"], "the certificate authority's file Cargo.toml: "),
-        (url, &["--ca-file", "/nowhere/ca"], "the certificate authority's file /nowhere/ca: "),
+        (
+            url,
+            &["--token-file", "/dev/zero"],
+            "the token file /dev/zero: it has more than 4 MiB",
+        ),
+        (
+            url,
+            &["--user-file", two_lines.to_str().unwrap()],
+            "it holds more than one line",
+        ),
+        (
+            url,
+            &["--user-file", word.to_str().unwrap()],
+            "write name:password into it",
+        ),
+        (
+            url,
+            &["--user-file", file, "--token-file", file],
+            "cannot be used with",
+        ),
+        (
+            url,
+            &["--ca-file", "Cargo.toml"],
+            "the certificate authority's file Cargo.toml: ",
+        ),
+        (
+            url,
+            &["--ca-file", "/nowhere/ca"],
+            "the certificate authority's file /nowhere/ca: ",
+        ),
         (url, &["--out", below.as_str()], "can't make the folder"),
     ] {
         let (code, out, error) = pinfold(url, args);
-        assert_eq!((code, out.as_str()), (Some(2), ""), "{url} {args:?}: {error}");
+        assert_eq!(
+            (code, out.as_str()),
+            (Some(2), ""),
+            "{url} {args:?}: {error}"
+        );
         assert!(error.contains(says), "{url} {args:?}: {error}");
-        assert!(!error.contains("pw") && !error.contains("asked for"), "{url} {args:?}: {error}");
+        assert!(
+            !error.contains("pw") && !error.contains("asked for"),
+            "{url} {args:?}: {error}"
+        );
     }
 }
 
@@ -463,9 +728,24 @@ fn a_prometheus_that_lets_not_everybody_in_is_asked() {
     let url = format!("https://{}", prometheus.address);
     let (user, other) = (path("user"), path("other"));
     for (url, args, code, says) in [
-        (&url, &["--ca-file", &authority, "--user-file", &user][..], 1, "no training pod was seen"),
-        (&url, &["--ca-file", &authority, "--user-file", &other], 2, "refuses: 401 Unauthorized"),
-        (&url, &["--ca-file", &authority], 2, "refuses: 401 Unauthorized"),
+        (
+            &url,
+            &["--ca-file", &authority, "--user-file", &user][..],
+            1,
+            "no training pod was seen",
+        ),
+        (
+            &url,
+            &["--ca-file", &authority, "--user-file", &other],
+            2,
+            "refuses: 401 Unauthorized",
+        ),
+        (
+            &url,
+            &["--ca-file", &authority],
+            2,
+            "refuses: 401 Unauthorized",
+        ),
         (&url, &["--user-file", &user], 2, "can't be reached: "),
         (
             &url.replace("https", "http"),
@@ -476,7 +756,10 @@ fn a_prometheus_that_lets_not_everybody_in_is_asked() {
     ] {
         let (found, out, error) = pinfold(url, args);
         assert_eq!((found, out.as_str()), (Some(code), ""), "{args:?}: {error}");
-        assert!(error.contains(says) && !error.contains("let me"), "{args:?}: {error}");
+        assert!(
+            error.contains(says) && !error.contains("let me"),
+            "{args:?}: {error}"
+        );
     }
     let (_, _, error) = pinfold(&url, &["--user-file", &user]);
     assert!(error.to_lowercase().contains("certificate"), "{error}");
@@ -511,26 +794,55 @@ fn a_demo_is_reported_of() {
         assert!(Instant::now() < deadline, "no traffic");
         std::thread::sleep(Duration::from_millis(500));
     }
-    let args = ["--last", "10m", "--case", "2", "--step-metric", "train_steps_total"];
+    let args = [
+        "--last",
+        "10m",
+        "--case",
+        "2",
+        "--step-metric",
+        "train_steps_total",
+    ];
     let report = json(&url, &args);
     let run = &report["runs"][0];
-    assert_eq!((&run["name"], &run["job"]), (&Value::from("scene 1 case 2"), &Value::from("demo")));
+    assert_eq!(
+        (&run["name"], &run["job"]),
+        (&Value::from("scene 1 case 2"), &Value::from("demo"))
+    );
     let task = |name: &str| {
         let tasks = run["tasks"].as_array().unwrap();
-        tasks.iter().find(|one| one["task"] == name).unwrap_or_else(|| panic!("no {name}: {run:#}")).clone()
+        tasks
+            .iter()
+            .find(|one| one["task"] == name)
+            .unwrap_or_else(|| panic!("no {name}: {run:#}"))
+            .clone()
     };
     let (ps, worker) = (task("ps 0"), task("worker 0"));
-    assert_eq!((&worker["nodes"][0], &worker["slots"][0]), (&Value::from("n1"), &Value::from("0")));
+    assert_eq!(
+        (&worker["nodes"][0], &worker["slots"][0]),
+        (&Value::from("n1"), &Value::from("0"))
+    );
     let steps = worker["stepsPerSecond"].as_f64().unwrap();
-    assert!((steps - 10.0).abs() < 1.0, "{steps} steps a second, 10 were counted");
-    for (task, key) in
-        [(&ps, "sentBytes"), (&ps, "receivedBytes"), (&worker, "cpuSeconds"), (&worker, "sentBytes")]
-    {
-        assert!(task[key].as_f64().is_some_and(|value| value > 0.0), "{key}: {task:#}");
+    assert!(
+        (steps - 10.0).abs() < 1.0,
+        "{steps} steps a second, 10 were counted"
+    );
+    for (task, key) in [
+        (&ps, "sentBytes"),
+        (&ps, "receivedBytes"),
+        (&worker, "cpuSeconds"),
+        (&worker, "sentBytes"),
+    ] {
+        assert!(
+            task[key].as_f64().is_some_and(|value| value > 0.0),
+            "{key}: {task:#}"
+        );
     }
     let text = pinfold(&url, &args).1;
     println!("{text}");
-    assert!(text.contains("## scene 1 case 2\n") && text.contains("| ps 0 "), "{text}");
+    assert!(
+        text.contains("## scene 1 case 2\n") && text.contains("| ps 0 "),
+        "{text}"
+    );
     let log = demo.stop() + &prometheus.stop();
     assert!(!log.contains("panicked"), "{log}");
 }

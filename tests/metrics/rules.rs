@@ -17,19 +17,24 @@ const CASES: &str = "tests/prometheus/rules.test.yaml";
 pub(crate) fn rules() -> Vec<Value> {
     let groups = documents(RULES).remove(0);
     let groups = groups["groups"].as_array().unwrap().clone();
-    groups.iter().flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+    groups
+        .iter()
+        .flat_map(|group| group["rules"].as_array().unwrap().clone())
+        .collect()
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or_else(|| panic!("no {key} in {value:#}"))
+    value[key]
+        .as_str()
+        .unwrap_or_else(|| panic!("no {key} in {value:#}"))
 }
 
 /// The names of series in an expression: those of ours, those that rules record, and `up`.
 fn series(expression: &str) -> BTreeSet<String> {
     // What stands in quotes is a label's value.
     let outside: String = expression.split('"').step_by(2).collect();
-    let words =
-        outside.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_' && letter != ':');
+    let words = outside
+        .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_' && letter != ':');
     let is_name = |word: &&str| word.contains(':') || word.starts_with("pinfold_") || *word == "up";
     words.filter(is_name).map(str::to_owned).collect()
 }
@@ -40,10 +45,14 @@ pub(crate) fn known(expression: &str, recorded: &BTreeSet<String>) {
     assert!(!names.is_empty(), "no series in {expression}");
     for name in names {
         // A histogram is served as three.
-        let stem =
-            ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
+        let stem = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| name.strip_suffix(end))
+            .unwrap_or(&name);
         let is = |family: &str| family == name || family == stem;
-        let tabled = TABLES.iter().any(|table| table.iter().any(|family| is(family.name)));
+        let tabled = TABLES
+            .iter()
+            .any(|table| table.iter().any(|family| is(family.name)));
         assert!(
             tabled || name == "up" || recorded.contains(&name),
             "{name} is no family, and no rule before has recorded it: {expression}"
@@ -66,12 +75,25 @@ fn rules_are_on_families_that_there_are() {
         alerts += 1;
         assert!(name.starts_with("Pinfold"), "{name}");
         let severity = text(&rule["labels"], "severity");
-        assert!(matches!(severity, "info" | "warning" | "critical"), "{name}: {severity}");
+        assert!(
+            matches!(severity, "info" | "warning" | "critical"),
+            "{name}: {severity}"
+        );
         let notes = &rule["annotations"];
-        assert!(text(notes, "summary").ends_with('.') && text(notes, "summary").len() < 200, "{name}");
-        assert!(text(notes, "description").ends_with('.') && text(notes, "description").len() > 60, "{name}");
+        assert!(
+            text(notes, "summary").ends_with('.') && text(notes, "summary").len() < 200,
+            "{name}"
+        );
+        assert!(
+            text(notes, "description").ends_with('.') && text(notes, "description").len() > 60,
+            "{name}"
+        );
     }
-    assert!(recorded.len() > 10 && alerts > 15, "{} recorded, {alerts} alerts", recorded.len());
+    assert!(
+        recorded.len() > 10 && alerts > 15,
+        "{} recorded, {alerts} alerts",
+        recorded.len()
+    );
 }
 
 /// Promtool would not miss a rule without a case.
@@ -83,12 +105,18 @@ fn every_rule_has_a_case_and_every_alert_one_where_it_keeps_silent() {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     for case in list(&cases["tests"]) {
         for one in list(&case["promql_expr_test"]) {
-            assert!(!list(&one["exp_samples"]).is_empty(), "{one}: expects nothing");
+            assert!(
+                !list(&one["exp_samples"]).is_empty(),
+                "{one}: expects nothing"
+            );
             asked.extend(series(text(&one, "expr")));
         }
         for one in list(&case["alert_rule_test"]) {
             let fires = !list(&one["exp_alerts"]).is_empty();
-            alerts.entry(text(&one, "alertname").to_owned()).or_default().insert(fires);
+            alerts
+                .entry(text(&one, "alertname").to_owned())
+                .or_default()
+                .insert(fires);
         }
     }
     for rule in rules() {
@@ -96,11 +124,19 @@ fn every_rule_has_a_case_and_every_alert_one_where_it_keeps_silent() {
             Some(name) => assert!(asked.remove(name), "{name} has no case in {CASES}"),
             None => {
                 let both = alerts.remove(text(&rule, "alert"));
-                assert_eq!(both, Some(BTreeSet::from([false, true])), "{} in {CASES}", rule["alert"]);
+                assert_eq!(
+                    both,
+                    Some(BTreeSet::from([false, true])),
+                    "{} in {CASES}",
+                    rule["alert"]
+                );
             }
         }
     }
-    assert!(asked.is_empty() && alerts.is_empty(), "cases of no rule: {asked:?} {alerts:?}");
+    assert!(
+        asked.is_empty() && alerts.is_empty(),
+        "cases of no rule: {asked:?} {alerts:?}"
+    );
 }
 
 #[test]
@@ -111,11 +147,17 @@ fn promtool_agrees() {
     for args in [["check", "rules", RULES], ["test", "rules", CASES]] {
         let mut promtool = Command::new("promtool");
         let output = promtool.args(args).current_dir(here("")).output();
-        let output =
-            output.unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
-        let says =
-            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success() && says.contains("SUCCESS"), "{args:?}: {says}");
+        let output = output
+            .unwrap_or_else(|error| panic!("promtool is in Debian's package prometheus: {error}"));
+        let says = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            output.status.success() && says.contains("SUCCESS"),
+            "{args:?}: {says}"
+        );
     }
 }
 
@@ -135,7 +177,12 @@ fn the_prometheus_rule_has_the_same_groups() {
     }
     let path = "deploy/components/prometheusrule/prometheusrule.yaml";
     same(path, &object);
-    assert_eq!(documents(path)[0]["spec"], documents(RULES)[0], "as they are read");
-    let chart = std::fs::read_to_string(here("deploy/helm/pinfold/rules/pinfold.rules.yaml")).unwrap();
+    assert_eq!(
+        documents(path)[0]["spec"],
+        documents(RULES)[0],
+        "as they are read"
+    );
+    let chart =
+        std::fs::read_to_string(here("deploy/helm/pinfold/rules/pinfold.rules.yaml")).unwrap();
     assert_eq!(chart, file);
 }

@@ -13,7 +13,9 @@ use pinfold::pin::decide::{Decisions, Inputs, decide};
 use pinfold::pin::{Enforcement, Ledger, Mark, Observed, Reason, Step, plan};
 use pinfold::pod::{Container, ContainerKind, Pod, Policy, Resources, Wishes};
 
-use super::kernel::{self, Cpus, Kernel, Kind, Refused, State, bits, id, is_leaf, node_of, pod_node, set};
+use super::kernel::{
+    self, Cpus, Kernel, Kind, Refused, State, bits, id, is_leaf, node_of, pod_node, set,
+};
 
 /// What a pod is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -137,12 +139,23 @@ impl Wanted {
 impl Setup {
     pub(crate) fn new(kind: Kind, cpus: u32, threads: u32, shapes: &[Shape]) -> Self {
         let machines = RefCell::default();
-        Self { kind, cpus, threads, shapes: shapes.to_vec(), mutate: |steps| steps, machines }
+        Self {
+            kind,
+            cpus,
+            threads,
+            shapes: shapes.to_vec(),
+            mutate: |steps| steps,
+            machines,
+        }
     }
 
     /// A world without pods.
     pub(crate) fn world(&self) -> World {
-        let enforcement = if self.kind.has_partitions() { Wanted::Partition } else { Wanted::Cpuset };
+        let enforcement = if self.kind.has_partitions() {
+            Wanted::Partition
+        } else {
+            Wanted::Cpuset
+        };
         World {
             kernel: Kernel::new(self.kind, self.cpus, self.shapes.len()),
             pods: vec![PodState::default(); self.shapes.len()],
@@ -195,7 +208,11 @@ impl Setup {
             namespace: "train".to_owned(),
             name: format!("worker-{index}"),
             uid: Some(index.to_string().into()),
-            labels: [("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned())].into(),
+            labels: [(
+                "training.kubeflow.org/replica-type".to_owned(),
+                "worker".to_owned(),
+            )]
+            .into(),
             ..Pod::default()
         };
         for (number, (kind, cpu)) in self.shapes[index].containers().into_iter().enumerate() {
@@ -211,7 +228,8 @@ impl Setup {
                     memory_request: memory,
                     memory_limit: memory,
                 },
-                runtime_id: state.named[number].map(|incarnation| id(number, usize::from(incarnation))),
+                runtime_id: state.named[number]
+                    .map(|incarnation| id(number, usize::from(incarnation))),
                 ..Container::default()
             });
         }
@@ -220,11 +238,19 @@ impl Setup {
 
     /// What the agent would do now.
     pub(crate) fn plan(&self, world: &World) -> Planned {
-        let known = world.pods.iter().enumerate().filter(|(_, state)| state.known);
+        let known = world
+            .pods
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| state.known);
         let pods: Vec<Pod> = known.map(|(index, state)| self.pod(index, state)).collect();
         let (observed, ledger) = Observed::new(world.kernel.scan(), &pods);
         let machine = self.machine(world.kernel.online);
-        let here: HashSet<&str> = observed.pods.iter().map(|pod| pod.cgroup.uid.as_str()).collect();
+        let here: HashSet<&str> = observed
+            .pods
+            .iter()
+            .map(|pod| pod.cgroup.uid.as_str())
+            .collect();
         let inputs = Inputs {
             topology: &machine.0,
             placer: &machine.1,
@@ -242,10 +268,24 @@ impl Setup {
         if world.enforcement == Wanted::Observe {
             decisions.only_what_is(&pods, &ledger);
         }
-        decisions.desired.held_back =
-            world.refused.iter().map(|node| kernel::path(*node).to_owned()).collect();
-        let steps = plan(&observed, &ledger, &decisions.desired, world.enforcement.enforcement());
-        Planned { steps: (self.mutate)(steps), pods, observed, ledger, decisions }
+        decisions.desired.held_back = world
+            .refused
+            .iter()
+            .map(|node| kernel::path(*node).to_owned())
+            .collect();
+        let steps = plan(
+            &observed,
+            &ledger,
+            &decisions.desired,
+            world.enforcement.enforcement(),
+        );
+        Planned {
+            steps: (self.mutate)(steps),
+            pods,
+            observed,
+            ledger,
+            decisions,
+        }
     }
 }
 
@@ -286,10 +326,16 @@ impl World {
                 Ok(())
             }
             // Neither idle siblings nor memory are asked for here.
-            Step::Make { .. } | Step::Remove { .. } | Step::Memory { .. } => panic!("{step}: not asked for"),
+            Step::Make { .. } | Step::Remove { .. } | Step::Memory { .. } => {
+                panic!("{step}: not asked for")
+            }
             Step::Exclusive { cpus, .. } => kernel.write_exclusive(node, bits(cpus)),
             Step::Partition { kind, .. } => kernel.write_partition(node, *kind),
-            Step::Cpus { cpus, reason: Reason::Own, .. } if !cpus.is_disjoint(&held.cpus) => {
+            Step::Cpus {
+                cpus,
+                reason: Reason::Own,
+                ..
+            } if !cpus.is_disjoint(&held.cpus) => {
                 return Outcome::Blocked;
             }
             Step::Cpus { cpus, .. } => kernel.write_cpus(node, bits(cpus)),
@@ -301,14 +347,25 @@ impl World {
         let failed = matches!(outcome, Outcome::Refused(_) | Outcome::Invalid(_));
         match step {
             Step::Exclusive { path, .. } if failed => held.refused.push(path.clone()),
-            Step::Cpus { cpus, reason: Reason::Narrow, .. }
-                if failed || matches!(outcome, Outcome::NotInForce(_)) =>
-            {
-                held.cpus = held.cpus.union(&set(self.kernel.effective(node)).difference(cpus));
+            Step::Cpus {
+                cpus,
+                reason: Reason::Narrow,
+                ..
+            } if failed || matches!(outcome, Outcome::NotInForce(_)) => {
+                held.cpus = held
+                    .cpus
+                    .union(&set(self.kernel.effective(node)).difference(cpus));
             }
             _ => {}
         }
-        let asked = matches!(step, Step::Partition { .. } | Step::Exclusive { in_force: Some(_), .. });
+        let asked = matches!(
+            step,
+            Step::Partition { .. }
+                | Step::Exclusive {
+                    in_force: Some(_),
+                    ..
+                }
+        );
         if asked && !matches!(outcome, Outcome::Done | Outcome::Gone) {
             self.refused.insert(node);
         }
@@ -322,35 +379,53 @@ impl World {
                 cpus,
                 reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
                 ..
-            } => self.kernel.get(node).is_some_and(|node| node.cpus == bits(cpus)),
+            } => self
+                .kernel
+                .get(node)
+                .is_some_and(|node| node.cpus == bits(cpus)),
             Step::Cpus { cpus, .. } => match self.kernel.get(node) {
                 Some(node) if node.is_live() => node.cpus == bits(cpus),
                 _ => effective == *cpus,
             },
-            Step::Exclusive { in_force: Some(cpus), .. } | Step::Partition { in_force: Some(cpus), .. } => {
-                match self.kernel.get(node).map(|node| node.state) {
-                    Some(State::Live(_)) => effective == *cpus,
-                    state => {
-                        let _ = self.kernel.write_partition(node, Made::Member);
-                        let Some(State::Invalid(why)) = state else { return Outcome::Invalid("member") };
-                        return Outcome::Invalid(why);
-                    }
-                }
+            Step::Exclusive {
+                in_force: Some(cpus),
+                ..
             }
+            | Step::Partition {
+                in_force: Some(cpus),
+                ..
+            } => match self.kernel.get(node).map(|node| node.state) {
+                Some(State::Live(_)) => effective == *cpus,
+                state => {
+                    let _ = self.kernel.write_partition(node, Made::Member);
+                    let Some(State::Invalid(why)) = state else {
+                        return Outcome::Invalid("member");
+                    };
+                    return Outcome::Invalid(why);
+                }
+            },
             _ => true,
         };
-        if done { Outcome::Done } else { Outcome::NotInForce(effective) }
+        if done {
+            Outcome::Done
+        } else {
+            Outcome::NotInForce(effective)
+        }
     }
 
     /// Whether somebody has confined another pod to CPUs that this one is to have, or holds one of them as exclusive: the
     /// kernel then refuses them.
     pub(crate) fn is_walled(&self, pod: usize, wanted: Cpus) -> bool {
-        let others = (0..self.pods.len()).map(pod_node).filter(|other| *other != pod && pod != kernel::TREE);
+        let others = (0..self.pods.len())
+            .map(pod_node)
+            .filter(|other| *other != pod && pod != kernel::TREE);
         let mut others = others.filter_map(|other| self.kernel.get(other));
         let stranger = self.kernel.get(kernel::STRANGER);
         self.enforcement == Wanted::Partition
             && (stranger.is_some_and(|stranger| stranger.exclusive & wanted != 0)
-                || others.any(|other| other.exclusive == 0 && other.cpus != 0 && other.cpus & !wanted == 0))
+                || others.any(|other| {
+                    other.exclusive == 0 && other.cpus != 0 && other.cpus & !wanted == 0
+                }))
     }
 
     /// Whether somebody has confined a pod that owns nothing to less than the shared CPUs, or to others. Nothing is written
@@ -358,7 +433,8 @@ impl World {
     pub(crate) fn is_confined(&self, shared: Cpus) -> bool {
         let pods = (0..self.pods.len()).filter_map(|pod| self.kernel.get(pod_node(pod)));
         let mut free = pods.filter(|pod| pod.mark.is_none());
-        self.enforcement == Wanted::Cpuset && free.any(|pod| pod.cpus != 0 && shared & !pod.cpus != 0)
+        self.enforcement == Wanted::Cpuset
+            && free.any(|pod| pod.cpus != 0 && shared & !pod.cpus != 0)
     }
 
     /// The containers' cgroups of a pod.

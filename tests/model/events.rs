@@ -61,7 +61,10 @@ pub(crate) struct Menu {
 impl Event {
     /// Whether somebody writes what is the agent's to write.
     pub(crate) fn is_foreign(self) -> bool {
-        matches!(self, Self::Cpus(..) | Self::Member(_) | Self::Clear(_) | Self::Stranger)
+        matches!(
+            self,
+            Self::Cpus(..) | Self::Member(_) | Self::Clear(_) | Self::Stranger
+        )
     }
 }
 
@@ -69,10 +72,19 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpus(node, cpus) => {
-                write!(f, "somebody writes cpuset.cpus={} to {}", set(*cpus), path(*node))
+                write!(
+                    f,
+                    "somebody writes cpuset.cpus={} to {}",
+                    set(*cpus),
+                    path(*node)
+                )
             }
             Self::Member(node) => write!(f, "somebody writes member to {}", path(*node)),
-            Self::Clear(node) => write!(f, "somebody clears cpuset.cpus.exclusive of {}", path(*node)),
+            Self::Clear(node) => write!(
+                f,
+                "somebody clears cpuset.cpus.exclusive of {}",
+                path(*node)
+            ),
             other => write!(f, "{other:?}"),
         }
     }
@@ -92,7 +104,11 @@ impl World {
                 continue;
             }
             events.push(Event::Remove(pod));
-            events.push(if state.known { Event::Forget(pod) } else { Event::Learn(pod) });
+            events.push(if state.known {
+                Event::Forget(pod)
+            } else {
+                Event::Learn(pod)
+            });
             if state.known {
                 events.push(Event::Resize(pod));
             }
@@ -101,8 +117,9 @@ impl World {
                 let Some(incarnation) = self.incarnation(pod, container) else {
                     // An init container is done before the others begin.
                     let other = |kind: ContainerKind| {
-                        (0..kinds.len())
-                            .any(|other| kinds[other].0 == kind && self.incarnation(pod, other).is_some())
+                        (0..kinds.len()).any(|other| {
+                            kinds[other].0 == kind && self.incarnation(pod, other).is_some()
+                        })
                     };
                     let clash = match kind {
                         ContainerKind::Init => other(ContainerKind::App),
@@ -149,7 +166,9 @@ impl World {
             events.push(Event::Stranger);
         }
         for index in self.kernel.there().filter(|node| *node != STRANGER) {
-            let Some(node) = self.kernel.get(index) else { continue };
+            let Some(node) = self.kernel.get(index) else {
+                continue;
+            };
             if index != TREE {
                 let one: Cpus = 1 << self.kernel.online.ilog2();
                 for cpus in [self.kernel.online, one] {
@@ -169,7 +188,11 @@ impl World {
 
     /// The incarnation of a container that has a cgroup now.
     fn incarnation(&self, pod: usize, container: usize) -> Option<usize> {
-        (0..2).find(|incarnation| self.kernel.get(leaf_node(pod, container, *incarnation)).is_some())
+        (0..2).find(|incarnation| {
+            self.kernel
+                .get(leaf_node(pod, container, *incarnation))
+                .is_some()
+        })
     }
 
     /// Lets something happen.
@@ -187,8 +210,9 @@ impl World {
                 self.kernel.make(leaf_node(pod, container, incarnation));
             }
             Event::Name(pod, container) => {
-                let incarnation =
-                    self.incarnation(pod, container).and_then(|number| u8::try_from(number).ok());
+                let incarnation = self
+                    .incarnation(pod, container)
+                    .and_then(|number| u8::try_from(number).ok());
                 self.pods[pod].named[container] = incarnation;
             }
             Event::End(pod, container) => {
@@ -213,7 +237,9 @@ impl World {
             Event::Stranger if self.kernel.get(STRANGER).is_some() => self.kernel.remove(STRANGER),
             Event::Stranger => {
                 self.kernel.make(STRANGER);
-                _ = self.kernel.write_exclusive(STRANGER, 1 << self.kernel.online.ilog2());
+                _ = self
+                    .kernel
+                    .write_exclusive(STRANGER, 1 << self.kernel.online.ilog2());
             }
             Event::Offline(cpu) => self.kernel.offline(cpu),
             Event::Online(cpu) => self.kernel.online(cpu),

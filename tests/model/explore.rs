@@ -81,10 +81,20 @@ pub(crate) fn explore(
             trail.push((from.map(|(index, _)| index), *step));
             from = Some((trail.len() - 1, *step));
             if let Err(rule) = setup.go(&mut world, *step) {
-                return Err(vec![violation(&trail, from.map(|(index, _)| index), None, rule, before)]);
+                return Err(vec![violation(
+                    &trail,
+                    from.map(|(index, _)| index),
+                    None,
+                    rule,
+                    before,
+                )]);
             }
         }
-        level.push(Point { world, from, left: bounds });
+        level.push(Point {
+            world,
+            from,
+            left: bounds,
+        });
     }
     while !level.is_empty() {
         let mut next = Vec::new();
@@ -103,10 +113,16 @@ pub(crate) fn explore(
                 let mut world = point.world.clone();
                 seen.moves += 1;
                 let anew = step == Move::Reconcile && !world.refused.is_empty();
-                let went =
-                    if anew { setup.go(&mut world, step) } else { setup.go_with(&mut world, step, &planned) };
+                let went = if anew {
+                    setup.go(&mut world, step)
+                } else {
+                    setup.go_with(&mut world, step, &planned)
+                };
                 if let Err(rule) = went {
-                    note(&mut broken, violation(&trail, at, Some(step), rule, point.world.clone()));
+                    note(
+                        &mut broken,
+                        violation(&trail, at, Some(step), rule, point.world.clone()),
+                    );
                     continue;
                 }
                 trail.push((at, step));
@@ -118,7 +134,11 @@ pub(crate) fn explore(
                 }
                 // A reconcile costs nothing: it belongs to this length of history.
                 let same = matches!(step, Move::Reconcile | Move::Wake);
-                if same { level.push(onward) } else { next.push(onward) }
+                if same {
+                    level.push(onward)
+                } else {
+                    next.push(onward)
+                }
             }
         }
         if broken.len() >= MOST {
@@ -135,7 +155,11 @@ pub(crate) fn explore(
         seen.moves,
         clock.elapsed().as_secs_f64()
     );
-    if broken.is_empty() { Ok(seen) } else { Err(broken) }
+    if broken.is_empty() {
+        Ok(seen)
+    } else {
+        Err(broken)
+    }
 }
 
 /// Keeps a violation, unless there is one of the same rule, whatever the CPUs and cgroups in it.
@@ -159,7 +183,12 @@ fn note(broken: &mut Vec<Violation>, new: Violation) {
 fn fingerprint(point: &Point) -> u64 {
     let mut hasher = DefaultHasher::new();
     point.world.hash(&mut hasher);
-    (point.left.events, point.left.kills, point.left.interruptions).hash(&mut hasher);
+    (
+        point.left.events,
+        point.left.kills,
+        point.left.interruptions,
+    )
+        .hash(&mut hasher);
     hasher.finish()
 }
 
@@ -173,17 +202,30 @@ fn moves(setup: &Setup, point: &Point, steps: usize, menu: Menu) -> Vec<(Move, B
         moves.push((Move::Wake, left));
     }
     if left.kills > 0 {
-        let left = Bounds { kills: left.kills - 1, ..left };
+        let left = Bounds {
+            kills: left.kills - 1,
+            ..left
+        };
         moves.extend((1..steps).map(|after| (Move::Kill(after), left)));
     }
     if left.events > 0 {
-        let left = Bounds { events: left.events - 1, ..left };
+        let left = Bounds {
+            events: left.events - 1,
+            ..left
+        };
         let events = point.world.events(setup, menu);
         moves.extend(events.iter().map(|event| (Move::Happen(*event), left)));
         if left.interruptions > 0 {
-            let left = Bounds { interruptions: left.interruptions - 1, ..left };
+            let left = Bounds {
+                interruptions: left.interruptions - 1,
+                ..left
+            };
             for after in 1..steps {
-                moves.extend(events.iter().map(|event| (Move::Interrupt(after, *event), left)));
+                moves.extend(
+                    events
+                        .iter()
+                        .map(|event| (Move::Interrupt(after, *event), left)),
+                );
             }
         }
     }

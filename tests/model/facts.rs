@@ -9,7 +9,13 @@ const PARTITIONS: [Kind; 3] = [Kind::Early612, Kind::Late612, Kind::Linux72];
 /// Two pods, the first with two containers, on 8 CPUs.
 fn kernel(kind: Kind) -> (Kernel, [usize; 5]) {
     let mut kernel = Kernel::new(kind, 8, 2);
-    let nodes = [pod_node(0), pod_node(1), leaf_node(0, 0, 0), leaf_node(0, 1, 0), leaf_node(1, 0, 0)];
+    let nodes = [
+        pod_node(0),
+        pod_node(1),
+        leaf_node(0, 0, 0),
+        leaf_node(0, 1, 0),
+        leaf_node(1, 0, 0),
+    ];
     for node in nodes {
         kernel.make(node);
     }
@@ -43,7 +49,10 @@ fn a_partition_takes_its_cpus_from_everybody() {
     for kind in PARTITIONS {
         let (mut kernel, [pod, other, main, sandbox, second]) = kernel(kind);
         own(&mut kernel, [TREE, pod, main], C2_3);
-        assert_eq!((state(&kernel, main), effective(&kernel, main)), (LIVE, "2-3".to_owned()));
+        assert_eq!(
+            (state(&kernel, main), effective(&kernel, main)),
+            (LIVE, "2-3".to_owned())
+        );
         for member in [TREE, pod, other, sandbox, second] {
             assert_eq!(effective(&kernel, member), "0-1,4-7");
         }
@@ -56,11 +65,17 @@ fn a_partition_takes_its_cpus_from_everybody() {
         own(&mut kernel, [TREE, pod, main], C4_5);
         assert_eq!(effective(&kernel, main), "2-5");
         assert_eq!(kernel.write_exclusive(main, C4_5), Ok(()));
-        assert_eq!((effective(&kernel, main), kernel.top()), ("4-5".to_owned(), 0xff & !C4_5));
+        assert_eq!(
+            (effective(&kernel, main), kernel.top()),
+            ("4-5".to_owned(), 0xff & !C4_5)
+        );
         kernel.offline(4);
         assert_eq!(effective(&kernel, main), "5");
         kernel.offline(5);
-        assert_eq!(state(&kernel, main), State::Invalid("No cpu available due to hotplug"));
+        assert_eq!(
+            state(&kernel, main),
+            State::Invalid("No cpu available due to hotplug")
+        );
         kernel.online(4);
         assert_eq!((kernel.top(), kernel.lost), (0xff & !(1 << 5), 0));
     }
@@ -75,13 +90,22 @@ fn a_second_owner_is_refused() {
         assert_eq!(kernel.write_exclusive(other, C3_4), Err(Refused::Einval));
         assert_eq!(kernel.write_exclusive(second, C3_4), Ok(()));
         assert_eq!(kernel.write_partition(second, Made::Root), Ok(()));
-        assert_eq!(state(&kernel, second), State::Invalid("Invalid cpu list in cpuset.cpus.exclusive"));
-        assert_eq!((state(&kernel, main), effective(&kernel, main)), (LIVE, "2-3".to_owned()));
+        assert_eq!(
+            state(&kernel, second),
+            State::Invalid("Invalid cpu list in cpuset.cpus.exclusive")
+        );
+        assert_eq!(
+            (state(&kernel, main), effective(&kernel, main)),
+            (LIVE, "2-3".to_owned())
+        );
         assert_eq!(kernel.write_partition(second, Made::Member), Ok(()));
         // All CPUs, the last shared one too.
         let (mut kernel, [pod, _, main, _, _]) = self::kernel(kind);
         own(&mut kernel, [TREE, pod, main], 0xff);
-        assert_eq!(state(&kernel, main), State::Invalid("Invalid cpu list in cpuset.cpus.exclusive"));
+        assert_eq!(
+            state(&kernel, main),
+            State::Invalid("Invalid cpu list in cpuset.cpus.exclusive")
+        );
         assert_eq!(kernel.top(), 0xff);
     }
 }
@@ -108,13 +132,19 @@ fn cpus_of_a_neighbour() {
         assert_eq!(kernel.write_partition(main, Made::Root), Ok(()));
         assert_eq!(state(&kernel, main), LIVE);
         assert_eq!(kernel.write_cpus(sandbox, C3_4), Ok(()));
-        assert_eq!(state(&kernel, main), if breaks { State::Invalid("") } else { LIVE });
+        assert_eq!(
+            state(&kernel, main),
+            if breaks { State::Invalid("") } else { LIVE }
+        );
         assert_eq!(kernel.top(), 0xff & !C2_3);
         // `root` alone leaves the CPUs to nobody, `member` brings them back, an end without it does not.
         let mut root = kernel.clone();
         assert_eq!(root.write_partition(main, Made::Root), Ok(()));
         assert_eq!(root.top(), 0xff & !C2_3);
-        assert_eq!(effective(&root, main), if breaks { "0-1,4-7" } else { "2-3" });
+        assert_eq!(
+            effective(&root, main),
+            if breaks { "0-1,4-7" } else { "2-3" }
+        );
         assert_eq!(root.write_partition(main, Made::Member), Ok(()));
         assert_eq!((root.top(), root.lost), (0xff, 0));
         kernel.remove(main);
@@ -136,7 +166,10 @@ fn exclusive_cpus_of_an_ancestor_cleared() {
         for kernel in [&mut kernel, &mut mended] {
             assert_eq!(kernel.write_partition(main, Made::Member), Ok(()));
         }
-        assert_eq!((kernel.lost, mended.lost), (if early { C2_3 } else { 0 }, 0));
+        assert_eq!(
+            (kernel.lost, mended.lost),
+            (if early { C2_3 } else { 0 }, 0)
+        );
     }
 }
 
@@ -150,17 +183,25 @@ fn exclusive_cpus_of_an_ancestor_shrunk() {
             assert_eq!((state(&kernel, main), kernel.top()), (State::Member, 0xff));
             continue;
         }
-        assert_eq!((state(&kernel, main), effective(&kernel, main)), (LIVE, "2".to_owned()));
+        assert_eq!(
+            (state(&kernel, main), effective(&kernel, main)),
+            (LIVE, "2".to_owned())
+        );
         assert_eq!(kernel.write_exclusive(TREE, C2_3), Ok(()));
-        assert_eq!((state(&kernel, main), effective(&kernel, main)), (LIVE, "2-3".to_owned()));
+        assert_eq!(
+            (state(&kernel, main), effective(&kernel, main)),
+            (LIVE, "2-3".to_owned())
+        );
     }
 }
 
 #[test]
 fn an_empty_cpuset() {
-    for (kind, answer) in
-        [(Kind::V2, Err(Refused::Enospc)), (Kind::Late612, Err(Refused::Enospc)), (Kind::Linux72, Ok(()))]
-    {
+    for (kind, answer) in [
+        (Kind::V2, Err(Refused::Enospc)),
+        (Kind::Late612, Err(Refused::Enospc)),
+        (Kind::Linux72, Ok(())),
+    ] {
         let (mut kernel, [_, _, main, _, _]) = kernel(kind);
         assert_eq!(kernel.write_cpus(main, C2_3), Ok(()));
         assert_eq!(kernel.write_cpus(main, 0), answer, "{kind:?}");
@@ -173,7 +214,14 @@ fn an_end_opens_the_cpus_and_the_ancestors_still_hold_them() {
         let (mut kernel, [pod, _, main, _, _]) = kernel(kind);
         own(&mut kernel, [TREE, pod, main], C2_3);
         kernel.remove(main);
-        assert_eq!((kernel.top(), kernel.lost, kernel.get(pod).unwrap().exclusive), (0xff, 0, C2_3));
+        assert_eq!(
+            (
+                kernel.top(),
+                kernel.lost,
+                kernel.get(pod).unwrap().exclusive
+            ),
+            (0xff, 0, C2_3)
+        );
         kernel.make(main);
         assert_eq!(kernel.write_exclusive(main, C2_3), Ok(()));
         assert_eq!(kernel.write_partition(main, Made::Root), Ok(()));

@@ -29,7 +29,10 @@ pub(crate) const PODS: usize = 4;
 /// Cgroups of containers in a pod: two containers in two incarnations each.
 pub(crate) const SLOTS: usize = 4;
 /// The quota that everybody is started with.
-const LIMITED: Quota = Quota { quota: Some(100_000), period: 100_000 };
+const LIMITED: Quota = Quota {
+    quota: Some(100_000),
+    period: 100_000,
+};
 
 /// How the kernel behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -184,7 +187,11 @@ impl Node {
 
     /// The CPUs that count when others are checked against this one.
     fn user(&self) -> Cpus {
-        if self.exclusive == 0 { self.cpus } else { self.exclusive }
+        if self.exclusive == 0 {
+            self.cpus
+        } else {
+            self.exclusive
+        }
     }
 }
 
@@ -193,7 +200,12 @@ impl Node {
 impl Kernel {
     /// A kernel with `cpus` CPUs and an empty tree.
     pub(crate) fn new(kind: Kind, cpus: u32, pods: usize) -> Self {
-        let mut kernel = Self { kind, online: (1 << cpus) - 1, lost: 0, nodes: vec![None; pod_node(pods)] };
+        let mut kernel = Self {
+            kind,
+            online: (1 << cpus) - 1,
+            lost: 0,
+            nodes: vec![None; pod_node(pods)],
+        };
         kernel.make(TREE);
         kernel
     }
@@ -203,7 +215,10 @@ impl Kernel {
     }
 
     fn node(&mut self, node: usize) -> Result<&mut Node, Refused> {
-        self.nodes.get_mut(node).and_then(Option::as_mut).ok_or(Refused::Enoent)
+        self.nodes
+            .get_mut(node)
+            .and_then(Option::as_mut)
+            .ok_or(Refused::Enoent)
     }
 
     /// The numbers of the cgroups there are.
@@ -217,17 +232,28 @@ impl Kernel {
     }
 
     fn siblings(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
-        self.there().filter(move |other| *other != node && parent(*other) == parent(node))
+        self.there()
+            .filter(move |other| *other != node && parent(*other) == parent(node))
     }
 
     pub(crate) fn make(&mut self, node: usize) {
         let cpus = match self.kind {
             // runc copies the parent's set on v1; on v2 a new cgroup has none.
-            Kind::V1 => parent(node).map_or(self.online, |parent| self.nodes[parent].as_ref().unwrap().cpus),
+            Kind::V1 => parent(node).map_or(self.online, |parent| {
+                self.nodes[parent].as_ref().unwrap().cpus
+            }),
             _ => 0,
         };
         let state = State::Member;
-        let new = Node { cpus, exclusive: 0, state, held: 0, ghost: 0, mark: None, limited: true };
+        let new = Node {
+            cpus,
+            exclusive: 0,
+            state,
+            held: 0,
+            ghost: 0,
+            mark: None,
+            limited: true,
+        };
         self.nodes[node] = Some(new);
     }
 
@@ -249,7 +275,10 @@ impl Kernel {
     }
 
     fn taken(&self) -> Cpus {
-        self.nodes.iter().flatten().fold(self.lost, |taken, node| taken | node.held)
+        self.nodes
+            .iter()
+            .flatten()
+            .fold(self.lost, |taken, node| taken | node.held)
     }
 
     /// What is in force at the top: the shared CPUs.
@@ -260,7 +289,9 @@ impl Kernel {
     /// What is in force at a cgroup.
     pub(crate) fn effective(&self, node: usize) -> Cpus {
         let above = parent(node).map_or(self.top(), |parent| self.effective(parent));
-        let Some(node) = self.get(node) else { return above };
+        let Some(node) = self.get(node) else {
+            return above;
+        };
         if node.held != 0 && node.state != State::Invalid(ROOT_ALONE) {
             return node.held & self.online;
         }
@@ -292,7 +323,9 @@ impl Kernel {
     fn fits(&self, node: usize, cpus: Cpus, exclusive: Cpus, flag: bool) -> bool {
         let user = if exclusive == 0 { cpus } else { exclusive };
         self.siblings(node).all(|other| {
-            let Some(other) = self.get(other) else { return true };
+            let Some(other) = self.get(other) else {
+                return true;
+            };
             let flagged = self.kind.neighbours_break() && (flag || other.is_live());
             if flagged || (exclusive != 0 && other.exclusive != 0) {
                 user & other.user() == 0
@@ -313,7 +346,10 @@ impl Kernel {
                 return Err(Refused::Eacces);
             }
             let mut below = self.there().filter(|other| is_below(*other, node));
-            if below.any(|other| self.get(other).is_some_and(|other| !subset(other.cpus, cpus))) {
+            if below.any(|other| {
+                self.get(other)
+                    .is_some_and(|other| !subset(other.cpus, cpus))
+            }) {
                 return Err(Refused::Ebusy);
             }
         }
@@ -324,11 +360,16 @@ impl Kernel {
             }
         }
         if self.kind.neighbours_break() && !self.fits(node, cpus, now.exclusive, now.is_live()) {
-            let user = if now.exclusive == 0 { cpus } else { now.exclusive };
+            let user = if now.exclusive == 0 {
+                cpus
+            } else {
+                now.exclusive
+            };
             let broken: Vec<usize> = self
                 .siblings(node)
                 .filter(|other| {
-                    self.get(*other).is_some_and(|other| other.is_live() && other.held & user != 0)
+                    self.get(*other)
+                        .is_some_and(|other| other.is_live() && other.held & user != 0)
                 })
                 .collect();
             for other in broken {
@@ -446,7 +487,10 @@ impl Kernel {
         self.online &= !(1 << cpu);
         let empty: Vec<usize> = self
             .there()
-            .filter(|node| self.get(*node).is_some_and(|node| node.is_live() && node.held & self.online == 0))
+            .filter(|node| {
+                self.get(*node)
+                    .is_some_and(|node| node.is_live() && node.held & self.online == 0)
+            })
             .collect();
         for node in empty {
             self.invalidate(node, HOTPLUG);
@@ -469,7 +513,9 @@ impl Kernel {
     }
 
     fn cpuset(&self, index: usize) -> Cpuset {
-        let Some(node) = self.get(index) else { return Cpuset::default() };
+        let Some(node) = self.get(index) else {
+            return Cpuset::default();
+        };
         let partition = match node.state {
             _ if !self.kind.has_partitions() => Partition::Unsupported,
             State::Member => Partition::Valid(Made::Member),
@@ -486,7 +532,10 @@ impl Kernel {
 
     fn quota(&self, node: usize) -> Option<Quota> {
         let limited = self.get(node)?.limited;
-        Some(Quota { quota: LIMITED.quota.filter(|_| limited), ..LIMITED })
+        Some(Quota {
+            quota: LIMITED.quota.filter(|_| limited),
+            ..LIMITED
+        })
     }
 
     /// What the agent reads.
@@ -494,7 +543,9 @@ impl Kernel {
         let mut pods: Vec<PodCgroup> = Vec::new();
         for index in self.there() {
             let (cpuset, quota) = (self.cpuset(index), self.quota(index));
-            let mark = self.get(index).and_then(|node| node.mark.as_deref().map(str::to_owned));
+            let mark = self
+                .get(index)
+                .and_then(|node| node.mark.as_deref().map(str::to_owned));
             let path = path(index).to_owned();
             if is_pod(index) {
                 let uid = (index - 2) / (SLOTS + 1);
@@ -512,20 +563,41 @@ impl Kernel {
                 let id = path.rsplit('/').next().unwrap().to_owned();
                 let populated = true;
                 let memory = Memory::default();
-                pod.containers.push(ContainerCgroup { path, id, cpuset, quota, mark, populated, memory });
+                pod.containers.push(ContainerCgroup {
+                    path,
+                    id,
+                    cpuset,
+                    quota,
+                    mark,
+                    populated,
+                    memory,
+                });
             }
         }
         let mut around = Surroundings::default();
         if self.kind != Kind::V1 {
             let (path, cpuset) = (path(TREE).to_owned(), self.cpuset(TREE));
-            around.above.push(Above { path, cpuset, foreign: CpuSet::new() });
-            if let Some(stranger) = self.get(STRANGER).filter(|stranger| stranger.exclusive != 0) {
-                around.outside.push((self::path(STRANGER).to_owned(), set(stranger.exclusive)));
+            around.above.push(Above {
+                path,
+                cpuset,
+                foreign: CpuSet::new(),
+            });
+            if let Some(stranger) = self
+                .get(STRANGER)
+                .filter(|stranger| stranger.exclusive != 0)
+            {
+                around
+                    .outside
+                    .push((self::path(STRANGER).to_owned(), set(stranger.exclusive)));
             }
         }
         let live = self.nodes.iter().flatten().filter(|node| node.is_live());
         let had = live.fold(self.top(), |had, node| had | node.held);
-        Scan { pods, around, lost: set(self.online & !had) }
+        Scan {
+            pods,
+            around,
+            lost: set(self.online & !had),
+        }
     }
 }
 
@@ -536,9 +608,17 @@ const ROOT_ALONE: &str = "Invalid cpu list in cpuset.cpus.exclusive, and held";
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "online {}, shared {}, lost {}", set(self.online), set(self.top()), set(self.lost))?;
+        write!(
+            f,
+            "online {}, shared {}, lost {}",
+            set(self.online),
+            set(self.top()),
+            set(self.lost)
+        )?;
         for index in self.there() {
-            let Some(node) = self.get(index) else { continue };
+            let Some(node) = self.get(index) else {
+                continue;
+            };
             write!(
                 f,
                 "\n    {}: cpus {:?} exclusive {:?} {:?} effective {} held {:?} {}{}",

@@ -34,7 +34,9 @@ impl fmt::Display for Move {
             Self::Reconcile => f.write_str("reconcile"),
             Self::Wake => f.write_str("reconcile, without the timer"),
             Self::Kill(steps) => write!(f, "reconcile, killed after {steps} steps"),
-            Self::Interrupt(steps, event) => write!(f, "reconcile, and after {steps} steps: {event}"),
+            Self::Interrupt(steps, event) => {
+                write!(f, "reconcile, and after {steps} steps: {event}")
+            }
         }
     }
 }
@@ -55,7 +57,12 @@ impl Setup {
     }
 
     /// The same, where the plan is known that would be made now.
-    pub(crate) fn go_with(&self, world: &mut World, to: Move, planned: &Planned) -> Result<usize, Broken> {
+    pub(crate) fn go_with(
+        &self,
+        world: &mut World,
+        to: Move,
+        planned: &Planned,
+    ) -> Result<usize, Broken> {
         match to {
             Move::Happen(event) => {
                 world.happen(event);
@@ -68,7 +75,9 @@ impl Setup {
                 world.refused.clear();
                 Ok(steps)
             }
-            Move::Interrupt(steps, event) => self.reconcile(world, planned, usize::MAX, Some((steps, event))),
+            Move::Interrupt(steps, event) => {
+                self.reconcile(world, planned, usize::MAX, Some((steps, event)))
+            }
         }
     }
 
@@ -93,13 +102,20 @@ impl Setup {
             }
             let lost = world.kernel.lost;
             let outcome = world.apply(step, &mut held);
-            let tell =
-                |rule: String| format!("{rule}\n  at step {} of\n{}", number + 1, list(&planned.steps));
+            let tell = |rule: String| {
+                format!(
+                    "{rule}\n  at step {} of\n{}",
+                    number + 1,
+                    list(&planned.steps)
+                )
+            };
             if interrupted && world.endangered {
                 world.forfeited |= world.kernel.lost & !lost;
             }
             if !stale && !matches!(outcome, Outcome::Done) && !excused(world, step, &outcome) {
-                return Err(tell(format!("a step of the plan did not come off: {outcome:?}")));
+                return Err(tell(format!(
+                    "a step of the plan did not come off: {outcome:?}"
+                )));
             }
             moment(world).map_err(tell)?;
             if !stale {
@@ -123,7 +139,10 @@ impl Setup {
                     return Err(format!("{name} of pod {uid} owns no CPU"));
                 }
                 if !cpus.is_disjoint(&owned) {
-                    return Err(format!("CPUs {} have two owners", cpus.intersection(&owned)));
+                    return Err(format!(
+                        "CPUs {} have two owners",
+                        cpus.intersection(&owned)
+                    ));
                 }
                 owned = owned.union(cpus);
                 let had = ledger.of(uid).get(name).cloned().unwrap_or_default();
@@ -142,16 +161,27 @@ impl Setup {
         if world.enforcement == Wanted::Observe {
             return Ok(());
         }
-        let barred = owned.union(&set(self.reserved(world))).union(&ledger.barred).union(&ledger.exclusive());
+        let barred = owned
+            .union(&set(self.reserved(world)))
+            .union(&ledger.barred)
+            .union(&ledger.exclusive());
         let free = set(world.kernel.online).difference(&barred).len();
         for decision in &planned.decisions.containers {
-            let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else { continue };
+            let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
+                continue;
+            };
             let pod = &planned.pods[decision.pod];
-            let here =
-                planned.observed.pods.iter().any(|seen| Some(seen.cgroup.uid.as_str()) == pod.cgroup_uid());
+            let here = planned
+                .observed
+                .pods
+                .iter()
+                .any(|seen| Some(seen.cgroup.uid.as_str()) == pod.cgroup_uid());
             let has = decision.cpus.as_ref().map_or(0, CpuSet::len);
             if here && *owed as usize > has && *owed as usize - has <= free {
-                return Err(format!("{} owns {has} CPUs, is owed {owed}, and {free} are free", pod.name));
+                return Err(format!(
+                    "{} owns {has} CPUs, is owed {owed}, and {free} are free",
+                    pod.name
+                ));
             }
         }
         Ok(())
@@ -170,21 +200,32 @@ impl Setup {
             }
             let steps = self.go_with(&mut world, Move::Reconcile, &planned);
             if steps.map_err(|rule| format!("{rule}\n  in quiet"))? == 0 {
-                return self.settled(&world, &planned).map_err(|rule| format!("{rule}\n  after quiet"));
+                return self
+                    .settled(&world, &planned)
+                    .map_err(|rule| format!("{rule}\n  after quiet"));
             }
             plans.push(planned);
         }
         let plans: Vec<String> = plans.iter().map(|planned| list(&planned.steps)).collect();
-        Err(format!("three plans in a row in quiet:\n{}", plans.join("\n    then\n")))
+        Err(format!(
+            "three plans in a row in quiet:\n{}",
+            plans.join("\n    then\n")
+        ))
     }
 
     /// Whether a claim holds CPUs that the kernel has lost, or that somebody else keeps others from.
     fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
-        planned.decisions.desired.claims.iter().any(|(uid, claims)| {
-            let all = claims.values().fold(0, |all, claim| all | bits(claim));
-            let pod = uid.parse().map_or(TREE, pod_node);
-            all & world.kernel.lost != 0 || world.is_walled(pod, all)
-        }) || world.is_confined(bits(&planned.decisions.desired.shared()))
+        planned
+            .decisions
+            .desired
+            .claims
+            .iter()
+            .any(|(uid, claims)| {
+                let all = claims.values().fold(0, |all, claim| all | bits(claim));
+                let pod = uid.parse().map_or(TREE, pod_node);
+                all & world.kernel.lost != 0 || world.is_walled(pod, all)
+            })
+            || world.is_confined(bits(&planned.decisions.desired.shared()))
     }
 
     fn settled(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
@@ -201,14 +242,20 @@ impl Setup {
             tree |= all;
             let walled = self.is_hopeless(world, planned);
             if !walled {
-                holds(world, node_of(&pod.cgroup.path), if partition { all } else { 0 })?;
+                holds(
+                    world,
+                    node_of(&pod.cgroup.path),
+                    if partition { all } else { 0 },
+                )?;
             }
             let inside = desired.inside.get(uid).cloned().unwrap_or_default();
             for container in &pod.containers {
                 let (path, index) = (&container.cgroup.path, node_of(&container.cgroup.path));
                 let name = container.name.as_deref().unwrap_or_default();
                 let effective = world.kernel.effective(index);
-                let Some(node) = world.kernel.get(index) else { continue };
+                let Some(node) = world.kernel.get(index) else {
+                    continue;
+                };
                 let mut wanted = claims.get(name).map_or(0, bits);
                 if inside.iter().any(|one| one == name) {
                     wanted = all;
@@ -219,20 +266,30 @@ impl Setup {
                     continue;
                 }
                 if possible && effective != there {
-                    return Err(format!("{path} runs on {}, not on {}", set(effective), set(there)));
+                    return Err(format!(
+                        "{path} runs on {}, not on {}",
+                        set(effective),
+                        set(there)
+                    ));
                 }
                 if node.is_live() != (partition && possible) {
                     return Err(format!("{path} is {:?}", node.state));
                 }
                 let shared = bits(&desired.shared());
-                if !partition && !possible && effective & !shared != 0 && !world.is_confined(shared) {
-                    return Err(format!("{path} runs on {}, which others own", set(effective)));
+                if !partition && !possible && effective & !shared != 0 && !world.is_confined(shared)
+                {
+                    return Err(format!(
+                        "{path} runs on {}, which others own",
+                        set(effective)
+                    ));
                 }
                 holds(world, index, if partition && possible { wanted } else { 0 })?;
                 let owner = claims.contains_key(name);
                 // One whose CPUs are all offline is an owner still, or is none.
                 if node.limited == owner && (there != 0 || !owner) {
-                    return Err(format!("{path}: an owner's quota is lifted, another's is not"));
+                    return Err(format!(
+                        "{path}: an owner's quota is lifted, another's is not"
+                    ));
                 }
             }
         }
@@ -272,9 +329,15 @@ fn moment(world: &World) -> Result<(), Broken> {
     }
     let mut all = kernel.top() | (kernel.lost & kernel.online);
     for index in kernel.there() {
-        let Some(node) = kernel.get(index).filter(|node| node.held != 0) else { continue };
+        let Some(node) = kernel.get(index).filter(|node| node.held != 0) else {
+            continue;
+        };
         if node.held & all != 0 {
-            return Err(format!("CPUs {} of {} have a second owner", set(node.held & all), path(index)));
+            return Err(format!(
+                "CPUs {} of {} have a second owner",
+                set(node.held & all),
+                path(index)
+            ));
         }
         if node.is_live() && node.held & kernel.online == 0 {
             return Err(format!("{} owns no CPU", path(index)));
@@ -282,7 +345,10 @@ fn moment(world: &World) -> Result<(), Broken> {
         all |= node.held & kernel.online;
     }
     if all != kernel.online {
-        return Err(format!("CPUs {} are neither shared nor owned", set(kernel.online & !all)));
+        return Err(format!(
+            "CPUs {} are neither shared nor owned",
+            set(kernel.online & !all)
+        ));
     }
     Ok(())
 }
@@ -298,7 +364,8 @@ fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
     wanted & world.kernel.lost != 0
         || *outcome == Outcome::Without
         || (matches!(outcome, Outcome::NotInForce(_)) && world.is_confined(wanted))
-        || (*outcome == Outcome::Refused(Refused::Einval) && world.is_walled(node_of(step.path()), wanted))
+        || (*outcome == Outcome::Refused(Refused::Einval)
+            && world.is_walled(node_of(step.path()), wanted))
 }
 
 fn holds(world: &World, node: usize, exclusive: Cpus) -> Result<(), Broken> {
@@ -332,13 +399,20 @@ impl Watch {
         let mut owners = Vec::new();
         let partition = world.enforcement == Wanted::Partition;
         for pod in &planned.observed.pods {
-            let Some(claims) = planned.decisions.desired.claims.get(&pod.cgroup.uid) else { continue };
+            let Some(claims) = planned.decisions.desired.claims.get(&pod.cgroup.uid) else {
+                continue;
+            };
             for container in &pod.containers {
                 let index = node_of(&container.cgroup.path);
-                let Some(claim) = container.name.as_ref().and_then(|name| claims.get(name)) else { continue };
+                let Some(claim) = container.name.as_ref().and_then(|name| claims.get(name)) else {
+                    continue;
+                };
                 let effective = world.kernel.effective(index);
-                let alone = |other: usize| other == index || world.kernel.effective(other) & effective == 0;
-                let Some(node) = world.kernel.get(index) else { continue };
+                let alone =
+                    |other: usize| other == index || world.kernel.effective(other) & effective == 0;
+                let Some(node) = world.kernel.get(index) else {
+                    continue;
+                };
                 let in_force = match partition {
                     true => node.is_live(),
                     // Somebody else may have written what only the pod's cgroup keeps from being in force.
@@ -358,7 +432,11 @@ impl Watch {
             && is_leaf(node_of(path))
         {
             let index = node_of(path);
-            let had = self.owners.iter().find(|(owner, _)| *owner == index).map(|(_, cpus)| *cpus);
+            let had = self
+                .owners
+                .iter()
+                .find(|(owner, _)| *owner == index)
+                .map(|(_, cpus)| *cpus);
             self.owners.retain(|(owner, _)| *owner != index);
             match (reason, had) {
                 // What is written to a partition is in force once it is none.
@@ -371,7 +449,12 @@ impl Watch {
         for (owner, cpus) in &self.owners {
             let effective = world.kernel.effective(*owner);
             if cpus & !effective != 0 {
-                return Err(format!("{} had {} and has {} now", path(*owner), set(*cpus), set(effective)));
+                return Err(format!(
+                    "{} had {} and has {} now",
+                    path(*owner),
+                    set(*cpus),
+                    set(effective)
+                ));
             }
             for other in world.kernel.leaves().filter(|other| other != owner) {
                 if world.kernel.effective(other) & cpus != 0 {
@@ -390,10 +473,18 @@ impl Watch {
 
 /// A state in words.
 pub(crate) fn describe(world: &World) -> String {
-    let states =
-        world.kernel.there().filter(|node| world.kernel.get(*node).is_some_and(|n| n.state != State::Member));
+    let states = world.kernel.there().filter(|node| {
+        world
+            .kernel
+            .get(*node)
+            .is_some_and(|n| n.state != State::Member)
+    });
     let states: Vec<&str> = states.map(path).collect();
-    let pods: Vec<usize> =
-        (0..world.pods.len()).filter(|pod| world.kernel.get(pod_node(*pod)).is_some()).collect();
-    format!("  pods {pods:?}, no members {states:?}, {:?}\n  {}", world.enforcement, world.kernel)
+    let pods: Vec<usize> = (0..world.pods.len())
+        .filter(|pod| world.kernel.get(pod_node(*pod)).is_some())
+        .collect();
+    format!(
+        "  pods {pods:?}, no members {states:?}, {:?}\n  {}",
+        world.enforcement, world.kernel
+    )
 }

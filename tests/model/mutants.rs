@@ -13,22 +13,38 @@ use super::{PLAIN, running};
 fn found(kind: Kind, menu: Menu, mutate: fn(Vec<Step>) -> Vec<Step>) -> String {
     let mut setup = Setup::new(kind, 4, 1, &[Shape::Two(1, 1), Shape::One(1)]);
     setup.mutate = mutate;
-    let start = if menu.foreign { running(&setup, &[0]) } else { vec![] };
+    let start = if menu.foreign {
+        running(&setup, &[0])
+    } else {
+        vec![]
+    };
     let broken = explore(
         &setup,
         &[start],
         menu,
-        Bounds { events: if menu.foreign { 2 } else { 4 }, kills: 1, interruptions: 0 },
+        Bounds {
+            events: if menu.foreign { 2 } else { 4 },
+            kills: 1,
+            interruptions: 0,
+        },
     );
     let broken = broken.err().unwrap_or_default();
     assert!(!broken.is_empty(), "the mutant lives");
-    broken.iter().map(ToString::to_string).collect::<Vec<String>>().join("\n")
+    broken
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<String>>()
+        .join("\n")
 }
 
-const FOREIGN: Menu = Menu { foreign: true, ..PLAIN };
+const FOREIGN: Menu = Menu {
+    foreign: true,
+    ..PLAIN
+};
 
 fn first(steps: Vec<Step>, is_first: impl Fn(&Step) -> bool) -> Vec<Step> {
-    let (mut one, other): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| is_first(step));
+    let (mut one, other): (Vec<Step>, Vec<Step>) =
+        steps.into_iter().partition(|step| is_first(step));
     one.extend(other);
     one
 }
@@ -45,15 +61,25 @@ fn partitions_made_before_their_cgroups_hold_the_cpus() {
 #[test]
 fn invalid_partitions_left_as_they_are() {
     fn member(step: &Step) -> bool {
-        matches!(step, Step::Partition { kind: Made::Member, .. })
+        matches!(
+            step,
+            Step::Partition {
+                kind: Made::Member,
+                ..
+            }
+        )
     }
-    let says =
-        found(Kind::Late612, FOREIGN, |steps| steps.into_iter().filter(|step| !member(step)).collect());
+    let says = found(Kind::Late612, FOREIGN, |steps| {
+        steps.into_iter().filter(|step| !member(step)).collect()
+    });
     assert!(says.contains("did not come off: Invalid"), "{says}");
 }
 
 pub(crate) fn trimmed_first(steps: Vec<Step>) -> Vec<Step> {
-    first(steps, |step| matches!(step, Step::Exclusive { path, .. } if !is_leaf(node_of(path))))
+    first(
+        steps,
+        |step| matches!(step, Step::Exclusive { path, .. } if !is_leaf(node_of(path))),
+    )
 }
 
 #[test]
@@ -65,7 +91,10 @@ fn cgroups_above_trimmed_before_the_partitions_below() {
 #[test]
 fn claims_that_are_not_noted() {
     let says = found(Kind::Linux72, PLAIN, |steps| {
-        steps.into_iter().filter(|step| !matches!(step, Step::Mark { mark: Some(_), .. })).collect()
+        steps
+            .into_iter()
+            .filter(|step| !matches!(step, Step::Mark { mark: Some(_), .. }))
+            .collect()
     });
     assert!(says.contains("three plans in a row"), "{says}");
 }
@@ -82,7 +111,13 @@ fn claims_noted_last() {
 #[test]
 fn owners_given_their_cpus_before_others_are_off_them() {
     fn own(step: &Step) -> bool {
-        matches!(step, Step::Cpus { reason: Reason::Own | Reason::Pod, .. })
+        matches!(
+            step,
+            Step::Cpus {
+                reason: Reason::Own | Reason::Pod,
+                ..
+            }
+        )
     }
     let says = found(Kind::V2, PLAIN, |steps| first(steps, own));
     assert!(says.contains("are in reach of"), "{says}");

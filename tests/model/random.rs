@@ -26,7 +26,11 @@ enum Choice {
 /// A quarter of the usual cases: each is a long history. `PROPTEST_CASES` asks for more.
 fn config() -> ProptestConfig {
     let usual = ProptestConfig::default();
-    ProptestConfig { cases: usual.cases / 4, failure_persistence: None, ..usual }
+    ProptestConfig {
+        cases: usual.cases / 4,
+        failure_persistence: None,
+        ..usual
+    }
 }
 
 fn choice() -> impl Strategy<Value = Choice> {
@@ -46,7 +50,12 @@ fn run(
     mutate: fn(Vec<Step>) -> Vec<Step>,
     choices: &[Choice],
 ) -> Result<(), TestCaseError> {
-    let shapes = [Shape::Two(2, 1), Shape::Init(2), Shape::Sidecar(1), Shape::Shared];
+    let shapes = [
+        Shape::Two(2, 1),
+        Shape::Init(2),
+        Shape::Sidecar(1),
+        Shape::Shared,
+    ];
     let mut setup = Setup::new(kind, 8, 2, &shapes);
     setup.mutate = mutate;
     let mut world = setup.world();
@@ -63,7 +72,9 @@ fn run(
             }
             Choice::Happen(number) => Move::Happen(event(*number)),
             Choice::Kill(number) if steps > 1 => Move::Kill(after(*number)),
-            Choice::Interrupt(number, what) if steps > 1 => Move::Interrupt(after(*number), event(*what)),
+            Choice::Interrupt(number, what) if steps > 1 => {
+                Move::Interrupt(after(*number), event(*what))
+            }
             Choice::Wake => Move::Wake,
             _ => Move::Reconcile,
         };
@@ -136,8 +147,11 @@ fn offline_cpus_are_not_written_to_be_taken_away() {
 #[test]
 fn a_mutant_is_found_and_shrunk() {
     let histories = prop::collection::vec(choice(), 1..60);
-    let mut runner = TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    match runner.run(&histories, |choices| run(Kind::Early612, PLAIN, trimmed_first, &choices)) {
+    let mut runner =
+        TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    match runner.run(&histories, |choices| {
+        run(Kind::Early612, PLAIN, trimmed_first, &choices)
+    }) {
         Err(TestError::Fail(_, choices)) => assert!(choices.len() < 12, "{choices:?}"),
         other => panic!("the mutant lives: {other:?}"),
     }

@@ -17,7 +17,10 @@ const CONNECTIONS: &str = "pinfold_pod_tcp_connections";
 const TIMES: [(&str, &str); 3] = [
     ("busy", "pinfold_pod_tcp_busy_seconds_total"),
     ("rwnd_limited", "pinfold_pod_tcp_rwnd_limited_seconds_total"),
-    ("sndbuf_limited", "pinfold_pod_tcp_sndbuf_limited_seconds_total"),
+    (
+        "sndbuf_limited",
+        "pinfold_pod_tcp_sndbuf_limited_seconds_total",
+    ),
 ];
 
 /// Looks come every second, and scrapes within a second share what was collected: what is seen after this long is newer.
@@ -25,10 +28,15 @@ const NEWER: Duration = Duration::from_millis(2300);
 
 /// Seconds of all connections in a namespace, as `ss` tells them.
 fn truth(network: &Netns) -> BTreeMap<&'static str, f64> {
-    let output = network.run(|| Command::new("ss").args(["-tinHO"]).output().unwrap()).unwrap();
+    let output = network
+        .run(|| Command::new("ss").args(["-tinHO"]).output().unwrap())
+        .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let mut times: BTreeMap<&str, f64> = TIMES.iter().map(|(name, _)| (*name, 0.0)).collect();
-    for (name, value) in text.split_whitespace().filter_map(|word| word.split_once(':')) {
+    for (name, value) in text
+        .split_whitespace()
+        .filter_map(|word| word.split_once(':'))
+    {
         if let Some(time) = times.get_mut(name) {
             *time += value.split("ms").next().unwrap().parse::<f64>().unwrap() / 1000.0;
         }
@@ -38,16 +46,28 @@ fn truth(network: &Netns) -> BTreeMap<&'static str, f64> {
 
 /// How many connections in a namespace are in a state, by the kernel's number of it.
 fn in_state(network: &Netns, state: &str) -> usize {
-    let text = network.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap()).unwrap();
-    text.lines().skip(1).filter(|line| line.split_whitespace().nth(3) == Some(state)).count()
+    let text = network
+        .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap())
+        .unwrap();
+    text.lines()
+        .skip(1)
+        .filter(|line| line.split_whitespace().nth(3) == Some(state))
+        .count()
 }
 
 fn of(text: &str, name: &str, pod: &str, more: &[(&str, &str)]) -> Option<f64> {
-    metric(text, name, &[&[("namespace", "train"), ("pod", pod)], more].concat())
+    metric(
+        text,
+        name,
+        &[&[("namespace", "train"), ("pod", pod)], more].concat(),
+    )
 }
 
 fn times(text: &str, pod: &str) -> BTreeMap<&'static str, f64> {
-    TIMES.iter().filter_map(|(name, family)| Some((*name, of(text, family, pod, &[])?))).collect()
+    TIMES
+        .iter()
+        .filter_map(|(name, family)| Some((*name, of(text, family, pod, &[])?)))
+        .collect()
 }
 
 /// Waits until a pod has so many connections in a state; nothing for none at all.
@@ -59,7 +79,11 @@ fn until(agent: &Agent, pod: &str, state: &str, wanted: Option<f64>) -> String {
         if seen == wanted {
             return text;
         }
-        assert!(Instant::now() < deadline, "{pod}: {seen:?} {state}, not {wanted:?}\n{}", agent.log());
+        assert!(
+            Instant::now() < deadline,
+            "{pod}: {seen:?} {state}, not {wanted:?}\n{}",
+            agent.log()
+        );
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -111,7 +135,9 @@ fn connections_are_told_as_the_kernel_tells_them() {
     all_run(&agent, 2);
     until(&agent, "own", "established", Some(0.0));
 
-    let listener = outside.run(|| TcpListener::bind((peer, 0)).unwrap()).unwrap();
+    let listener = outside
+        .run(|| TcpListener::bind((peer, 0)).unwrap())
+        .unwrap();
     let (mut talks, mut hears) = connect(&listener, &inside);
     let (_idle, _other) = connect(&listener, &inside);
     let (mut stuck, _full) = connect(&listener, &inside);
@@ -134,16 +160,39 @@ fn connections_are_told_as_the_kernel_tells_them() {
             "{name}: {before:?} {seen:?} {after:?}"
         );
     }
-    assert!(seen["rwnd_limited"] > 1.0 && seen["busy"] >= seen["rwnd_limited"], "{seen:?}");
+    assert!(
+        seen["rwnd_limited"] > 1.0 && seen["busy"] >= seen["rwnd_limited"],
+        "{seen:?}"
+    );
     assert_eq!(in_state(&inside, "01"), 3);
-    assert_eq!(of(&text, CONNECTIONS, "own", &[("state", "established")]), Some(3.0));
-    assert_eq!(of(&text, CONNECTIONS, "own", &[]), Some(3.0), "no other states: {text}");
+    assert_eq!(
+        of(&text, CONNECTIONS, "own", &[("state", "established")]),
+        Some(3.0)
+    );
+    assert_eq!(
+        of(&text, CONNECTIONS, "own", &[]),
+        Some(3.0),
+        "no other states: {text}"
+    );
     assert_eq!(of(&text, CONNECTIONS, "silent", &[]), Some(0.0));
     let count = of(&text, "pinfold_pod_tcp_rtt_seconds_count", "own", &[]).unwrap();
     let sum = of(&text, "pinfold_pod_tcp_rtt_seconds_sum", "own", &[]).unwrap();
-    let within = of(&text, "pinfold_pod_tcp_rtt_seconds_bucket", "own", &[("le", "0.25")]).unwrap();
-    assert!(count >= 3.0 && sum > 0.0 && within == count, "{count} {sum} {within}");
-    let success = metric(&text, "pinfold_collector_success", &[("collector", "connections")]);
+    let within = of(
+        &text,
+        "pinfold_pod_tcp_rtt_seconds_bucket",
+        "own",
+        &[("le", "0.25")],
+    )
+    .unwrap();
+    assert!(
+        count >= 3.0 && sum > 0.0 && within == count,
+        "{count} {sum} {within}"
+    );
+    let success = metric(
+        &text,
+        "pinfold_collector_success",
+        &[("collector", "connections")],
+    );
     assert_eq!(success, Some(1.0));
 
     // Who closes first keeps a remnant.
@@ -152,18 +201,27 @@ fn connections_are_told_as_the_kernel_tells_them() {
     let text = until(&agent, "own", "time_wait", Some(1.0));
     assert_eq!(in_state(&inside, "06"), 1);
     let later = times(&text, "own");
-    assert!(seen.iter().all(|(name, time)| later[name] >= *time), "{seen:?} {later:?}");
+    assert!(
+        seen.iter().all(|(name, time)| later[name] >= *time),
+        "{seen:?} {later:?}"
+    );
     drop((stuck, _full, _idle, _other));
     let text = until(&agent, "own", "established", Some(0.0));
     let last = times(&text, "own");
-    assert!(later.iter().all(|(name, time)| last[name] >= *time), "{later:?} {last:?}");
+    assert!(
+        later.iter().all(|(name, time)| last[name] >= *time),
+        "{later:?} {last:?}"
+    );
     agent.stop();
 
     // Nobody looks where nobody has asked for it.
     let agent = settings.start();
     all_run(&agent, 2);
     let text = agent.get("/metrics").body;
-    assert!(!text.contains("collector=\"connections\"") && !text.contains(CONNECTIONS), "{text}");
+    assert!(
+        !text.contains("collector=\"connections\"") && !text.contains(CONNECTIONS),
+        "{text}"
+    );
     agent.stop();
 }
 
@@ -173,7 +231,9 @@ fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
     let tree = kernel.tree();
     let manifests = Manifests::new();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("version 4 was bound") };
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else {
+        panic!("version 4 was bound")
+    };
     let launcher = Launcher::new().unwrap();
     let mut processes = Vec::new();
     let mut ends = Vec::new();
@@ -196,15 +256,23 @@ fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
             ends.push(end);
         }
     }
-    let settings = Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
+    let settings =
+        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
     let agent = settings.start();
     all_run(&agent, 3);
     for (pod, count) in [("one", 1.0), ("two", 2.0), ("none", 0.0)] {
         let text = until(&agent, pod, "established", Some(count));
-        assert_eq!(of(&text, "pinfold_pod_tcp_rtt_seconds_count", pod, &[]), Some(count), "{pod}");
+        assert_eq!(
+            of(&text, "pinfold_pod_tcp_rtt_seconds_count", pod, &[]),
+            Some(count),
+            "{pod}"
+        );
         assert_eq!(of(&text, CONNECTIONS, pod, &[]), Some(count), "{pod}");
     }
-    let unsupported = agent.metric("pinfold_collector_unsupported", &[("collector", "connections")]);
+    let unsupported = agent.metric(
+        "pinfold_collector_unsupported",
+        &[("collector", "connections")],
+    );
     assert_eq!(unsupported, None);
     agent.stop();
 }
@@ -215,7 +283,8 @@ fn a_namespace_ends_with_its_pod() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let settings = Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
+    let settings =
+        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
     let agent = settings.start();
     let witness = Netns::new().unwrap();
     for round in 0..4 {
@@ -231,7 +300,9 @@ fn a_namespace_ends_with_its_pod() {
         let ip = || Command::new("ip").args(pair.split(' ')).status().unwrap();
         assert!(witness.run(ip).unwrap().success());
         let is_there = || {
-            let text = witness.run(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
+            let text = witness
+                .run(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap())
+                .unwrap();
             text.contains(&format!("{name}:"))
         };
         assert!(is_there());
@@ -241,7 +312,10 @@ fn a_namespace_ends_with_its_pod() {
         tree.remove(&main);
         let since = Instant::now();
         while is_there() {
-            assert!(since.elapsed() < Duration::from_secs(1), "the namespace of {name} has outlived it");
+            assert!(
+                since.elapsed() < Duration::from_secs(1),
+                "the namespace of {name} has outlived it"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
         manifests.remove(&format!("{name}.yaml"));

@@ -25,7 +25,11 @@ const FAMILIES: [&str; 8] = [
 fn ip(network: &Netns, args: &str) -> String {
     let run = || Command::new("ip").args(args.split(' ')).output().unwrap();
     let output = network.run(run).unwrap();
-    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -65,7 +69,8 @@ fn interfaces_count_what_ip_tells() {
     let manifests = Manifests::new();
     let mut switch = Switch::new().unwrap();
     let [own, shared, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 83, 0, host));
-    let [inside, between, outside] = [own, shared, peer].map(|address| switch.join(address).unwrap());
+    let [inside, between, outside] =
+        [own, shared, peer].map(|address| switch.join(address).unwrap());
     let mut mains = Vec::new();
     for (name, network) in [("own", &inside), ("s1", &between), ("s2", &between)] {
         manifests.put(&format!("{name}.yaml"), &best_effort(name, name));
@@ -85,13 +90,22 @@ fn interfaces_count_what_ip_tells() {
 
     let mut before = same(&agent, "own", &inside);
     // A packet has 14 bytes more on the interface than in IP.
-    for (host, headers) in [(IpAddr::V4(peer), 14 + 20 + 8), (IpAddr::V6(peer_six), 14 + 40 + 8)] {
+    for (host, headers) in [
+        (IpAddr::V4(peer), 14 + 20 + 8),
+        (IpAddr::V6(peer_six), 14 + 40 + 8),
+    ] {
         udp(&kernel, &mains[0].1, Some((&inside, &outside)), host);
         let after = same(&agent, "own", &inside);
         let (count, size, replies, reply) = DATAGRAMS;
-        for (bytes, payload) in [(4, count * (size + headers)), (0, replies * (reply + headers))] {
+        for (bytes, payload) in [
+            (4, count * (size + headers)),
+            (0, replies * (reply + headers)),
+        ] {
             let more = after[bytes] - before[bytes] - payload as f64;
-            assert!((0.0..2000.0).contains(&more), "{host}: {before:?}, {after:?}");
+            assert!(
+                (0.0..2000.0).contains(&more),
+                "{host}: {before:?}, {after:?}"
+            );
         }
         before = after;
     }
@@ -105,14 +119,19 @@ fn interfaces_count_what_ip_tells() {
     let all: Value = serde_json::from_str(&ip(&inside, "-j link show dev eth0")).unwrap();
     let index = all[0]["ifindex"].as_u64().unwrap();
     ip(&inside, "link del eth0");
-    ip(&inside, &format!("link add eth0 index {index} type veth peer name eth9"));
+    ip(
+        &inside,
+        &format!("link add eth0 index {index} type veth peer name eth9"),
+    );
     assert_eq!(same(&agent, "own", &inside), [0.0; 8]);
 
     // It is told of nobody any more in the scrape after its end.
     let (pod, _) = mains.remove(0);
     manifests.remove("own.yaml");
     tree.remove(&pod);
-    agent.eventually("it is gone", |status| status["containers"].as_array().unwrap().len() == 2);
+    agent.eventually("it is gone", |status| {
+        status["containers"].as_array().unwrap().len() == 2
+    });
     assert!(!agent.get("/metrics").body.contains("pod=\"own\""));
     agent.stop();
 }

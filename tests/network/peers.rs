@@ -20,7 +20,12 @@ fn member(name: &str, job: &str, role: &str) -> String {
 }
 
 /// A connection over which the client has sent so much and received so much.
-fn exchange(listener: &TcpListener, client: &Netns, send: usize, receive: usize) -> (TcpStream, TcpStream) {
+fn exchange(
+    listener: &TcpListener,
+    client: &Netns,
+    send: usize,
+    receive: usize,
+) -> (TcpStream, TcpStream) {
     let address = listener.local_addr().unwrap();
     let mut client = client.run(|| TcpStream::connect(address).unwrap()).unwrap();
     let mut server = listener.accept().unwrap().0;
@@ -43,14 +48,22 @@ fn until(agent: &Agent, wanted: &[(&str, &str, f64, f64)]) -> String {
     let deadline = Instant::now() + patience();
     loop {
         let text = agent.get("/metrics").body;
-        let near =
-            |seen: Option<f64>, wanted: f64| seen.is_some_and(|seen| (wanted..=wanted + 1.0).contains(&seen));
+        let near = |seen: Option<f64>, wanted: f64| {
+            seen.is_some_and(|seen| (wanted..=wanted + 1.0).contains(&seen))
+        };
         let wrong = wanted.iter().find(|(pod, peer, sent, received)| {
-            !near(of(&text, SENT, pod, peer), *sent) || !near(of(&text, RECEIVED, pod, peer), *received)
+            !near(of(&text, SENT, pod, peer), *sent)
+                || !near(of(&text, RECEIVED, pod, peer), *received)
         });
-        let Some((pod, peer, ..)) = wrong else { return text };
+        let Some((pod, peer, ..)) = wrong else {
+            return text;
+        };
         let seen = [SENT, RECEIVED].map(|family| of(&text, family, pod, peer));
-        assert!(Instant::now() < deadline, "{wrong:?}: {seen:?}\n{}", agent.log());
+        assert!(
+            Instant::now() < deadline,
+            "{wrong:?}: {seen:?}\n{}",
+            agent.log()
+        );
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -68,16 +81,23 @@ fn bytes_go_to_the_pods_of_the_same_job() {
         ("w-1", "job", "worker"),
         ("o-0", "other", "worker"),
     ];
-    let networks: Vec<Netns> = (1..=5).map(|host| switch.join(address(host)).unwrap()).collect();
+    let networks: Vec<Netns> = (1..=5)
+        .map(|host| switch.join(address(host)).unwrap())
+        .collect();
     for ((name, job, role), network) in pods.iter().zip(&networks) {
         manifests.put(&format!("{name}.yaml"), &member(name, job, role));
         let pod = tree.pod("besteffort", name);
         let main = tree.container(&pod, &format!("{name}-main"));
         tree.start_in(&main, Some(network));
     }
-    let [ps, first, second, other, outside] = &networks[..] else { panic!("there are five") };
-    let listen =
-        |network: &Netns, host| network.run(|| TcpListener::bind((address(host), 0)).unwrap()).unwrap();
+    let [ps, first, second, other, outside] = &networks[..] else {
+        panic!("there are five")
+    };
+    let listen = |network: &Netns, host| {
+        network
+            .run(|| TcpListener::bind((address(host), 0)).unwrap())
+            .unwrap()
+    };
     let (server, elsewhere) = (listen(ps, 1), listen(outside, 5));
     let mut open = vec![
         exchange(&server, first, 3_000_000, 1_000_000),
@@ -87,11 +107,16 @@ fn bytes_go_to_the_pods_of_the_same_job() {
         // Its own loopback is nobody else.
         exchange(&listen(first, 2), first, 0, 0),
     ];
-    let own = first.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap();
+    let own = first
+        .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap())
+        .unwrap();
     open.push(exchange(&own, first, 9_000_000, 1));
 
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
-    let agent = settings.clone().with(&["--connections=1", "--peers=8"]).start();
+    let agent = settings
+        .clone()
+        .with(&["--connections=1", "--peers=8"])
+        .start();
     let wanted = [
         ("w-0", "ps-0", 3_000_000.0, 1_000_000.0),
         ("w-1", "ps-0", 500_000.0, 20_000.0),
@@ -103,16 +128,34 @@ fn bytes_go_to_the_pods_of_the_same_job() {
         ("o-0", "", 7_000.0, 70.0),
     ];
     let text = until(&agent, &wanted);
-    let roles = [("ps-0", "w-0", "worker"), ("w-0", "ps-0", "ps"), ("w-0", "", "other")];
+    let roles = [
+        ("ps-0", "w-0", "worker"),
+        ("w-0", "ps-0", "ps"),
+        ("w-0", "", "other"),
+    ];
     for (pod, peer, role) in roles {
-        let labels = [("namespace", "train"), ("pod", pod), ("peer_pod", peer), ("peer_role", role)];
-        assert!(metric(&text, SENT, &labels).is_some(), "{pod} {peer} {role}: {text}");
+        let labels = [
+            ("namespace", "train"),
+            ("pod", pod),
+            ("peer_pod", peer),
+            ("peer_role", role),
+        ];
+        assert!(
+            metric(&text, SENT, &labels).is_some(),
+            "{pod} {peer} {role}: {text}"
+        );
     }
     // What comes later is added.
     let (client, server_end) = &mut open[0];
     client.write_all(&[7; 4_000]).unwrap();
     server_end.read_exact(&mut [0; 4_000]).unwrap();
-    until(&agent, &[("w-0", "ps-0", 3_004_000.0, 1_000_000.0), ("ps-0", "w-0", 1_000_000.0, 3_004_000.0)]);
+    until(
+        &agent,
+        &[
+            ("w-0", "ps-0", 3_004_000.0, 1_000_000.0),
+            ("ps-0", "w-0", 1_000_000.0, 3_004_000.0),
+        ],
+    );
     agent.stop();
 
     // With one place there is one peer, and nothing is lost.
@@ -122,7 +165,9 @@ fn bytes_go_to_the_pods_of_the_same_job() {
     assert_eq!(named.iter().flatten().count(), 1, "{named:?}");
     let of_server = format!("{RECEIVED}{{namespace=\"train\",pod=\"ps-0\",");
     let lines = text.lines().filter(|line| line.starts_with(&of_server));
-    let all: f64 = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum();
+    let all: f64 = lines
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+        .sum();
     assert!((3_511_000.0..=3_511_003.0).contains(&all), "{all}");
     agent.stop();
 }

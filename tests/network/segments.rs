@@ -29,7 +29,10 @@ const SENT: usize = 4_000_000;
 /// Sockets that are made meanwhile belong to a cgroup, as if a process in it had made them.
 fn within<T>(cgroup: &str, make: impl FnOnce() -> T) -> T {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap();
+    let own = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .unwrap();
     let enter = |cgroup: &str| {
         let procs = unified(cgroup).join("cgroup.procs");
         fs::write(procs, std::process::id().to_string()).unwrap();
@@ -53,7 +56,9 @@ fn loss(cgroup: &str, of_256: i32) -> Link {
     a.set(Register::R0, 1);
     a.exit();
     let program = Program::load("pinfold_loss", &a, Direction::Ingress).unwrap();
-    program.attach(File::open(unified(cgroup)).unwrap().as_fd()).unwrap()
+    program
+        .attach(File::open(unified(cgroup)).unwrap().as_fd())
+        .unwrap()
 }
 
 /// A connection from a pod to another.
@@ -66,7 +71,9 @@ impl Connection {
     fn new(network: Option<&Netns>, [from, to]: [&str; 2], host: IpAddr) -> Self {
         let make = || {
             let listener = within(to, || TcpListener::bind((host, 0)).unwrap());
-            let sender = within(from, || TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            let sender = within(from, || {
+                TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+            });
             let receiver = listener.accept().unwrap().0;
             receiver.set_read_timeout(Some(PATIENCE)).unwrap();
             Self { sender, receiver }
@@ -103,11 +110,18 @@ impl Connection {
         let ports = [&self.sender, &self.receiver].map(|end| end.local_addr().unwrap().port());
         ports.map(|port| {
             let filter = format!("sport = :{port}");
-            let ask = || Command::new("ss").args(["-tinHO", &filter]).output().unwrap();
+            let ask = || {
+                Command::new("ss")
+                    .args(["-tinHO", &filter])
+                    .output()
+                    .unwrap()
+            };
             let output = network.map_or_else(ask, |network| network.run(ask).unwrap());
             let text = String::from_utf8(output.stdout).unwrap();
             let number = |key: &str| {
-                let value = text.split_whitespace().find_map(|word| word.strip_prefix(key))?;
+                let value = text
+                    .split_whitespace()
+                    .find_map(|word| word.strip_prefix(key))?;
                 Some(value.rsplit('/').next()?.parse::<i64>().unwrap())
             };
             // What is zero is left out.
@@ -140,12 +154,23 @@ fn gained(before: Tcp, after: Tcp) -> Tcp {
 }
 
 fn counter(tree: &Tree<'_>) -> Counter {
-    Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap()
+    Counter::new(
+        Path::new("/sys/fs/cgroup"),
+        std::slice::from_ref(&tree.path),
+        ROOM,
+    )
+    .unwrap()
 }
 
 /// What a network has counted.
 fn network_tcp(network: &Netns) -> Tcp {
-    network.run(|| Proc::new(Path::new("/")).tcp(nix::unistd::gettid().as_raw()).unwrap()).unwrap()
+    network
+        .run(|| {
+            Proc::new(Path::new("/"))
+                .tcp(nix::unistd::gettid().as_raw())
+                .unwrap()
+        })
+        .unwrap()
 }
 
 /// Two pods alone in a network that is lossy: what is counted of both is what the network has counted.
@@ -157,9 +182,15 @@ fn two_pods_in_a_lossy_network() {
     let mains = pods.each_ref().map(|pod| tree.container(pod, "main"));
     let pods = pods.each_ref().map(String::as_str);
     let mains = mains.each_ref().map(String::as_str);
-    let (v4, v6) = (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
+    let (v4, v6) = (
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    );
     for (host, long) in [(v4, false), (v6, false), (v6, true)] {
-        let network = Switch::new().unwrap().join(Ipv4Addr::new(10, 81, 0, 1)).unwrap();
+        let network = Switch::new()
+            .unwrap()
+            .join(Ipv4Addr::new(10, 81, 0, 1))
+            .unwrap();
         if long {
             // Longer than IP's header can say.
             let args = "link set dev lo gso_max_size 400000 gro_max_size 400000";
@@ -170,14 +201,26 @@ fn two_pods_in_a_lossy_network() {
         // Older kernels do not show a program how IPv6 answers who wants to connect: there it begins when that is over.
         let early = host.is_ipv4().then(|| counter(&tree));
         let mut connection = Connection::new(Some(&network), mains, host);
-        let older = if early.is_some() { Tcp::default() } else { network_tcp(&network) };
+        let older = if early.is_some() {
+            Tcp::default()
+        } else {
+            network_tcp(&network)
+        };
         // At this end the answer is older than the socket.
-        let older_ends = if early.is_some() { [[0, 0], [-1, 0]] } else { connection.ss(Some(&network)) };
+        let older_ends = if early.is_some() {
+            [[0, 0], [-1, 0]]
+        } else {
+            connection.ss(Some(&network))
+        };
         let mut counter = early.unwrap_or_else(|| counter(&tree));
         connection.send(SENT);
         std::thread::sleep(Duration::from_millis(500));
         let wanted = gained(older, network_tcp(&network));
-        assert_eq!(sum(counted(&kernel, &mut counter, pods)), wanted, "{host}, nothing lost");
+        assert_eq!(
+            sum(counted(&kernel, &mut counter, pods)),
+            wanted,
+            "{host}, nothing lost"
+        );
 
         let lossy = mains.map(|main| loss(main, 8));
         connection.send(SENT);
@@ -201,13 +244,27 @@ fn two_pods_in_a_lossy_network() {
         let seen = counted(&kernel, &mut counter, pods);
         let wanted = gained(older, network_tcp(&network));
         assert_eq!(sum(seen), wanted, "{host}: {seen:?}");
-        assert!(wanted.retransmitted > 5 && wanted.timeouts >= 3, "{wanted:?}");
-        for ((pod, before), after) in seen.iter().zip(older_ends).zip(connection.ss(Some(&network))) {
+        assert!(
+            wanted.retransmitted > 5 && wanted.timeouts >= 3,
+            "{wanted:?}"
+        );
+        for ((pod, before), after) in seen
+            .iter()
+            .zip(older_ends)
+            .zip(connection.ss(Some(&network)))
+        {
             let all = i64::try_from(pod.sent + pod.retransmitted).unwrap();
             let again = i64::try_from(pod.retransmitted).unwrap();
-            assert_eq!([all, again], [after[0] - before[0], after[1] - before[1]], "{host}: {seen:?}");
+            assert_eq!(
+                [all, again],
+                [after[0] - before[0], after[1] - before[1]],
+                "{host}: {seen:?}"
+            );
         }
-        assert!(seen[0].retransmitted > 0 && seen[0].timeouts > 0, "{seen:?}");
+        assert!(
+            seen[0].retransmitted > 0 && seen[0].timeouts > 0,
+            "{seen:?}"
+        );
 
         connection.sender.shutdown(Shutdown::Both).unwrap();
         assert_eq!(connection.receiver.read(&mut [0; 1]).unwrap(), 0);
@@ -226,12 +283,18 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let own = Switch::new().unwrap().join(Ipv4Addr::new(10, 82, 0, 1)).unwrap();
+    let own = Switch::new()
+        .unwrap()
+        .join(Ipv4Addr::new(10, 82, 0, 1))
+        .unwrap();
     let mut mains = Vec::new();
     for (name, network) in [("one", None), ("two", None), ("own", Some(&own))] {
         let text = best_effort(name, name);
-        let text =
-            if network.is_some() { text } else { text.replace("spec:\n", "spec:\n  hostNetwork: true\n") };
+        let text = if network.is_some() {
+            text
+        } else {
+            text.replace("spec:\n", "spec:\n  hostNetwork: true\n")
+        };
         manifests.put(&format!("{name}.yaml"), &text);
         let pod = tree.pod("besteffort", name);
         let main = tree.container(&pod, &format!("{name}-main"));
@@ -263,28 +326,54 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
     Connection::new(Some(&own), [alone, alone], host).talk(10);
     std::thread::sleep(Duration::from_millis(1100));
     let text = agent.get("/metrics").body;
-    let seen = |pod: &str| FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]));
+    let seen = |pod: &str| {
+        FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
+    };
     for (pod, at) in [("one", 0), ("two", 1)] {
         let gained: [i64; 2] =
             std::array::from_fn(|which| connection.ss(None)[at][which] - before[at][which]);
         let [sent, again, timeouts] = seen(pod).map(Option::unwrap);
-        assert_eq!([sent + again, again], gained.map(|number| number as f64), "{pod}");
-        assert!(timeouts <= again, "{pod}: {timeouts} timeouts, {again} sent again");
+        assert_eq!(
+            [sent + again, again],
+            gained.map(|number| number as f64),
+            "{pod}"
+        );
+        assert!(
+            timeouts <= again,
+            "{pod}: {timeouts} timeouts, {again} sent again"
+        );
     }
     assert!(seen("one")[1].unwrap() > 0.0);
-    let Tcp { sent, retransmitted, timeouts } = network_tcp(&own);
-    assert_eq!(seen("own"), [sent, retransmitted, timeouts].map(|number| Some(number as f64)));
+    let Tcp {
+        sent,
+        retransmitted,
+        timeouts,
+    } = network_tcp(&own);
+    assert_eq!(
+        seen("own"),
+        [sent, retransmitted, timeouts].map(|number| Some(number as f64))
+    );
     for family in FAMILIES {
-        assert_eq!(text.matches(&format!("# TYPE {family} counter")).count(), 1, "{family}");
+        assert_eq!(
+            text.matches(&format!("# TYPE {family} counter")).count(),
+            1,
+            "{family}"
+        );
     }
     agent.stop();
 
     let agent = settings.start();
-    agent.eventually("all run", |status| status["containers"].as_array().unwrap().len() == 3);
+    agent.eventually("all run", |status| {
+        status["containers"].as_array().unwrap().len() == 3
+    });
     let text = agent.get("/metrics").body;
     for pod in ["one", "two"] {
         for family in FAMILIES {
-            assert_eq!(metric(&text, family, &[("namespace", "train"), ("pod", pod)]), None, "{pod}");
+            assert_eq!(
+                metric(&text, family, &[("namespace", "train"), ("pod", pod)]),
+                None,
+                "{pod}"
+            );
         }
     }
     agent.stop();

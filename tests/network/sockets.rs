@@ -1,6 +1,9 @@
 //! Socket bytes by pod, counted by BPF programs.
 
-#![allow(unsafe_code, reason = "another owner's BPF program is attached by the system call itself")]
+#![allow(
+    unsafe_code,
+    reason = "another owner's BPF program is attached by the system call itself"
+)]
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -28,18 +31,32 @@ const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
 fn counter(tree: &Tree<'_>) -> Counter {
-    Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap()
+    Counter::new(
+        Path::new("/sys/fs/cgroup"),
+        std::slice::from_ref(&tree.path),
+        ROOM,
+    )
+    .unwrap()
 }
 
 fn look(kernel: &Kernel, counter: &mut Counter, pods: &[&str]) -> Look {
-    counter.look(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied())).unwrap()
+    counter
+        .look(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied()))
+        .unwrap()
 }
 
 /// What is counted of [`udp`]: beside the payload, this many bytes of headers in each packet.
 fn datagrams(headers: u64) -> Sockets {
     let (count, size, replies, reply) = DATAGRAMS;
-    let sum = |packets, payload: u64| Sum { bytes: packets * (payload + headers), packets };
-    Sockets { receive: sum(replies, reply), transmit: sum(count, size), tcp: Tcp::default() }
+    let sum = |packets, payload: u64| Sum {
+        bytes: packets * (payload + headers),
+        packets,
+    };
+    Sockets {
+        receive: sum(replies, reply),
+        transmit: sum(count, size),
+        tcp: Tcp::default(),
+    }
 }
 
 /// How much was counted between two looks.
@@ -53,20 +70,32 @@ fn gained(before: Sockets, after: Sockets) -> Sockets {
         retransmitted: after.tcp.retransmitted - before.tcp.retransmitted,
         timeouts: after.tcp.timeouts - before.tcp.timeouts,
     };
-    let (receive, transmit) = (sum(before.receive, after.receive), sum(before.transmit, after.transmit));
-    Sockets { receive, transmit, tcp }
+    let (receive, transmit) = (
+        sum(before.receive, after.receive),
+        sum(before.transmit, after.transmit),
+    );
+    Sockets {
+        receive,
+        transmit,
+        tcp,
+    }
 }
 
 /// A tree's directory in the hierarchy of version 2.
 pub(crate) fn unified(tree: &str) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let hybrid = root.join("unified");
-    if hybrid.exists() { hybrid.join(tree) } else { root.join(tree) }
+    if hybrid.exists() {
+        hybrid.join(tree)
+    } else {
+        root.join(tree)
+    }
 }
 
 fn attached(tree: &str) -> [u32; 2] {
     let directory = File::open(unified(tree)).unwrap();
-    [Direction::Ingress, Direction::Egress].map(|direction| direction.attached(directory.as_fd()).unwrap())
+    [Direction::Ingress, Direction::Egress]
+        .map(|direction| direction.attached(directory.as_fd()).unwrap())
 }
 
 #[test]
@@ -76,7 +105,11 @@ fn datagrams_are_counted_to_the_byte() {
     let mut counter = counter(&tree);
     assert_eq!(attached(&tree.path), [1, 1]);
     // One as deep as a Guaranteed pod is, one in a QoS class, and one that says nothing.
-    let pods = [tree.pod("", "one"), tree.pod("burstable", "two"), tree.pod("besteffort", "three")];
+    let pods = [
+        tree.pod("", "one"),
+        tree.pod("burstable", "two"),
+        tree.pod("besteffort", "three"),
+    ];
     let [one, two, silent] = pods.each_ref().map(String::as_str);
     for (pod, host) in [(one, V4), (two, V6)] {
         let main = tree.container(pod, "main");
@@ -111,7 +144,10 @@ impl Exclusive {
         let program = bpf(5, &mut load);
         // SAFETY: the kernel has just made this descriptor.
         let program = unsafe { OwnedFd::from_raw_fd(program) };
-        let exclusive = Self { cgroup: File::open(cgroup).unwrap(), program };
+        let exclusive = Self {
+            cgroup: File::open(cgroup).unwrap(),
+            program,
+        };
         exclusive.call(8);
         exclusive
     }
@@ -119,7 +155,13 @@ impl Exclusive {
     /// Attaches (8) or detaches (9) the program, at ingress.
     fn call(&self, command: i64) {
         let [cgroup, program] = [self.cgroup.as_raw_fd(), self.program.as_raw_fd()];
-        bpf(command, &mut [u64::from(cgroup.cast_unsigned()) | u64::from(program.cast_unsigned()) << 32, 0]);
+        bpf(
+            command,
+            &mut [
+                u64::from(cgroup.cast_unsigned()) | u64::from(program.cast_unsigned()) << 32,
+                0,
+            ],
+        );
     }
 }
 
@@ -132,8 +174,14 @@ impl Drop for Exclusive {
 /// A command of BPF with its arguments.
 fn bpf(command: i64, arguments: &mut [u64]) -> i32 {
     // SAFETY: the kernel reads and writes the arguments, and memory to which they point and that outlives the call.
-    let returned =
-        unsafe { libc::syscall(libc::SYS_bpf, command, arguments.as_mut_ptr(), size_of_val(arguments)) };
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            arguments.as_mut_ptr(),
+            size_of_val(arguments),
+        )
+    };
     let error = std::io::Error::last_os_error();
     assert!(returned >= 0, "BPF command {command}: {error}");
     i32::try_from(returned).unwrap()
@@ -144,10 +192,19 @@ fn a_conflicting_program_is_no_missing_capability_and_counting_begins_after_it()
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let other = Exclusive::attach(&unified(&tree.path));
-    let begin = || Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM);
+    let begin = || {
+        Counter::new(
+            Path::new("/sys/fs/cgroup"),
+            std::slice::from_ref(&tree.path),
+            ROOM,
+        )
+    };
     let error = begin().unwrap_err();
     let says = error.to_string();
-    assert!(says.contains("another program") && !says.contains("CAP_BPF"), "{says}");
+    assert!(
+        says.contains("another program") && !says.contains("CAP_BPF"),
+        "{says}"
+    );
     assert!(!error.is_lasting(), "a later scrape tries again");
     drop(other);
     begin().unwrap();
@@ -161,19 +218,27 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
     let pod = tree.pod("burstable", "uid");
     let main = tree.container(&pod, "main");
     // Over a loopback of its own, so that what was sent twice is known.
-    let network = Switch::new().unwrap().join(Ipv4Addr::new(10, 80, 0, 1)).unwrap();
+    let network = Switch::new()
+        .unwrap()
+        .join(Ipv4Addr::new(10, 80, 0, 1))
+        .unwrap();
     let mut before = Sockets::default();
     for (host, least) in [(V4, 20 + 20), (V6, 40 + 20)] {
         tcp(&kernel, &main, Some((&network, &network)), host);
         let again = own_tcp(&network).retransmitted * 65536;
         let after = look(&kernel, &mut counter, &[&pod]).pods[&pod];
-        let Sockets { receive, transmit, .. } = gained(before, after);
+        let Sockets {
+            receive, transmit, ..
+        } = gained(before, after);
         for (sum, payload) in [(transmit, STREAM.0), (receive, STREAM.1)] {
             assert!(sum.packets > payload / 65536, "{sum:?}");
             let headers = sum.bytes - payload;
             // A packet has at most 40 bytes of TCP options.
             let most = sum.packets * (least + 40) + again;
-            assert!(headers > least && headers <= most, "{host}: {sum:?}, {again} again");
+            assert!(
+                headers > least && headers <= most,
+                "{host}: {sum:?}, {again} again"
+            );
         }
         before = after;
     }
@@ -196,7 +261,10 @@ fn what_goes_through_a_pair_of_interfaces() {
     udp(&kernel, &main, Some((&inside, &outside)), peer.into());
     assert_eq!(seen(), datagrams(20 + 8));
     let gained_there: [u64; 2] = std::array::from_fn(|at| interface(&inside)[at] - before[at]);
-    for (there, here) in gained_there.into_iter().zip([seen().receive, seen().transmit]) {
+    for (there, here) in gained_there
+        .into_iter()
+        .zip([seen().receive, seen().transmit])
+    {
         // Each packet has a header of 14 bytes there; and there may be a few without a socket (ARP, neighbours of IPv6).
         let more = there - here.bytes - 14 * here.packets;
         assert!(more < 2000, "{there} bytes there, {here:?} here");
@@ -206,22 +274,38 @@ fn what_goes_through_a_pair_of_interfaces() {
     tcp(&kernel, &main, Some((&inside, &outside)), peer.into());
     let gained = gained(before, seen());
     let sent = own_tcp(&inside);
-    assert_eq!(gained.transmit.packets, sent.sent + sent.retransmitted, "{gained:?}");
+    assert_eq!(
+        gained.transmit.packets,
+        sent.sent + sent.retransmitted,
+        "{gained:?}"
+    );
     assert!(gained.transmit.packets > STREAM.0 / 1500, "{gained:?}");
     assert!(gained.receive.packets > STREAM.1 / 1500, "{gained:?}");
 }
 
 /// What TCP has counted in a namespace.
 fn own_tcp(network: &Netns) -> Tcp {
-    network.run(|| Proc::new(Path::new("/")).tcp(nix::unistd::gettid().as_raw()).unwrap()).unwrap()
+    network
+        .run(|| {
+            Proc::new(Path::new("/"))
+                .tcp(nix::unistd::gettid().as_raw())
+                .unwrap()
+        })
+        .unwrap()
 }
 
 /// Bytes that `eth0` has received and sent.
 fn interface(network: &Netns) -> [u64; 2] {
     let read = || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     let text = network.run(read).unwrap();
-    let line = text.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
-    let numbers: Vec<u64> = line.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("eth0:"))
+        .unwrap();
+    let numbers: Vec<u64> = line
+        .split_whitespace()
+        .map(|number| number.parse().unwrap())
+        .collect();
     [numbers[0], numbers[8]]
 }
 
@@ -243,8 +327,15 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
         // Each container is gone before anybody has looked.
         for pod in both {
             let seen = look(&kernel, &mut counter, &both).pods[pod];
-            let times = |sum: Sum| Sum { bytes: round * sum.bytes, packets: round * sum.packets };
-            let wanted = Sockets { receive: times(once.receive), transmit: times(once.transmit), ..once };
+            let times = |sum: Sum| Sum {
+                bytes: round * sum.bytes,
+                packets: round * sum.packets,
+            };
+            let wanted = Sockets {
+                receive: times(once.receive),
+                transmit: times(once.transmit),
+                ..once
+            };
             assert_eq!(seen, wanted, "{pod} in round {round}");
         }
     }
@@ -259,7 +350,10 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
     assert_eq!(look(&kernel, &mut counter, &both).entries, 3);
     // One with the same name is another.
     let again = tree.pod("burstable", "two");
-    assert_eq!(look(&kernel, &mut counter, &both).pods[again.as_str()], Sockets::default());
+    assert_eq!(
+        look(&kernel, &mut counter, &both).pods[again.as_str()],
+        Sockets::default()
+    );
 
     // The tree itself may be made anew.
     let whole = tree.path.clone();
@@ -269,7 +363,10 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
     for path in [whole.as_str(), &format!("{whole}/burstable"), two] {
         tree.make(path);
     }
-    assert!(look(&kernel, &mut counter, &both).pods.is_empty(), "nobody counts there yet");
+    assert!(
+        look(&kernel, &mut counter, &both).pods.is_empty(),
+        "nobody counts there yet"
+    );
     counter.attach().unwrap();
     let main = tree.container(two, "main");
     udp(&kernel, &main, None, V4);
@@ -290,8 +387,15 @@ fn a_pod_outlives_any_number_of_containers() {
     }
     let once = datagrams(28);
     let times = |rounds: u64| {
-        let sum = |sum: Sum| Sum { bytes: rounds * sum.bytes, packets: rounds * sum.packets };
-        Sockets { receive: sum(once.receive), transmit: sum(once.transmit), ..once }
+        let sum = |sum: Sum| Sum {
+            bytes: rounds * sum.bytes,
+            packets: rounds * sum.packets,
+        };
+        Sockets {
+            receive: sum(once.receive),
+            transmit: sum(once.transmit),
+            ..once
+        }
     };
     let mut entries = Vec::new();
     for _ in 0..4 {
@@ -299,16 +403,26 @@ fn a_pod_outlives_any_number_of_containers() {
         assert_eq!(seen.pods[&pod], times(rounds), "{entries:?}");
         entries.push(seen.entries);
     }
-    assert_eq!(entries, [12, 12, 0, 0], "seen, seen again unchanged, taken together");
+    assert_eq!(
+        entries,
+        [12, 12, 0, 0],
+        "seen, seen again unchanged, taken together"
+    );
     // One that runs goes on as before, whatever has ended meanwhile.
     let lasting = tree.container(&pod, "lasting");
     udp(&kernel, &lasting, None, V4);
-    assert_eq!(look(&kernel, &mut counter, &[&pod]).pods[&pod], times(rounds + 1));
+    assert_eq!(
+        look(&kernel, &mut counter, &[&pod]).pods[&pod],
+        times(rounds + 1)
+    );
     // What a pod had goes with it.
     tree.remove(&pod);
     look(&kernel, &mut counter, &[&pod]);
     let again = tree.pod("", "uid");
-    assert_eq!(look(&kernel, &mut counter, &[&again]).pods[&again], Sockets::default());
+    assert_eq!(
+        look(&kernel, &mut counter, &[&again]).pods[&again],
+        Sockets::default()
+    );
 }
 
 /// Set for this program where it is started again to be short of descriptors.
@@ -319,27 +433,50 @@ fn what_was_short_at_the_start_is_tried_again() {
     let Some(kernel) = kernel_tests() else { return };
     if std::env::var_os(SHORT).is_some() {
         let tree = kernel.tree();
-        let sources = Sources::new(kernel.cgroups.clone(), Proc::new(Path::new("/")), Path::new("/"));
+        let sources = Sources::new(
+            kernel.cgroups.clone(),
+            Proc::new(Path::new("/")),
+            Path::new("/"),
+        );
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
-        let sources = sources.with_sockets(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path));
+        let sources = sources.with_sockets(
+            Path::new("/sys/fs/cgroup"),
+            std::slice::from_ref(&tree.path),
+        );
         let scrape = || sources.collect(&nothing()).text(Format::Text);
-        let success =
-            |text: &str| crate::agent::metric(text, "pinfold_collector_success", &[("collector", "sockets")]);
+        let success = |text: &str| {
+            crate::agent::metric(
+                text,
+                "pinfold_collector_success",
+                &[("collector", "sockets")],
+            )
+        };
         let text = scrape();
         assert_eq!(success(&text), Some(0.0));
-        assert!(!text.contains("pinfold_collector_unsupported{collector=\"sockets\""), "{text}");
+        assert!(
+            !text.contains("pinfold_collector_unsupported{collector=\"sockets\""),
+            "{text}"
+        );
         setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
         assert_eq!(success(&scrape()), Some(1.0));
         assert_eq!(attached(&tree.path), [1, 1]);
         return;
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sockets::what_was_short_at_the_start_is_tried_again", "--nocapture"])
+        .args([
+            "--exact",
+            "sockets::what_was_short_at_the_start_is_tried_again",
+            "--nocapture",
+        ])
         .env(SHORT, "1")
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// A node without pods.
@@ -366,15 +503,27 @@ fn nothing() -> Snapshot {
 fn what_finds_no_room_is_told() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let mut counter = Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), 1).unwrap();
+    let mut counter = Counter::new(
+        Path::new("/sys/fs/cgroup"),
+        std::slice::from_ref(&tree.path),
+        1,
+    )
+    .unwrap();
     let pods = [tree.pod("burstable", "one"), tree.pod("burstable", "two")];
     let paths: Vec<&str> = pods.iter().map(String::as_str).collect();
     for (pod, overflowed) in pods.iter().zip([false, true]) {
         let main = tree.container(pod, "main");
         udp(&kernel, &main, None, V4);
-        assert_eq!(look(&kernel, &mut counter, &paths).overflowed, overflowed, "{pod}");
+        assert_eq!(
+            look(&kernel, &mut counter, &paths).overflowed,
+            overflowed,
+            "{pod}"
+        );
     }
-    assert_eq!(look(&kernel, &mut counter, &paths).pods[paths[0]], datagrams(28));
+    assert_eq!(
+        look(&kernel, &mut counter, &paths).pods[paths[0]],
+        datagrams(28)
+    );
 }
 
 /// Set for this program where it is started again with fewer capabilities.
@@ -385,9 +534,16 @@ fn without_the_capabilities_the_reason_names_them() {
     let Some(kernel) = kernel_tests() else { return };
     if std::env::var_os(REFUSED).is_some() {
         let tree = kernel.tree();
-        let error =
-            Counter::new(Path::new("/sys/fs/cgroup"), std::slice::from_ref(&tree.path), ROOM).unwrap_err();
-        assert!(error.is_lasting() && error.to_string().contains("CAP_BPF and CAP_NET_ADMIN"), "{error}");
+        let error = Counter::new(
+            Path::new("/sys/fs/cgroup"),
+            std::slice::from_ref(&tree.path),
+            ROOM,
+        )
+        .unwrap_err();
+        assert!(
+            error.is_lasting() && error.to_string().contains("CAP_BPF and CAP_NET_ADMIN"),
+            "{error}"
+        );
         return;
     }
     let name = "sockets::without_the_capabilities_the_reason_names_them";
@@ -405,8 +561,10 @@ fn without_the_capabilities_the_reason_names_them() {
     }
 }
 
-const BYTES: [&str; 2] =
-    ["pinfold_pod_network_socket_receive_bytes_total", "pinfold_pod_network_socket_transmit_bytes_total"];
+const BYTES: [&str; 2] = [
+    "pinfold_pod_network_socket_receive_bytes_total",
+    "pinfold_pod_network_socket_transmit_bytes_total",
+];
 
 fn bytes(agent: &Agent, pod: &str) -> [Option<f64>; 2] {
     let text = agent.get("/metrics").body;
@@ -419,7 +577,10 @@ fn pods_on_the_nodes_network_have_bytes_of_their_own_where_it_is_asked_for() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
-    pods.put("a.yaml", &best_effort("a", "uid-a").replace("spec:\n", "spec:\n  hostNetwork: true\n"));
+    pods.put(
+        "a.yaml",
+        &best_effort("a", "uid-a").replace("spec:\n", "spec:\n  hostNetwork: true\n"),
+    );
     pods.put("b.yaml", &best_effort("b", "uid-b"));
     let settings = Settings::new(&tree.path, &pods, &kernel.first());
     let mains = ["uid-a", "uid-b"].map(|uid| {
@@ -459,7 +620,10 @@ fn pods_on_the_nodes_network_have_bytes_of_their_own_where_it_is_asked_for() {
     agent.kill();
     let deadline = Instant::now() + Duration::from_secs(5);
     while attached(&tree.path) != [0, 0] {
-        assert!(Instant::now() < deadline, "the programs have outlived the agent");
+        assert!(
+            Instant::now() < deadline,
+            "the programs have outlived the agent"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -25,15 +25,24 @@ fn segments_are_the_pods_own() {
     let manifests = Manifests::new();
     let mut switch = Switch::new().unwrap();
     let [own, shared, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 78, 0, host));
-    let [inside, between, outside] = [own, shared, peer].map(|address| switch.join(address).unwrap());
+    let [inside, between, outside] =
+        [own, shared, peer].map(|address| switch.join(address).unwrap());
     // One has a network of its own, two share one, and one uses the node's.
-    let networks = [("own", Some(&inside)), ("s1", Some(&between)), ("s2", Some(&between)), ("host", None)];
+    let networks = [
+        ("own", Some(&inside)),
+        ("s1", Some(&between)),
+        ("s2", Some(&between)),
+        ("host", None),
+    ];
     let mut pids = Vec::new();
     let mut mains = Vec::new();
     for (name, network) in networks {
         let text = best_effort(name, name);
-        let text =
-            if network.is_some() { text } else { text.replace("spec:\n", "spec:\n  hostNetwork: true\n") };
+        let text = if network.is_some() {
+            text
+        } else {
+            text.replace("spec:\n", "spec:\n  hostNetwork: true\n")
+        };
         manifests.put(&format!("{name}.yaml"), &text);
         let pod = tree.pod("besteffort", name);
         let main = tree.container(&pod, &format!("{name}-main"));
@@ -59,10 +68,20 @@ fn segments_are_the_pods_own() {
 
     std::thread::sleep(Duration::from_millis(1100));
     let text = agent.get("/metrics").body;
-    let seen = |pod: &str| FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]));
-    let Tcp { sent, retransmitted, timeouts } =
-        Proc::new(Path::new("/")).tcp(i32::try_from(pids[0]).unwrap()).unwrap();
-    assert_eq!(seen("own"), [sent, retransmitted, timeouts].map(|number| Some(number as f64)));
+    let seen = |pod: &str| {
+        FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
+    };
+    let Tcp {
+        sent,
+        retransmitted,
+        timeouts,
+    } = Proc::new(Path::new("/"))
+        .tcp(i32::try_from(pids[0]).unwrap())
+        .unwrap();
+    assert_eq!(
+        seen("own"),
+        [sent, retransmitted, timeouts].map(|number| Some(number as f64))
+    );
     assert!(
         sent > STREAM.0 / 1500 && retransmitted >= 1 && timeouts >= 1,
         "{sent} {retransmitted} {timeouts}"

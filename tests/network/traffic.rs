@@ -23,7 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Runs a script in a cgroup to its end.
 pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script: &str) {
     let launcher = Launcher::new().unwrap();
-    let status = start(&launcher, kernel, cgroup, network, script).wait().unwrap();
+    let status = start(&launcher, kernel, cgroup, network, script)
+        .wait()
+        .unwrap();
     assert!(status.success(), "{status}: {script}");
 }
 
@@ -64,7 +66,9 @@ pub(crate) fn udp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
             socket.connect(from).unwrap();
         }
         for _ in 0..replies {
-            socket.send(&vec![7; usize::try_from(reply).unwrap()]).unwrap();
+            socket
+                .send(&vec![7; usize::try_from(reply).unwrap()])
+                .unwrap();
         }
     });
     let script = format!(
@@ -89,7 +93,12 @@ pub(crate) fn tcp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
 }
 
 /// A server for one connection, that reads so much, writes so much, and closes.
-fn peer(network: Option<&Netns>, host: IpAddr, read: u64, write: u64) -> (SocketAddr, JoinHandle<()>) {
+fn peer(
+    network: Option<&Netns>,
+    host: IpAddr,
+    read: u64,
+    write: u64,
+) -> (SocketAddr, JoinHandle<()>) {
     let listener = within(network, || TcpListener::bind((host, 0)).unwrap());
     let address = listener.local_addr().unwrap();
     let serve = move || {
@@ -97,7 +106,9 @@ fn peer(network: Option<&Netns>, host: IpAddr, read: u64, write: u64) -> (Socket
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut got = vec![0; usize::try_from(read).unwrap()];
         stream.read_exact(&mut got).unwrap();
-        stream.write_all(&vec![7; usize::try_from(write).unwrap()]).unwrap();
+        stream
+            .write_all(&vec![7; usize::try_from(write).unwrap()])
+            .unwrap();
     };
     (address, std::thread::spawn(serve))
 }

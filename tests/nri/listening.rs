@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pinfold::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
-    HandlerTimeout, LinuxResources, Lost, Plugin, PodSandbox, Quota, Refusal, Settings, State, Unanswered,
-    UpdateError, Updater,
+    HandlerTimeout, LinuxResources, Lost, Plugin, PodSandbox, Quota, Refusal, Settings, State,
+    Unanswered, UpdateError, Updater,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -64,7 +64,10 @@ impl Drop for Cancelled {
 
 impl Listening {
     pub(crate) fn to(events: impl Into<Events>) -> Self {
-        Self { events: events.into(), ..Self::default() }
+        Self {
+            events: events.into(),
+            ..Self::default()
+        }
     }
 
     pub(crate) fn heard(&self) -> Vec<String> {
@@ -74,12 +77,24 @@ impl Listening {
     fn note(&self, event: Event, pod: &PodSandbox, container: Option<&Container>) {
         let line = match (event, container) {
             (_, None) if event == Event::RunPodSandbox => {
-                let path = pod.linux.as_ref().map(|linux| linux.cgroups_path.as_str()).unwrap_or_default();
-                format!("{event} {} parent={:?} path={path:?} pid={}", pod.name, pod.cgroup_parent(), pod.pid)
+                let path = pod
+                    .linux
+                    .as_ref()
+                    .map(|linux| linux.cgroups_path.as_str())
+                    .unwrap_or_default();
+                format!(
+                    "{event} {} parent={:?} path={path:?} pid={}",
+                    pod.name,
+                    pod.cgroup_parent(),
+                    pod.pid
+                )
             }
             (_, None) => format!("{event} {}", pod.name),
             (Event::RemoveContainer, Some(container)) => {
-                format!("{event} {}/{} {:.12}", pod.name, container.name, container.id)
+                format!(
+                    "{event} {}/{} {:.12}",
+                    pod.name, container.name, container.id
+                )
             }
             (_, Some(container)) => {
                 let state = format!("{:?}", container.state()).to_uppercase();
@@ -121,12 +136,23 @@ impl Plugin for Listening {
 
     fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
         self.silence.lock().unwrap().push((call.to_string(), why));
-        if self.strict { Err(Refusal::new(format!("{call}: {why}"))) } else { Ok(()) }
+        if self.strict {
+            Err(Refusal::new(format!("{call}: {why}")))
+        } else {
+            Ok(())
+        }
     }
 
     fn reduce(&self, container: Container) -> Container {
         let dropped = self.drop_environments;
-        if dropped { Container { env: Vec::new(), ..container } } else { container }
+        if dropped {
+            Container {
+                env: Vec::new(),
+                ..container
+            }
+        } else {
+            container
+        }
     }
 
     async fn synchronize(
@@ -138,7 +164,11 @@ impl Plugin for Listening {
             return Err(Refusal::new("not ready"));
         }
         let mut heard = self.heard.lock().unwrap();
-        heard.push(format!("synchronize: {} pods, {} containers", pods.len(), containers.len()));
+        heard.push(format!(
+            "synchronize: {} pods, {} containers",
+            pods.len(),
+            containers.len()
+        ));
         for container in &containers {
             let (name, pid, path) = (&container.name, container.pid, container.cgroups_path());
             heard.push(format!("sync container {name} pid {pid} cgroup {path}"));
@@ -149,23 +179,35 @@ impl Plugin for Listening {
 
     async fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
         self.note(Event::CreateContainer, pod, Some(container));
-        self.created.lock().unwrap().push((pod.clone(), container.clone()));
+        self.created
+            .lock()
+            .unwrap()
+            .push((pod.clone(), container.clone()));
         self.carry_on().await?;
         let told = |key: &str| pod.annotations.get(key).map(String::as_str);
         let set = |key: &str| told(key).map(|list| list.parse().unwrap());
         let quota = told("pf/quota").map(|quota| quota.parse().unwrap());
         let pair = told("pf/env").and_then(|pair| pair.split_once('='));
         let adjustment = ContainerAdjustment {
-            env: pair.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            env: pair
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
             annotations: BTreeMap::new(),
             cpu: CpuChange {
                 cpus: set("pf/cpus"),
                 mems: set("pf/mems"),
-                quota: quota.map(|quota| Quota::Limited { quota, period: 100_000 }),
+                quota: quota.map(|quota| Quota::Limited {
+                    quota,
+                    period: 100_000,
+                }),
                 shares: None,
             },
         };
-        Ok(Creation { adjustment, updates: Vec::new() })
+        Ok(Creation {
+            adjustment,
+            updates: Vec::new(),
+        })
     }
 
     async fn created(&self, pod: &PodSandbox, container: &Container) {
@@ -187,7 +229,12 @@ impl Plugin for Listening {
         container: &Container,
         resources: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
-        assert!(resources.cpu.as_ref().is_none_or(|cpu| cpu.shares().is_some()));
+        assert!(
+            resources
+                .cpu
+                .as_ref()
+                .is_none_or(|cpu| cpu.shares().is_some())
+        );
         self.note(Event::UpdateContainer, pod, Some(container));
         Ok(Vec::new())
     }
@@ -246,8 +293,21 @@ impl Serving {
         change(&mut settings);
         let (sender, state) = watch::channel(State::default());
         let stop = CancellationToken::new();
-        let task = tokio::spawn(nri::serve(settings, Arc::clone(&plugin), updates, sender, stop.clone()));
-        Self { socket, plugin, updater, state, stop, task }
+        let task = tokio::spawn(nri::serve(
+            settings,
+            Arc::clone(&plugin),
+            updates,
+            sender,
+            stop.clone(),
+        ));
+        Self {
+            socket,
+            plugin,
+            updater,
+            state,
+            stop,
+            task,
+        }
     }
 
     /// Waits for a state.
@@ -257,7 +317,11 @@ impl Serving {
 
     /// Waits until there is no runtime; for what reason.
     pub(crate) async fn away(&mut self, is: impl Fn(&Lost) -> bool) {
-        self.until("the loss", |state| matches!(state, State::Away(lost) if is(lost))).await;
+        self.until(
+            "the loss",
+            |state| matches!(state, State::Away(lost) if is(lost)),
+        )
+        .await;
     }
 
     /// Stops it, which must come to an end.

@@ -31,29 +31,46 @@ fn line(pod: &Pod) -> String {
     let amount = |amount: Option<u64>| amount.map_or("-".to_owned(), |amount| amount.to_string());
     let containers = pod.containers.iter().map(|container| {
         let given = container.resources;
-        let [request, limit, memory] = [given.cpu_request, given.cpu_limit, given.memory_limit].map(amount);
+        let [request, limit, memory] =
+            [given.cpu_request, given.cpu_limit, given.memory_limit].map(amount);
         format!(" {}:{request}/{limit}/{memory}", container.name)
     });
-    let class = pod.qos_reported.map_or("?".to_owned(), |class| class.to_string());
-    format!("{pod} {class} {}{}", qos(pod), containers.collect::<String>())
+    let class = pod
+        .qos_reported
+        .map_or("?".to_owned(), |class| class.to_string());
+    format!(
+        "{pod} {class} {}{}",
+        qos(pod),
+        containers.collect::<String>()
+    )
 }
 
 #[tokio::test]
 async fn pods_are_what_the_kubelet_made_of_their_manifests() {
     for version in ["2.1.9", "1.7.24"] {
         let pods = pods(version).await;
-        let lines: Vec<String> = pods.iter().map(line).filter(|line| !line.contains("agentpod")).collect();
+        let lines: Vec<String> = pods
+            .iter()
+            .map(line)
+            .filter(|line| !line.contains("agentpod"))
+            .collect();
         assert_eq!(lines, LINES, "{version}");
         for pod in &pods {
             assert!(!pod.host_network);
             assert!(
-                pod.labels.keys().chain(pod.annotations.keys()).all(|key| !key.contains("cri")),
+                pod.labels
+                    .keys()
+                    .chain(pod.annotations.keys())
+                    .all(|key| !key.contains("cri")),
                 "{pod:?}"
             );
         }
         let live = pods.iter().find(|pod| pod.name == "live").unwrap();
         assert_eq!(live.labels.get("app").map(String::as_str), Some("live"));
-        assert_eq!(live.annotations.get("pf/cpus").map(String::as_str), Some("0"));
+        assert_eq!(
+            live.annotations.get("pf/cpus").map(String::as_str),
+            Some("0")
+        );
         let container = live.container("c").unwrap();
         assert_eq!(container.image, "bench.local/busybox:1");
         assert_eq!(container.args[..2], ["sh", "-c"]);

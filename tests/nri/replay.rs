@@ -14,16 +14,28 @@ const VERSIONS: [&str; 2] = ["2.1.9", "1.7.24"];
 
 /// One side's bytes, as recorded.
 pub(crate) fn bytes(version: &str, name: &str) -> Vec<u8> {
-    let path = format!("{}/tests/data/nri/containerd-{version}/{name}.bz2", env!("CARGO_MANIFEST_DIR"));
+    let path = format!(
+        "{}/tests/data/nri/containerd-{version}/{name}.bz2",
+        env!("CARGO_MANIFEST_DIR")
+    );
     let mut bytes = Vec::new();
-    bzip2::read::BzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+    bzip2::read::BzDecoder::new(std::fs::File::open(path).unwrap())
+        .read_to_end(&mut bytes)
+        .unwrap();
     bytes
 }
 
 /// What the recorded plugin heard.
 fn heard(version: &str) -> Vec<String> {
-    let path = format!("{}/tests/data/nri/containerd-{version}/heard.txt", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+    let path = format!(
+        "{}/tests/data/nri/containerd-{version}/heard.txt",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    std::fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 fn frames(bytes: &[u8]) -> Vec<Frame> {
@@ -41,27 +53,52 @@ pub(crate) fn answers(version: &str) -> BTreeMap<u32, Vec<u8>> {
 fn asked(version: &str) -> BTreeMap<u32, Call> {
     let frames = frames(&bytes(version, "plugin-to-runtime"));
     let asked = frames.into_iter().filter(|frame| frame.channel == RUNTIME);
-    asked.map(|frame| (frame.stream, Call::decode(frame.data.as_slice()).unwrap())).collect()
+    asked
+        .map(|frame| (frame.stream, Call::decode(frame.data.as_slice()).unwrap()))
+        .collect()
 }
 
 fn is_closed(lost: &Lost) -> bool {
-    matches!(lost, Lost::Closed | Lost::Broken(_) | Lost::Unreachable { .. })
+    matches!(
+        lost,
+        Lost::Closed | Lost::Broken(_) | Lost::Unreachable { .. }
+    )
 }
 
 /// The updates that the recorded plugin asked for, in their order: its log names them.
 fn updates(version: &str) -> Vec<ContainerUpdate> {
-    let created =
-        heard(version).into_iter().find(|line| line.starts_with("CreateContainer live/c ")).unwrap();
-    let shares = CpuChange { shares: Some(2048), ..CpuChange::default() };
-    let first = CpuChange { cpus: Some([0].into_iter().collect()), ..CpuChange::default() };
+    let created = heard(version)
+        .into_iter()
+        .find(|line| line.starts_with("CreateContainer live/c "))
+        .unwrap();
+    let shares = CpuChange {
+        shares: Some(2048),
+        ..CpuChange::default()
+    };
+    let first = CpuChange {
+        cpus: Some([0].into_iter().collect()),
+        ..CpuChange::default()
+    };
     let of = |path: &str, cpu: &CpuChange| ContainerUpdate {
-        container: path.rsplit('/').next().unwrap().trim_end_matches('"').to_owned(),
+        container: path
+            .rsplit('/')
+            .next()
+            .unwrap()
+            .trim_end_matches('"')
+            .to_owned(),
         cpu: cpu.clone(),
         ignore_failure: false,
     };
     let all = heard(version);
-    let burstable = all.iter().find(|line| line.starts_with("sync") && line.contains("burstable")).unwrap();
-    vec![of(&created, &shares), of(burstable, &first), of(&"0".repeat(64), &first)]
+    let burstable = all
+        .iter()
+        .find(|line| line.starts_with("sync") && line.contains("burstable"))
+        .unwrap();
+    vec![
+        of(&created, &shares),
+        of(burstable, &first),
+        of(&"0".repeat(64), &first),
+    ]
 }
 
 /// Every answer of ours is, byte for byte, what the protocol's own library answered, and what is heard is the same.
@@ -70,8 +107,11 @@ async fn call_by_call() {
     for version in VERSIONS {
         let mut serving = Serving::new(Listening::to(Events::all()));
         let mut runtime = serving.socket.accept().await;
-        let (recorded, expected, asked) =
-            (bytes(version, "runtime-to-plugin"), answers(version), asked(version));
+        let (recorded, expected, asked) = (
+            bytes(version, "runtime-to-plugin"),
+            answers(version),
+            asked(version),
+        );
         let mut updates = updates(version).into_iter();
         let (mut sent, mut calls) = (0, 0);
         for frame in frames(&recorded) {
@@ -84,7 +124,10 @@ async fn call_by_call() {
                 });
                 let (stream, call) = runtime.called().await;
                 let theirs = &asked[&stream];
-                assert_eq!((&call.service, &call.method), (&theirs.service, &theirs.method));
+                assert_eq!(
+                    (&call.service, &call.method),
+                    (&theirs.service, &theirs.method)
+                );
                 assert_eq!(call.payload, theirs.payload);
                 assert_eq!(stream, frame.stream);
                 assert!(call.timeout > 0);
@@ -97,7 +140,11 @@ async fn call_by_call() {
             if frame.channel == PLUGIN {
                 let answer = runtime.next(PLUGIN).await.unwrap();
                 assert_eq!((answer.stream, answer.kind), (frame.stream, RESPONSE));
-                assert_eq!(answer.data, expected[&frame.stream], "{version}: call {}", frame.stream);
+                assert_eq!(
+                    answer.data, expected[&frame.stream],
+                    "{version}: call {}",
+                    frame.stream
+                );
                 calls += 1;
             }
         }
@@ -105,10 +152,16 @@ async fn call_by_call() {
         assert_eq!(serving.plugin.heard(), heard(version), "{version}");
         assert_eq!(updates.next(), None);
         let runtime = serving.state.borrow().runtime().cloned().unwrap();
-        assert_eq!(*serving.state.borrow(), State::Synchronized(runtime.clone()));
+        assert_eq!(
+            *serving.state.borrow(),
+            State::Synchronized(runtime.clone())
+        );
         assert_eq!(runtime.name, "containerd");
         assert!(runtime.version.starts_with(version));
-        assert_eq!(runtime.request_timeout_ms, (version == "2.1.9").then_some(2000));
+        assert_eq!(
+            runtime.request_timeout_ms,
+            (version == "2.1.9").then_some(2000)
+        );
         serving.end().await;
     }
 }
@@ -116,8 +169,9 @@ async fn call_by_call() {
 /// However the bytes arrive, what is heard and answered is the same.
 #[tokio::test]
 async fn in_one_piece_and_byte_by_byte() {
-    for (version, part) in
-        VERSIONS.into_iter().flat_map(|version| [(version, usize::MAX), (version, 1), (version, 4099)])
+    for (version, part) in VERSIONS
+        .into_iter()
+        .flat_map(|version| [(version, usize::MAX), (version, 1), (version, 4099)])
     {
         let mut serving = Serving::new(Listening::to(Events::all()));
         let runtime = serving.socket.accept().await;
@@ -133,15 +187,26 @@ async fn in_one_piece_and_byte_by_byte() {
         let (mut parser, mut chunk) = (Parser::default(), [0; 4096]);
         while !expected.is_empty() {
             let length = soon("an answer", reader.read(&mut chunk)).await.unwrap();
-            assert!(length > 0, "the plugin hung up; without an answer are {:?}", expected.keys());
+            assert!(
+                length > 0,
+                "the plugin hung up; without an answer are {:?}",
+                expected.keys()
+            );
             for frame in parser.push(&chunk[..length]) {
                 if frame.channel == PLUGIN {
                     assert_eq!(frame.kind, RESPONSE);
-                    assert_eq!(Some(frame.data), expected.remove(&frame.stream), "{version}");
+                    assert_eq!(
+                        Some(frame.data),
+                        expected.remove(&frame.stream),
+                        "{version}"
+                    );
                 } else {
                     let call = Call::decode(frame.data.as_slice()).unwrap();
                     let registration = Registration::decode(call.payload.as_slice()).unwrap();
-                    assert_eq!((registration.name.as_str(), registration.index.as_str()), ("pf", "20"));
+                    assert_eq!(
+                        (registration.name.as_str(), registration.index.as_str()),
+                        ("pf", "20")
+                    );
                 }
             }
         }
@@ -154,10 +219,14 @@ async fn in_one_piece_and_byte_by_byte() {
 /// The places at which a connection is cut: around every message's and frame's begin, and some between.
 fn cuts(recorded: &[u8]) -> Vec<usize> {
     let ends = frames(recorded).into_iter().map(|frame| frame.end);
-    let borders = ends.flat_map(|end| (end.saturating_sub(2)..end + 20).chain([end + 4104, end + 4105]));
+    let borders =
+        ends.flat_map(|end| (end.saturating_sub(2)..end + 20).chain([end + 4104, end + 4105]));
     let between = (0..recorded.len()).step_by(997);
-    let mut cuts: Vec<usize> =
-        (0..20).chain(borders).chain(between).filter(|cut| *cut <= recorded.len()).collect();
+    let mut cuts: Vec<usize> = (0..20)
+        .chain(borders)
+        .chain(between)
+        .filter(|cut| *cut <= recorded.len())
+        .collect();
     cuts.sort_unstable();
     cuts.dedup();
     cuts
@@ -169,7 +238,9 @@ async fn cut_off(recorded: &[u8], cuts: impl Iterator<Item = usize>) -> usize {
     let mut done = 0;
     for cut in cuts {
         let mut runtime = serving.socket.accept().await;
-        serving.until("the connection", |state| !matches!(state, State::Away(_))).await;
+        serving
+            .until("the connection", |state| !matches!(state, State::Away(_)))
+            .await;
         runtime.send(&recorded[..cut]).await;
         // Nobody listens for a moment, so that it stays away until it was seen.
         serving.socket.close();
@@ -203,8 +274,15 @@ fn at_every_byte_the_messages_that_are_whole_are_seen() {
     for version in VERSIONS {
         let recorded = bytes(version, "runtime-to-plugin");
         let expected = frames(&recorded);
-        assert!(expected.iter().filter(|frame| frame.kind == REQUEST).count() > 20);
-        let (mut demux, mut decoders) = (Demux::default(), [Decoder::default(), Decoder::default()]);
+        assert!(
+            expected
+                .iter()
+                .filter(|frame| frame.kind == REQUEST)
+                .count()
+                > 20
+        );
+        let (mut demux, mut decoders) =
+            (Demux::default(), [Decoder::default(), Decoder::default()]);
         let mut seen = 0;
         for (at, byte) in recorded.iter().enumerate() {
             let mut bytes = std::slice::from_ref(byte);
@@ -213,7 +291,10 @@ fn at_every_byte_the_messages_that_are_whole_are_seen() {
                 let decoder = &mut decoders[usize::from(piece.channel == RUNTIME)];
                 while let Some(frame) = decoder.next(&mut bytes) {
                     let theirs = &expected[seen];
-                    assert_eq!((piece.channel, frame.stream), (theirs.channel, theirs.stream));
+                    assert_eq!(
+                        (piece.channel, frame.stream),
+                        (theirs.channel, theirs.stream)
+                    );
                     assert_eq!(frame.data.as_ref(), Ok(&theirs.data));
                     assert_eq!(at + 1, theirs.end);
                     seen += 1;

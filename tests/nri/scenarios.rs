@@ -8,14 +8,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::listening::{Conduct, Listening, Serving};
 use crate::runtime::{
-    Changed, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize, Told, frame, message,
-    request, soon, told,
+    Changed, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize, Told, frame,
+    message, request, soon, told,
 };
 
 const CREATE_AND_START: [Event; 2] = [Event::CreateContainer, Event::StartContainer];
 
 fn plugin(conduct: Conduct) -> Listening {
-    Listening { conduct, ..Listening::to(CREATE_AND_START) }
+    Listening {
+        conduct,
+        ..Listening::to(CREATE_AND_START)
+    }
 }
 
 fn ps() -> Vec<u8> {
@@ -28,19 +31,27 @@ async fn nobody_listens_and_then_somebody_does() {
     drop(serving.socket.accept().await);
     serving.socket.close();
     serving
-        .away(|lost| matches!(lost, Lost::Unreachable { socket, .. } if socket.ends_with("nri.sock")))
+        .away(
+            |lost| matches!(lost, Lost::Unreachable { socket, .. } if socket.ends_with("nri.sock")),
+        )
         .await;
     serving.socket.open();
     let mut runtime = serving.socket.accept().await;
     let registration = runtime.register().await;
     let (name, index, version) = (registration.name, registration.index, registration.version);
-    assert_eq!((name.as_str(), index.as_str(), version.as_str()), ("pf", "20", "v0.12.2"));
+    assert_eq!(
+        (name.as_str(), index.as_str(), version.as_str()),
+        ("pf", "20", "v0.12.2")
+    );
     assert_eq!(*serving.state.borrow(), State::Connecting);
     assert_eq!(runtime.configure(0).await, 0b10_1000);
     assert!(
         matches!(&*serving.state.borrow(), State::Registered(runtime) if runtime.to_string() == "fake 1.0")
     );
-    assert_eq!(runtime.call("Synchronize", Vec::new()).await, Ok(Vec::new()));
+    assert_eq!(
+        runtime.call("Synchronize", Vec::new()).await,
+        Ok(Vec::new())
+    );
     assert_eq!(serving.state.borrow().name(), "synchronized");
     serving.end().await;
 }
@@ -53,11 +64,24 @@ async fn a_registration_that_is_refused_is_tried_again() {
         let (stream, call) = runtime.called().await;
         assert_eq!(call.method, "RegisterPlugin");
         serving.socket.close();
-        let status = ReplyStatus { code: 2, message: "invalid plugin index".to_owned() };
-        runtime.reply(stream, &Reply { status: Some(status), payload: Vec::new() }).await;
+        let status = ReplyStatus {
+            code: 2,
+            message: "invalid plugin index".to_owned(),
+        };
+        runtime
+            .reply(
+                stream,
+                &Reply {
+                    status: Some(status),
+                    payload: Vec::new(),
+                },
+            )
+            .await;
         // The plugin hangs up; what it heard is told before it finds nobody to come back to.
         assert_eq!(runtime.next(PLUGIN).await, None);
-        serving.away(|lost| matches!(lost, Lost::Refused { .. } | Lost::Unreachable { .. })).await;
+        serving
+            .away(|lost| matches!(lost, Lost::Refused { .. } | Lost::Unreachable { .. }))
+            .await;
         serving.socket.open();
     }
     serving.end().await;
@@ -67,9 +91,25 @@ async fn a_registration_that_is_refused_is_tried_again() {
     });
     let mut runtime = serving.socket.accept().await;
     let (stream, _) = runtime.called().await;
-    let status = ReplyStatus { code: 7, message: "go away".to_owned() };
-    runtime.reply(stream, &Reply { status: Some(status), payload: Vec::new() }).await;
-    serving.away(|lost| lost.to_string().ends_with("refused the registration (7): go away")).await;
+    let status = ReplyStatus {
+        code: 7,
+        message: "go away".to_owned(),
+    };
+    runtime
+        .reply(
+            stream,
+            &Reply {
+                status: Some(status),
+                payload: Vec::new(),
+            },
+        )
+        .await;
+    serving
+        .away(|lost| {
+            lost.to_string()
+                .ends_with("refused the registration (7): go away")
+        })
+        .await;
     // It ends at once although it waits.
     serving.end().await;
 }
@@ -85,7 +125,9 @@ async fn a_runtime_that_never_registers_or_configures_is_left() {
         if registers {
             runtime.register().await;
         }
-        serving.away(|lost| *lost == Lost::Registration(Duration::from_millis(200))).await;
+        serving
+            .away(|lost| *lost == Lost::Registration(Duration::from_millis(200)))
+            .await;
         serving.end().await;
     }
 }
@@ -110,7 +152,10 @@ async fn a_runtime_that_dies_in_the_middle_of_a_call() {
     serving.socket.open();
     let mut runtime = serving.socket.synchronized(0).await;
     assert_eq!(runtime.call("RemoveContainer", ps()).await, Ok(Vec::new()));
-    assert!(serving.plugin.silence.lock().unwrap().is_empty(), "nobody is left to answer");
+    assert!(
+        serving.plugin.silence.lock().unwrap().is_empty(),
+        "nobody is left to answer"
+    );
     serving.end().await;
 }
 
@@ -118,21 +163,47 @@ async fn a_runtime_that_dies_in_the_middle_of_a_call() {
 async fn what_nobody_knows_is_answered_so() {
     let mut serving = Serving::new(plugin(Conduct::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
-    let (code, says) = runtime.call("ValidateContainerAdjustment", ps()).await.unwrap_err();
+    let (code, says) = runtime
+        .call("ValidateContainerAdjustment", ps())
+        .await
+        .unwrap_err();
     assert_eq!(code, 12);
     assert_eq!(
         says,
         "nri.pkg.api.v1alpha1.Plugin/ValidateContainerAdjustment is not implemented by this plugin"
     );
-    runtime.send(&request(101, "Elsewhere", "CreateContainer", ps())).await;
+    runtime
+        .send(&request(101, "Elsewhere", "CreateContainer", ps()))
+        .await;
     assert_eq!(runtime.answer(101).await.unwrap_err().0, 12);
     // A message that is none, an event without its container, and what no request is.
-    assert_eq!(runtime.call("CreateContainer", vec![0xff]).await.unwrap_err().0, 3);
-    assert_eq!(runtime.call("CreateContainer", Vec::new()).await.unwrap_err().0, 3);
-    runtime.send(&frame(PLUGIN, &message(103, REQUEST, &[0xff; 9]))).await;
+    assert_eq!(
+        runtime
+            .call("CreateContainer", vec![0xff])
+            .await
+            .unwrap_err()
+            .0,
+        3
+    );
+    assert_eq!(
+        runtime
+            .call("CreateContainer", Vec::new())
+            .await
+            .unwrap_err()
+            .0,
+        3
+    );
+    runtime
+        .send(&frame(PLUGIN, &message(103, REQUEST, &[0xff; 9])))
+        .await;
     assert_eq!(runtime.answer(103).await.unwrap_err().0, 3);
     // Kinds that are no requests: nobody waits for an answer.
-    runtime.send(&frame(PLUGIN, &[message(105, 2, b""), message(107, 3, b"data")].concat())).await;
+    runtime
+        .send(&frame(
+            PLUGIN,
+            &[message(105, 2, b""), message(107, 3, b"data")].concat(),
+        ))
+        .await;
     assert!(runtime.call("CreateContainer", ps()).await.is_ok());
     serving.end().await;
 }
@@ -142,15 +213,24 @@ async fn channels_that_nobody_opened_and_events_that_nobody_wants() {
     let mut serving = Serving::new(plugin(Conduct::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
     for channel in [0, 3, 77, u32::MAX] {
-        runtime.send(&frame(channel, &message(1, REQUEST, &[7; 5000]))).await;
+        runtime
+            .send(&frame(channel, &message(1, REQUEST, &[7; 5000])))
+            .await;
         runtime.send(&frame(channel, b"")).await;
     }
-    for method in
-        ["StopContainer", "PostCreateContainer", "RunPodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox"]
-    {
+    for method in [
+        "StopContainer",
+        "PostCreateContainer",
+        "RunPodSandbox",
+        "UpdatePodSandbox",
+        "PostUpdatePodSandbox",
+    ] {
         assert_eq!(runtime.call(method, ps()).await, Ok(Vec::new()), "{method}");
     }
-    assert_eq!(serving.plugin.heard(), ["synchronize: 0 pods, 0 containers"]);
+    assert_eq!(
+        serving.plugin.heard(),
+        ["synchronize: 0 pods, 0 containers"]
+    );
     serving.end().await;
 }
 
@@ -171,7 +251,12 @@ async fn messages_and_frames_that_are_too_long() {
     // The longest that may be is read.
     let mut longest = told("ps-0", "ps");
     longest.container.as_mut().unwrap().args = vec!["x".repeat(4_190_000)];
-    assert!(runtime.call("CreateContainer", longest.encode_to_vec()).await.is_ok());
+    assert!(
+        runtime
+            .call("CreateContainer", longest.encode_to_vec())
+            .await
+            .is_ok()
+    );
 
     serving.socket.close();
     runtime.send(&[0, 0, 0, 1, 0, 0x40, 0, 11]).await;
@@ -209,20 +294,39 @@ async fn what_comes_too_late_or_never_with_threads() {
 const LIMIT: Duration = Duration::from_millis(300);
 
 async fn too_late_or_never() {
-    for (conduct, strict, why) in
-        [(Conduct::Hang, true, HandlerTimeout(LIMIT)), (Conduct::Hang, false, HandlerTimeout(LIMIT))]
-    {
-        let mut serving = Serving::new(Listening { strict, ..plugin(conduct) });
+    for (conduct, strict, why) in [
+        (Conduct::Hang, true, HandlerTimeout(LIMIT)),
+        (Conduct::Hang, false, HandlerTimeout(LIMIT)),
+    ] {
+        let mut serving = Serving::new(Listening {
+            strict,
+            ..plugin(conduct)
+        });
         // Three quarters of this is the handler's time.
         let mut runtime = serving.socket.synchronized(400).await;
         for method in ["CreateContainer", "StartContainer"] {
             let call = format!("{method} of default/ps-0 container ps");
             let refusal = format!("{call}: {why}");
             let answer = runtime.call(method, ps()).await;
-            assert_eq!(answer, if strict { Err((2, refusal)) } else { Ok(Vec::new()) }, "{conduct:?}");
-            assert_eq!(serving.plugin.silence.lock().unwrap().pop(), Some((call, why)));
+            assert_eq!(
+                answer,
+                if strict {
+                    Err((2, refusal))
+                } else {
+                    Ok(Vec::new())
+                },
+                "{conduct:?}"
+            );
+            assert_eq!(
+                serving.plugin.silence.lock().unwrap().pop(),
+                Some((call, why))
+            );
         }
-        assert_eq!(serving.state.borrow().name(), "synchronized", "the runtime keeps the plugin");
+        assert_eq!(
+            serving.state.borrow().name(),
+            "synchronized",
+            "the runtime keeps the plugin"
+        );
         serving.end().await;
     }
 }
@@ -236,14 +340,29 @@ async fn a_refusal_is_passed_on_in_its_own_words() {
     assert_eq!(runtime.call("StartContainer", ps()).await, refused);
     // An older runtime tells of it otherwise.
     let told = told("ps-0", "ps");
-    let old = |event| StateChange { event, pod: told.pod.clone(), container: told.container.clone() };
-    assert_eq!(runtime.call("StateChange", old(6).encode_to_vec()).await, refused);
+    let old = |event| StateChange {
+        event,
+        pod: told.pod.clone(),
+        container: told.container.clone(),
+    };
+    assert_eq!(
+        runtime.call("StateChange", old(6).encode_to_vec()).await,
+        refused
+    );
     // What is not subscribed to, what has a method of its own, and what is newer than we are.
     for event in [3, 4, 12, 13, 99, -1] {
-        assert_eq!(runtime.call("StateChange", old(event).encode_to_vec()).await, Ok(Vec::new()));
+        assert_eq!(
+            runtime
+                .call("StateChange", old(event).encode_to_vec())
+                .await,
+            Ok(Vec::new())
+        );
     }
     let heard = serving.plugin.heard();
-    let starts = heard.iter().filter(|line| line.starts_with("StartContainer ps-0/ps ")).count();
+    let starts = heard
+        .iter()
+        .filter(|line| line.starts_with("StartContainer ps-0/ps "))
+        .count();
     assert_eq!((heard.len(), starts), (4, 2), "{heard:?}");
     serving.end().await;
 }
@@ -256,50 +375,101 @@ async fn what_exists_may_come_in_parts() {
     runtime.configure(2000).await;
     let part = |name: &str, more| {
         let told = told(name, "c");
-        let (pods, containers) = (told.pod.into_iter().collect(), told.container.into_iter().collect());
-        Synchronize { pods, containers, more }.encode_to_vec()
+        let (pods, containers) = (
+            told.pod.into_iter().collect(),
+            told.container.into_iter().collect(),
+        );
+        Synchronize {
+            pods,
+            containers,
+            more,
+        }
+        .encode_to_vec()
     };
     for name in ["a", "b", "c"] {
         let answer = runtime.call("Synchronize", part(name, true)).await.unwrap();
-        assert_eq!(Changed::decode(answer.as_slice()).unwrap(), Changed { update: Vec::new(), more: true });
+        assert_eq!(
+            Changed::decode(answer.as_slice()).unwrap(),
+            Changed {
+                update: Vec::new(),
+                more: true
+            }
+        );
         assert_eq!(serving.state.borrow().name(), "registered");
         assert!(serving.plugin.heard().is_empty());
     }
     let answer = runtime.call("Synchronize", part("d", false)).await.unwrap();
-    assert_eq!(Changed::decode(answer.as_slice()).unwrap(), Changed::default());
-    assert_eq!(serving.plugin.heard()[0], "synchronize: 4 pods, 4 containers");
+    assert_eq!(
+        Changed::decode(answer.as_slice()).unwrap(),
+        Changed::default()
+    );
+    assert_eq!(
+        serving.plugin.heard()[0],
+        "synchronize: 4 pods, 4 containers"
+    );
     let names = |pods: &[PodSandbox]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&serving.plugin.existing.lock().unwrap().0), ["a", "b", "c", "d"]);
+    assert_eq!(
+        names(&serving.plugin.existing.lock().unwrap().0),
+        ["a", "b", "c", "d"]
+    );
     assert_eq!(serving.state.borrow().name(), "synchronized");
 
     // Half of it, and the runtime is gone: nothing of it is left when it comes back.
     runtime.call("Synchronize", part("e", true)).await.unwrap();
     drop(runtime);
     serving.socket.synchronized(0).await;
-    assert_eq!(serving.plugin.heard().last().unwrap(), "synchronize: 0 pods, 0 containers");
+    assert_eq!(
+        serving.plugin.heard().last().unwrap(),
+        "synchronize: 0 pods, 0 containers"
+    );
     serving.end().await;
 }
 
 /// A part of Synchronize with almost 4 MiB of variables.
 fn long_part(name: &str, more: bool) -> Vec<u8> {
     let Told { pod, container } = told(name, "c");
-    let container = Container { env: vec!["x".repeat(4_190_000)], ..container.unwrap() };
-    Synchronize { pods: pod.into_iter().collect(), containers: vec![container], more }.encode_to_vec()
+    let container = Container {
+        env: vec!["x".repeat(4_190_000)],
+        ..container.unwrap()
+    };
+    Synchronize {
+        pods: pod.into_iter().collect(),
+        containers: vec![container],
+        more,
+    }
+    .encode_to_vec()
 }
 
 #[tokio::test]
 async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
-    let plugin = Listening { drop_environments: true, ..Listening::to(Events::all()) };
+    let plugin = Listening {
+        drop_environments: true,
+        ..Listening::to(Events::all())
+    };
     let mut serving = Serving::new(plugin);
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(60_000).await;
     for number in 0..20 {
-        let answer = runtime.call("Synchronize", long_part(&number.to_string(), number < 19)).await;
+        let answer = runtime
+            .call("Synchronize", long_part(&number.to_string(), number < 19))
+            .await;
         assert!(answer.is_ok(), "part {number}: {answer:?}");
     }
-    assert_eq!(serving.plugin.heard()[0], "synchronize: 20 pods, 20 containers");
-    assert!(serving.plugin.existing.lock().unwrap().1.iter().all(|container| container.env.is_empty()));
+    assert_eq!(
+        serving.plugin.heard()[0],
+        "synchronize: 20 pods, 20 containers"
+    );
+    assert!(
+        serving
+            .plugin
+            .existing
+            .lock()
+            .unwrap()
+            .1
+            .iter()
+            .all(|container| container.env.is_empty())
+    );
     serving.end().await;
 }
 
@@ -312,11 +482,24 @@ async fn pods_and_containers_that_need_too_much_memory_are_refused() {
     runtime.register().await;
     runtime.configure(60_000).await;
     for number in 0..4 {
-        assert!(runtime.call("Synchronize", long_part(&number.to_string(), true)).await.is_ok());
+        assert!(
+            runtime
+                .call("Synchronize", long_part(&number.to_string(), true))
+                .await
+                .is_ok()
+        );
     }
-    let (code, words) = runtime.call("Synchronize", long_part("last", true)).await.unwrap_err();
-    assert!(code == 8 && words.contains("more than the 16 MiB that are kept"), "{code} {words}");
-    serving.away(|lost| matches!(lost, Lost::Synchronize(why) if *why == words)).await;
+    let (code, words) = runtime
+        .call("Synchronize", long_part("last", true))
+        .await
+        .unwrap_err();
+    assert!(
+        code == 8 && words.contains("more than the 16 MiB that are kept"),
+        "{code} {words}"
+    );
+    serving
+        .away(|lost| matches!(lost, Lost::Synchronize(why) if *why == words))
+        .await;
     assert!(serving.plugin.heard().is_empty());
     serving.end().await;
 }
@@ -336,21 +519,32 @@ async fn many_short_texts_need_more_memory_than_their_letters() {
         more: false,
     };
     let answer = runtime.call("Synchronize", part.encode_to_vec()).await;
-    assert!(matches!(&answer, Err((8, words)) if words.contains("more than the 16 MiB")), "{answer:?}");
+    assert!(
+        matches!(&answer, Err((8, words)) if words.contains("more than the 16 MiB")),
+        "{answer:?}"
+    );
     serving.end().await;
 }
 
 #[tokio::test]
 async fn what_exists_may_be_refused() {
-    let plugin = Listening { refuse_synchronize: true, ..plugin(Conduct::AsRecorded) };
+    let plugin = Listening {
+        refuse_synchronize: true,
+        ..plugin(Conduct::AsRecorded)
+    };
     let mut serving = Serving::with(plugin, |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(0).await;
-    assert_eq!(runtime.call("Synchronize", Vec::new()).await, Err((2, "not ready".to_owned())));
-    serving.away(|lost| *lost == Lost::Synchronize("not ready".to_owned())).await;
+    assert_eq!(
+        runtime.call("Synchronize", Vec::new()).await,
+        Err((2, "not ready".to_owned()))
+    );
+    serving
+        .away(|lost| *lost == Lost::Synchronize("not ready".to_owned()))
+        .await;
     serving.end().await;
 }
 
@@ -361,7 +555,10 @@ async fn a_runtime_that_shuts_down_says_so() {
     });
     let mut runtime = serving.socket.synchronized(0).await;
     assert_eq!(runtime.call("Shutdown", Vec::new()).await, Ok(Vec::new()));
-    assert!(runtime.call("StartContainer", ps()).await.is_ok(), "it may still have something to ask");
+    assert!(
+        runtime.call("StartContainer", ps()).await.is_ok(),
+        "it may still have something to ask"
+    );
     drop(runtime);
     serving.away(|lost| *lost == Lost::Shutdown).await;
     serving.end().await;
@@ -388,16 +585,30 @@ async fn calls_are_answered_in_their_order() {
     let calls = [
         request(301, "Plugin", "CreateContainer", ps()),
         request(303, "Plugin", "StartContainer", ps()),
-        request(305, "Plugin", "CreateContainer", told("ps-1", "ps").encode_to_vec()),
+        request(
+            305,
+            "Plugin",
+            "CreateContainer",
+            told("ps-1", "ps").encode_to_vec(),
+        ),
     ];
     runtime.send(&calls.concat()).await;
     for stream in [301, 303, 305] {
         assert!(runtime.answer(stream).await.is_ok());
     }
     let heard = serving.plugin.heard();
-    let of: Vec<String> =
-        heard[1..].iter().map(|line| line.split(" id=").next().unwrap().to_owned()).collect();
-    assert_eq!(of, ["CreateContainer ps-0/ps", "StartContainer ps-0/ps", "CreateContainer ps-1/ps"]);
+    let of: Vec<String> = heard[1..]
+        .iter()
+        .map(|line| line.split(" id=").next().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        of,
+        [
+            "CreateContainer ps-0/ps",
+            "StartContainer ps-0/ps",
+            "CreateContainer ps-1/ps"
+        ]
+    );
     serving.end().await;
 }
 
@@ -410,14 +621,22 @@ async fn a_runtime_that_asks_and_asks_before_it_reads() {
     let (mut reader, mut writer) = runtime.split();
     let mut calls = Vec::new();
     for call in 0..CALLS {
-        calls.extend(request(1001 + 2 * call, "Plugin", &"x".repeat(300), Vec::new()));
+        calls.extend(request(
+            1001 + 2 * call,
+            "Plugin",
+            &"x".repeat(300),
+            Vec::new(),
+        ));
     }
     let writing = tokio::spawn(async move {
         writer.write_all(&calls).await.unwrap();
         writer
     });
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(!writing.is_finished(), "{CALLS} calls were taken without an answer being read");
+    assert!(
+        !writing.is_finished(),
+        "{CALLS} calls were taken without an answer being read"
+    );
     let (mut parser, mut chunk, mut next) = (Parser::default(), vec![0; 64 << 10], 1001);
     while next < 1001 + 2 * CALLS {
         let length = soon("answers", reader.read(&mut chunk)).await.unwrap();
@@ -443,7 +662,9 @@ async fn a_runtime_that_reads_nothing_is_left() {
         // Its other end goes away in the middle of it.
         let _ = writer.write_all(&calls).await;
     });
-    serving.away(|lost| *lost == Lost::Stalled(Duration::from_secs(10))).await;
+    serving
+        .away(|lost| *lost == Lost::Stalled(Duration::from_secs(10)))
+        .await;
     soon("the writer", writing).await.unwrap();
     serving.end().await;
 }

@@ -31,7 +31,15 @@ pub(crate) fn best(topology: &Topology, free: &CpuSet) -> Vec<(Cost, CpuSet)> {
     best.into_iter()
         .map(|best| {
             let ([strangers, numa, sockets, llcs, ..], ids) = best.unwrap();
-            (Cost { strangers, numa, sockets, llcs }, ids.into_iter().collect())
+            (
+                Cost {
+                    strangers,
+                    numa,
+                    sockets,
+                    llcs,
+                },
+                ids.into_iter().collect(),
+            )
         })
         .collect()
 }
@@ -58,7 +66,11 @@ impl Machine {
         Self {
             ids: topology.cpus.iter().map(|cpu| cpu.id).collect(),
             cores: masks(&|i| {
-                if cpu(i).core.is_some() { (cpu(i).core, None) } else { (None, Some(cpu(i).id)) }
+                if cpu(i).core.is_some() {
+                    (cpu(i).core, None)
+                } else {
+                    (None, Some(cpu(i).id))
+                }
             }),
             numa: masks(&|i| (cpu(i).numa, None)),
             sockets: masks(&|i| (cpu(i).socket, None)),
@@ -67,23 +79,40 @@ impl Machine {
     }
 
     fn mask(&self, cpus: &CpuSet) -> u32 {
-        self.ids.iter().zip(0..).filter(|(id, _)| cpus.contains(**id)).map(|(_, bit)| 1 << bit).sum()
+        self.ids
+            .iter()
+            .zip(0..)
+            .filter(|(id, _)| cpus.contains(**id))
+            .map(|(_, bit)| 1 << bit)
+            .sum()
     }
 
     fn ids(&self, subset: u32) -> Vec<u32> {
-        let ids: BTreeSet<u32> =
-            self.ids.iter().zip(0..).filter(|(_, bit)| subset & (1 << bit) != 0).map(|(&id, _)| id).collect();
+        let ids: BTreeSet<u32> = self
+            .ids
+            .iter()
+            .zip(0..)
+            .filter(|(_, bit)| subset & (1 << bit) != 0)
+            .map(|(&id, _)| id)
+            .collect();
         ids.into_iter().collect()
     }
 
     fn rank(&self, free: u32, taken: u32) -> Rank {
         let touched = |groups: &[u32]| groups.iter().filter(|&group| group & taken != 0).count();
         let broken = |groups: &[u32]| {
-            groups.iter().filter(|&group| group & taken != 0 && group & free == *group).count()
+            groups
+                .iter()
+                .filter(|&group| group & taken != 0 && group & free == *group)
+                .count()
         };
         let remain = |groups: &[u32]| {
             let left = |group: &u32| (group & free & !taken).count_ones() as usize;
-            groups.iter().filter(|&group| group & taken != 0).map(left).sum()
+            groups
+                .iter()
+                .filter(|&group| group & taken != 0)
+                .map(left)
+                .sum()
         };
         let in_part = |core: &&u32| *core & taken != 0 && *core & taken != **core;
         [

@@ -27,7 +27,13 @@ impl<'a> Machine<'a> {
             masks.into_values().collect()
         };
         let cpu = |index: usize| topology.cpus[index];
-        let alone = |i: usize| if cpu(i).core.is_none() { Some(cpu(i).id) } else { None };
+        let alone = |i: usize| {
+            if cpu(i).core.is_none() {
+                Some(cpu(i).id)
+            } else {
+                None
+            }
+        };
         let mut machine = Self {
             topology,
             cores: masks(&|i| (cpu(i).core, alone(i))),
@@ -43,7 +49,13 @@ impl<'a> Machine<'a> {
     }
 
     pub(crate) fn mask(&self, cpus: &CpuSet) -> u32 {
-        self.topology.cpus.iter().zip(0..).filter(|(cpu, _)| cpus.contains(cpu.id)).map(|(_, b)| 1 << b).sum()
+        self.topology
+            .cpus
+            .iter()
+            .zip(0..)
+            .filter(|(cpu, _)| cpus.contains(cpu.id))
+            .map(|(_, b)| 1 << b)
+            .sum()
     }
 
     pub(crate) fn set(&self, mask: u32) -> CpuSet {
@@ -51,7 +63,12 @@ impl<'a> Machine<'a> {
     }
 
     fn ids(&self, mask: u32) -> Vec<u32> {
-        let held = self.topology.cpus.iter().zip(0..).filter(|(_, bit)| mask & (1 << bit) != 0);
+        let held = self
+            .topology
+            .cpus
+            .iter()
+            .zip(0..)
+            .filter(|(_, bit)| mask & (1 << bit) != 0);
         held.map(|(cpu, _)| cpu.id).collect()
     }
 
@@ -65,13 +82,17 @@ impl<'a> Machine<'a> {
         let needs = self.numa_needed(request.cores);
         let own_count = own.count_ones() as usize;
         let few = |taken: u32| {
-            let needed = needs.get(own_count + taken.count_ones() as usize).copied().flatten();
+            let needed = needs
+                .get(own_count + taken.count_ones() as usize)
+                .copied()
+                .flatten();
             taken == 0
                 || !request.fewest_numa
                 || needed.is_some_and(|needed| self.numa(own | taken) <= needed)
         };
-        let distances: Vec<usize> =
-            (0..self.topology.cpus.len()).map(|cpu| self.distance(cpu, &request.near)).collect();
+        let distances: Vec<usize> = (0..self.topology.cpus.len())
+            .map(|cpu| self.distance(cpu, &request.near))
+            .collect();
         let mut best: Vec<Option<Rank>> = vec![None; free.count_ones() as usize + 1];
         let mut subset = free;
         loop {
@@ -93,16 +114,22 @@ impl<'a> Machine<'a> {
     }
 
     fn allowed(&self, free: u32, taken: u32, cores: Cores) -> bool {
-        self.cores.iter().filter(|&core| core & taken != 0).all(|core| match cores {
-            Cores::Preferred => true,
-            Cores::Whole => core & taken == *core,
-            Cores::Single => core & free == *core && (core & taken).count_ones() == 1,
-        })
+        self.cores
+            .iter()
+            .filter(|&core| core & taken != 0)
+            .all(|core| match cores {
+                Cores::Preferred => true,
+                Cores::Whole => core & taken == *core,
+                Cores::Single => core & free == *core && (core & taken).count_ones() == 1,
+            })
     }
 
     /// How many NUMA nodes a set touches.
     fn numa(&self, cpus: u32) -> usize {
-        self.groups[0].iter().filter(|&numa| numa & cpus != 0).count()
+        self.groups[0]
+            .iter()
+            .filter(|&numa| numa & cpus != 0)
+            .count()
     }
 
     /// For each count, the fewest NUMA nodes touched by so many CPUs of the empty machine; none where no set can be had.
@@ -119,7 +146,14 @@ impl<'a> Machine<'a> {
     }
 
     /// The most CPUs, fewer than some count, that can be had so that with a container's own they touch so few NUMA nodes.
-    pub(crate) fn most_on(&self, free: u32, own: u32, cores: Cores, numa: usize, below: usize) -> usize {
+    pub(crate) fn most_on(
+        &self,
+        free: u32,
+        own: u32,
+        cores: Cores,
+        numa: usize,
+        below: usize,
+    ) -> usize {
         let mut most = 0;
         let mut subset = free;
         loop {
@@ -137,16 +171,25 @@ impl<'a> Machine<'a> {
 
     /// The siblings of single CPUs.
     pub(crate) fn siblings(&self, taken: u32) -> u32 {
-        self.cores.iter().filter(|&core| core & taken != 0).map(|core| core & !taken).sum()
+        self.cores
+            .iter()
+            .filter(|&core| core & taken != 0)
+            .map(|core| core & !taken)
+            .sum()
     }
 
     fn distance(&self, cpu: usize, near: &CpuSet) -> usize {
         let nodes = &self.topology.numa;
-        let Some(from) = self.topology.cpus[cpu].numa else { return 20 };
+        let Some(from) = self.topology.cpus[cpu].numa else {
+            return 20;
+        };
         let place = |id: u32| nodes.iter().position(|node| node.id == id);
         let to = |to: u32| {
-            let told = |from: u32, to: u32| nodes.get(place(from)?)?.distances.get(place(to)?).copied();
-            told(from, to).or(told(to, from)).unwrap_or(if from == to { 10 } else { 20 })
+            let told =
+                |from: u32, to: u32| nodes.get(place(from)?)?.distances.get(place(to)?).copied();
+            told(from, to)
+                .or(told(to, from))
+                .unwrap_or(if from == to { 10 } else { 20 })
         };
         near.iter().map(to).min().unwrap_or(20) as usize
     }
@@ -160,19 +203,38 @@ impl<'a> Machine<'a> {
         };
         let single = request.cores == Cores::Single;
         let in_part = |core: &&u32| *core & taken != 0 && *core & taken != **core;
-        let strangers = if single { 0 } else { self.cores.iter().filter(in_part).count() };
-        let far = distances.iter().enumerate().filter(|(cpu, _)| taken & (1 << cpu) != 0);
+        let strangers = if single {
+            0
+        } else {
+            self.cores.iter().filter(in_part).count()
+        };
+        let far = distances
+            .iter()
+            .enumerate()
+            .filter(|(cpu, _)| taken & (1 << cpu) != 0);
         let mut numbers = vec![unwanted, strangers, far.map(|(_, distance)| distance).sum()];
         let touched = |groups: &[u32]| groups.iter().filter(|&group| group & taken != 0).count();
-        let squares = |groups: &[u32], of: u32| groups.iter().map(|group| count(group & of).pow(2)).sum();
+        let squares =
+            |groups: &[u32], of: u32| groups.iter().map(|group| count(group & of).pow(2)).sum();
         let broken = |groups: &[u32]| {
-            groups.iter().filter(|&group| group & taken != 0 && group & free == *group).count()
+            groups
+                .iter()
+                .filter(|&group| group & taken != 0 && group & free == *group)
+                .count()
         };
         let remain = |groups: &[u32]| {
             let left = |group: &u32| count(group & free & !taken);
-            groups.iter().filter(|&group| group & taken != 0).map(left).sum()
+            groups
+                .iter()
+                .filter(|&group| group & taken != 0)
+                .map(left)
+                .sum()
         };
-        let idle_or_broken = if single { count(self.siblings(taken)) } else { broken(&self.cores) };
+        let idle_or_broken = if single {
+            count(self.siblings(taken))
+        } else {
+            broken(&self.cores)
+        };
         let [numa, sockets, llcs] = &self.groups;
         numbers.extend(match request.order {
             Order::Pack => vec![

@@ -42,19 +42,37 @@ pub(crate) struct Outcome {
 }
 
 /// Runs one chooser; the same seed gives the same requests.
-pub(crate) fn run(topology: &Topology, chooser: Chooser, sizes: Sizes, steps: usize, seed: u64) -> Outcome {
+pub(crate) fn run(
+    topology: &Topology,
+    chooser: Chooser,
+    sizes: Sizes,
+    steps: usize,
+    seed: u64,
+) -> Outcome {
     let placer = Placer::new(topology);
     let optimum = Optimum::new(topology);
     let mut random = Random(seed);
     let first_core = topology.cpus[0].core;
-    let usable: CpuSet =
-        topology.cpus.iter().filter(|cpu| cpu.core != first_core).map(|cpu| cpu.id).collect();
+    let usable: CpuSet = topology
+        .cpus
+        .iter()
+        .filter(|cpu| cpu.core != first_core)
+        .map(|cpu| cpu.id)
+        .collect();
     let mut free = usable.clone();
     let mut held: Vec<CpuSet> = Vec::new();
     let mut outcome = Outcome::default();
     for _ in 0..steps {
-        let (arrive, size, leaver) = (random.below(2) == 0, random.below(31) + 2, random.below(1 << 20));
-        let size = if sizes == Sizes::Even { size.next_multiple_of(2) } else { size };
+        let (arrive, size, leaver) = (
+            random.below(2) == 0,
+            random.below(31) + 2,
+            random.below(1 << 20),
+        );
+        let size = if sizes == Sizes::Even {
+            size.next_multiple_of(2)
+        } else {
+            size
+        };
         let used = usable.len() - free.len();
         let fits = (used + size) * 100 <= topology.cpus.len() * 80;
         if fits && (arrive || held.is_empty()) {
@@ -102,17 +120,23 @@ impl Optimum {
         let mut cells = Vec::new();
         for cpu in &topology.cpus {
             let next = numbers.len();
-            let cell = *numbers.entry([cpu.numa, cpu.socket, cpu.llc]).or_insert(next);
+            let cell = *numbers
+                .entry([cpu.numa, cpu.socket, cpu.llc])
+                .or_insert(next);
             cells.push((cpu.id, cell, cpu.core.unwrap()));
         }
         let count = numbers.len();
         assert!(count <= 16);
         let spanned = |set: usize, kind: usize| {
             let inside = numbers.iter().filter(|(_, cell)| set & (1 << **cell) != 0);
-            inside.map(|(groups, _)| groups[kind]).collect::<BTreeSet<_>>().len()
+            inside
+                .map(|(groups, _)| groups[kind])
+                .collect::<BTreeSet<_>>()
+                .len()
         };
-        let mut sets: Vec<_> =
-            (0..1 << count).map(|set| ([0, 1, 2].map(|kind| spanned(set, kind)), set)).collect();
+        let mut sets: Vec<_> = (0..1 << count)
+            .map(|set| ([0, 1, 2].map(|kind| spanned(set, kind)), set))
+            .collect();
         sets.sort_unstable();
         Self { cells, count, sets }
     }
@@ -135,11 +159,24 @@ impl Optimum {
         let mut sums = vec![(0, 0); 1 << self.count];
         for set in 1_usize..sums.len() {
             let (cell, rest) = (set.trailing_zeros() as usize, set & (set - 1));
-            sums[set] = (sums[rest].0 + whole_and_half[cell].0, sums[rest].1 + whole_and_half[cell].1);
+            sums[set] = (
+                sums[rest].0 + whole_and_half[cell].0,
+                sums[rest].1 + whole_and_half[cell].1,
+            );
         }
         let least = strangers(sums[sums.len() - 1], n).unwrap();
-        let found = self.sets.iter().find(|(_, set)| strangers(sums[*set], n) == Some(least));
-        found.map(|&([numa, sockets, llcs], _)| Cost { strangers: least, numa, sockets, llcs }).unwrap()
+        let found = self
+            .sets
+            .iter()
+            .find(|(_, set)| strangers(sums[*set], n) == Some(least));
+        found
+            .map(|&([numa, sockets, llcs], _)| Cost {
+                strangers: least,
+                numa,
+                sockets,
+                llcs,
+            })
+            .unwrap()
     }
 }
 

@@ -18,7 +18,10 @@ fn machine() -> TempDir {
     write("cpu/present", "0-7");
     for cpu in 0..8 {
         let near = ["0-1,4-5", "2-3,6-7"][cpu % 4 / 2];
-        write(&format!("cpu/cpu{cpu}/topology/core_cpus_list"), &format!("{},{}", cpu % 4, cpu % 4 + 4));
+        write(
+            &format!("cpu/cpu{cpu}/topology/core_cpus_list"),
+            &format!("{},{}", cpu % 4, cpu % 4 + 4),
+        );
         write(&format!("cpu/cpu{cpu}/topology/package_cpus_list"), near);
         write(&format!("cpu/cpu{cpu}/cache/index3/level"), "3");
         write(&format!("cpu/cpu{cpu}/cache/index3/type"), "Unified");
@@ -32,8 +35,17 @@ fn machine() -> TempDir {
 fn place(root: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let mut command = assert_cmd::Command::cargo_bin("pinfold").unwrap();
-    let Output { status, stdout, stderr } =
-        command.arg("place").args(args).arg("--root").arg(root).output().unwrap();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .arg("place")
+        .args(args)
+        .arg("--root")
+        .arg(root)
+        .output()
+        .unwrap();
     (status.code(), text(stdout), text(stderr))
 }
 
@@ -42,7 +54,10 @@ fn prints_the_placement_for_programs() {
     let root = machine();
     let (code, out, error) = place(root.path(), &["4", "--free", "1-7", "-o", "json"]);
     let expected = r#"{"cpus":"2-3,6-7","cost":{"strangers":0,"numa":1,"sockets":1,"llcs":1}}"#;
-    assert_eq!((code, out.as_str(), error.as_str()), (Some(0), format!("{expected}\n").as_str(), ""));
+    assert_eq!(
+        (code, out.as_str(), error.as_str()),
+        (Some(0), format!("{expected}\n").as_str(), "")
+    );
 }
 
 #[test]
@@ -50,9 +65,15 @@ fn prints_the_placement_for_people() {
     let root = machine();
     let (code, out, error) = place(root.path(), &["5"]);
     let expected = "0-2,4-5\n2 NUMA nodes, 2 sockets, 2 LLCs; 1 core shared with others\n";
-    assert_eq!((code, out.as_str(), error.as_str()), (Some(0), expected, ""));
+    assert_eq!(
+        (code, out.as_str(), error.as_str()),
+        (Some(0), expected, "")
+    );
     let (code, out, _) = place(root.path(), &["0"]);
-    assert_eq!((code, out.as_str()), (Some(0), "no CPUs wanted, none taken\n"));
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), "no CPUs wanted, none taken\n")
+    );
 }
 
 #[test]
@@ -60,9 +81,19 @@ fn too_few_free_cpus_are_an_answer_of_its_own() {
     let root = machine();
     let sentence = "too few free CPUs: 9 wanted, 8 free";
     let (code, out, error) = place(root.path(), &["9", "-o", "json"]);
-    assert_eq!((code, out, error), (Some(1), format!("{{\"error\":\"{sentence}\"}}\n"), String::new()));
+    assert_eq!(
+        (code, out, error),
+        (
+            Some(1),
+            format!("{{\"error\":\"{sentence}\"}}\n"),
+            String::new()
+        )
+    );
     let (code, out, error) = place(root.path(), &["9"]);
-    assert_eq!((code, out, error), (Some(1), String::new(), format!("pinfold: {sentence}\n")));
+    assert_eq!(
+        (code, out, error),
+        (Some(1), String::new(), format!("pinfold: {sentence}\n"))
+    );
 }
 
 #[test]
@@ -72,8 +103,12 @@ fn a_split_is_refused_where_it_is_not_wanted() {
     let (code, out, _) = place(root.path(), &free);
     assert_eq!((code, out.lines().next()), (Some(0), Some("0,2,4,6")));
     let (code, out, error) = place(root.path(), &[&free[..], &["--numa", "fewest"]].concat());
-    let sentence = "4 CPUs need 1 NUMA node, and no NUMA node has more than 3 free CPUs: 3 on 0, 2 on 1";
-    assert_eq!((code, out, error), (Some(1), String::new(), format!("pinfold: {sentence}\n")));
+    let sentence =
+        "4 CPUs need 1 NUMA node, and no NUMA node has more than 3 free CPUs: 3 on 0, 2 on 1";
+    assert_eq!(
+        (code, out, error),
+        (Some(1), String::new(), format!("pinfold: {sentence}\n"))
+    );
     let (code, _, error) = place(root.path(), &["4", "--numa", "one"]);
     assert!(code == Some(2) && error.contains("fewest"), "{error}");
 }

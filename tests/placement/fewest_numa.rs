@@ -12,7 +12,11 @@ fn cpus(list: &str) -> CpuSet {
 }
 
 fn fewest(cpus: usize) -> Request {
-    Request { cpus, fewest_numa: true, ..Request::default() }
+    Request {
+        cpus,
+        fewest_numa: true,
+        ..Request::default()
+    }
 }
 
 /// 8 CPUs on each of some NUMA nodes, all in one socket and LLC.
@@ -24,8 +28,12 @@ fn eights(numa: u32) -> Topology {
 #[test]
 fn a_refusal_has_the_numbers() {
     let placer = Placer::new(&eights(3));
-    let refused =
-        |free: &str, request: &Request| placer.place_as(&cpus(free), request).unwrap_err().to_string();
+    let refused = |free: &str, request: &Request| {
+        placer
+            .place_as(&cpus(free), request)
+            .unwrap_err()
+            .to_string()
+    };
     assert_eq!(
         refused("0-2,8-9", &fewest(4)),
         "4 CPUs need 1 NUMA node, and no NUMA node has more than 3 free CPUs: 3 on 0, 2 on 1"
@@ -35,10 +43,25 @@ fn a_refusal_has_the_numbers() {
         "12 CPUs need 2 NUMA nodes, and no 2 NUMA nodes have more than 10 free CPUs together: \
          5 on 0, 5 on 1, 5 on 2"
     );
-    assert!(placer.place_as(&cpus("0-4,8-12,16-20"), &Request { fewest_numa: false, ..fewest(12) }).is_ok());
-    assert_eq!(refused("0-1", &fewest(4)), "too few free CPUs: 4 wanted, 2 free");
+    assert!(
+        placer
+            .place_as(
+                &cpus("0-4,8-12,16-20"),
+                &Request {
+                    fewest_numa: false,
+                    ..fewest(12)
+                }
+            )
+            .is_ok()
+    );
+    assert_eq!(
+        refused("0-1", &fewest(4)),
+        "too few free CPUs: 4 wanted, 2 free"
+    );
     let grown = |own: &str, free: &str, more| {
-        placer.place_beside(&cpus(free), &cpus(own), &fewest(more)).map(|placement| placement.cpus)
+        placer
+            .place_beside(&cpus(free), &cpus(own), &fewest(more))
+            .map(|placement| placement.cpus)
     };
     assert_eq!(grown("0-3", "6-15", 2), Ok(cpus("6-7")));
     assert_eq!(
@@ -69,10 +92,32 @@ fn what_is_needed_is_counted_by_what_can_be_used() {
     let placed = |n, cores| placer.place_as(&topology.online, &Request { cores, ..fewest(n) });
     assert_eq!(placed(9, Cores::Whole).unwrap().cost.numa, 2);
     assert_eq!(placed(2, Cores::Single).unwrap().cost.numa, 1);
-    assert_eq!(placed(3, Cores::Single).unwrap().cost.numa, 2, "a third core is on another NUMA node");
+    assert_eq!(
+        placed(3, Cores::Single).unwrap().cost.numa,
+        2,
+        "a third core is on another NUMA node"
+    );
     let free = cpus("0-2,6-8");
-    let refusal = placer.place_as(&free, &Request { cores: Cores::Whole, ..fewest(6) }).unwrap_err();
-    assert!(matches!(refusal, Refusal::TooFewOnNuma { needs: 1, most: 3, .. }), "{refusal:?}");
+    let refusal = placer
+        .place_as(
+            &free,
+            &Request {
+                cores: Cores::Whole,
+                ..fewest(6)
+            },
+        )
+        .unwrap_err();
+    assert!(
+        matches!(
+            refusal,
+            Refusal::TooFewOnNuma {
+                needs: 1,
+                most: 3,
+                ..
+            }
+        ),
+        "{refusal:?}"
+    );
 }
 
 /// The rule is stronger than strangers, which come before NUMA nodes otherwise.
@@ -81,12 +126,44 @@ fn a_core_is_shared_rather_than_a_container_split() {
     // Three cores on each NUMA node, siblings 6 apart.
     let placer = Placer::new(&even(6, 2, 3, 3, 3));
     let free = cpus("0-2,6,3,9");
-    let usual = placer.place_as(&free, &Request { fewest_numa: false, ..fewest(4) }).unwrap();
-    assert_eq!((usual.cpus, usual.cost.strangers, usual.cost.numa), (cpus("0,3,6,9"), 0, 2));
+    let usual = placer
+        .place_as(
+            &free,
+            &Request {
+                fewest_numa: false,
+                ..fewest(4)
+            },
+        )
+        .unwrap();
+    assert_eq!(
+        (usual.cpus, usual.cost.strangers, usual.cost.numa),
+        (cpus("0,3,6,9"), 0, 2)
+    );
     let one = placer.place_as(&free, &fewest(4)).unwrap();
-    assert_eq!((one.cpus, one.cost.strangers, one.cost.numa), (cpus("0-2,6"), 2, 1));
-    let refusal = placer.place_as(&free, &Request { cores: Cores::Whole, ..fewest(4) }).unwrap_err();
-    assert!(matches!(refusal, Refusal::TooFewOnNuma { needs: 1, most: 2, .. }), "{refusal:?}");
+    assert_eq!(
+        (one.cpus, one.cost.strangers, one.cost.numa),
+        (cpus("0-2,6"), 2, 1)
+    );
+    let refusal = placer
+        .place_as(
+            &free,
+            &Request {
+                cores: Cores::Whole,
+                ..fewest(4)
+            },
+        )
+        .unwrap_err();
+    assert!(
+        matches!(
+            refusal,
+            Refusal::TooFewOnNuma {
+                needs: 1,
+                most: 2,
+                ..
+            }
+        ),
+        "{refusal:?}"
+    );
 }
 
 /// What a container has counts, for every free set beside some own one.
@@ -104,24 +181,62 @@ fn growth_is_best_on_small_machines() {
             // What it has may not be whole cores: then what is needed of these is another matter.
             let cores = [Cores::Preferred, Cores::Single][random.below(2)];
             let order = [Order::Pack, Order::Spread][random.below(2)];
-            let request = Request { order, cores, ..fewest(0) };
+            let request = Request {
+                order,
+                cores,
+                ..fewest(0)
+            };
             let (own_mask, mask) = (brute.mask(&own), brute.mask(&free));
             let needs = brute.numa_needed(cores);
-            for (n, best) in brute.best_beside(mask, own_mask, &request).iter().enumerate() {
+            for (n, best) in brute
+                .best_beside(mask, own_mask, &request)
+                .iter()
+                .enumerate()
+            {
                 // So many cores the machine may not have.
-                let Some(needs) = needs.get(own.len() + n).copied().flatten() else { continue };
-                let ours = placer.place_beside(&free, &own, &Request { cpus: n, ..request.clone() });
+                let Some(needs) = needs.get(own.len() + n).copied().flatten() else {
+                    continue;
+                };
+                let ours = placer.place_beside(
+                    &free,
+                    &own,
+                    &Request {
+                        cpus: n,
+                        ..request.clone()
+                    },
+                );
                 let context = format!("{name}: {n} of {free} beside {own}, {order:?}, {cores:?}");
                 match (best, ours) {
                     (Some((_, ids)), Ok(ours)) => {
                         assert_eq!(ours.cpus, ids.iter().copied().collect(), "{context}");
                         grown += usize::from(n > 0);
-                        let usual = Request { cpus: n, fewest_numa: false, ..request.clone() };
+                        let usual = Request {
+                            cpus: n,
+                            fewest_numa: false,
+                            ..request.clone()
+                        };
                         restricted += usize::from(placer.place_as(&free, &usual).unwrap() != ours);
                     }
-                    (None, Err(Refusal::TooFewOnNuma { wanted, needs: ours, held, most, .. })) => {
-                        assert_eq!((wanted, ours, held), (own.len() + n, needs, own.len()), "{context}");
-                        assert_eq!(most, brute.most_on(mask, own_mask, cores, needs, n), "{context}");
+                    (
+                        None,
+                        Err(Refusal::TooFewOnNuma {
+                            wanted,
+                            needs: ours,
+                            held,
+                            most,
+                            ..
+                        }),
+                    ) => {
+                        assert_eq!(
+                            (wanted, ours, held),
+                            (own.len() + n, needs, own.len()),
+                            "{context}"
+                        );
+                        assert_eq!(
+                            most,
+                            brute.most_on(mask, own_mask, cores, needs, n),
+                            "{context}"
+                        );
                         refused += 1;
                     }
                     (None, Err(_)) => {}
@@ -130,7 +245,10 @@ fn growth_is_best_on_small_machines() {
             }
         }
     }
-    assert!(refused > 500 && grown > 500 && restricted > 100, "{refused} {grown} {restricted}");
+    assert!(
+        refused > 500 && grown > 500 && restricted > 100,
+        "{refused} {grown} {restricted}"
+    );
 }
 
 /// NUMA nodes that differ in nothing are not tried in every combination, and the lowest come first.
@@ -138,25 +256,41 @@ fn growth_is_best_on_small_machines() {
 fn many_numa_nodes_are_quick_and_the_lowest_are_taken() {
     let topology = even(256, 1, 128, 8, 8);
     let placer = Placer::new(&topology);
-    let spread = Request { order: Order::Spread, ..fewest(64) };
+    let spread = Request {
+        order: Order::Spread,
+        ..fewest(64)
+    };
     let placement = placer.place_as(&topology.online, &spread).unwrap();
     // As even as eight whole NUMA nodes can be: four in each socket.
-    assert_eq!((placement.cpus, placement.cost.numa), (cpus("0-31,128-159"), 8));
+    assert_eq!(
+        (placement.cpus, placement.cost.numa),
+        (cpus("0-31,128-159"), 8)
+    );
     // Each NUMA node fragmented in its own way: the rule holds, whatever was looked at.
     let mut random = Random(23);
     for _ in 0..3 {
-        let free: CpuSet = topology.online.iter().filter(|_| random.below(4) > 0).collect();
+        let free: CpuSet = topology
+            .online
+            .iter()
+            .filter(|_| random.below(4) > 0)
+            .collect();
         for n in [8, 20, 40, 60] {
             for order in [Order::Pack, Order::Spread] {
                 let request = Request { order, ..fewest(n) };
-                let mut sizes: Vec<usize> =
-                    topology.numa_nodes().iter().map(|numa| numa.intersection(&free).len()).collect();
+                let mut sizes: Vec<usize> = topology
+                    .numa_nodes()
+                    .iter()
+                    .map(|numa| numa.intersection(&free).len())
+                    .collect();
                 sizes.sort_unstable_by(|a, b| b.cmp(a));
                 let fits = sizes.iter().take(n.div_ceil(8)).sum::<usize>() >= n;
                 match placer.place_as(&free, &request) {
                     Ok(placement) => {
                         assert!(fits && placement.cpus.is_subset(&free), "{n} of {free}");
-                        assert_eq!((placement.cpus.len(), placement.cost.numa), (n, n.div_ceil(8)));
+                        assert_eq!(
+                            (placement.cpus.len(), placement.cost.numa),
+                            (n, n.div_ceil(8))
+                        );
                     }
                     Err(refusal) => assert!(!fits, "{n} of {free}: {refusal}"),
                 }
@@ -171,17 +305,36 @@ fn others_move_before_it_is_refused() {
     let placer = Placer::new(&eights(2));
     let owner = |list: &str| Owner {
         cpus: cpus(list),
-        movable: Some(Request { cpus: 0, ..Request::default() }),
+        movable: Some(Request {
+            cpus: 0,
+            ..Request::default()
+        }),
         ..Owner::default()
     };
     let (owners, free) = ([owner("0-3"), owner("8-11")], cpus("4-7,12-15"));
     assert!(placer.place_as(&free, &fewest(8)).is_err());
     let repacking = placer.repack(&free, &owners, &fewest(8), 1).unwrap();
-    assert_eq!((repacking.moves.len(), repacking.placement.cost.numa), (1, 1));
+    assert_eq!(
+        (repacking.moves.len(), repacking.placement.cost.numa),
+        (1, 1)
+    );
     assert_eq!(placer.repack(&free, &owners, &fewest(4), 1), None, "fits");
     // One who wants the fewest itself is not moved to more of them.
-    let strict = |list: &str| Owner { movable: Some(fewest(0)), ..owner(list) };
-    let repacking = placer.repack(&free, &[strict("0-3"), strict("8-11")], &fewest(8), 1).unwrap();
+    let strict = |list: &str| Owner {
+        movable: Some(fewest(0)),
+        ..owner(list)
+    };
+    let repacking = placer
+        .repack(&free, &[strict("0-3"), strict("8-11")], &fewest(8), 1)
+        .unwrap();
     assert_eq!(placer.cost(&repacking.moves[0].to.cpus).numa, 1);
-    assert_eq!(placer.repack(&cpus("0-2,8-10"), &[owner("3-7"), owner("11-15")], &fewest(6), 2), None);
+    assert_eq!(
+        placer.repack(
+            &cpus("0-2,8-10"),
+            &[owner("3-7"), owner("11-15")],
+            &fewest(6),
+            2
+        ),
+        None
+    );
 }

@@ -76,7 +76,11 @@ impl Cases {
 
     pub(crate) fn topology(&self, case: &Case) -> Topology {
         let members = self.topologies[&case.topology].cpus.iter();
-        machine(members.map(|of| cpu(of.cpu, of.core, of.socket, of.numa, of.uncore)).collect())
+        machine(
+            members
+                .map(|of| cpu(of.cpu, of.core, of.socket, of.numa, of.uncore))
+                .collect(),
+        )
     }
 }
 
@@ -98,30 +102,61 @@ impl Case {
         let (default, reserved, requests, hint, kinds) = match &self.asked {
             Asked::Take { available, num } => {
                 let free = available.iter().copied().collect();
-                let request = Request { free, first: CpuSet::new(), n: *num };
+                let request = Request {
+                    free,
+                    first: CpuSet::new(),
+                    n: *num,
+                };
                 let answer = choose(&request);
                 return vec![(request, answer)];
             }
-            Asked::Policy { default_cpuset, reserved, requests, numa_hint, container_kinds } => {
-                (default_cpuset, reserved, requests, numa_hint, container_kinds)
-            }
+            Asked::Policy {
+                default_cpuset,
+                reserved,
+                requests,
+                numa_hint,
+                container_kinds,
+            } => (
+                default_cpuset,
+                reserved,
+                requests,
+                numa_hint,
+                container_kinds,
+            ),
         };
         let reserved: CpuSet = reserved.iter().copied().collect();
-        let mut free = default.iter().copied().collect::<CpuSet>().difference(&reserved);
+        let mut free = default
+            .iter()
+            .copied()
+            .collect::<CpuSet>()
+            .difference(&reserved);
         let mut from_init = CpuSet::new();
         let mut served = Vec::new();
         for (turn, &n) in requests.iter().enumerate() {
             // CPUs of a finished init container are used before any others.
-            let mut allowed = if from_init.len() >= n { from_init.clone() } else { free.union(&from_init) };
+            let mut allowed = if from_init.len() >= n {
+                from_init.clone()
+            } else {
+                free.union(&from_init)
+            };
             let mut first = CpuSet::new();
             if let Some(hint) = hint {
-                let hinted =
-                    topology.cpus.iter().filter(|cpu| cpu.numa.is_some_and(|numa| hint.contains(&numa)));
+                let hinted = topology
+                    .cpus
+                    .iter()
+                    .filter(|cpu| cpu.numa.is_some_and(|numa| hint.contains(&numa)));
                 let by_socket = self.option("align-by-socket");
                 let near = |other: &pinfold::cpu::Cpu| {
-                    hinted.clone().any(|cpu| cpu.id == other.id || by_socket && cpu.socket == other.socket)
+                    hinted
+                        .clone()
+                        .any(|cpu| cpu.id == other.id || by_socket && cpu.socket == other.socket)
                 };
-                let near: CpuSet = topology.cpus.iter().filter(|cpu| near(cpu)).map(|cpu| cpu.id).collect();
+                let near: CpuSet = topology
+                    .cpus
+                    .iter()
+                    .filter(|cpu| near(cpu))
+                    .map(|cpu| cpu.id)
+                    .collect();
                 let confined = allowed.intersection(&near);
                 if confined.len() >= n {
                     allowed = confined;
@@ -129,7 +164,11 @@ impl Case {
                     first = confined;
                 }
             }
-            let request = Request { free: allowed, first, n };
+            let request = Request {
+                free: allowed,
+                first,
+                n,
+            };
             let answer = choose(&request);
             free = free.difference(&answer);
             from_init = from_init.difference(&answer);

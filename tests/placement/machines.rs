@@ -5,23 +5,46 @@ use pinfold::cpu::{Cpu, CpuSet, Topology};
 /// One CPU; group ids below 0 are unknown.
 pub(crate) fn cpu(id: u32, core: i32, socket: i32, numa: i32, llc: i32) -> Cpu {
     let known = |id| u32::try_from(id).ok();
-    Cpu { id, core: known(core), socket: known(socket), numa: known(numa), llc: known(llc), ..Cpu::default() }
+    Cpu {
+        id,
+        core: known(core),
+        socket: known(socket),
+        numa: known(numa),
+        llc: known(llc),
+        ..Cpu::default()
+    }
 }
 
 /// The machine with these CPUs, all online.
 pub(crate) fn machine(mut cpus: Vec<Cpu>) -> Topology {
     cpus.sort_by_key(|cpu| cpu.id);
     let online: CpuSet = cpus.iter().map(|cpu| cpu.id).collect();
-    Topology { online, cpus, ..Topology::default() }
+    Topology {
+        online,
+        cpus,
+        ..Topology::default()
+    }
 }
 
 /// A machine of equal cores, counted through sockets; the second threads of all cores follow the first ones, as Linux
 /// counts on most servers. The last three numbers say how many cores next to each other make one group, 0 if unknown.
-pub(crate) fn even(cores: u32, threads: u32, per_socket: u32, per_numa: u32, per_llc: u32) -> Topology {
+pub(crate) fn even(
+    cores: u32,
+    threads: u32,
+    per_socket: u32,
+    per_numa: u32,
+    per_llc: u32,
+) -> Topology {
     let group = |core: u32, per: u32| core.checked_div(per).map_or(-1, u32::cast_signed);
     let cpus = (0..cores * threads).map(|id| {
         let core = id % cores;
-        cpu(id, core.cast_signed(), group(core, per_socket), group(core, per_numa), group(core, per_llc))
+        cpu(
+            id,
+            core.cast_signed(),
+            group(core, per_socket),
+            group(core, per_numa),
+            group(core, per_llc),
+        )
     });
     machine(cpus.collect())
 }

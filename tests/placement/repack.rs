@@ -19,7 +19,11 @@ fn cpus(list: &str) -> CpuSet {
 }
 
 fn owner(list: &str) -> Owner {
-    Owner { cpus: cpus(list), movable: Some(Request::default()), ..Owner::default() }
+    Owner {
+        cpus: cpus(list),
+        movable: Some(Request::default()),
+        ..Owner::default()
+    }
 }
 
 /// What must be as it is now or better: strangers, then the groups of each kind.
@@ -30,10 +34,15 @@ fn numbers(cost: Cost) -> [usize; 4] {
 /// The kind that a request is split over, with what it has now and what it needs.
 fn split(placer: &Placer, scene: &Scene) -> Option<(usize, [usize; 4], [usize; 4])> {
     let now = placer.place_as(&scene.free, &scene.request).ok()?.cost;
-    let all = scene.owners.iter().fold(scene.free.clone(), |all, owner| all.union(&owner.cpus));
+    let all = scene
+        .owners
+        .iter()
+        .fold(scene.free.clone(), |all, owner| all.union(&owner.cpus));
     let need = placer.place_as(&all, &scene.request).unwrap().cost;
     let (now, need) = (numbers(now), numbers(need));
-    (1..4).find(|&kind| now[kind] > need[kind]).map(|kind| (kind, now, need))
+    (1..4)
+        .find(|&kind| now[kind] > need[kind])
+        .map(|kind| (kind, now, need))
 }
 
 fn is_mended(cost: Cost, (kind, now, need): (usize, [usize; 4], [usize; 4])) -> bool {
@@ -42,14 +51,23 @@ fn is_mended(cost: Cost, (kind, now, need): (usize, [usize; 4], [usize; 4])) -> 
 }
 
 /// The fewest moves that mend a split, and with these the fewest CPUs moved, whatever places owners go to.
-fn brute(topology: &Topology, placer: &Placer, scene: &Scene, most: usize) -> Option<(usize, usize)> {
+fn brute(
+    topology: &Topology,
+    placer: &Placer,
+    scene: &Scene,
+    most: usize,
+) -> Option<(usize, usize)> {
     let split = split(placer, scene)?;
     let mut best = None;
     let mut states = vec![(scene.free.clone(), scene.owners.clone(), 0)];
     for moves in 1..=most {
         let mut next = Vec::new();
         for (free, owners, moved) in &states {
-            for (number, owner) in owners.iter().enumerate().filter(|(_, owner)| owner.movable.is_some()) {
+            for (number, owner) in owners
+                .iter()
+                .enumerate()
+                .filter(|(_, owner)| owner.movable.is_some())
+            {
                 let size = owner.cpus.len();
                 let before = numbers(placer.cost(&owner.cpus));
                 let targets = (0_u32..1 << topology.cpus.len())
@@ -57,18 +75,28 @@ fn brute(topology: &Topology, placer: &Placer, scene: &Scene, most: usize) -> Op
                     .map(|bits| some_of(topology, bits));
                 for target in targets.filter(|target| target.is_subset(free)) {
                     let after = numbers(placer.cost(&target));
-                    if after.iter().zip(before).any(|(&after, before)| after > before) {
+                    if after
+                        .iter()
+                        .zip(before)
+                        .any(|(&after, before)| after > before)
+                    {
                         continue;
                     }
                     let free = free.difference(&target).union(&owner.cpus);
-                    let Ok(placed) = placer.place_as(&free, &scene.request) else { continue };
+                    let Ok(placed) = placer.place_as(&free, &scene.request) else {
+                        continue;
+                    };
                     if is_mended(placed.cost, split) {
                         let found = (moves, moved + size);
                         best = Some(best.map_or(found, |best: (usize, usize)| best.min(found)));
                     }
                     let mut owners = owners.clone();
                     // Nobody moves twice.
-                    owners[number] = Owner { cpus: target, movable: None, ..Owner::default() };
+                    owners[number] = Owner {
+                        cpus: target,
+                        movable: None,
+                        ..Owner::default()
+                    };
                     next.push((free, owners, moved + size));
                 }
             }
@@ -86,20 +114,36 @@ fn check(placer: &Placer, scene: &Scene, Repacking { moves, placement }: &Repack
     let split = split(placer, scene).unwrap();
     let (mut free, mut moved) = (scene.free.clone(), Vec::new());
     for Move { owner, to } in moves {
-        let Owner { cpus, idle, movable } = &scene.owners[*owner];
-        assert!(movable.is_some() && !moved.contains(owner), "{scene:?} {moves:?}");
+        let Owner {
+            cpus,
+            idle,
+            movable,
+        } = &scene.owners[*owner];
+        assert!(
+            movable.is_some() && !moved.contains(owner),
+            "{scene:?} {moves:?}"
+        );
         let target = to.cpus.union(&to.idle);
-        assert!(target.is_subset(&free) && to.cpus.len() == cpus.len(), "{scene:?} {moves:?}");
+        assert!(
+            target.is_subset(&free) && to.cpus.len() == cpus.len(),
+            "{scene:?} {moves:?}"
+        );
         let (before, after) = (placer.cost(&cpus.union(idle)), placer.cost(&target));
         assert!(
-            numbers(after).iter().zip(numbers(before)).all(|(&after, before)| after <= before),
+            numbers(after)
+                .iter()
+                .zip(numbers(before))
+                .all(|(&after, before)| after <= before),
             "{moves:?}"
         );
         free = free.difference(&target).union(cpus).union(idle);
         moved.push(*owner);
     }
     assert_eq!(*placement, placer.place_as(&free, &scene.request).unwrap());
-    assert!(is_mended(placement.cost, split), "{scene:?} {moves:?} {placement:?}");
+    assert!(
+        is_mended(placement.cost, split),
+        "{scene:?} {moves:?} {placement:?}"
+    );
 }
 
 /// Owners of 1 to 3 CPUs each at random places, or at the best ones, and what is free beside them.
@@ -115,14 +159,27 @@ fn random_scene(random: &mut Random, topology: &Topology, placer: &Placer) -> Sc
             placer.place(&some, size.min(some.len())).unwrap().cpus
         } else {
             let mut ids: Vec<u32> = free.iter().collect();
-            (0..size).map(|_| ids.swap_remove(random.below(ids.len()))).collect()
+            (0..size)
+                .map(|_| ids.swap_remove(random.below(ids.len())))
+                .collect()
         };
         free = free.difference(&cpus);
         let movable = (random.below(5) > 0).then(Request::default);
-        owners.push(Owner { cpus, movable, ..Owner::default() });
+        owners.push(Owner {
+            cpus,
+            movable,
+            ..Owner::default()
+        });
     }
-    let request = Request { cpus: 1 + random.below(free.len().max(1)), ..Request::default() };
-    Scene { free, owners, request }
+    let request = Request {
+        cpus: 1 + random.below(free.len().max(1)),
+        ..Request::default()
+    };
+    Scene {
+        free,
+        owners,
+        request,
+    }
 }
 
 #[test]
@@ -148,13 +205,23 @@ fn as_few_moves_as_brute_force_finds() {
             mended += usize::from(best.is_some());
             if let Some(ours) = &ours {
                 check(&placer, &scene, ours);
-                assert!(best.is_some_and(|best| best <= moved(ours)), "{name}: {scene:?} {ours:?}");
+                assert!(
+                    best.is_some_and(|best| best <= moved(ours)),
+                    "{name}: {scene:?} {ours:?}"
+                );
             }
             if ours.as_ref().map(moved) != best {
                 missed += 1;
                 // An owner that is on one group of some kind goes to the best place in one; other places may do more.
-                let of_one = |owner: &Owner| numbers(placer.cost(&owner.cpus))[1..].iter().all(|&n| n == 1);
-                let alike = topology.cpus.iter().all(|cpu| topology.core_of(cpu.id).len() == 1);
+                let of_one = |owner: &Owner| {
+                    numbers(placer.cost(&owner.cpus))[1..]
+                        .iter()
+                        .all(|&n| n == 1)
+                };
+                let alike = topology
+                    .cpus
+                    .iter()
+                    .all(|cpu| topology.core_of(cpu.id).len() == 1);
                 let simple = name == "one thread per core, two NUMA nodes" && alike;
                 assert!(
                     !(simple && scene.owners.iter().all(of_one)),
@@ -162,7 +229,9 @@ fn as_few_moves_as_brute_force_finds() {
                 );
             }
         }
-        println!("{name}: {splits} splits, {mended} can be mended, {missed} of these not as well as can be");
+        println!(
+            "{name}: {splits} splits, {mended} can be mended, {missed} of these not as well as can be"
+        );
         assert!(missed * 5 <= mended, "{name}: {missed} of {mended}");
     }
 }
@@ -172,17 +241,39 @@ fn one_move_makes_room() {
     // Two NUMA nodes of four CPUs, each half full.
     let placer = Placer::new(&even(8, 1, 4, 4, 4));
     let owners = [owner("0-1"), owner("4-5")];
-    let request = Request { cpus: 4, ..Request::default() };
-    let repacking = placer.repack(&cpus("2-3,6-7"), &owners, &request, 1).unwrap();
+    let request = Request {
+        cpus: 4,
+        ..Request::default()
+    };
+    let repacking = placer
+        .repack(&cpus("2-3,6-7"), &owners, &request, 1)
+        .unwrap();
     assert_eq!(repacking.moves.len(), 1);
-    assert_eq!((repacking.moves[0].owner, &repacking.moves[0].to.cpus), (0, &cpus("6-7")));
+    assert_eq!(
+        (repacking.moves[0].owner, &repacking.moves[0].to.cpus),
+        (0, &cpus("6-7"))
+    );
     assert_eq!(repacking.placement.cpus, cpus("0-3"));
     // Who may not move stays, and the other one goes.
-    let owners = [Owner { movable: None, ..owners[0].clone() }, owners[1].clone()];
-    let repacking = placer.repack(&cpus("2-3,6-7"), &owners, &request, 1).unwrap();
-    assert_eq!((repacking.moves[0].owner, repacking.placement.cpus), (1, cpus("4-7")));
+    let owners = [
+        Owner {
+            movable: None,
+            ..owners[0].clone()
+        },
+        owners[1].clone(),
+    ];
+    let repacking = placer
+        .repack(&cpus("2-3,6-7"), &owners, &request, 1)
+        .unwrap();
+    assert_eq!(
+        (repacking.moves[0].owner, repacking.placement.cpus),
+        (1, cpus("4-7"))
+    );
     // Nobody may: nothing to do.
-    let owners = owners.map(|owner| Owner { movable: None, ..owner });
+    let owners = owners.map(|owner| Owner {
+        movable: None,
+        ..owner
+    });
     assert_eq!(placer.repack(&cpus("2-3,6-7"), &owners, &request, 2), None);
 }
 
@@ -192,23 +283,54 @@ fn the_second_move_may_need_the_first() {
     let placer = Placer::new(&even(12, 1, 4, 4, 4));
     let owners = [owner("0-2"), owner("4-5"), owner("6"), owner("8-9")];
     let free = cpus("3,7,10-11");
-    let request = Request { cpus: 4, ..Request::default() };
+    let request = Request {
+        cpus: 4,
+        ..Request::default()
+    };
     assert_eq!(placer.repack(&free, &owners, &request, 1), None);
     let repacking = placer.repack(&free, &owners, &request, 2).unwrap();
-    check(&placer, &Scene { free, owners: owners.to_vec(), request }, &repacking);
-    assert_eq!(repacking.moves.iter().map(|one| one.to.cpus.len()).sum::<usize>(), 3);
+    check(
+        &placer,
+        &Scene {
+            free,
+            owners: owners.to_vec(),
+            request,
+        },
+        &repacking,
+    );
+    assert_eq!(
+        repacking
+            .moves
+            .iter()
+            .map(|one| one.to.cpus.len())
+            .sum::<usize>(),
+        3
+    );
 }
 
 #[test]
 fn idle_siblings_move_along() {
     // Two NUMA nodes of four cores of two threads: 0-3,8-11 and 4-7,12-15.
     let placer = Placer::new(&even(8, 2, 4, 4, 4));
-    let single = Request { cores: Cores::Single, ..Request::default() };
+    let single = Request {
+        cores: Cores::Single,
+        ..Request::default()
+    };
     let owners = [
-        Owner { cpus: cpus("0-1"), idle: cpus("8-9"), movable: Some(single) },
-        Owner { cpus: cpus("4-5,12-13"), ..Owner::default() },
+        Owner {
+            cpus: cpus("0-1"),
+            idle: cpus("8-9"),
+            movable: Some(single),
+        },
+        Owner {
+            cpus: cpus("4-5,12-13"),
+            ..Owner::default()
+        },
     ];
-    let request = Request { cpus: 8, ..Request::default() };
+    let request = Request {
+        cpus: 8,
+        ..Request::default()
+    };
     let free = cpus("2-3,10-11,6-7,14-15");
     let repacking = placer.repack(&free, &owners, &request, 1).unwrap();
     let to = &repacking.moves[0].to;
@@ -222,10 +344,43 @@ fn what_need_not_be_mended_is_left() {
     let owners = [owner("0-1"), owner("4-5")];
     let free = cpus("2-3,6-7");
     let repack = |request: Request| placer.repack(&free, &owners, &request, 2);
-    assert_eq!(repack(Request { cpus: 2, ..Request::default() }), None, "fits");
-    assert_eq!(repack(Request { cpus: 5, ..Request::default() }), None, "too few are free");
-    assert_eq!(repack(Request { cpus: 4, order: Order::Spread, ..Request::default() }), None, "spread");
-    assert_eq!(placer.repack(&free, &owners, &Request { cpus: 4, ..Request::default() }, 0), None);
+    assert_eq!(
+        repack(Request {
+            cpus: 2,
+            ..Request::default()
+        }),
+        None,
+        "fits"
+    );
+    assert_eq!(
+        repack(Request {
+            cpus: 5,
+            ..Request::default()
+        }),
+        None,
+        "too few are free"
+    );
+    assert_eq!(
+        repack(Request {
+            cpus: 4,
+            order: Order::Spread,
+            ..Request::default()
+        }),
+        None,
+        "spread"
+    );
+    assert_eq!(
+        placer.repack(
+            &free,
+            &owners,
+            &Request {
+                cpus: 4,
+                ..Request::default()
+            },
+            0
+        ),
+        None
+    );
 }
 
 /// On a large machine the moves must be possible, too, and end within a bounded number of decisions.
@@ -241,13 +396,24 @@ fn large_machines_are_mended() {
             let size = (2 + random.below(10)).next_multiple_of(2);
             let cpus = placer.place(&free, size).unwrap().cpus;
             free = free.difference(&cpus);
-            owners.push(Owner { cpus, movable: Some(Request::default()), ..Owner::default() });
+            owners.push(Owner {
+                cpus,
+                movable: Some(Request::default()),
+                ..Owner::default()
+            });
             if random.below(3) == 0 {
                 let leaver = owners.swap_remove(random.below(owners.len()));
                 free = free.union(&leaver.cpus);
             }
         }
-        let scene = Scene { free, owners, request: Request { cpus: 30, ..Request::default() } };
+        let scene = Scene {
+            free,
+            owners,
+            request: Request {
+                cpus: 30,
+                ..Request::default()
+            },
+        };
         if let Some(repacking) = placer.repack(&scene.free, &scene.owners, &scene.request, 2) {
             check(&placer, &scene, &repacking);
             mended += 1;

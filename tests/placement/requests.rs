@@ -23,13 +23,28 @@ fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
     ids.push(7);
     ids.sort_unstable();
     ids.dedup();
-    let far = |a: u32, b: u32| if a == b { 10 } else { 11 + 10 * a.abs_diff(b) + a };
+    let far = |a: u32, b: u32| {
+        if a == b {
+            10
+        } else {
+            11 + 10 * a.abs_diff(b) + a
+        }
+    };
     let node = |&id: &u32| NumaNode {
         id,
-        cpus: topology.cpus.iter().filter(|cpu| cpu.numa == Some(id)).map(|cpu| cpu.id).collect(),
+        cpus: topology
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.numa == Some(id))
+            .map(|cpu| cpu.id)
+            .collect(),
         memory_bytes: None,
         // One NUMA node tells nothing itself.
-        distances: if id == 1 { Vec::new() } else { ids.iter().map(|&to| far(id, to)).collect() },
+        distances: if id == 1 {
+            Vec::new()
+        } else {
+            ids.iter().map(|&to| far(id, to)).collect()
+        },
     };
     topology.numa = ids.iter().map(node).collect();
     topology.isolated = isolated;
@@ -43,12 +58,21 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
     let mask = brute.mask(free);
     let all = brute.best(mask, request);
     let anywhere = if request.fewest_numa {
-        brute.best(mask, &Request { fewest_numa: false, ..request.clone() })
+        brute.best(
+            mask,
+            &Request {
+                fewest_numa: false,
+                ..request.clone()
+            },
+        )
     } else {
         all.clone()
     };
     for (n, best) in all.iter().enumerate() {
-        let request = Request { cpus: n, ..request.clone() };
+        let request = Request {
+            cpus: n,
+            ..request.clone()
+        };
         let ours = placer.place_as(free, &request);
         let context = || format!("{name}: {request:?} of {free} of {topology:?}");
         match (best, ours) {
@@ -56,10 +80,17 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
                 let cpus: CpuSet = ids.iter().copied().collect();
                 assert_eq!(ours.cpus, cpus, "{}", context());
                 let single = request.cores == Cores::Single;
-                let idle = if single { brute.siblings(brute.mask(&cpus)) } else { 0 };
+                let idle = if single {
+                    brute.siblings(brute.mask(&cpus))
+                } else {
+                    0
+                };
                 assert_eq!(ours.idle, brute.set(idle), "{}", context());
                 assert_eq!(ours.cost.numa, placer.cost(&cpus).numa);
-                assert_eq!(ours.cost.strangers, placer.cost(&cpus.union(&ours.idle)).strangers);
+                assert_eq!(
+                    ours.cost.strangers,
+                    placer.cost(&cpus.union(&ours.idle)).strangers
+                );
             }
             (None, Err(refusal)) => {
                 if let Refusal::NotWholeCores { wanted, less, more } = refusal {
@@ -70,10 +101,27 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
                         context()
                     );
                     assert!(!(less + 1..more).any(works), "{refusal:?}: {}", context());
-                } else if let Refusal::TooFewOnNuma { wanted, needs, held, held_on, most, .. } = &refusal {
-                    assert!(request.fewest_numa && anywhere[n].is_some(), "{refusal:?}: {}", context());
+                } else if let Refusal::TooFewOnNuma {
+                    wanted,
+                    needs,
+                    held,
+                    held_on,
+                    most,
+                    ..
+                } = &refusal
+                {
+                    assert!(
+                        request.fewest_numa && anywhere[n].is_some(),
+                        "{refusal:?}: {}",
+                        context()
+                    );
                     assert_eq!((*wanted, *held, *held_on), (n, 0, 0));
-                    assert_eq!(Some(*needs), brute.numa_needed(request.cores)[n], "{}", context());
+                    assert_eq!(
+                        Some(*needs),
+                        brute.numa_needed(request.cores)[n],
+                        "{}",
+                        context()
+                    );
                     let expected = brute.most_on(mask, 0, request.cores, *needs, n);
                     assert_eq!(*most, expected, "{refusal:?}: {}", context());
                 } else {
@@ -86,7 +134,11 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
 }
 
 fn random_set(random: &mut Random, topology: &Topology) -> CpuSet {
-    topology.online.iter().filter(|_| random.below(2) == 0).collect()
+    topology
+        .online
+        .iter()
+        .filter(|_| random.below(2) == 0)
+        .collect()
 }
 
 #[test]
@@ -95,9 +147,17 @@ fn best_for_every_free_set_and_order_on_small_machines() {
         let placer = Placer::new(&topology);
         for free in 0_u32..256 {
             let free = some_of(&topology, free);
-            for (order, cores) in ORDERS.into_iter().flat_map(|order| CORES.map(|cores| (order, cores))) {
+            for (order, cores) in ORDERS
+                .into_iter()
+                .flat_map(|order| CORES.map(|cores| (order, cores)))
+            {
                 for fewest_numa in [false, true] {
-                    let request = Request { order, cores, fewest_numa, ..Request::default() };
+                    let request = Request {
+                        order,
+                        cores,
+                        fewest_numa,
+                        ..Request::default()
+                    };
                     check(name, &topology, &placer, &free, &request);
                 }
             }
@@ -112,12 +172,16 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
     for (name, topology) in small_machines() {
         for round in 0..60 {
             // Now and then siblings of first threads, as `isolcpus=4-7` makes them.
-            let isolated =
-                if round % 4 == 0 { "4-7".parse().unwrap() } else { random_set(&mut random, &topology) };
+            let isolated = if round % 4 == 0 {
+                "4-7".parse().unwrap()
+            } else {
+                random_set(&mut random, &topology)
+            };
             let topology = told(topology.clone(), isolated);
             let placer = Placer::new(&topology);
             for _ in 0..40 {
-                let free = random_set(&mut random, &topology).union(&random_set(&mut random, &topology));
+                let free =
+                    random_set(&mut random, &topology).union(&random_set(&mut random, &topology));
                 let near = (0..9).filter(|_| random.below(4) == 0).collect();
                 let request = Request {
                     cpus: 0,
@@ -147,22 +211,39 @@ fn cores_in_pieces_on_the_fewest_numa_nodes() {
         (Some(1), 1, None, 0),
         (Some(2), 1, Some(0), 0),
     ];
-    let cpus = places.iter().zip(1..).map(|(&(core, socket, numa, llc), id)| Cpu {
-        id,
-        core,
-        socket: Some(socket),
-        numa,
-        llc: Some(llc),
-        kind: None,
-    });
-    let topology = Topology { online: (1..=9).collect(), cpus: cpus.collect(), ..Topology::default() };
+    let cpus = places
+        .iter()
+        .zip(1..)
+        .map(|(&(core, socket, numa, llc), id)| Cpu {
+            id,
+            core,
+            socket: Some(socket),
+            numa,
+            llc: Some(llc),
+            kind: None,
+        });
+    let topology = Topology {
+        online: (1..=9).collect(),
+        cpus: cpus.collect(),
+        ..Topology::default()
+    };
     for isolated in [CpuSet::new(), (5..=9).collect()] {
         let topology = told(topology.clone(), isolated);
         let placer = Placer::new(&topology);
-        for (cores, order) in CORES.into_iter().flat_map(|cores| ORDERS.map(|order| (cores, order))) {
+        for (cores, order) in CORES
+            .into_iter()
+            .flat_map(|cores| ORDERS.map(|order| (cores, order)))
+        {
             for isolated in ISOLATED {
                 let near = CpuSet::new();
-                let request = Request { cpus: 0, order, cores, near, isolated, fewest_numa: true };
+                let request = Request {
+                    cpus: 0,
+                    order,
+                    cores,
+                    near,
+                    isolated,
+                    fewest_numa: true,
+                };
                 check("pieces", &topology, &placer, &topology.online, &request);
             }
         }
@@ -170,12 +251,20 @@ fn cores_in_pieces_on_the_fewest_numa_nodes() {
 }
 
 fn any_request() -> impl Strategy<Value = Request> {
-    let choices = (0..2_usize, 0..3_usize, any::<u8>(), 0..3_usize, any::<bool>());
+    let choices = (
+        0..2_usize,
+        0..3_usize,
+        any::<u8>(),
+        0..3_usize,
+        any::<bool>(),
+    );
     choices.prop_map(|(order, cores, near, isolated, fewest_numa)| Request {
         cpus: 0,
         order: ORDERS[order],
         cores: CORES[cores],
-        near: (0..8).filter(|bit| near & (near >> 1) & (1 << bit) != 0).collect(),
+        near: (0..8)
+            .filter(|bit| near & (near >> 1) & (1 << bit) != 0)
+            .collect(),
         isolated: ISOLATED[isolated],
         fewest_numa,
     })
@@ -219,8 +308,14 @@ fn a_plain_request_is_placed_as_before() {
     for _ in 0..50 {
         let free = random_set(&mut random, &topology);
         let n = random.below(free.len() + 1);
-        let request = Request { cpus: n, ..Request::default() };
-        assert_eq!(placer.place_as(&free, &request).unwrap(), placer.place(&free, n).unwrap());
+        let request = Request {
+            cpus: n,
+            ..Request::default()
+        };
+        assert_eq!(
+            placer.place_as(&free, &request).unwrap(),
+            placer.place(&free, n).unwrap()
+        );
     }
 }
 
@@ -230,16 +325,28 @@ fn spread_is_even_over_numa_nodes_and_llcs() {
     let topology = even(16, 2, 8, 4, 2);
     let placer = Placer::new(&topology);
     let spread = |free: &CpuSet, n| {
-        let request = Request { cpus: n, order: Order::Spread, ..Request::default() };
+        let request = Request {
+            cpus: n,
+            order: Order::Spread,
+            ..Request::default()
+        };
         let cpus = placer.place_as(free, &request).unwrap().cpus;
         let in_group = |group: &CpuSet| cpus.intersection(group).len();
         (
-            topology.numa_nodes().iter().map(in_group).collect::<Vec<_>>(),
+            topology
+                .numa_nodes()
+                .iter()
+                .map(in_group)
+                .collect::<Vec<_>>(),
             topology.llcs().iter().map(in_group).collect::<Vec<_>>(),
         )
     };
     assert_eq!(spread(&topology.online, 16), (vec![4; 4], vec![2; 8]));
-    assert_eq!(spread(&topology.online, 4).0, [2, 0, 2, 0], "one core in each socket");
+    assert_eq!(
+        spread(&topology.online, 4).0,
+        [2, 0, 2, 0],
+        "one core in each socket"
+    );
     // A NUMA node that has less gives what it has, one that has nothing gives nothing.
     let free = topology.online.difference(&cpus("4-7,20-23,8-10,24-26"));
     assert_eq!(spread(&free, 16).0, [8, 0, 2, 6]);
@@ -249,7 +356,11 @@ fn spread_is_even_over_numa_nodes_and_llcs() {
 fn the_rest_comes_from_where_most_is_free() {
     let topology = even(8, 1, 4, 4, 4);
     let placer = Placer::new(&topology);
-    let request = Request { cpus: 3, order: Order::Spread, ..Request::default() };
+    let request = Request {
+        cpus: 3,
+        order: Order::Spread,
+        ..Request::default()
+    };
     let placement = placer.place_as(&cpus("1-2,4-7"), &request).unwrap();
     assert_eq!(placement.cpus, cpus("1,4-5"));
 }
@@ -261,27 +372,61 @@ fn whole_cores_or_a_refusal_that_says_what_works() {
     topology.cpus.retain(|cpu| cpu.id != 7);
     let placer = Placer::new(&machine(topology.cpus));
     let whole = |free: &str, n| {
-        placer.place_as(&cpus(free), &Request { cpus: n, cores: Cores::Whole, ..Request::default() })
+        placer.place_as(
+            &cpus(free),
+            &Request {
+                cpus: n,
+                cores: Cores::Whole,
+                ..Request::default()
+            },
+        )
     };
     assert_eq!(whole("0-6", 5).unwrap().cpus, cpus("0-1,3-5"));
     let refusal = whole("0-2,4-6", 3).unwrap_err();
-    assert_eq!(refusal, Refusal::NotWholeCores { wanted: 3, less: 2, more: 4 });
-    let sentence = "3 CPUs are no sum of whole free cores: the nearest counts that are one are 2 and 4";
+    assert_eq!(
+        refusal,
+        Refusal::NotWholeCores {
+            wanted: 3,
+            less: 2,
+            more: 4
+        }
+    );
+    let sentence =
+        "3 CPUs are no sum of whole free cores: the nearest counts that are one are 2 and 4";
     assert_eq!(refusal.to_string(), sentence);
-    assert_eq!(whole("0-1,4,6", 3), Err(Refusal::TooFewOnWholeCores { wanted: 3, free: 2 }));
-    assert_eq!(whole("0-1,4,6", 5), Err(TooFewCpus { wanted: 5, free: 4 }.into()));
+    assert_eq!(
+        whole("0-1,4,6", 3),
+        Err(Refusal::TooFewOnWholeCores { wanted: 3, free: 2 })
+    );
+    assert_eq!(
+        whole("0-1,4,6", 5),
+        Err(TooFewCpus { wanted: 5, free: 4 }.into())
+    );
 }
 
 #[test]
 fn siblings_of_single_cpus_are_idle() {
     let placer = Placer::new(&even(4, 2, 2, 2, 2));
     let single = |free: &str, n| {
-        placer.place_as(&cpus(free), &Request { cpus: n, cores: Cores::Single, ..Request::default() })
+        placer.place_as(
+            &cpus(free),
+            &Request {
+                cpus: n,
+                cores: Cores::Single,
+                ..Request::default()
+            },
+        )
     };
     let placement = single("0-7", 2).unwrap();
-    assert_eq!((&placement.cpus, &placement.idle), (&cpus("0-1"), &cpus("4-5")));
+    assert_eq!(
+        (&placement.cpus, &placement.idle),
+        (&cpus("0-1"), &cpus("4-5"))
+    );
     assert_eq!((placement.cost.strangers, placement.cost.numa), (0, 1));
-    assert_eq!(single("0-6", 4), Err(Refusal::TooFewCores { wanted: 4, free: 3 }));
+    assert_eq!(
+        single("0-6", 4),
+        Err(Refusal::TooFewCores { wanted: 4, free: 3 })
+    );
 }
 
 #[test]
@@ -289,7 +434,11 @@ fn devices_decide_before_the_number_of_numa_nodes() {
     let topology = told(even(12, 1, 6, 3, 3), CpuSet::new());
     let placer = Placer::new(&topology);
     let near = |free: &str, n, near: &str| {
-        let request = Request { cpus: n, near: cpus(near), ..Request::default() };
+        let request = Request {
+            cpus: n,
+            near: cpus(near),
+            ..Request::default()
+        };
         placer.place_as(&cpus(free), &request).unwrap().cpus
     };
     assert_eq!(near("0-11", 2, "3"), cpus("9-10"));
@@ -298,9 +447,17 @@ fn devices_decide_before_the_number_of_numa_nodes() {
         cpus("3,9"),
         "NUMA node 1 tells nothing of 3, and 3 says that it is far"
     );
-    assert_eq!(near("0-11", 2, "7"), cpus("9-10"), "the nearest to one without CPUs");
+    assert_eq!(
+        near("0-11", 2, "7"),
+        cpus("9-10"),
+        "the nearest to one without CPUs"
+    );
     assert_eq!(near("0-11", 4, "0,3"), cpus("0-2,9"));
-    assert_eq!(near("0-11", 2, "1000"), cpus("0-1"), "as far from everywhere");
+    assert_eq!(
+        near("0-11", 2, "1000"),
+        cpus("0-1"),
+        "as far from everywhere"
+    );
 }
 
 /// The whole-core rule with every wish at once has nothing left to choose, and must find it.
@@ -310,7 +467,17 @@ fn isolated_cpus_are_the_last_to_go() {
     topology.isolated = cpus("4-7");
     let placer = Placer::new(&topology);
     let with = |n, isolated| {
-        placer.place_as(&topology.online, &Request { cpus: n, isolated, ..Request::default() }).unwrap().cpus
+        placer
+            .place_as(
+                &topology.online,
+                &Request {
+                    cpus: n,
+                    isolated,
+                    ..Request::default()
+                },
+            )
+            .unwrap()
+            .cpus
     };
     assert_eq!(with(8, Isolated::Avoid), cpus("0-3,8-11"));
     assert_eq!(with(11, Isolated::Avoid), cpus("0-3,8-14"));

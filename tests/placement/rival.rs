@@ -23,16 +23,41 @@ const LLC: Level = |cpu| cpu.llc.unwrap_or_default();
 const CORE: Level = |cpu| cpu.core.unwrap_or(cpu.id + 100_000);
 
 /// What the kubelet would take, or `None` if too little is free.
-pub(crate) fn packed(topology: &Topology, free: &CpuSet, n: usize, align_by_llc: bool) -> Option<CpuSet> {
+pub(crate) fn packed(
+    topology: &Topology,
+    free: &CpuSet,
+    n: usize,
+    align_by_llc: bool,
+) -> Option<CpuSet> {
     if free.len() < n {
         return None;
     }
-    let all = |level: Level| topology.cpus.iter().map(level).collect::<BTreeSet<u32>>().len();
+    let all = |level: Level| {
+        topology
+            .cpus
+            .iter()
+            .map(level)
+            .collect::<BTreeSet<u32>>()
+            .len()
+    };
     let numa_first = all(SOCKET) >= all(NUMA);
-    let mut taking = Taking { topology, free: free.clone(), taken: CpuSet::new(), left: n };
-    let levels: [Level; 2] = if numa_first { [NUMA, SOCKET] } else { [SOCKET, NUMA] };
+    let mut taking = Taking {
+        topology,
+        free: free.clone(),
+        taken: CpuSet::new(),
+        left: n,
+    };
+    let levels: [Level; 2] = if numa_first {
+        [NUMA, SOCKET]
+    } else {
+        [SOCKET, NUMA]
+    };
     for (depth, level) in levels.into_iter().enumerate() {
-        let order = if depth == 0 { taking.ordered(&[level]) } else { taking.ordered(&levels) };
+        let order = if depth == 0 {
+            taking.ordered(&[level])
+        } else {
+            taking.ordered(&levels)
+        };
         taking.whole(level, &order);
     }
     if align_by_llc {
@@ -52,7 +77,12 @@ pub(crate) fn packed(topology: &Topology, free: &CpuSet, n: usize, align_by_llc:
 
 impl Taking<'_> {
     fn members(&self, level: Level, id: u32) -> CpuSet {
-        self.topology.cpus.iter().filter(|cpu| level(cpu) == id).map(|cpu| cpu.id).collect()
+        self.topology
+            .cpus
+            .iter()
+            .filter(|cpu| level(cpu) == id)
+            .map(|cpu| cpu.id)
+            .collect()
     }
 
     fn free_in(&self, level: Level, id: u32) -> CpuSet {
@@ -68,8 +98,14 @@ impl Taking<'_> {
     /// Ids of the last level that have free CPUs, each level sorted inside the one before it.
     fn ordered(&self, path: &[Level]) -> Vec<u32> {
         fn descend(taking: &Taking<'_>, path: &[Level], within: &CpuSet, out: &mut Vec<u32>) {
-            let Some((&level, deeper)) = path.split_first() else { return };
-            let inside = taking.topology.cpus.iter().filter(|cpu| within.contains(cpu.id));
+            let Some((&level, deeper)) = path.split_first() else {
+                return;
+            };
+            let inside = taking
+                .topology
+                .cpus
+                .iter()
+                .filter(|cpu| within.contains(cpu.id));
             let ids: BTreeSet<u32> = inside.map(level).collect();
             let mut ids: Vec<(usize, u32)> = ids
                 .into_iter()
@@ -82,7 +118,12 @@ impl Taking<'_> {
                         out.push(id);
                     }
                 } else {
-                    descend(taking, deeper, &taking.free_in(level, id).intersection(within), out);
+                    descend(
+                        taking,
+                        deeper,
+                        &taking.free_in(level, id).intersection(within),
+                        out,
+                    );
                 }
             }
         }
@@ -104,9 +145,21 @@ impl Taking<'_> {
     /// LLCs in order: entirely free ones while at least one LLC's worth is wanted; else all the rest from one LLC, if
     /// as many cores as the rest makes give exactly the rest.
     fn llcs(&mut self, upper: &[Level; 2]) {
-        let count = self.topology.cpus.iter().map(LLC).collect::<BTreeSet<u32>>().len();
+        let count = self
+            .topology
+            .cpus
+            .iter()
+            .map(LLC)
+            .collect::<BTreeSet<u32>>()
+            .len();
         let per_llc = self.topology.cpus.len() / count;
-        let cores = self.topology.cpus.iter().map(CORE).collect::<BTreeSet<u32>>().len();
+        let cores = self
+            .topology
+            .cpus
+            .iter()
+            .map(CORE)
+            .collect::<BTreeSet<u32>>()
+            .len();
         let per_core = self.topology.cpus.len() / cores;
         let path = [upper[0], upper[1], LLC];
         for llc in self.ordered(&path) {
@@ -121,8 +174,13 @@ impl Taking<'_> {
                 return;
             }
             let free = self.free_in(LLC, llc);
-            let cores: BTreeSet<u32> =
-                self.topology.cpus.iter().filter(|cpu| free.contains(cpu.id)).map(CORE).collect();
+            let cores: BTreeSet<u32> = self
+                .topology
+                .cpus
+                .iter()
+                .filter(|cpu| free.contains(cpu.id))
+                .map(CORE)
+                .collect();
             let wanted = self.left.div_ceil(per_core);
             let mut cpus: CpuSet = cores
                 .into_iter()

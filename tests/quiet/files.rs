@@ -18,7 +18,9 @@ struct Machine {
 
 impl Machine {
     fn new(files: &[(&str, &str)]) -> Self {
-        let machine = Self { root: tempfile::tempdir().unwrap() };
+        let machine = Self {
+            root: tempfile::tempdir().unwrap(),
+        };
         machine.write("cgroup/cgroup.controllers", "cpuset cpu\n");
         fs::create_dir(machine.path("cgroup/kubepods")).unwrap();
         for (path, text) in files {
@@ -37,7 +39,10 @@ impl Machine {
     }
 
     fn read(&self, path: &str) -> String {
-        fs::read_to_string(self.path(path)).unwrap().trim().to_owned()
+        fs::read_to_string(self.path(path))
+            .unwrap()
+            .trim()
+            .to_owned()
     }
 
     fn cgroups(&self) -> Cgroups {
@@ -47,7 +52,11 @@ impl Machine {
     /// As an agent that has just been started.
     fn turn(&self, options: Quiet, exclusive: &str) -> Report {
         let mut keeper = Keeper::new(self.root.path());
-        keeper.turn(&situation(options, &set(exclusive), &set("0-7")), &self.cgroups(), TREE)
+        keeper.turn(
+            &situation(options, &set(exclusive), &set("0-7")),
+            &self.cgroups(),
+            TREE,
+        )
     }
 
     fn note(&self) -> Option<String> {
@@ -62,7 +71,10 @@ impl Machine {
                 if path.is_dir() {
                     into(&path, all);
                 } else {
-                    all.insert(path.clone(), fs::read_to_string(path).unwrap().trim().to_owned());
+                    all.insert(
+                        path.clone(),
+                        fs::read_to_string(path).unwrap().trim().to_owned(),
+                    );
                 }
             }
         }
@@ -86,7 +98,10 @@ fn usual() -> Machine {
         ("proc/12/comm", "sleep\n"),
         ("sys/kernel/irq/24/actions", "eth0-rx\n"),
         ("sys/devices/virtual/workqueue/cpumask", "000000ff\n"),
-        ("sys/devices/virtual/workqueue/writeback/cpumask", "000000ff\n"),
+        (
+            "sys/devices/virtual/workqueue/writeback/cpumask",
+            "000000ff\n",
+        ),
         (RPS, "000000c0\n"),
         ("sys/class/net/eth0/queues/rx-1/rps_cpus", "00000000\n"),
         ("sys/class/net/eth0/queues/tx-0/xps_cpus", "000000c0\n"),
@@ -107,7 +122,11 @@ fn only_what_must_change_changes_and_all_comes_back() {
     }
     let machine = usual();
     let before = machine.all();
-    assert_eq!(machine.turn(Quiet::default(), "4-7"), machine.turn(ALL, ""), "nothing to do, nothing to say");
+    assert_eq!(
+        machine.turn(Quiet::default(), "4-7"),
+        machine.turn(ALL, ""),
+        "nothing to do, nothing to say"
+    );
     assert_eq!((machine.all(), machine.note()), (before.clone(), None));
 
     let report = machine.turn(ALL, "4-7");
@@ -115,7 +134,15 @@ fn only_what_must_change_changes_and_all_comes_back() {
         .all()
         .into_iter()
         .filter(|(path, text)| before.get(path) != Some(text))
-        .map(|(path, text)| (path.strip_prefix(machine.root.path()).unwrap().display().to_string(), text))
+        .map(|(path, text)| {
+            (
+                path.strip_prefix(machine.root.path())
+                    .unwrap()
+                    .display()
+                    .to_string(),
+                text,
+            )
+        })
         .collect();
     let expected = [
         (IRQ, "0-3"),
@@ -125,10 +152,22 @@ fn only_what_must_change_changes_and_all_comes_back() {
         ("sys/class/net/eth0/queues/tx-1/xps_cpus", "0000000f"),
         ("sys/devices/virtual/workqueue/cpumask", "0000000f"),
     ];
-    assert_eq!(changed, expected.map(|(path, text)| (path.to_owned(), text.to_owned())).into());
+    assert_eq!(
+        changed,
+        expected
+            .map(|(path, text)| (path.to_owned(), text.to_owned()))
+            .into()
+    );
     assert_eq!(machine.all().len(), before.len(), "a file was made");
-    assert_eq!((report.moved.len(), report.away, report.failed.len()), (6, 6, 0), "{report:?}");
-    assert!(report.moved.contains(&"eth0 transmit queue 1".to_owned()), "{report:?}");
+    assert_eq!(
+        (report.moved.len(), report.away, report.failed.len()),
+        (6, 6, 0),
+        "{report:?}"
+    );
+    assert!(
+        report.moved.contains(&"eth0 transmit queue 1".to_owned()),
+        "{report:?}"
+    );
 
     let again = machine.turn(ALL, "4-7");
     assert_eq!((again.moved.len(), again.away), (0, 6), "{again:?}");
@@ -137,7 +176,13 @@ fn only_what_must_change_changes_and_all_comes_back() {
     assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-5");
     assert_eq!(less.failed, [], "{less:?}");
     // One option is switched off.
-    machine.turn(Quiet { packet_steering: false, ..ALL }, "6-7");
+    machine.turn(
+        Quiet {
+            packet_steering: false,
+            ..ALL
+        },
+        "6-7",
+    );
     assert_eq!(machine.read(RPS), "000000c0");
     assert_eq!(machine.read(IRQ), "0-5");
 
@@ -168,18 +213,31 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
     let machine = usual();
     let before = machine.all();
     for note in ["hello", r#"{"version":9}"#] {
-        machine.cgroups().set_note(TREE, About::Quiet, Some(note)).unwrap();
+        machine
+            .cgroups()
+            .set_note(TREE, About::Quiet, Some(note))
+            .unwrap();
         for options in [ALL, Quiet::default()] {
             let report = machine.turn(options, "4-7");
             assert!(report.sentences().concat().contains("note"), "{report:?}");
         }
-        assert_eq!((machine.all(), machine.note().as_deref()), (before.clone(), Some(note)));
+        assert_eq!(
+            (machine.all(), machine.note().as_deref()),
+            (before.clone(), Some(note))
+        );
     }
     fs::remove_dir(machine.path("cgroup/kubepods")).unwrap();
     let report = machine.turn(ALL, "4-7");
-    assert!(report.sentences().concat().contains("kubepods"), "{report:?}");
+    assert!(
+        report.sentences().concat().contains("kubepods"),
+        "{report:?}"
+    );
     assert_eq!(machine.all(), before);
-    assert_eq!(machine.turn(ALL, ""), Report::default(), "without pods there is nothing to note");
+    assert_eq!(
+        machine.turn(ALL, ""),
+        Report::default(),
+        "without pods there is nothing to note"
+    );
 }
 
 #[test]
@@ -194,15 +252,29 @@ fn trouble_is_said_with_what_to_do() {
     let online = "/sys/devices/system/cpu/online";
     fs::create_dir(machine.path("proc/irq/28")).unwrap();
     std::os::unix::fs::symlink(online, machine.path("proc/irq/28/smp_affinity_list")).unwrap();
-    let first = fs::read_to_string(online).unwrap().parse::<pinfold::cpu::CpuSet>().unwrap();
+    let first = fs::read_to_string(online)
+        .unwrap()
+        .parse::<pinfold::cpu::CpuSet>()
+        .unwrap();
     let (own, online) = (set("0"), first.union(&set("0-7")));
     let situation = situation(ALL, &own, &online);
     let report = Keeper::new(machine.root.path()).turn(&situation, &machine.cgroups(), TREE);
     let said = report.sentences().join("\n");
-    for part in ["a few", "IRQ 28", "IRQBALANCE_BANNED_CPULIST=0", "restart it, or stop it"] {
+    for part in [
+        "a few",
+        "IRQ 28",
+        "IRQBALANCE_BANNED_CPULIST=0",
+        "restart it, or stop it",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    assert!(report.irqbalance == Some(set("0")) && report.managed.is_empty(), "{report:?}");
+    assert!(
+        report.irqbalance == Some(set("0")) && report.managed.is_empty(),
+        "{report:?}"
+    );
     let note = machine.note().unwrap();
-    assert!(note.contains(r#""irqs":"24","#) && !note.contains("28"), "28 was never moved: {note}");
+    assert!(
+        note.contains(r#""irqs":"24","#) && !note.contains("28"),
+        "28 was never moved: {note}"
+    );
 }

@@ -32,7 +32,10 @@ fn spin(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
 fn seconds(usage: &Usage, cpus: &CpuSet) -> f64 {
     match usage {
         Usage::Total(time) => time.as_secs_f64(),
-        Usage::PerCpu(times) => cpus.iter().map(|cpu| times[cpu as usize].as_secs_f64()).sum(),
+        Usage::PerCpu(times) => cpus
+            .iter()
+            .map(|cpu| times[cpu as usize].as_secs_f64())
+            .sum(),
     }
 }
 
@@ -69,7 +72,13 @@ fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
         let other = kernel.cgroups.usage(other).unwrap().unwrap();
         let second = watcher.look(&kernel.cgroups).unwrap();
         let foreign = times.note(owner, cpus, &first, &usage, &second);
-        Reading { foreign, usage, other, first, second }
+        Reading {
+            foreign,
+            usage,
+            other,
+            first,
+            second,
+        }
     };
     let start = note();
     let began = Instant::now();
@@ -84,7 +93,11 @@ fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
     let took = |reading: &Reading| (reading.second.to - reading.first.from).as_secs_f64();
     let wall = (end.second.to - start.second.to).as_secs_f64();
     let grown = |of: fn(&Clock) -> Duration| {
-        let sum = |look: &Look| cpus.iter().map(|cpu| of(&look.clocks[&cpu])).sum::<Duration>();
+        let sum = |look: &Look| {
+            cpus.iter()
+                .map(|cpu| of(&look.clocks[&cpu]))
+                .sum::<Duration>()
+        };
         (sum(&end.second) - sum(&start.second)).as_secs_f64()
     };
     let spell = Spell {
@@ -123,21 +136,36 @@ fn a_neighbour_on_the_owners_cpu_is_seen_and_nobody_is_not() {
     tree.remove(&other);
 
     for spell in [&alone, &both] {
-        let Foreign { seconds, error_seconds } = spell.foreign;
+        let Foreign {
+            seconds,
+            error_seconds,
+        } = spell.foreign;
         // The two ways of counting agree, whoever else runs here: all that was not idle was the owner's or foreign.
         let rest = spell.busy - spell.owner;
         let slack = error_seconds + spell.stolen + spell.reading + 4.0 * UNIT.as_secs_f64();
-        assert!((seconds - rest).abs() <= slack, "{spell:?}: by the clock {rest}");
+        assert!(
+            (seconds - rest).abs() <= slack,
+            "{spell:?}: by the clock {rest}"
+        );
         // Where idle time is sampled, turns cast doubt on it, and one may last.
         let doubt = if sampled { 0.5 } else { 0.06 };
-        assert!(error_seconds <= doubt + spell.stolen + spell.reading, "{spell:?}");
+        assert!(
+            error_seconds <= doubt + spell.stolen + spell.reading,
+            "{spell:?}"
+        );
         // At least the neighbour's time is foreign, and on a machine of our own hardly more than that.
         let apart = spell.reading + TICK.as_secs_f64();
         assert!(spell.other <= seconds + error_seconds + apart, "{spell:?}");
         if is_ours() {
-            assert!(seconds - error_seconds <= spell.other + 0.02 * spell.wall + apart, "{spell:?}");
+            assert!(
+                seconds - error_seconds <= spell.other + 0.02 * spell.wall + apart,
+                "{spell:?}"
+            );
         }
     }
-    assert!(both.other > 0.1 * both.wall, "the neighbour had its turn: {both:?}");
+    assert!(
+        both.other > 0.1 * both.wall,
+        "the neighbour had its turn: {both:?}"
+    );
     assert!(alone.other < 0.001, "{alone:?}");
 }

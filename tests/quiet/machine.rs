@@ -20,8 +20,7 @@ pub(crate) fn is_ours() -> bool {
 fn all_interrupts_and_work_queues_move_and_come_back() {
     if !is_ours() {
         // Past the capture of the test harness, which keeps what a passing test prints to itself.
-        let line =
-            "all_interrupts_and_work_queues_move_and_come_back: left to a guest (PINFOLD_QUIET_TESTS=1)\n";
+        let line = "all_interrupts_and_work_queues_move_and_come_back: left to a guest (PINFOLD_QUIET_TESTS=1)\n";
         let _ = std::io::stderr().write_all(line.as_bytes());
         return;
     }
@@ -31,27 +30,67 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let knobs = Knobs::new(root);
     let look = || knobs.read(&Kind::ALL.into()).unwrap();
     let before = look();
-    println!("{} knobs; unreadable: {:?}", before.values.len(), before.unreadable);
-    let own = kernel.last().union(&kernel.online.iter().nth(2).into_iter().collect());
+    println!(
+        "{} knobs; unreadable: {:?}",
+        before.values.len(),
+        before.unreadable
+    );
+    let own = kernel
+        .last()
+        .union(&kernel.online.iter().nth(2).into_iter().collect());
 
     let mut keeper = Keeper::new(root);
-    let report = keeper.turn(&situation(ALL, &own, &kernel.online), &kernel.cgroups, &tree.path);
-    println!("exclusive {own}: {report:#?}\n{}", report.sentences().join("\n"));
-    println!("{}", kernel.cgroups.note(&tree.path, About::Quiet).unwrap().unwrap());
+    let report = keeper.turn(
+        &situation(ALL, &own, &kernel.online),
+        &kernel.cgroups,
+        &tree.path,
+    );
+    println!(
+        "exclusive {own}: {report:#?}\n{}",
+        report.sentences().join("\n")
+    );
+    println!(
+        "{}",
+        kernel
+            .cgroups
+            .note(&tree.path, About::Quiet)
+            .unwrap()
+            .unwrap()
+    );
     assert_eq!(report.failed, []);
     let quiet = look();
-    let touching: BTreeSet<&Knob> =
-        quiet.values.iter().filter(|(_, cpus)| !cpus.is_disjoint(&own)).map(|(knob, _)| knob).collect();
+    let touching: BTreeSet<&Knob> = quiet
+        .values
+        .iter()
+        .filter(|(_, cpus)| !cpus.is_disjoint(&own))
+        .map(|(knob, _)| knob)
+        .collect();
     let managed: BTreeSet<u32> = report.managed.iter().map(|managed| managed.irq).collect();
     for knob in touching {
-        let Knob::Irq(irq) = knob else { panic!("{knob} touches {own}") };
-        assert!(managed.contains(irq) || knobs.irq_name(*irq).is_empty(), "{knob} touches {own}");
+        let Knob::Irq(irq) = knob else {
+            panic!("{knob} touches {own}")
+        };
+        assert!(
+            managed.contains(irq) || knobs.irq_name(*irq).is_empty(),
+            "{knob} touches {own}"
+        );
     }
-    assert!(!managed.is_empty(), "the timer's interrupt is nobody's to move");
+    assert!(
+        !managed.is_empty(),
+        "the timer's interrupt is nobody's to move"
+    );
     assert!(report.moved.len() > 5, "{report:?}");
 
-    let again = keeper.turn(&situation(ALL, &own, &kernel.online), &kernel.cgroups, &tree.path);
-    assert_eq!((again.moved.len(), again.restored.len()), (0, 0), "{again:?}");
+    let again = keeper.turn(
+        &situation(ALL, &own, &kernel.online),
+        &kernel.cgroups,
+        &tree.path,
+    );
+    assert_eq!(
+        (again.moved.len(), again.restored.len()),
+        (0, 0),
+        "{again:?}"
+    );
     assert_eq!((again.away, &again.managed), (report.away, &report.managed));
 
     // Somebody else chooses another CPU for one of them; then the process that moved them dies.
@@ -62,7 +101,11 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let (other, chosen) = (other.unwrap().0, kernel.first());
     knobs.set(other, &chosen).unwrap();
     let mut later = Keeper::new(root);
-    let report = later.turn(&situation(Quiet::default(), &own, &kernel.online), &kernel.cgroups, &tree.path);
+    let report = later.turn(
+        &situation(Quiet::default(), &own, &kernel.online),
+        &kernel.cgroups,
+        &tree.path,
+    );
     assert_eq!(report.failed, []);
     let mut expected = before;
     expected.values.insert(other.clone(), chosen);

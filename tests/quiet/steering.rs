@@ -39,31 +39,62 @@ fn steer(kernel: &Kernel, root: &Path) {
     let tree = kernel.tree();
     let knobs = Knobs::new(root);
     let look = || knobs.read(&[Kind::PacketSteering].into()).unwrap();
-    let queue = |device: &str| Knob::Receive { device: device.to_owned(), queue: 0 };
+    let queue = |device: &str| Knob::Receive {
+        device: device.to_owned(),
+        queue: 0,
+    };
     let (eth0, lo) = (queue("eth0"), queue("lo"));
-    let send = Knob::Transmit { device: "eth0".to_owned(), queue: 0 };
+    let send = Knob::Transmit {
+        device: "eth0".to_owned(),
+        queue: 0,
+    };
     let before = look();
-    assert!(before.values[&eth0].is_empty(), "off is the default: {before:?}");
+    assert!(
+        before.values[&eth0].is_empty(),
+        "off is the default: {before:?}"
+    );
     assert_eq!(before.unreadable.len(), 0, "{before:?}");
     knobs.set(&eth0, &kernel.online).unwrap();
     knobs.set(&send, &kernel.online).unwrap();
     let before = look();
-    assert_eq!((&before.values[&eth0], &before.values[&send]), (&kernel.online, &kernel.online));
+    assert_eq!(
+        (&before.values[&eth0], &before.values[&send]),
+        (&kernel.online, &kernel.online)
+    );
 
     let (own, rest) = (kernel.last(), kernel.all_but_one());
-    let only = Quiet { packet_steering: true, ..Quiet::default() };
+    let only = Quiet {
+        packet_steering: true,
+        ..Quiet::default()
+    };
     let mut keeper = Keeper::new(root);
-    let report = keeper.turn(&situation(only, &own, &kernel.online), &kernel.cgroups, &tree.path);
-    assert_eq!((report.moved.len(), report.away, report.failed.len()), (2, 2, 0), "{report:?}");
+    let report = keeper.turn(
+        &situation(only, &own, &kernel.online),
+        &kernel.cgroups,
+        &tree.path,
+    );
+    assert_eq!(
+        (report.moved.len(), report.away, report.failed.len()),
+        (2, 2, 0),
+        "{report:?}"
+    );
     let quiet = look();
     assert_eq!((&quiet.values[&eth0], &quiet.values[&send]), (&rest, &rest));
     assert!(quiet.values[&lo].is_empty(), "what is off stays off");
-    let note = kernel.cgroups.note(&tree.path, About::Quiet).unwrap().unwrap();
+    let note = kernel
+        .cgroups
+        .note(&tree.path, About::Quiet)
+        .unwrap()
+        .unwrap();
     assert!(note.contains(r#""receive":{"eth0":"0"}"#), "{note}");
 
     // The process that moved them died.
     let mut later = Keeper::new(root);
-    let report = later.turn(&situation(Quiet::default(), &own, &kernel.online), &kernel.cgroups, &tree.path);
+    let report = later.turn(
+        &situation(Quiet::default(), &own, &kernel.online),
+        &kernel.cgroups,
+        &tree.path,
+    );
     assert_eq!(report.restored.len(), 2, "{report:?}");
     assert_eq!(look(), before);
     assert_eq!(kernel.cgroups.note(&tree.path, About::Quiet).unwrap(), None);

@@ -41,12 +41,15 @@ impl fmt::Display for Refused {
 
 impl Cri {
     pub(crate) fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self {
+            socket: socket.to_owned(),
+        }
     }
 
     /// Calls, and requires that it goes well.
     pub(crate) fn call<C: Call>(&self, request: &C) -> C::Answer {
-        self.try_call(request).unwrap_or_else(|refused| panic!("{} with {request:?}: {refused}", C::METHOD))
+        self.try_call(request)
+            .unwrap_or_else(|refused| panic!("{} with {request:?}: {refused}", C::METHOD))
     }
 
     /// Calls; a runtime that does not answer at all within a generous time is an error too.
@@ -56,12 +59,20 @@ impl Cri {
         framed.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
         framed.extend(message);
         // In a thread's own small runtime: tests call from many threads.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let deadline = 12 * patience();
         let answer = runtime.block_on(async {
-            tokio::time::timeout(deadline, exchange(&self.socket, C::METHOD, framed, deadline)).await
+            tokio::time::timeout(
+                deadline,
+                exchange(&self.socket, C::METHOD, framed, deadline),
+            )
+            .await
         });
-        let answer = answer.unwrap_or_else(|_| Err(Refused(format!("no answer within {deadline:?}"))))?;
+        let answer =
+            answer.unwrap_or_else(|_| Err(Refused(format!("no answer within {deadline:?}"))))?;
         C::Answer::decode(answer).map_err(|error| Refused(error.to_string()))
     }
 }
@@ -72,10 +83,13 @@ async fn exchange(
     message: Vec<u8>,
     deadline: Duration,
 ) -> Result<Bytes, Refused> {
-    let stream = UnixStream::connect(socket).await.map_err(|error| Refused(error.to_string()))?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|error| Refused(error.to_string()))?;
     let broken = |error: hyper::Error| Refused(format!("the connection broke: {error}"));
-    let (mut sender, connection) =
-        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(broken)?;
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .map_err(broken)?;
     tokio::spawn(connection);
     let request = Request::post(format!("http://localhost{method}"))
         .header(CONTENT_TYPE, "application/grpc")
@@ -83,14 +97,22 @@ async fn exchange(
         .header("grpc-timeout", format!("{}S", deadline.as_secs()))
         .body(Full::new(Bytes::from(message)))
         .unwrap();
-    let (head, body) = sender.send_request(request).await.map_err(broken)?.into_parts();
+    let (head, body) = sender
+        .send_request(request)
+        .await
+        .map_err(broken)?
+        .into_parts();
     // A refusal without a message has its status among the headers.
     status(&head.headers).unwrap_or(Ok(()))?;
     let body = body.collect().await.map_err(broken)?;
     status(body.trailers().unwrap_or(&HeaderMap::new()))
         .unwrap_or_else(|| Err(Refused("the answer broke off".to_owned())))?;
     let bytes = body.to_bytes();
-    if bytes.len() < PREFIX { Err(Refused("no message".to_owned())) } else { Ok(bytes.slice(PREFIX..)) }
+    if bytes.len() < PREFIX {
+        Err(Refused("no message".to_owned()))
+    } else {
+        Ok(bytes.slice(PREFIX..))
+    }
 }
 
 fn status(headers: &HeaderMap) -> Option<Result<(), Refused>> {
@@ -98,7 +120,10 @@ fn status(headers: &HeaderMap) -> Option<Result<(), Refused>> {
     if status == "0" {
         return Some(Ok(()));
     }
-    let words =
-        headers.get("grpc-message").map(|words| String::from_utf8_lossy(words.as_bytes()).into_owned());
-    Some(Err(Refused(words.unwrap_or_else(|| format!("status {status:?}")))))
+    let words = headers
+        .get("grpc-message")
+        .map(|words| String::from_utf8_lossy(words.as_bytes()).into_owned());
+    Some(Err(Refused(
+        words.unwrap_or_else(|| format!("status {status:?}")),
+    )))
 }

@@ -31,7 +31,8 @@ pub(crate) fn suites() -> Vec<String> {
 
 /// Where `tests/runtime/prepare` puts them.
 fn tools() -> PathBuf {
-    std::env::var_os("PINFOLD_TOOLS").map_or_else(|| "/var/cache/pinfold-tools".into(), PathBuf::from)
+    std::env::var_os("PINFOLD_TOOLS")
+        .map_or_else(|| "/var/cache/pinfold-tools".into(), PathBuf::from)
 }
 
 /// A running containerd. What it runs is ended with it, when it is dropped.
@@ -56,10 +57,24 @@ impl Runtime {
     /// Starts the containerd of a Debian release, with the image.
     pub(crate) fn start(suite: &str) -> Self {
         let bin = tools().join(format!("containerd-{suite}/bin"));
-        assert!(bin.join("containerd").exists(), "no {}: run tests/runtime/prepare", bin.display());
-        let folder = tempfile::Builder::new().prefix("pinfold-containerd-").tempdir().unwrap();
+        assert!(
+            bin.join("containerd").exists(),
+            "no {}: run tests/runtime/prepare",
+            bin.display()
+        );
+        let folder = tempfile::Builder::new()
+            .prefix("pinfold-containerd-")
+            .tempdir()
+            .unwrap();
         // In memory: it writes each step to its files and waits until they are on the disk.
-        mount(Some("tmpfs"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some("size=512m")).unwrap();
+        mount(
+            Some("tmpfs"),
+            folder.path(),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("size=512m"),
+        )
+        .unwrap();
         for name in ["reports", "cni", "nri", "opt", "plugins"] {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
@@ -158,8 +173,16 @@ plugin_config_path = '{here}/nri'
 
     /// Starts the daemon and waits until it takes pods.
     pub(crate) fn launch(&self) {
-        let log = fs::OpenOptions::new().append(true).create(true).open(self.path("log")).unwrap();
-        let path = format!("{}:{}", self.bin.display(), std::env::var("PATH").unwrap_or_default());
+        let log = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.path("log"))
+            .unwrap();
+        let path = format!(
+            "{}:{}",
+            self.bin.display(),
+            std::env::var("PATH").unwrap_or_default()
+        );
         let child = Command::new(self.bin.join("containerd"))
             .arg("--config")
             .arg(self.path("config.toml"))
@@ -176,11 +199,25 @@ plugin_config_path = '{here}/nri'
         *place = Some(child);
         drop(place);
         self.eventually("containerd takes pods", || {
-            let ended = self.child().as_mut().and_then(|child| child.try_wait().unwrap());
-            assert!(ended.is_none(), "containerd ended: {ended:?}\n{}", self.log());
-            let answer = self.cri.try_call(&StatusRequest {}).ok().and_then(|answer| answer.status);
+            let ended = self
+                .child()
+                .as_mut()
+                .and_then(|child| child.try_wait().unwrap());
+            assert!(
+                ended.is_none(),
+                "containerd ended: {ended:?}\n{}",
+                self.log()
+            );
+            let answer = self
+                .cri
+                .try_call(&StatusRequest {})
+                .ok()
+                .and_then(|answer| answer.status);
             answer.is_some_and(|status| {
-                status.conditions.iter().any(|one| one.kind == "RuntimeReady" && one.status)
+                status
+                    .conditions
+                    .iter()
+                    .any(|one| one.kind == "RuntimeReady" && one.status)
             })
         });
     }
@@ -204,9 +241,14 @@ plugin_config_path = '{here}/nri'
     }
 
     fn terminate(&self) {
-        let Some(mut child) = self.child().take() else { return };
+        let Some(mut child) = self.child().take() else {
+            return;
+        };
         // It may have ended by itself.
-        let _ = kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM);
+        let _ = kill(
+            Pid::from_raw(i32::try_from(child.id()).unwrap()),
+            Signal::SIGTERM,
+        );
         let deadline = Instant::now() + 3 * patience();
         while child.try_wait().unwrap().is_none() {
             if Instant::now() >= deadline {
@@ -222,14 +264,23 @@ plugin_config_path = '{here}/nri'
         let output = Command::new(self.bin.join("ctr"))
             .arg("--address")
             .arg(self.path("containerd.sock"))
-            .args(["--namespace", "k8s.io", "images", "import", "--snapshotter", "overlayfs"])
+            .args([
+                "--namespace",
+                "k8s.io",
+                "images",
+                "import",
+                "--snapshotter",
+                "overlayfs",
+            ])
             .arg(archive)
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}\n{}", self.log());
         // The part that serves pods hears of it a moment later.
         self.eventually("the image is known", || {
-            let image = Some(Image { image: IMAGE.to_owned() });
+            let image = Some(Image {
+                image: IMAGE.to_owned(),
+            });
             self.cri.call(&ImageStatusRequest { image }).image.is_some()
         });
     }
@@ -251,7 +302,10 @@ plugin_config_path = '{here}/nri'
     /// Ends it, and requires that nothing of it is left on the machine: no sandbox, process, mount, cgroup or socket.
     pub(crate) fn stop(self) {
         let sandboxes = self.cri.call(&ListPodSandbox {}).items;
-        assert!(sandboxes.is_empty(), "sandboxes that nobody removed: {sandboxes:?}");
+        assert!(
+            sandboxes.is_empty(),
+            "sandboxes that nobody removed: {sandboxes:?}"
+        );
         for cgroup in self.cgroups.lock().unwrap().iter() {
             let left = leftovers::cgroups(cgroup);
             assert!(left.is_empty(), "cgroups that were left behind: {left:?}");
@@ -262,11 +316,24 @@ plugin_config_path = '{here}/nri'
         assert!(times <= 3, "runc stumbled {times} times:\n{stumbled}");
         self.terminate();
         let folder = self.folder.path();
-        self.eventually("no shim is left", || leftovers::processes(folder).is_empty());
+        self.eventually("no shim is left", || {
+            leftovers::processes(folder).is_empty()
+        });
         let mounts = leftovers::mounts(folder);
-        assert_eq!(mounts, [folder.to_str().unwrap()], "mounts that were left behind, but for its files");
-        let sockets: Vec<_> = leftovers::sockets().difference(&self.sockets).cloned().collect();
-        assert_eq!(sockets, Vec::<PathBuf>::new(), "sockets that were left behind");
+        assert_eq!(
+            mounts,
+            [folder.to_str().unwrap()],
+            "mounts that were left behind, but for its files"
+        );
+        let sockets: Vec<_> = leftovers::sockets()
+            .difference(&self.sockets)
+            .cloned()
+            .collect();
+        assert_eq!(
+            sockets,
+            Vec::<PathBuf>::new(),
+            "sockets that were left behind"
+        );
     }
 }
 
@@ -274,17 +341,30 @@ impl Drop for Runtime {
     fn drop(&mut self) {
         if let Ok(text) = fs::read_to_string(self.path("stumbled")) {
             // Aloud, also where the test passes.
-            let _ = writeln!(std::io::stderr(), "runc of {} stumbled:\n{text}", self.suite);
+            let _ = writeln!(
+                std::io::stderr(),
+                "runc of {} stumbled:\n{text}",
+                self.suite
+            );
         }
         if std::thread::panicking() {
             let log = self.log();
-            let lines: Vec<&str> = log.lines().filter(|line| !line.contains("level=info")).collect();
+            let lines: Vec<&str> = log
+                .lines()
+                .filter(|line| !line.contains("level=info"))
+                .collect();
             let last = lines.len().saturating_sub(40);
-            println!("the last words of containerd of {}:\n{}", self.suite, lines[last..].join("\n"));
+            println!(
+                "the last words of containerd of {}:\n{}",
+                self.suite,
+                lines[last..].join("\n")
+            );
             // In good order as far as it still goes.
             if let Ok(sandboxes) = self.cri.try_call(&ListPodSandbox {}) {
                 for one in sandboxes.items {
-                    let _ = self.cri.try_call(&StopPodSandbox { sandbox: one.id.clone() });
+                    let _ = self.cri.try_call(&StopPodSandbox {
+                        sandbox: one.id.clone(),
+                    });
                     let _ = self.cri.try_call(&RemovePodSandbox { sandbox: one.id });
                 }
             }

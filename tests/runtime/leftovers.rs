@@ -16,23 +16,33 @@ const SHIM_SOCKETS: &str = "/run/containerd/s";
 pub(crate) fn mounts(folder: &Path) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mounts").unwrap();
     let points = text.lines().filter_map(|line| line.split(' ').nth(1));
-    points.filter(|point| Path::new(point).starts_with(folder)).map(str::to_owned).collect()
+    points
+        .filter(|point| Path::new(point).starts_with(folder))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Processes that name a folder on their command line, as shims do.
 pub(crate) fn processes(folder: &Path) -> Vec<i32> {
     let folder = folder.to_str().unwrap();
-    let names = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let names = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let named = |pid: &i32| {
         fs::read(format!("/proc/{pid}/cmdline"))
             .is_ok_and(|line| String::from_utf8_lossy(&line).contains(folder))
     };
-    names.filter_map(|name| name.parse().ok()).filter(named).collect()
+    names
+        .filter_map(|name| name.parse().ok())
+        .filter(named)
+        .collect()
 }
 
 /// Sockets of shims.
 pub(crate) fn sockets() -> BTreeSet<PathBuf> {
-    let Ok(entries) = fs::read_dir(SHIM_SOCKETS) else { return BTreeSet::new() };
+    let Ok(entries) = fs::read_dir(SHIM_SOCKETS) else {
+        return BTreeSet::new();
+    };
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
@@ -40,7 +50,10 @@ pub(crate) fn sockets() -> BTreeSet<PathBuf> {
 fn hierarchies() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mounts").unwrap();
     let fields = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    fields.filter(|fields| fields[2].starts_with("cgroup")).map(|fields| PathBuf::from(fields[1])).collect()
+    fields
+        .filter(|fields| fields[2].starts_with("cgroup"))
+        .map(|fields| PathBuf::from(fields[1]))
+        .collect()
 }
 
 /// Cgroups below one, in all hierarchies.
@@ -89,7 +102,10 @@ pub(crate) fn end(folder: &Path, pods: &BTreeSet<String>) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         // The innermost come first.
-        let stuck = left.iter().filter(|cgroup| fs::remove_dir(cgroup).is_err()).count();
+        let stuck = left
+            .iter()
+            .filter(|cgroup| fs::remove_dir(cgroup).is_err())
+            .count();
         if (pids.is_empty() && stuck == 0) || Instant::now() >= deadline {
             break;
         }

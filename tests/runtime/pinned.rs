@@ -18,12 +18,20 @@ use crate::scenarios::{self, Stage, began_in, cpus};
 /// An agent that hears of pods from the runtime alone; one CPU is there to own.
 fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
     let socket = runtime.nri().display().to_string();
-    let args = ["--api=never", "--nri=always", "--nri-socket", &socket, "--reconcile-seconds=1"];
+    let args = [
+        "--api=never",
+        "--nri=always",
+        "--nri-socket",
+        &socket,
+        "--reconcile-seconds=1",
+    ];
     Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args)
 }
 
 fn connected(agent: &Agent) {
-    agent.eventually("the runtime asks the agent", |status| status["runtime"]["state"] == "synchronized");
+    agent.eventually("the runtime asks the agent", |status| {
+        status["runtime"]["state"] == "synchronized"
+    });
 }
 
 /// What a person is told of a pod.
@@ -44,7 +52,14 @@ fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
         let runtime = Runtime::start(&suite);
         let agent = settings(&kernel, &tree, &runtime).start();
         connected(&agent);
-        scenario(Stage { kernel: &kernel, tree: &tree, runtime: &runtime }, &agent);
+        scenario(
+            Stage {
+                kernel: &kernel,
+                tree: &tree,
+                runtime: &runtime,
+            },
+            &agent,
+        );
         agent.stop();
     }
 }
@@ -56,14 +71,21 @@ fn shared(kernel: &Kernel) -> CpuSet {
 
 fn injected(status: &Value, pod: &str) -> Vec<String> {
     let all = container(status, pod, "main").and_then(|one| one["injected"].as_array().cloned());
-    all.unwrap_or_default().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    all.unwrap_or_default()
+        .iter()
+        .map(|name| name.as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
 fn every_container_begins_on_its_own_cpus() {
     let lives = scenarios::count("PINFOLD_TEST_CONTAINERS", 100);
     with_each(|stage, agent| {
-        let Stage { kernel, tree, runtime } = stage;
+        let Stage {
+            kernel,
+            tree,
+            runtime,
+        } = stage;
         let worker = Pod::run(kernel, tree, runtime, &PodSpec::worker("worker", 1));
         let web = PodSpec::new("web", ContainerSpec::without_limits("main"));
         let web = Pod::run(kernel, tree, runtime, &web);
@@ -83,55 +105,96 @@ fn every_container_begins_on_its_own_cpus() {
             2 * each + 1,
             start.elapsed().as_secs_f64()
         );
-        assert!(windows == 0.0 && counted >= f64::from(each), "{counted} windows, {windows} s");
+        assert!(
+            windows == 0.0 && counted >= f64::from(each),
+            "{counted} windows, {windows} s"
+        );
         for call in ["create", "start"] {
             let label = [("call", call)];
-            let sum = agent.metric("pinfold_nri_call_duration_seconds_sum", &label).unwrap();
-            let count = agent.metric("pinfold_nri_call_duration_seconds_count", &label).unwrap();
-            println!("{} {call}: {count} calls, {:.3} ms each", runtime.suite, 1000.0 * sum / count);
+            let sum = agent
+                .metric("pinfold_nri_call_duration_seconds_sum", &label)
+                .unwrap();
+            let count = agent
+                .metric("pinfold_nri_call_duration_seconds_count", &label)
+                .unwrap();
+            println!(
+                "{} {call}: {count} calls, {:.3} ms each",
+                runtime.suite,
+                1000.0 * sum / count
+            );
         }
         assert_eq!(agent.metric("pinfold_nri_unanswered_total", &[]), Some(0.0));
         worker.remove();
         web.remove();
-        agent.eventually("nothing is owned any more", |status| status["exclusive"] == "");
+        agent.eventually("nothing is owned any more", |status| {
+            status["exclusive"] == ""
+        });
     });
 }
 
 #[test]
 fn its_environment_is_there_and_the_users_value_stays() {
-    with_each(|Stage { kernel, tree, runtime }, agent| {
-        let main = ContainerSpec::new("main", 1).with_env("OMP_NUM_THREADS", "7");
-        let mut spec = PodSpec::worker("worker", 1);
-        spec.containers = vec![main];
-        let pod = Pod::run(kernel, tree, runtime, &spec);
-        let container = pod.create(&spec.containers[0], 0).unwrap();
-        let report = container.start();
-        began_in("main", &report, &kernel.last());
-        let get = |name: &str| report.env.get(name).map(String::as_str);
-        assert_eq!(get("OMP_NUM_THREADS"), Some("7"), "the user's own");
-        assert_eq!(get("TF_NUM_INTRAOP_THREADS"), Some("1"), "{:?}", report.env);
-        assert_eq!(get("PINFOLD_CPUS"), Some(kernel.last().to_string().as_str()));
-        assert_eq!(report.parallelism, 1);
-        let ours = |status: &Value| injected(status, "worker");
-        let status = agent.eventually("it says what was injected", |status| !ours(status).is_empty());
-        let names = ours(&status);
-        assert!(
-            names.iter().any(|name| name == "PINFOLD_CPUS") && !names.contains(&"OMP_NUM_THREADS".to_owned())
-        );
-        for name in &names {
-            assert!(report.env.contains_key(name), "{name} is said to be there: {:?}", report.env);
-        }
-        let kept = self::container(&status, "worker", "main").unwrap()["threads"]["kept"].clone();
-        assert_eq!(kept, serde_json::json!(["OMP_NUM_THREADS"]));
-        let told = explained(agent, "worker");
-        let line = |words: &str| told.lines().find(|line| line.contains(words)).unwrap_or_default();
-        let put = line("put into its environment: ");
-        assert!(put.contains("PINFOLD_CPUS") && put.contains("TF_NUM_INTRAOP_THREADS"), "{told}");
-        assert!(line("left as the pod has them: ").ends_with("OMP_NUM_THREADS"), "{told}");
-        assert!(line("window").contains("none"), "{told}");
-        // After a restart of ours only the runtime can tell what was whose.
-        pod.remove();
-    });
+    with_each(
+        |Stage {
+             kernel,
+             tree,
+             runtime,
+         },
+         agent| {
+            let main = ContainerSpec::new("main", 1).with_env("OMP_NUM_THREADS", "7");
+            let mut spec = PodSpec::worker("worker", 1);
+            spec.containers = vec![main];
+            let pod = Pod::run(kernel, tree, runtime, &spec);
+            let container = pod.create(&spec.containers[0], 0).unwrap();
+            let report = container.start();
+            began_in("main", &report, &kernel.last());
+            let get = |name: &str| report.env.get(name).map(String::as_str);
+            assert_eq!(get("OMP_NUM_THREADS"), Some("7"), "the user's own");
+            assert_eq!(get("TF_NUM_INTRAOP_THREADS"), Some("1"), "{:?}", report.env);
+            assert_eq!(
+                get("PINFOLD_CPUS"),
+                Some(kernel.last().to_string().as_str())
+            );
+            assert_eq!(report.parallelism, 1);
+            let ours = |status: &Value| injected(status, "worker");
+            let status = agent.eventually("it says what was injected", |status| {
+                !ours(status).is_empty()
+            });
+            let names = ours(&status);
+            assert!(
+                names.iter().any(|name| name == "PINFOLD_CPUS")
+                    && !names.contains(&"OMP_NUM_THREADS".to_owned())
+            );
+            for name in &names {
+                assert!(
+                    report.env.contains_key(name),
+                    "{name} is said to be there: {:?}",
+                    report.env
+                );
+            }
+            let kept =
+                self::container(&status, "worker", "main").unwrap()["threads"]["kept"].clone();
+            assert_eq!(kept, serde_json::json!(["OMP_NUM_THREADS"]));
+            let told = explained(agent, "worker");
+            let line = |words: &str| {
+                told.lines()
+                    .find(|line| line.contains(words))
+                    .unwrap_or_default()
+            };
+            let put = line("put into its environment: ");
+            assert!(
+                put.contains("PINFOLD_CPUS") && put.contains("TF_NUM_INTRAOP_THREADS"),
+                "{told}"
+            );
+            assert!(
+                line("left as the pod has them: ").ends_with("OMP_NUM_THREADS"),
+                "{told}"
+            );
+            assert!(line("window").contains("none"), "{told}");
+            // After a restart of ours only the runtime can tell what was whose.
+            pod.remove();
+        },
+    );
 }
 
 #[test]
@@ -146,13 +209,16 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
         let pod = Pod::run(&kernel, &tree, &runtime, &spec);
         let main = pod.create(&spec.containers[0], 0).unwrap();
         began_in("main", &main.start(), &kernel.last());
-        let before = agent.eventually("it is told of", |status| !injected(status, "worker").is_empty());
+        let before = agent.eventually("it is told of", |status| {
+            !injected(status, "worker").is_empty()
+        });
         agent.stop();
 
         let agent = settings(&kernel, &tree, &runtime).start();
         connected(&agent);
-        let after =
-            agent.eventually("it is known again", |status| assigned(status, "worker") == Some(kernel.last()));
+        let after = agent.eventually("it is known again", |status| {
+            assigned(status, "worker") == Some(kernel.last())
+        });
         assert_eq!(
             injected(&after, "worker"),
             injected(&before, "worker"),
@@ -172,7 +238,11 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
         connected(&agent);
         assert_eq!(cpus(&main.exec()), kernel.last());
         main.remove();
-        began_in("the next one", &pod.create(&spec.containers[0], 1).unwrap().start(), &kernel.last());
+        began_in(
+            "the next one",
+            &pod.create(&spec.containers[0], 1).unwrap().start(),
+            &kernel.last(),
+        );
         pod.remove();
         agent.stop();
     }
@@ -180,21 +250,34 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
 
 #[test]
 fn who_must_have_cpus_and_can_t_is_refused_and_told_why() {
-    with_each(|Stage { kernel, tree, runtime }, agent| {
-        let first = Pod::run(kernel, tree, runtime, &PodSpec::worker("first", 1));
-        let owner = scenarios::begin(&first, &first.spec.containers[0], 0, &|_| kernel.last());
-        let mut spec = PodSpec::worker("second", 1);
-        spec.annotations = BTreeMap::from([("pinfold.io/cpus".to_owned(), "required".to_owned())]);
-        let second = Pod::run(kernel, tree, runtime, &spec);
-        let Err(refused) = second.create(&spec.containers[0], 0) else { panic!("it has no CPUs to own") };
-        assert!(refused.0.contains("pinfold.io/cpus=required") && refused.0.contains("free"), "{refused}");
-        // Nothing is in its way once there are some.
-        owner.remove();
-        first.remove();
-        agent.eventually("the CPU is free", |status| status["exclusive"] == "");
-        scenarios::begin(&second, &spec.containers[0], 0, &|_| kernel.last());
-        second.remove();
-    });
+    with_each(
+        |Stage {
+             kernel,
+             tree,
+             runtime,
+         },
+         agent| {
+            let first = Pod::run(kernel, tree, runtime, &PodSpec::worker("first", 1));
+            let owner = scenarios::begin(&first, &first.spec.containers[0], 0, &|_| kernel.last());
+            let mut spec = PodSpec::worker("second", 1);
+            spec.annotations =
+                BTreeMap::from([("pinfold.io/cpus".to_owned(), "required".to_owned())]);
+            let second = Pod::run(kernel, tree, runtime, &spec);
+            let Err(refused) = second.create(&spec.containers[0], 0) else {
+                panic!("it has no CPUs to own")
+            };
+            assert!(
+                refused.0.contains("pinfold.io/cpus=required") && refused.0.contains("free"),
+                "{refused}"
+            );
+            // Nothing is in its way once there are some.
+            owner.remove();
+            first.remove();
+            agent.eventually("the CPU is free", |status| status["exclusive"] == "");
+            scenarios::begin(&second, &spec.containers[0], 0, &|_| kernel.last());
+            second.remove();
+        },
+    );
 }
 
 #[test]
@@ -203,8 +286,15 @@ fn init_containers_sidecars_and_what_is_executed() {
         let Stage { kernel, .. } = stage;
         let mut spec = PodSpec::worker("whole", 1);
         spec.init.push(ContainerSpec::new("prepare", 1));
-        spec.sidecars.push(ContainerSpec::new("logs", 1).with_milli(500));
-        let place = |name: &str| if name == "logs" { CpuSet::new() } else { kernel.last() };
+        spec.sidecars
+            .push(ContainerSpec::new("logs", 1).with_milli(500));
+        let place = |name: &str| {
+            if name == "logs" {
+                CpuSet::new()
+            } else {
+                kernel.last()
+            }
+        };
         // The sidecar begins before the container that will own the CPU: everything is shared then.
         let pod = Pod::run(kernel, stage.tree, stage.runtime, &spec);
         let prepare = pod.create_brief(&spec.init[0], 0).unwrap();
@@ -215,11 +305,19 @@ fn init_containers_sidecars_and_what_is_executed() {
         let logs = pod.create(&spec.sidecars[0], 0).unwrap();
         logs.start();
         let main = scenarios::begin(&pod, &spec.containers[0], 0, &place);
-        assert_eq!(cpus(&logs.exec()), shared(kernel), "the sidecar has left the container's CPUs");
+        assert_eq!(
+            cpus(&logs.exec()),
+            shared(kernel),
+            "the sidecar has left the container's CPUs"
+        );
         assert_eq!(cpus(&main.exec()), kernel.last());
-        let status =
-            agent.eventually("both are known", |status| container(status, "whole", "logs").is_some());
-        assert_eq!(container(&status, "whole", "logs").unwrap()["assigned"], Value::Null);
+        let status = agent.eventually("both are known", |status| {
+            container(status, "whole", "logs").is_some()
+        });
+        assert_eq!(
+            container(&status, "whole", "logs").unwrap()["assigned"],
+            Value::Null
+        );
         pod.remove();
     });
 }
@@ -247,9 +345,12 @@ fn who_was_created_while_nobody_was_asked_is_pinned_at_its_start() {
         connected(&agent);
         began_in("main", &main.start(), &kernel.last());
         // Counted from its first process, which is the runtime's own until the program begins.
-        let status =
-            agent.eventually("it is its own", |status| assigned(status, "missed") == Some(kernel.last()));
-        let window = container(&status, "missed", "main").unwrap()["windowSeconds"].as_f64().unwrap_or(0.0);
+        let status = agent.eventually("it is its own", |status| {
+            assigned(status, "missed") == Some(kernel.last())
+        });
+        let window = container(&status, "missed", "main").unwrap()["windowSeconds"]
+            .as_f64()
+            .unwrap_or(0.0);
         assert!(window < 0.5, "{window} s");
         pod.remove();
         agent.stop();
@@ -297,7 +398,11 @@ fn restarts_of_agent_and_runtime_in_the_middle_of_creations() {
             // stranger in the pod by an agent that had not been told yet: off its CPUs, for a moment.
             let place = cpus(report);
             if place != kernel.last() {
-                assert!(place == kernel.online || place == shared(&kernel), "{} began on {place}", made.id);
+                assert!(
+                    place == kernel.online || place == shared(&kernel),
+                    "{} began on {place}",
+                    made.id
+                );
                 elsewhere.fetch_add(1, Ordering::Relaxed);
             }
         };
@@ -313,9 +418,20 @@ fn restarts_of_agent_and_runtime_in_the_middle_of_creations() {
         );
         pod.forget();
         with_agent(&|agent| {
-            agent.eventually("nothing is owned any more", |status| status["exclusive"] == "");
-            assert_eq!(agent.metric("pinfold_nri_unanswered_total", &[]), Some(0.0), "{}", agent.log());
+            agent.eventually("nothing is owned any more", |status| {
+                status["exclusive"] == ""
+            });
+            assert_eq!(
+                agent.metric("pinfold_nri_unanswered_total", &[]),
+                Some(0.0),
+                "{}",
+                agent.log()
+            );
         });
-        agent.into_inner().unwrap().into_iter().for_each(Agent::stop);
+        agent
+            .into_inner()
+            .unwrap()
+            .into_iter()
+            .for_each(Agent::stop);
     }
 }

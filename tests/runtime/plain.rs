@@ -19,17 +19,30 @@ fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
         let tree = kernel.tree();
         let runtime = Runtime::start(&suite);
         println!("{suite}: containerd {}", runtime.version);
-        let main = ContainerSpec::new("main", 1).with_env("OMP_NUM_THREADS", "7").with_env("EMPTY", "");
-        let pod = Pod::run(&kernel, &tree, &runtime, &PodSpec::new("plain", main.clone()));
+        let main = ContainerSpec::new("main", 1)
+            .with_env("OMP_NUM_THREADS", "7")
+            .with_env("EMPTY", "");
+        let pod = Pod::run(
+            &kernel,
+            &tree,
+            &runtime,
+            &PodSpec::new("plain", main.clone()),
+        );
         let container = pod.create(&main, 0).unwrap();
         assert_eq!(container.status().state(), State::Created);
-        assert!(!kernel.cgroups.exists(&container.cgroup), "containerd makes its cgroup when it starts");
+        assert!(
+            !kernel.cgroups.exists(&container.cgroup),
+            "containerd makes its cgroup when it starts"
+        );
 
         let report = container.start();
         assert_eq!(container.status().state(), State::Running);
         assert_eq!(cpus(&report), kernel.online);
         assert!(kernel.online.contains(report.ran_on));
-        assert_eq!(report.env.get("OMP_NUM_THREADS").map(String::as_str), Some("7"));
+        assert_eq!(
+            report.env.get("OMP_NUM_THREADS").map(String::as_str),
+            Some("7")
+        );
         assert_eq!(report.env.get("EMPTY").map(String::as_str), Some(""));
         assert_eq!(kernel.quota(&container.cgroup), Some(100_000));
         assert_eq!(cpus(&container.exec()), kernel.online);
@@ -46,9 +59,16 @@ fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
         assert_eq!(cpus(&container.exec()), kernel.last());
 
         container.remove();
-        assert!(!kernel.cgroups.exists(&container.cgroup), "its cgroup is gone");
+        assert!(
+            !kernel.cgroups.exists(&container.cgroup),
+            "its cgroup is gone"
+        );
         let again = pod.create(&main, 1).unwrap();
-        assert_eq!(cpus(&again.start()), kernel.online, "nothing is remembered of the first");
+        assert_eq!(
+            cpus(&again.start()),
+            kernel.online,
+            "nothing is remembered of the first"
+        );
         pod.remove();
         runtime.stop();
     }
@@ -61,20 +81,35 @@ fn containers_outlive_their_daemon() {
         let tree = kernel.tree();
         let runtime = Runtime::start(&suite);
         let main = ContainerSpec::without_limits("main");
-        let pod = Pod::run(&kernel, &tree, &runtime, &PodSpec::new("lasting", main.clone()));
+        let pod = Pod::run(
+            &kernel,
+            &tree,
+            &runtime,
+            &PodSpec::new("lasting", main.clone()),
+        );
         let container = pod.create(&main, 0).unwrap();
         container.start();
         let before = kernel.cgroups.processes(&container.cgroup).unwrap();
         assert_eq!(before.len(), 1);
         runtime.kill();
-        assert!(runtime.cri.try_call(&ListContainers {}).is_err(), "nobody answers");
+        assert!(
+            runtime.cri.try_call(&ListContainers {}).is_err(),
+            "nobody answers"
+        );
         runtime.launch();
         runtime.restart();
-        assert_eq!(kernel.cgroups.processes(&container.cgroup).unwrap(), before, "the same process");
+        assert_eq!(
+            kernel.cgroups.processes(&container.cgroup).unwrap(),
+            before,
+            "the same process"
+        );
         assert_eq!(container.status().state(), State::Running);
         assert_eq!(cpus(&container.exec()), kernel.online);
         let listed = runtime.cri.call(&ListContainers {}).containers;
-        assert_eq!(listed.iter().map(|one| &one.id).collect::<Vec<_>>(), [&container.id]);
+        assert_eq!(
+            listed.iter().map(|one| &one.id).collect::<Vec<_>>(),
+            [&container.id]
+        );
         pod.remove();
         runtime.stop();
     }

@@ -21,7 +21,11 @@ fn with_each(play: impl Fn(Stage<'_>, &Kernel, &Tree<'_>, &Runtime, &Serving)) {
         let tree = kernel.tree();
         let runtime = Runtime::start(&suite);
         let plugin = Serving::start(&runtime, "scripted", 20);
-        let stage = Stage { kernel: &kernel, tree: &tree, runtime: &runtime };
+        let stage = Stage {
+            kernel: &kernel,
+            tree: &tree,
+            runtime: &runtime,
+        };
         play(stage, &kernel, &tree, &runtime, &plugin);
         plugin.stop();
         runtime.stop();
@@ -31,7 +35,8 @@ fn with_each(play: impl Fn(Stage<'_>, &Kernel, &Tree<'_>, &Runtime, &Serving)) {
 /// A worker that the plugin puts onto these CPUs.
 fn on(name: &str, cpus: &CpuSet) -> PodSpec {
     let mut spec = PodSpec::worker(name, 1);
-    spec.annotations.insert("test/cpus".to_owned(), cpus.to_string());
+    spec.annotations
+        .insert("test/cpus".to_owned(), cpus.to_string());
     spec
 }
 
@@ -40,7 +45,8 @@ fn cpus_and_variables_are_there_before_the_first_instruction() {
     with_each(|_, kernel, tree, runtime, plugin| {
         let own = kernel.last();
         let mut spec = on("given", &own);
-        spec.annotations.insert("test/env".to_owned(), "TF_NUM_INTRAOP_THREADS=1".to_owned());
+        spec.annotations
+            .insert("test/env".to_owned(), "TF_NUM_INTRAOP_THREADS=1".to_owned());
         let main = ContainerSpec::new("main", 1).with_env("OTHER", "kept");
         let second = ContainerSpec::new("second", 1).with_env("TF_NUM_INTRAOP_THREADS", "64");
         let pod = Pod::run(kernel, tree, runtime, &spec);
@@ -51,35 +57,64 @@ fn cpus_and_variables_are_there_before_the_first_instruction() {
         let env = |report: &Report, name: &str| report.env.get(name).cloned();
         assert_eq!(env(&report, "TF_NUM_INTRAOP_THREADS").as_deref(), Some("1"));
         assert_eq!(env(&report, "OTHER").as_deref(), Some("kept"));
-        assert_eq!(env(&container.exec(), "TF_NUM_INTRAOP_THREADS").as_deref(), Some("1"), "of exec too");
+        assert_eq!(
+            env(&container.exec(), "TF_NUM_INTRAOP_THREADS").as_deref(),
+            Some("1"),
+            "of exec too"
+        );
         let report = pod.create(&second, 0).unwrap().start();
-        assert_eq!(env(&report, "TF_NUM_INTRAOP_THREADS").as_deref(), Some("64"), "the user's own value");
+        assert_eq!(
+            env(&report, "TF_NUM_INTRAOP_THREADS").as_deref(),
+            Some("64"),
+            "the user's own value"
+        );
 
         let neighbour = Pod::run(kernel, tree, runtime, &PodSpec::worker("neighbour", 1));
-        let report = neighbour.create(&ContainerSpec::new("other", 1), 0).unwrap().start();
+        let report = neighbour
+            .create(&ContainerSpec::new("other", 1), 0)
+            .unwrap()
+            .start();
         assert_eq!(cpus(&report), kernel.online, "nothing was asked for it");
         neighbour.remove();
 
         // What the runtime tells makes the pod that the API server would tell of.
         let told = plugin.last(Event::CreateContainer, "main");
         let known = nri::pod(&told.pod, [&told.container]);
-        assert_eq!((known.namespace.as_str(), known.name.as_str()), ("train", "given"));
+        assert_eq!(
+            (known.namespace.as_str(), known.name.as_str()),
+            ("train", "given")
+        );
         assert_eq!(known.cgroup_uid(), Some("given-uid"));
         assert_eq!(known.labels, spec.labels);
         assert_eq!(known.annotations, spec.annotations);
         assert!(known.host_network);
         assert_eq!(known.qos_reported, Some(Qos::Guaranteed));
         let resources = known.container("main").unwrap().resources;
-        assert_eq!((resources.cpu_request, resources.cpu_limit), (Some(1000), Some(1000)));
+        assert_eq!(
+            (resources.cpu_request, resources.cpu_limit),
+            (Some(1000), Some(1000))
+        );
         assert_eq!(resources.memory_limit, Some(128 << 20));
-        let written = pod::parse(&spec.manifest(), "the manifest").unwrap().remove(0);
+        let written = pod::parse(&spec.manifest(), "the manifest")
+            .unwrap()
+            .remove(0);
         assert_eq!(written.uid, known.uid);
-        assert_eq!((&written.labels, &written.annotations), (&known.labels, &known.annotations));
+        assert_eq!(
+            (&written.labels, &written.annotations),
+            (&known.labels, &known.annotations)
+        );
         assert_eq!(written.container("main").unwrap().resources, resources);
         let told = plugin.last(Event::StartContainer, "main");
-        assert_eq!(told.container.cgroups_path().trim_start_matches('/'), container.cgroup);
+        assert_eq!(
+            told.container.cgroups_path().trim_start_matches('/'),
+            container.cgroup
+        );
         assert_ne!(told.container.pid, 0, "its first process waits");
-        assert_eq!(told.effective, Some(own.clone()), "its CPUs are in force before its program begins");
+        assert_eq!(
+            told.effective,
+            Some(own.clone()),
+            "its CPUs are in force before its program begins"
+        );
 
         container.remove();
         pod.remove();
@@ -109,11 +144,17 @@ fn what_runs_is_told_after_each_restart_and_can_be_moved() {
         // Another plugin comes later, and hears of it.
         let late = Serving::start(runtime, "late", 30);
         let told = late.memory.lock().unwrap().synchronized[0].clone();
-        assert_eq!(told.iter().map(|one| &one.id).collect::<Vec<_>>(), [&container.id]);
+        assert_eq!(
+            told.iter().map(|one| &one.id).collect::<Vec<_>>(),
+            [&container.id]
+        );
         late.stop();
 
         // Unasked: a move, which lasts.
-        assert_eq!(plugin.move_to(&container.id, &kernel.first()), Vec::<String>::new());
+        assert_eq!(
+            plugin.move_to(&container.id, &kernel.first()),
+            Vec::<String>::new()
+        );
         assert_eq!(kernel.effective(&container.cgroup), kernel.first());
         assert_eq!(cpus(&container.exec()), kernel.first());
 
@@ -130,10 +171,26 @@ fn what_runs_is_told_after_each_restart_and_can_be_moved() {
                 plugin.memory.lock().unwrap().synchronized.len() >= wanted
             });
             plugin.synchronized(runtime);
-            let told = plugin.memory.lock().unwrap().synchronized.last().unwrap().clone();
-            assert_eq!(told.iter().map(|one| &one.id).collect::<Vec<_>>(), [&container.id]);
-            assert_eq!(kernel.effective(&container.cgroup), kernel.first(), "a restart moves nothing");
-            let next = pod.create(&spec.containers[0], 1 + u32::try_from(round).unwrap()).unwrap();
+            let told = plugin
+                .memory
+                .lock()
+                .unwrap()
+                .synchronized
+                .last()
+                .unwrap()
+                .clone();
+            assert_eq!(
+                told.iter().map(|one| &one.id).collect::<Vec<_>>(),
+                [&container.id]
+            );
+            assert_eq!(
+                kernel.effective(&container.cgroup),
+                kernel.first(),
+                "a restart moves nothing"
+            );
+            let next = pod
+                .create(&spec.containers[0], 1 + u32::try_from(round).unwrap())
+                .unwrap();
             scenarios::began_in("the next", &next.start(), &kernel.last());
             next.remove();
         }
@@ -147,7 +204,10 @@ fn pods_as_wholes_stay_where_they_are_put() {
         let own = kernel.last();
         let place = |_: &str| own.clone();
         let mut spec = on("whole", &own);
-        spec.init = vec![ContainerSpec::new("fetch", 1), ContainerSpec::new("unpack", 1)];
+        spec.init = vec![
+            ContainerSpec::new("fetch", 1),
+            ContainerSpec::new("unpack", 1),
+        ];
         spec.sidecars = vec![ContainerSpec::new("logs", 1)];
         scenarios::whole_pod(stage, &spec, &place);
         let wider = ContainerSpec::new("main", 1).with_milli(1500);
@@ -155,7 +215,10 @@ fn pods_as_wholes_stay_where_they_are_put() {
         assert!(plugin.events("main").contains(&Event::UpdateContainer));
 
         let mut spec = on("refused", &own);
-        spec.annotations.insert("test/refuse".to_owned(), "no CPU is free for refused".to_owned());
+        spec.annotations.insert(
+            "test/refuse".to_owned(),
+            "no CPU is free for refused".to_owned(),
+        );
         scenarios::refused_once(stage, &spec, "no CPU is free for refused", &place);
     });
 }
@@ -210,7 +273,10 @@ fn restarts_in_the_middle_of_creations() {
 fn a_refused_start_fails_the_container() {
     with_each(|_, kernel, tree, runtime, _| {
         let mut spec = on("gated", &kernel.last());
-        spec.annotations.insert("test/refuse-start".to_owned(), "its CPUs are not in force".to_owned());
+        spec.annotations.insert(
+            "test/refuse-start".to_owned(),
+            "its CPUs are not in force".to_owned(),
+        );
         let pod = Pod::run(kernel, tree, runtime, &spec);
         let container = pod.create(&spec.containers[0], 0).unwrap();
         let refused = container.try_start().unwrap_err();
@@ -227,7 +293,8 @@ fn a_refused_start_fails_the_container() {
 fn a_late_answer_costs_the_adjustment_and_not_the_plugin() {
     with_each(|_, kernel, tree, runtime, plugin| {
         let mut spec = on("late", &kernel.last());
-        spec.annotations.insert("test/sleep".to_owned(), "30000".to_owned());
+        spec.annotations
+            .insert("test/sleep".to_owned(), "30000".to_owned());
         let pod = Pod::run(kernel, tree, runtime, &spec);
         let report = pod.create(&spec.containers[0], 0).unwrap().start();
         assert_eq!(cpus(&report), kernel.online, "it was let go unadjusted");
@@ -240,7 +307,11 @@ fn a_late_answer_costs_the_adjustment_and_not_the_plugin() {
         let report = pod.create(&spec.containers[0], 0).unwrap().start();
         scenarios::began_in("main", &report, &kernel.last());
         pod.remove();
-        assert_eq!(plugin.memory.lock().unwrap().synchronized.len(), 1, "it was never thrown out");
+        assert_eq!(
+            plugin.memory.lock().unwrap().synchronized.len(),
+            1,
+            "it was never thrown out"
+        );
     });
 }
 
@@ -251,8 +322,13 @@ fn two_plugins_that_want_the_same() {
         // Both want the same CPUs of the container: the runtime lets nobody win.
         let spec = on("contended", &kernel.last());
         let pod = Pod::run(kernel, tree, runtime, &spec);
-        let Err(refused) = pod.create(&spec.containers[0], 0) else { panic!("two owners of one value") };
-        assert!(refused.0.contains("scripted") && refused.0.contains("second"), "{refused}");
+        let Err(refused) = pod.create(&spec.containers[0], 0) else {
+            panic!("two owners of one value")
+        };
+        assert!(
+            refused.0.contains("scripted") && refused.0.contains("second"),
+            "{refused}"
+        );
         second.stop();
         let report = pod.create(&spec.containers[0], 0).unwrap().start();
         scenarios::began_in("main", &report, &kernel.last());
@@ -282,17 +358,22 @@ fn many_lives_all_begin_where_they_belong() {
     let lives = scenarios::count("PINFOLD_TEST_CONTAINERS", 100);
     with_each(|_, kernel, tree, runtime, _| {
         let (first, last) = (kernel.first(), kernel.last());
-        let pods =
-            [on("left", &first), on("right", &last)].map(|spec| Pod::run(kernel, tree, runtime, &spec));
+        let pods = [on("left", &first), on("right", &last)]
+            .map(|spec| Pod::run(kernel, tree, runtime, &spec));
         let each = u32::try_from(lives.div_ceil(2)).unwrap();
         let start = std::time::Instant::now();
         let lived: u32 = std::thread::scope(|scope| {
             let threads: Vec<_> = pods
                 .iter()
                 .zip([&first, &last])
-                .map(|(pod, own)| scope.spawn(move || scenarios::lives(pod, 0, each, &|_| own.clone())))
+                .map(|(pod, own)| {
+                    scope.spawn(move || scenarios::lives(pod, 0, each, &|_| own.clone()))
+                })
                 .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .sum()
         });
         println!(
             "{} {}: {lived} containers, 0 began elsewhere, {:.1} s",

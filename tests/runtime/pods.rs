@@ -13,9 +13,9 @@ use crate::kernel::{Kernel, Tree};
 use crate::leftovers;
 use crate::messages::{
     ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerStatus, ContainerStatusRequest,
-    CreateContainer, ExecSync, Image, KeyValue, LinuxContainer, LinuxPod, Mount, Namespaces, PodConfig,
-    PodMetadata, PodSecurity, RemoveContainer, RemovePodSandbox, Resources, RunPodSandbox, StartContainer,
-    StopContainer, StopPodSandbox, UpdateContainerResources,
+    CreateContainer, ExecSync, Image, KeyValue, LinuxContainer, LinuxPod, Mount, Namespaces,
+    PodConfig, PodMetadata, PodSecurity, RemoveContainer, RemovePodSandbox, Resources,
+    RunPodSandbox, StartContainer, StopContainer, StopPodSandbox, UpdateContainerResources,
 };
 use crate::probe::Report;
 
@@ -55,11 +55,19 @@ pub(crate) struct PodSpec {
 
 impl ContainerSpec {
     pub(crate) fn new(name: &str, cpus: u64) -> Self {
-        Self { name: name.to_owned(), milli: Some(1000 * cpus), env: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            milli: Some(1000 * cpus),
+            env: Vec::new(),
+        }
     }
 
     pub(crate) fn without_limits(name: &str) -> Self {
-        Self { name: name.to_owned(), milli: None, env: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            milli: None,
+            env: Vec::new(),
+        }
     }
 
     pub(crate) fn with_env(mut self, name: &str, value: &str) -> Self {
@@ -73,17 +81,29 @@ impl ContainerSpec {
         });
         let env = |(name, value): &(String, String)| format!("{{name: {name}, value: '{value}'}}");
         let env: Vec<String> = self.env.iter().map(env).collect();
-        format!("  - {{name: {}, image: probe{policy}{resources}, env: [{}]}}\n", self.name, env.join(", "))
+        format!(
+            "  - {{name: {}, image: probe{policy}{resources}, env: [{}]}}\n",
+            self.name,
+            env.join(", ")
+        )
     }
 
     /// The same with another limit.
     pub(crate) fn with_milli(self, milli: u64) -> Self {
-        Self { milli: Some(milli), ..self }
+        Self {
+            milli: Some(milli),
+            ..self
+        }
     }
 
     /// What the kubelet makes of it.
     pub(crate) fn resources(&self) -> Resources {
-        let Some(milli) = self.milli else { return Resources { cpu_shares: 2, ..Resources::default() } };
+        let Some(milli) = self.milli else {
+            return Resources {
+                cpu_shares: 2,
+                ..Resources::default()
+            };
+        };
         let milli = i64::try_from(milli).unwrap();
         Resources {
             cpu_period: PERIOD,
@@ -124,7 +144,10 @@ impl PodSpec {
     }
 
     fn all(&self) -> impl Iterator<Item = &ContainerSpec> {
-        self.init.iter().chain(&self.sidecars).chain(&self.containers)
+        self.init
+            .iter()
+            .chain(&self.sidecars)
+            .chain(&self.containers)
     }
 
     /// The folder of its QoS class below the pods' tree: none for a Guaranteed pod.
@@ -141,7 +164,10 @@ impl PodSpec {
     /// Its manifest.
     pub(crate) fn manifest(&self) -> String {
         let pairs = |map: &BTreeMap<String, String>| {
-            let pairs: Vec<String> = map.iter().map(|(name, value)| format!("{name}: '{value}'")).collect();
+            let pairs: Vec<String> = map
+                .iter()
+                .map(|(name, value)| format!("{name}: '{value}'"))
+                .collect();
             pairs.join(", ")
         };
         let mut text = format!(
@@ -154,10 +180,18 @@ impl PodSpec {
         if !self.init.is_empty() || !self.sidecars.is_empty() {
             text += "  initContainers:\n";
             text.extend(self.init.iter().map(|container| container.manifest("")));
-            text.extend(self.sidecars.iter().map(|container| container.manifest(", restartPolicy: Always")));
+            text.extend(
+                self.sidecars
+                    .iter()
+                    .map(|container| container.manifest(", restartPolicy: Always")),
+            );
         }
         text += "  containers:\n";
-        text.extend(self.containers.iter().map(|container| container.manifest("")));
+        text.extend(
+            self.containers
+                .iter()
+                .map(|container| container.manifest("")),
+        );
         text
     }
 }
@@ -183,25 +217,52 @@ pub(crate) struct Container<'a> {
 
 fn namespaces() -> Namespaces {
     // The node's network needs no plugin; processes by container, as the kubelet has it.
-    Namespaces { network: 2, pid: 1, ipc: 0 }
+    Namespaces {
+        network: 2,
+        pid: 1,
+        ipc: 0,
+    }
 }
 
 // === impl Pod ===
 
 impl<'a> Pod<'a> {
     /// Makes a pod's cgroup and runs its sandbox.
-    pub(crate) fn run(kernel: &'a Kernel, tree: &Tree<'_>, runtime: &'a Runtime, spec: &PodSpec) -> Self {
+    pub(crate) fn run(
+        kernel: &'a Kernel,
+        tree: &Tree<'_>,
+        runtime: &'a Runtime,
+        spec: &PodSpec,
+    ) -> Self {
         let cgroup = tree.pod(spec.class(), &spec.uid);
-        let milli: u64 = spec.sidecars.iter().chain(&spec.containers).filter_map(|one| one.milli).sum();
+        let milli: u64 = spec
+            .sidecars
+            .iter()
+            .chain(&spec.containers)
+            .filter_map(|one| one.milli)
+            .sum();
         kernel.cgroups.set_request(&cgroup, milli).unwrap();
         if spec.class().is_empty() {
-            kernel.cgroups.set_quota(&cgroup, Quota { quota: Some(milli * 100), period: 100_000 }).unwrap();
+            kernel
+                .cgroups
+                .set_quota(
+                    &cgroup,
+                    Quota {
+                        quota: Some(milli * 100),
+                        period: 100_000,
+                    },
+                )
+                .unwrap();
         }
         runtime.hand_over(&cgroup);
         let logs = runtime.folder().join("pods").join(&spec.uid);
         fs::create_dir_all(&logs).unwrap();
         let mut labels = spec.labels.clone();
-        for (name, value) in [("name", spec.name.as_str()), ("namespace", NAMESPACE), ("uid", &spec.uid)] {
+        for (name, value) in [
+            ("name", spec.name.as_str()),
+            ("namespace", NAMESPACE),
+            ("uid", &spec.uid),
+        ] {
             labels.insert(format!("io.kubernetes.pod.{name}"), value.to_owned());
         }
         let config = PodConfig {
@@ -215,36 +276,75 @@ impl<'a> Pod<'a> {
             annotations: spec.annotations.clone(),
             linux: Some(LinuxPod {
                 cgroup_parent: format!("/{cgroup}"),
-                security: Some(PodSecurity { namespaces: Some(namespaces()) }),
+                security: Some(PodSecurity {
+                    namespaces: Some(namespaces()),
+                }),
             }),
         };
-        let sandbox = runtime.cri.call(&RunPodSandbox { config: Some(config.clone()) }).id;
-        Self { runtime, kernel, spec: spec.clone(), cgroup, sandbox, config }
+        let sandbox = runtime
+            .cri
+            .call(&RunPodSandbox {
+                config: Some(config.clone()),
+            })
+            .id;
+        Self {
+            runtime,
+            kernel,
+            spec: spec.clone(),
+            cgroup,
+            sandbox,
+            config,
+        }
     }
 
     /// Creates a container, which is not started; `attempt` tells it from earlier ones of its name.
-    pub(crate) fn create(&self, spec: &ContainerSpec, attempt: u32) -> Result<Container<'a>, Refused> {
+    pub(crate) fn create(
+        &self,
+        spec: &ContainerSpec,
+        attempt: u32,
+    ) -> Result<Container<'a>, Refused> {
         self.create_to(spec, attempt, "report")
     }
 
     /// Creates one that ends by itself.
-    pub(crate) fn create_brief(&self, spec: &ContainerSpec, attempt: u32) -> Result<Container<'a>, Refused> {
+    pub(crate) fn create_brief(
+        &self,
+        spec: &ContainerSpec,
+        attempt: u32,
+    ) -> Result<Container<'a>, Refused> {
         self.create_to(spec, attempt, "once")
     }
 
-    fn create_to(&self, spec: &ContainerSpec, attempt: u32, act: &str) -> Result<Container<'a>, Refused> {
+    fn create_to(
+        &self,
+        spec: &ContainerSpec,
+        attempt: u32,
+        act: &str,
+    ) -> Result<Container<'a>, Refused> {
         let file = format!("{}-{}-{attempt}", self.spec.uid, spec.name);
         let mut labels: BTreeMap<String, String> = self.config.labels.clone();
         labels.retain(|name, _| name.starts_with("io.kubernetes."));
         labels.insert("io.kubernetes.container.name".to_owned(), spec.name.clone());
         let config = ContainerConfig {
-            metadata: Some(ContainerMetadata { name: spec.name.clone(), attempt }),
-            image: Some(Image { image: IMAGE.to_owned() }),
-            command: vec!["/probe".to_owned(), act.to_owned(), format!("/report/{file}")],
+            metadata: Some(ContainerMetadata {
+                name: spec.name.clone(),
+                attempt,
+            }),
+            image: Some(Image {
+                image: IMAGE.to_owned(),
+            }),
+            command: vec![
+                "/probe".to_owned(),
+                act.to_owned(),
+                format!("/report/{file}"),
+            ],
             envs: spec
                 .env
                 .iter()
-                .map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() })
+                .map(|(key, value)| KeyValue {
+                    key: key.clone(),
+                    value: value.clone(),
+                })
                 .collect(),
             mounts: vec![Mount {
                 container_path: "/report".to_owned(),
@@ -258,7 +358,9 @@ impl<'a> Pod<'a> {
             log_path: format!("{}-{attempt}.log", spec.name),
             linux: Some(LinuxContainer {
                 resources: Some(spec.resources()),
-                security: Some(ContainerSecurity { namespaces: Some(namespaces()) }),
+                security: Some(ContainerSecurity {
+                    namespaces: Some(namespaces()),
+                }),
             }),
         };
         let created = self.runtime.cri.try_call(&CreateContainer {
@@ -276,27 +378,47 @@ impl<'a> Pod<'a> {
 
     /// Gives the pod's cgroup room for so many thousandths of a CPU: the kubelet's first act of a resize to more.
     pub(crate) fn widen(&self, milli: u64) {
-        self.kernel.cgroups.set_request(&self.cgroup, milli).unwrap();
         self.kernel
             .cgroups
-            .set_quota(&self.cgroup, Quota { quota: Some(milli * 100), period: 100_000 })
+            .set_request(&self.cgroup, milli)
+            .unwrap();
+        self.kernel
+            .cgroups
+            .set_quota(
+                &self.cgroup,
+                Quota {
+                    quota: Some(milli * 100),
+                    period: 100_000,
+                },
+            )
             .unwrap();
     }
 
     /// Ends its sandbox, and leaves to the runtime's end what else there is.
     pub(crate) fn forget(self) {
         // A runtime that stumbles over what it had begun is ended in any case.
-        let _ = self.runtime.cri.try_call(&StopPodSandbox { sandbox: self.sandbox.clone() });
-        let _ = self.runtime.cri.try_call(&RemovePodSandbox { sandbox: self.sandbox });
+        let _ = self.runtime.cri.try_call(&StopPodSandbox {
+            sandbox: self.sandbox.clone(),
+        });
+        let _ = self.runtime.cri.try_call(&RemovePodSandbox {
+            sandbox: self.sandbox,
+        });
     }
 
     /// Ends the pod as the kubelet does: its sandbox with all containers, then its cgroup.
     pub(crate) fn remove(self) {
-        self.runtime.cri.call(&StopPodSandbox { sandbox: self.sandbox.clone() });
-        self.runtime.cri.call(&RemovePodSandbox { sandbox: self.sandbox.clone() });
+        self.runtime.cri.call(&StopPodSandbox {
+            sandbox: self.sandbox.clone(),
+        });
+        self.runtime.cri.call(&RemovePodSandbox {
+            sandbox: self.sandbox.clone(),
+        });
         // Where a container's cgroup is left, this fails.
         let left = leftovers::cgroups(&self.cgroup);
-        assert!(left.is_empty(), "cgroups that the runtime left behind: {left:?}");
+        assert!(
+            left.is_empty(),
+            "cgroups that the runtime left behind: {left:?}"
+        );
         self.kernel.cgroups.remove(&self.cgroup).unwrap();
         leftovers::remove_elsewhere(&self.cgroup);
     }
@@ -307,35 +429,55 @@ impl<'a> Pod<'a> {
 impl Container<'_> {
     /// Starts it and waits for its report.
     pub(crate) fn start(&self) -> Report {
-        self.try_start().unwrap_or_else(|refused| panic!("{} can't be started: {refused}", self.id))
+        self.try_start()
+            .unwrap_or_else(|refused| panic!("{} can't be started: {refused}", self.id))
     }
 
     /// Lets its program begin, and waits for nothing.
     pub(crate) fn begin(&self) -> Result<(), Refused> {
-        self.runtime.cri.try_call(&StartContainer { id: self.id.clone() }).map(|_| ())
+        self.runtime
+            .cri
+            .try_call(&StartContainer {
+                id: self.id.clone(),
+            })
+            .map(|_| ())
     }
 
     pub(crate) fn try_start(&self) -> Result<Report, Refused> {
         self.begin()?;
-        self.runtime.eventually("the container's report", || self.report.exists());
+        self.runtime
+            .eventually("the container's report", || self.report.exists());
         Ok(Report::parse(&fs::read_to_string(&self.report).unwrap()).unwrap())
     }
 
     pub(crate) fn status(&self) -> ContainerStatus {
-        self.runtime.cri.call(&ContainerStatusRequest { id: self.id.clone() }).status.unwrap()
+        self.runtime
+            .cri
+            .call(&ContainerStatusRequest {
+                id: self.id.clone(),
+            })
+            .status
+            .unwrap()
     }
 
     /// What a program has that is executed in the container.
     pub(crate) fn exec(&self) -> Report {
         let command = vec!["/probe".to_owned(), "show".to_owned()];
-        let executed = self.runtime.cri.call(&ExecSync { id: self.id.clone(), command, timeout: 0 });
+        let executed = self.runtime.cri.call(&ExecSync {
+            id: self.id.clone(),
+            command,
+            timeout: 0,
+        });
         assert_eq!(executed.exit_code, 0, "{executed:?}");
         Report::parse(&String::from_utf8(executed.stdout).unwrap()).unwrap()
     }
 
     /// Changes its resources, as an in-place resize does.
     pub(crate) fn update(&self, resources: Resources) -> Result<(), Refused> {
-        let request = UpdateContainerResources { id: self.id.clone(), linux: Some(resources) };
+        let request = UpdateContainerResources {
+            id: self.id.clone(),
+            linux: Some(resources),
+        };
         self.runtime.cri.try_call(&request).map(|_| ())
     }
 
@@ -346,11 +488,20 @@ impl Container<'_> {
 
     /// Ends it without waiting for its last words, and removes it.
     pub(crate) fn remove(&self) {
-        self.try_remove().unwrap_or_else(|refused| panic!("{} can't be removed: {refused}", self.id));
+        self.try_remove()
+            .unwrap_or_else(|refused| panic!("{} can't be removed: {refused}", self.id));
     }
 
     pub(crate) fn try_remove(&self) -> Result<(), Refused> {
-        self.runtime.cri.try_call(&StopContainer { id: self.id.clone(), grace: 0 })?;
-        self.runtime.cri.try_call(&RemoveContainer { id: self.id.clone() }).map(|_| ())
+        self.runtime.cri.try_call(&StopContainer {
+            id: self.id.clone(),
+            grace: 0,
+        })?;
+        self.runtime
+            .cri
+            .try_call(&RemoveContainer {
+                id: self.id.clone(),
+            })
+            .map(|_| ())
     }
 }

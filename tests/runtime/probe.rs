@@ -38,14 +38,19 @@ impl Report {
         // First of all the CPUs: what follows takes time, in which somebody could change them.
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let at = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos());
         let list = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_default().trim().to_owned()
         };
         // The 39th field; the second is the program's name, in brackets, and may hold spaces.
         let behind_name = stat.rsplit(") ").next().unwrap_or_default();
-        let ran_on = behind_name.split(' ').nth(36).and_then(|cpu| cpu.parse().ok());
+        let ran_on = behind_name
+            .split(' ')
+            .nth(36)
+            .and_then(|cpu| cpu.parse().ok());
         Self {
             cpus: list("Cpus_allowed_list:"),
             mems: list("Mems_allowed_list:"),
@@ -59,9 +64,17 @@ impl Report {
 
     /// As text: a name and a value per line.
     fn text(&self) -> String {
-        let Self { cpus, mems, ran_on, parallelism, at, .. } = self;
-        let mut text =
-            format!("cpus {cpus}\nmems {mems}\nran_on {ran_on}\nparallelism {parallelism}\nat {at}\n");
+        let Self {
+            cpus,
+            mems,
+            ran_on,
+            parallelism,
+            at,
+            ..
+        } = self;
+        let mut text = format!(
+            "cpus {cpus}\nmems {mems}\nran_on {ran_on}\nparallelism {parallelism}\nat {at}\n"
+        );
         for line in self.cgroup.lines() {
             text += &format!("cgroup {line}\n");
         }
@@ -75,15 +88,19 @@ impl Report {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let all = |name: &str| {
             let prefix = format!("{name} ");
-            text.lines().filter_map(move |line| line.strip_prefix(&prefix).map(str::to_owned)).collect()
+            text.lines()
+                .filter_map(move |line| line.strip_prefix(&prefix).map(str::to_owned))
+                .collect()
         };
         let one = |name: &str| -> Option<String> {
             let values: Vec<String> = all(name);
             values.into_iter().next()
         };
         let env: Vec<String> = all("env");
-        let pair =
-            |line: &String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let pair = |line: &String| {
+            line.split_once('=')
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        };
         Some(Self {
             cpus: one("cpus")?,
             mems: one("mems")?,

@@ -32,8 +32,15 @@ pub(crate) fn count(name: &str, usual: usize) -> usize {
 
 /// Requires that a container's program began, and ran, where it must.
 pub(crate) fn began_in(what: &str, report: &Report, place: &CpuSet) {
-    assert_eq!(&cpus(report), place, "{what}: where its first instruction might run\n{report:?}");
-    assert!(place.contains(report.ran_on), "{what}: where it ran\n{report:?}");
+    assert_eq!(
+        &cpus(report),
+        place,
+        "{what}: where its first instruction might run\n{report:?}"
+    );
+    assert!(
+        place.contains(report.ran_on),
+        "{what}: where it ran\n{report:?}"
+    );
 }
 
 /// A container created and started; its program begins where it must.
@@ -43,7 +50,9 @@ pub(crate) fn begin<'a>(
     attempt: u32,
     place: Place<'_>,
 ) -> Container<'a> {
-    let container = pod.create(spec, attempt).unwrap_or_else(|refused| panic!("{}: {refused}", spec.name));
+    let container = pod
+        .create(spec, attempt)
+        .unwrap_or_else(|refused| panic!("{}: {refused}", spec.name));
     let report = container.start();
     began_in(&spec.name, &report, &place(&spec.name));
     container
@@ -60,19 +69,31 @@ pub(crate) fn lives(pod: &Pod<'_>, first: u32, count: u32, place: Place<'_>) -> 
 
 /// A pod as a whole: init containers one after the other, sidecars, containers, and a program executed in each of them.
 pub(crate) fn whole_pod(stage: Stage<'_>, spec: &PodSpec, place: Place<'_>) {
-    let Stage { kernel, tree, runtime } = stage;
+    let Stage {
+        kernel,
+        tree,
+        runtime,
+    } = stage;
     let pod = Pod::run(kernel, tree, runtime, spec);
     for one in &spec.init {
         let container = pod.create_brief(one, 0).unwrap();
         let report = container.start();
         began_in(&one.name, &report, &place(&one.name));
-        runtime.eventually("the init container ends", || container.status().state() == State::Exited);
+        runtime.eventually("the init container ends", || {
+            container.status().state() == State::Exited
+        });
         assert_eq!(container.status().exit_code, 0);
     }
     let staying = spec.sidecars.iter().chain(&spec.containers);
-    let containers: Vec<_> = staying.map(|one| (one, begin(&pod, one, 0, place))).collect();
+    let containers: Vec<_> = staying
+        .map(|one| (one, begin(&pod, one, 0, place)))
+        .collect();
     for (one, container) in &containers {
-        began_in(&format!("exec in {}", one.name), &container.exec(), &place(&one.name));
+        began_in(
+            &format!("exec in {}", one.name),
+            &container.exec(),
+            &place(&one.name),
+        );
     }
     pod.remove();
 }
@@ -92,8 +113,13 @@ pub(crate) fn resized(stage: Stage<'_>, spec: &PodSpec, to: &ContainerSpec, plac
 pub(crate) fn refused_once(stage: Stage<'_>, spec: &PodSpec, words: &str, place: Place<'_>) {
     let pod = Pod::run(stage.kernel, stage.tree, stage.runtime, spec);
     let main = &spec.containers[0];
-    let Err(refused) = pod.create(main, 0) else { panic!("{} was not refused", spec.name) };
-    assert!(refused.0.contains(words), "the kubelet is told of {words:?}: {refused}");
+    let Err(refused) = pod.create(main, 0) else {
+        panic!("{} was not refused", spec.name)
+    };
+    assert!(
+        refused.0.contains(words),
+        "the kubelet is told of {words:?}: {refused}"
+    );
     let listed = stage.runtime.cri.call(&ListContainers {}).containers;
     assert!(listed.is_empty(), "a refused container is left: {listed:?}");
     // The kubelet tries again, under the same number.
@@ -116,7 +142,10 @@ pub(crate) fn disturbed(
         let (mut lived, mut attempt) = (0, first);
         while lived < lives || !disturbance.is_finished() {
             attempt += 1;
-            assert!(attempt < first + 100 * lives, "nothing comes to run any more");
+            assert!(
+                attempt < first + 100 * lives,
+                "nothing comes to run any more"
+            );
             let made = tried(pod, attempt);
             if made.is_none() {
                 // A runtime that is away refuses a thousand times a second.

@@ -17,7 +17,8 @@ use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
-    HandlerTimeout, LinuxResources, Plugin, PodSandbox, Refusal, Settings, State, Unanswered, Updater,
+    HandlerTimeout, LinuxResources, Plugin, PodSandbox, Refusal, Settings, State, Unanswered,
+    Updater,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -53,9 +54,19 @@ struct Scripted(Arc<Mutex<Memory>>, Cgroups);
 
 impl Scripted {
     fn tell(&self, event: Event, pod: &PodSandbox, container: &Container) {
-        let cgroup = self.1.cpuset(container.cgroups_path().trim_start_matches('/'));
-        let effective = cgroup.ok().filter(|_| !container.cgroups_path().is_empty()).map(|one| one.effective);
-        let told = Told { event, pod: pod.clone(), container: container.clone(), effective };
+        let cgroup = self
+            .1
+            .cpuset(container.cgroups_path().trim_start_matches('/'));
+        let effective = cgroup
+            .ok()
+            .filter(|_| !container.cgroups_path().is_empty())
+            .map(|one| one.effective);
+        let told = Told {
+            event,
+            pod: pod.clone(),
+            container: container.clone(),
+            effective,
+        };
         self.0.lock().unwrap().told.push(told);
     }
 
@@ -74,8 +85,14 @@ impl Scripted {
 
 /// The CPUs that a pod's annotation gives.
 fn cpus(pod: &PodSandbox) -> CpuChange {
-    let cpus = pod.annotations.get("test/cpus").map(|list| list.parse::<CpuSet>().unwrap());
-    CpuChange { cpus, ..CpuChange::default() }
+    let cpus = pod
+        .annotations
+        .get("test/cpus")
+        .map(|list| list.parse::<CpuSet>().unwrap());
+    CpuChange {
+        cpus,
+        ..CpuChange::default()
+    }
 }
 
 impl Plugin for Scripted {
@@ -84,7 +101,11 @@ impl Plugin for Scripted {
     }
 
     fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
-        self.0.lock().unwrap().unanswered.push(format!("{call}: {why}"));
+        self.0
+            .lock()
+            .unwrap()
+            .unanswered
+            .push(format!("{call}: {why}"));
         Ok(())
     }
 
@@ -103,13 +124,22 @@ impl Plugin for Scripted {
             tokio::time::sleep(Duration::from_millis(time.parse().unwrap())).await;
         }
         self.refusal(Event::CreateContainer, pod, "test/refuse")?;
-        let mut adjustment = ContainerAdjustment { cpu: cpus(pod), ..ContainerAdjustment::default() };
-        if let Some((name, value)) = pod.annotations.get("test/env").and_then(|pair| pair.split_once('='))
+        let mut adjustment = ContainerAdjustment {
+            cpu: cpus(pod),
+            ..ContainerAdjustment::default()
+        };
+        if let Some((name, value)) = pod
+            .annotations
+            .get("test/env")
+            .and_then(|pair| pair.split_once('='))
             && container.variable(name).is_none()
         {
             adjustment.env.insert(name.to_owned(), value.to_owned());
         }
-        Ok(Creation { adjustment, updates: Vec::new() })
+        Ok(Creation {
+            adjustment,
+            updates: Vec::new(),
+        })
     }
 
     async fn created(&self, pod: &PodSandbox, container: &Container) {
@@ -134,7 +164,11 @@ impl Plugin for Scripted {
         self.tell(Event::UpdateContainer, pod, container);
         // Whatever else is changed, the CPUs stay.
         let container = container.id.clone();
-        Ok(vec![ContainerUpdate { container, cpu: cpus(pod), ignore_failure: false }])
+        Ok(vec![ContainerUpdate {
+            container,
+            cpu: cpus(pod),
+            ignore_failure: false,
+        }])
     }
 
     async fn updated(&self, pod: &PodSandbox, container: &Container) {
@@ -185,12 +219,25 @@ impl Serving {
         let (updater, updates) = nri::updates(patience());
         let (sender, state) = watch::channel(State::default());
         let stop = CancellationToken::new();
-        let server =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let plugin =
-            Arc::new(Scripted(Arc::clone(&memory), Cgroups::detect(Path::new("/sys/fs/cgroup")).unwrap()));
-        let serving = Some(server.spawn(nri::serve(settings, plugin, updates, sender, stop.clone())));
-        let serving = Self { memory, state, updater, stop, server: Some(server), serving };
+        let server = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let plugin = Arc::new(Scripted(
+            Arc::clone(&memory),
+            Cgroups::detect(Path::new("/sys/fs/cgroup")).unwrap(),
+        ));
+        let serving =
+            Some(server.spawn(nri::serve(settings, plugin, updates, sender, stop.clone())));
+        let serving = Self {
+            memory,
+            state,
+            updater,
+            stop,
+            server: Some(server),
+            serving,
+        };
         serving.synchronized(runtime);
         serving
     }
@@ -208,8 +255,15 @@ impl Serving {
 
     /// Changes a container's CPUs unasked.
     pub(crate) fn move_to(&self, container: &str, cpus: &CpuSet) -> Vec<String> {
-        let cpu = CpuChange { cpus: Some(cpus.clone()), ..CpuChange::default() };
-        let update = ContainerUpdate { container: container.to_owned(), cpu, ignore_failure: false };
+        let cpu = CpuChange {
+            cpus: Some(cpus.clone()),
+            ..CpuChange::default()
+        };
+        let update = ContainerUpdate {
+            container: container.to_owned(),
+            cpu,
+            ignore_failure: false,
+        };
         let server = self.server.as_ref().unwrap();
         server.block_on(self.updater.update(vec![update])).unwrap()
     }
@@ -217,7 +271,12 @@ impl Serving {
     /// The events of a container, or of its pod where it is empty, in their order.
     pub(crate) fn events(&self, container: &str) -> Vec<Event> {
         let memory = self.memory.lock().unwrap();
-        memory.told.iter().filter(|told| told.container.name == container).map(|told| told.event).collect()
+        memory
+            .told
+            .iter()
+            .filter(|told| told.container.name == container)
+            .map(|told| told.event)
+            .collect()
     }
 
     /// The last that was told of a container with an event.
@@ -234,7 +293,10 @@ impl Serving {
     pub(crate) fn stop(mut self) {
         self.stop.cancel();
         let (server, serving) = (self.server.take().unwrap(), self.serving.take().unwrap());
-        server.block_on(async { tokio::time::timeout(patience(), serving).await }).unwrap().unwrap();
+        server
+            .block_on(async { tokio::time::timeout(patience(), serving).await })
+            .unwrap()
+            .unwrap();
         assert_eq!(*self.state.borrow(), State::Away(nri::Lost::Stopped));
     }
 }

@@ -1,12 +1,19 @@
 //! What an agent makes of a plan.
 
-use pinfold::scene::{CaseTaint, Duty, Holding, Node, OnBusy, Slot, Switch, Want, duty, slots, switch, want};
+use pinfold::scene::{
+    CaseTaint, Duty, Holding, Node, OnBusy, Slot, Switch, Want, duty, slots, switch, want,
+};
 use serde_json::json;
 
 use super::{SMALL, node, pairs, plan};
 
 fn slot(kind: Option<&str>, index: u32) -> Slot {
-    Slot { scene: "2".to_owned(), case: "1".to_owned(), kind: kind.map(str::to_owned), index }
+    Slot {
+        scene: "2".to_owned(),
+        case: "1".to_owned(),
+        kind: kind.map(str::to_owned),
+        index,
+    }
 }
 
 #[test]
@@ -15,18 +22,30 @@ fn a_candidate_claims_and_a_listed_node_has_its_place() {
     assert!(
         matches!(want(&small, &node("a", &[])).unwrap(), Want::Nothing { reason } if reason.contains("none of the plan's candidates"))
     );
-    let Want::Claim(slots) = want(&small, &node("a", &[("pool", "train")])).unwrap() else { panic!() };
+    let Want::Claim(slots) = want(&small, &node("a", &[("pool", "train")])).unwrap() else {
+        panic!()
+    };
     assert_eq!(
         slots.iter().collect::<Vec<_>>(),
-        [slot(Some("worker"), 0), slot(Some("worker"), 1), slot(Some("ps"), 0)]
+        [
+            slot(Some("worker"), 0),
+            slot(Some("worker"), 1),
+            slot(Some("ps"), 0)
+        ]
     );
     assert_eq!(slots.group(2), Some("p"));
 
     let mut listed = small.clone();
     listed.spec.nodes.selector = None;
     listed.spec.nodes.names = Some(["c", "b", "a", "z"].map(str::to_owned).to_vec());
-    assert_eq!(want(&listed, &node("a", &[])).unwrap(), Want::Slot(slot(Some("ps"), 0)));
-    assert_eq!(want(&listed, &node("c", &[])).unwrap(), Want::Slot(slot(Some("worker"), 0)));
+    assert_eq!(
+        want(&listed, &node("a", &[])).unwrap(),
+        Want::Slot(slot(Some("ps"), 0))
+    );
+    assert_eq!(
+        want(&listed, &node("c", &[])).unwrap(),
+        Want::Slot(slot(Some("worker"), 0))
+    );
     assert!(
         matches!(want(&listed, &node("z", &[])).unwrap(), Want::Nothing { reason } if reason.contains("further down"))
     );
@@ -41,7 +60,10 @@ fn a_candidate_claims_and_a_listed_node_has_its_place() {
     let mut wrong = small;
     wrong.spec.active.as_mut().unwrap().case = "7".to_owned();
     let error = want(&wrong, &node("a", &[("pool", "train")])).unwrap_err();
-    assert_eq!(error.to_string(), "plan small has no scene 2 with a case 7: it has scene 2 with 1");
+    assert_eq!(
+        error.to_string(),
+        "plan small has no scene 2 with a case 7: it has scene 2 with 1"
+    );
 }
 
 #[test]
@@ -50,12 +72,25 @@ fn the_last_place_is_tried_first() {
     let slots = slots(&small, "2", "1").unwrap();
     let keys = &small.spec.labels;
     for name in ["a", "b", "c", "d"] {
-        let labelled = node(name, &[("SCENCE", "2"), ("CASE", "1"), ("TYPE", "ps"), ("INDEX", "0")]);
+        let labelled = node(
+            name,
+            &[
+                ("SCENCE", "2"),
+                ("CASE", "1"),
+                ("TYPE", "ps"),
+                ("INDEX", "0"),
+            ],
+        );
         let order: Vec<usize> =
             Want::order(&slots, keys, &labelled, Some(&slot(Some("worker"), 1))).collect();
         assert_eq!((order[0], order.len()), (2, 3), "its labels say so");
-        let order: Vec<usize> =
-            Want::order(&slots, keys, &node(name, &[]), Some(&slot(Some("worker"), 1))).collect();
+        let order: Vec<usize> = Want::order(
+            &slots,
+            keys,
+            &node(name, &[]),
+            Some(&slot(Some("worker"), 1)),
+        )
+        .collect();
         assert_eq!((order[0], order.len()), (1, 3), "it remembers");
         let other = node(name, &[("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")]);
         let order: Vec<usize> = Want::order(&slots, keys, &other, None).collect();
@@ -70,22 +105,68 @@ fn labels_of_a_place_and_back() {
     let keys = &mut small.spec.labels;
     keys.aliases = pairs(&[("SCENCE", "SCENE")]);
     let labels = keys.labels(&slot(Some("ps"), 0));
-    let written: Vec<(&str, &str)> =
-        labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    assert_eq!(written, [("SCENCE", "2"), ("SCENE", "2"), ("CASE", "1"), ("INDEX", "0"), ("TYPE", "ps")]);
-    assert_eq!(keys.owned().into_iter().collect::<Vec<_>>(), ["CASE", "INDEX", "SCENCE", "SCENE", "TYPE"]);
+    let written: Vec<(&str, &str)> = labels
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect();
+    assert_eq!(
+        written,
+        [
+            ("SCENCE", "2"),
+            ("SCENE", "2"),
+            ("CASE", "1"),
+            ("INDEX", "0"),
+            ("TYPE", "ps")
+        ]
+    );
+    assert_eq!(
+        keys.owned().into_iter().collect::<Vec<_>>(),
+        ["CASE", "INDEX", "SCENCE", "SCENE", "TYPE"]
+    );
     let read = |labels: &[(&str, &str)]| keys.read(&pairs(labels));
     assert_eq!(read(&written), Holding::Slot(slot(Some("ps"), 0)));
     assert_eq!(read(&[("zone", "a")]), Holding::Nothing);
     for (labels, words) in [
-        (vec![("SCENCE", "2"), ("SCENE", "2"), ("CASE", "1")], "lacks INDEX"),
+        (
+            vec![("SCENCE", "2"), ("SCENE", "2"), ("CASE", "1")],
+            "lacks INDEX",
+        ),
         (vec![("TYPE", "ps")], "lacks SCENCE and CASE and INDEX"),
-        (vec![("SCENCE", "2"), ("SCENE", "2"), ("CASE", "1"), ("INDEX", "01")], "leading zeros"),
-        (vec![("SCENCE", "2"), ("SCENE", "2"), ("CASE", "1"), ("INDEX", "-1")], "is not a number"),
-        (vec![("SCENCE", "2"), ("SCENE", "3"), ("CASE", "1"), ("INDEX", "1")], "SCENE should be 2"),
-        (vec![("SCENCE", "2"), ("CASE", "1"), ("INDEX", "1")], "SCENE should be 2"),
+        (
+            vec![
+                ("SCENCE", "2"),
+                ("SCENE", "2"),
+                ("CASE", "1"),
+                ("INDEX", "01"),
+            ],
+            "leading zeros",
+        ),
+        (
+            vec![
+                ("SCENCE", "2"),
+                ("SCENE", "2"),
+                ("CASE", "1"),
+                ("INDEX", "-1"),
+            ],
+            "is not a number",
+        ),
+        (
+            vec![
+                ("SCENCE", "2"),
+                ("SCENE", "3"),
+                ("CASE", "1"),
+                ("INDEX", "1"),
+            ],
+            "SCENE should be 2",
+        ),
+        (
+            vec![("SCENCE", "2"), ("CASE", "1"), ("INDEX", "1")],
+            "SCENE should be 2",
+        ),
     ] {
-        let Holding::Broken { reason } = read(&labels) else { panic!("{labels:?}") };
+        let Holding::Broken { reason } = read(&labels) else {
+            panic!("{labels:?}")
+        };
         assert!(reason.contains(words), "{reason}");
     }
 }
@@ -95,24 +176,46 @@ fn the_rule_decides_on_a_busy_node() {
     let has = slot(Some("ps"), 0).to_string();
     let pods = ["train/ps-0".to_owned(), "train/worker-1".to_owned()];
     for rule in [OnBusy::Wait, OnBusy::Force, OnBusy::Refuse] {
-        assert!(matches!(switch(rule, &has, &[]), Switch::Change { .. }), "nothing runs");
+        assert!(
+            matches!(switch(rule, &has, &[]), Switch::Change { .. }),
+            "nothing runs"
+        );
     }
-    let Switch::Wait { reason } = switch(OnBusy::Wait, &has, &pods) else { panic!() };
-    assert_eq!(reason, "2 pods of scene 2 case 1 ps 0 still run here, train/ps-0 among them");
+    let Switch::Wait { reason } = switch(OnBusy::Wait, &has, &pods) else {
+        panic!()
+    };
+    assert_eq!(
+        reason,
+        "2 pods of scene 2 case 1 ps 0 still run here, train/ps-0 among them"
+    );
     assert!(
         matches!(switch(OnBusy::Force, &has, &pods), Switch::Change { reason } if reason.contains("force"))
     );
-    let Switch::Refuse { reason } = switch(OnBusy::Refuse, &has, &pods[..1]) else { panic!() };
-    assert!(reason.starts_with("pod train/ps-0 of scene 2 case 1 ps 0 still runs here"), "{reason}");
+    let Switch::Refuse { reason } = switch(OnBusy::Refuse, &has, &pods[..1]) else {
+        panic!()
+    };
+    assert!(
+        reason.starts_with("pod train/ps-0 of scene 2 case 1 ps 0 still runs here"),
+        "{reason}"
+    );
 }
 
 #[test]
 fn claims_have_names_that_an_object_can_have() {
     let name = |plan: &str, scene: &str, case: &str, kind: Option<&str>| {
         let kind = kind.map(str::to_owned);
-        Slot { scene: scene.to_owned(), case: case.to_owned(), kind, index: 7 }.lease_name(plan)
+        Slot {
+            scene: scene.to_owned(),
+            case: case.to_owned(),
+            kind,
+            index: 7,
+        }
+        .lease_name(plan)
     };
-    assert_eq!(name("locality", "2", "2", Some("worker")), "scene.locality.2.2.worker.7");
+    assert_eq!(
+        name("locality", "2", "2", Some("worker")),
+        "scene.locality.2.2.worker.7"
+    );
     assert_eq!(name("a.b", "PS_x", "1", None), "scene.az2b.zpzsz1x.1.7");
     let long = name(&"x".repeat(200), &"A".repeat(60), "1", None);
     assert!(long.starts_with("scene.long.") && long.len() < 64, "{long}");
@@ -132,7 +235,9 @@ fn plans_are_asked_together() {
     let here = node("n", &[("pool", "a")]);
     // That another plan doesn't want the node takes nothing from it.
     for plans in [[mine.clone(), other.clone()], [other.clone(), mine.clone()]] {
-        assert!(matches!(duty(&plans, &here).unwrap(), Duty::Of(plan, Want::Claim(_)) if *plan == mine));
+        assert!(
+            matches!(duty(&plans, &here).unwrap(), Duty::Of(plan, Want::Claim(_)) if *plan == mine)
+        );
     }
     let free = |plans: &[_], node: &Node| match duty(plans, node).unwrap() {
         Duty::Free { reason } => reason,
@@ -145,18 +250,26 @@ fn plans_are_asked_together() {
     );
     let mut idle = mine.clone();
     idle.spec.active = None;
-    assert_eq!(free(&[idle, other.clone()], &here), "the plan has no active case");
+    assert_eq!(
+        free(&[idle, other.clone()], &here),
+        "the plan has no active case"
+    );
     let both = [mine.clone(), named("again", "a")];
     assert_eq!(
         duty(&both, &here).unwrap(),
-        Duty::Disputed { plans: vec!["mine".to_owned(), "again".to_owned()] }
+        Duty::Disputed {
+            plans: vec!["mine".to_owned(), "again".to_owned()]
+        }
     );
     // A mistake in a plan stops its own candidates only.
     let mut wrong = mine;
     wrong.spec.active.as_mut().unwrap().scene = "7".to_owned();
     let plans = [wrong, other];
     assert!(duty(&plans, &here).is_err());
-    assert!(matches!(duty(&plans, &node("n", &[("pool", "b")])).unwrap(), Duty::Of(..)));
+    assert!(matches!(
+        duty(&plans, &node("n", &[("pool", "b")])).unwrap(),
+        Duty::Of(..)
+    ));
 }
 
 #[test]
@@ -167,9 +280,13 @@ fn api_objects_are_read_like_files() {
     assert!(object.cordoned && object.labels["SCENCE"] == "1");
     assert_eq!(pinfold::scene::read_nodes(text, "x").unwrap(), [object]);
 
-    let taint =
-        |text: &str| serde_json::to_value(serde_json::from_str::<CaseTaint>(text).unwrap().to_k8s()).unwrap();
-    assert_eq!(taint("{}"), json!({"key": "pinfold.io/scene", "effect": "NoSchedule"}));
+    let taint = |text: &str| {
+        serde_json::to_value(serde_json::from_str::<CaseTaint>(text).unwrap().to_k8s()).unwrap()
+    };
+    assert_eq!(
+        taint("{}"),
+        json!({"key": "pinfold.io/scene", "effect": "NoSchedule"})
+    );
     assert_eq!(
         taint(r#"{"key": "pinfold.io/a", "value": "b", "effect": "PreferNoSchedule"}"#),
         json!({"key": "pinfold.io/a", "value": "b", "effect": "PreferNoSchedule"})

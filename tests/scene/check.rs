@@ -16,7 +16,13 @@ fn the_example_has_nothing_wrong() {
     assert_eq!(report(&example(), Some(&nodes(40, "5", "44Gi"))), "");
     assert_eq!(report(SMALL, None), "");
     for taint in ["{}", "{key: pinfold.io/case, value: a}"] {
-        assert_eq!(report(&with(SMALL, "spec:\n", &format!("spec:\n  taint: {taint}\n")), None), "");
+        assert_eq!(
+            report(
+                &with(SMALL, "spec:\n", &format!("spec:\n  taint: {taint}\n")),
+                None
+            ),
+            ""
+        );
     }
 }
 
@@ -33,8 +39,10 @@ fn the_totals_as_they_were_printed_are_rejected_with_the_right_ones() {
         "nodes: {w: 10, p: 10}, totals: {servers: 20, worker: 50, ps: 10}",
     );
     let found = findings(&printed, None);
-    let seen: Vec<(&str, &str)> =
-        found.iter().map(|one| (one.place.path.as_str(), one.fix.as_str())).collect();
+    let seen: Vec<(&str, &str)> = found
+        .iter()
+        .map(|one| (one.place.path.as_str(), one.fix.as_str()))
+        .collect();
     assert_eq!(
         seen,
         [
@@ -50,19 +58,49 @@ fn the_totals_as_they_were_printed_are_rejected_with_the_right_ones() {
     );
     for finding in &found {
         assert_eq!(finding.severity, Severity::Error);
-        let line = printed.lines().nth(usize::try_from(finding.place.line.unwrap()).unwrap() - 1).unwrap();
-        assert!(line.contains(finding.text[..3].trim_end()), "{finding}: {line}");
+        let line = printed
+            .lines()
+            .nth(usize::try_from(finding.place.line.unwrap()).unwrap() - 1)
+            .unwrap();
+        assert!(
+            line.contains(finding.text[..3].trim_end()),
+            "{finding}: {line}"
+        );
     }
 }
 
 /// A change of the tests' plan, and what must be said: what is replaced by what, severity, path, and words of text or fix.
-pub(crate) type Mistake = (&'static str, &'static str, &'static str, &'static str, &'static str);
+pub(crate) type Mistake = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+);
 
 pub(crate) const MISTAKES: &[Mistake] = &[
     // The schema.
-    ("active:", "aktive:", "error", "spec.aktive", "did you mean active?"),
-    ("spec:\n", "spec:\n  replicas: 3\n", "error", "spec.replicas", "leave it out; known here are"),
-    ("spec:\n", "spec:\n  onBusy: maybe\n", "error", "spec.onBusy", "write one of wait, force, refuse"),
+    (
+        "active:",
+        "aktive:",
+        "error",
+        "spec.aktive",
+        "did you mean active?",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  replicas: 3\n",
+        "error",
+        "spec.replicas",
+        "leave it out; known here are",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  onBusy: maybe\n",
+        "error",
+        "spec.onBusy",
+        "write one of wait, force, refuse",
+    ),
     (
         "case: \"1\", nodes",
         "case: 1, nodes",
@@ -77,7 +115,13 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.scenes[0].cases[0].case",
         "is a boolean, and this is a text",
     ),
-    ("case: \"1\", nodes", "nodes", "error", "spec.scenes[0].cases[0]", "case is missing"),
+    (
+        "case: \"1\", nodes",
+        "nodes",
+        "error",
+        "spec.scenes[0].cases[0]",
+        "case is missing",
+    ),
     (
         "p: 1}, totals",
         "p: \"1\"}, totals",
@@ -85,8 +129,20 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.scenes[0].cases[0].nodes.p",
         "write it without quotes: 1",
     ),
-    ("p: 1}, totals", "p: -1}, totals", "error", "spec.scenes[0].cases[0].nodes.p", "from 0 to 10000"),
-    ("p: 1}, totals", "p: 20000}, totals", "error", "spec.scenes[0].cases[0].nodes.p", "from 0 to 10000"),
+    (
+        "p: 1}, totals",
+        "p: -1}, totals",
+        "error",
+        "spec.scenes[0].cases[0].nodes.p",
+        "from 0 to 10000",
+    ),
+    (
+        "p: 1}, totals",
+        "p: 20000}, totals",
+        "error",
+        "spec.scenes[0].cases[0].nodes.p",
+        "from 0 to 10000",
+    ),
     (
         "totals: {servers: 3, worker: 6, ps: 1}",
         "totals: [3]",
@@ -102,11 +158,41 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "write a quantity",
     ),
     // Names and labels.
-    ("name: small", "name: Small", "error", "metadata.name", "can't be a plan's name"),
-    ("{name: small}", "{}", "error", "metadata.name", "the plan has no name"),
-    ("{name: small}", "{name: small, namespace: x}", "warning", "metadata.namespace", "leave it out"),
-    ("spec:\n", "spec:\n  labels: {case: SCENCE}\n", "error", "spec.labels.case", "scene also has this key"),
-    ("spec:\n", "spec:\n  labels: {case: a b}\n", "error", "spec.labels.case", "can't be a label's key"),
+    (
+        "name: small",
+        "name: Small",
+        "error",
+        "metadata.name",
+        "can't be a plan's name",
+    ),
+    (
+        "{name: small}",
+        "{}",
+        "error",
+        "metadata.name",
+        "the plan has no name",
+    ),
+    (
+        "{name: small}",
+        "{name: small, namespace: x}",
+        "warning",
+        "metadata.namespace",
+        "leave it out",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  labels: {case: SCENCE}\n",
+        "error",
+        "spec.labels.case",
+        "scene also has this key",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  labels: {case: a b}\n",
+        "error",
+        "spec.labels.case",
+        "can't be a label's key",
+    ),
     (
         "spec:\n",
         "spec:\n  labels: {case: x.k8s.io/c}\n",
@@ -128,9 +214,27 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.labels.aliases.SCENCE",
         "CASE is already a key",
     ),
-    ("spec:\n", "spec:\n  taint: {key: 'a b'}\n", "error", "spec.taint.key", "can't be a taint's key"),
-    ("spec:\n", "spec:\n  taint: {key: x.io/case}\n", "error", "spec.taint.key", "write pinfold.io/case, or"),
-    ("spec:\n", "spec:\n  taint: {key: gpu}\n", "error", "spec.taint.key", "they may set pinfold.io/* only"),
+    (
+        "spec:\n",
+        "spec:\n  taint: {key: 'a b'}\n",
+        "error",
+        "spec.taint.key",
+        "can't be a taint's key",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  taint: {key: x.io/case}\n",
+        "error",
+        "spec.taint.key",
+        "write pinfold.io/case, or",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  taint: {key: gpu}\n",
+        "error",
+        "spec.taint.key",
+        "they may set pinfold.io/* only",
+    ),
     (
         "spec:\n",
         "spec:\n  taint: {key: xpinfold.io/a}\n",
@@ -138,8 +242,20 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.taint.key",
         "write pinfold.io/a, or",
     ),
-    ("spec:\n", "spec:\n  taint: {value: '-'}\n", "error", "spec.taint.value", "can't be a taint's value"),
-    ("- scene: \"2\"", "- scene: two scenes", "error", "spec.scenes[0].scene", "it has ' '"),
+    (
+        "spec:\n",
+        "spec:\n  taint: {value: '-'}\n",
+        "error",
+        "spec.taint.value",
+        "can't be a taint's value",
+    ),
+    (
+        "- scene: \"2\"",
+        "- scene: two scenes",
+        "error",
+        "spec.scenes[0].scene",
+        "it has ' '",
+    ),
     (
         "case: \"1\", nodes",
         "case: \"-1\", nodes",
@@ -147,10 +263,28 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.scenes[0].cases[0].case",
         "start and end with a letter or a digit",
     ),
-    ("type: worker", "type: wörker", "error", "spec.scenes[0].groups[0].type", "it has 'ö'"),
+    (
+        "type: worker",
+        "type: wörker",
+        "error",
+        "spec.scenes[0].groups[0].type",
+        "it has 'ö'",
+    ),
     // Scenes, groups, cases.
-    ("scene: \"2\", case", "scene: \"3\", case", "error", "spec.active.scene", "write one of 2"),
-    ("scene: \"2\", case: \"1\"", "scene: \"2\", case: \"7\"", "error", "spec.active.case", "write one of 1"),
+    (
+        "scene: \"2\", case",
+        "scene: \"3\", case",
+        "error",
+        "spec.active.scene",
+        "write one of 2",
+    ),
+    (
+        "scene: \"2\", case: \"1\"",
+        "scene: \"2\", case: \"7\"",
+        "error",
+        "spec.active.case",
+        "write one of 1",
+    ),
     (
         "type: ps, ",
         "",
@@ -158,10 +292,34 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.scenes[0].groups[1]",
         "write type: p, or take the type from every group",
     ),
-    ("type: ps, ", "type: worker, ", "error", "spec.scenes[0].groups[1].type", "has the type worker, too"),
-    ("name: p, ", "name: w, ", "error", "spec.scenes[0].groups[1].name", "has the same name"),
-    ("{w: 2, p: 1}", "{w: 2, q: 1}", "error", "spec.scenes[0].cases[0].nodes.q", "write one of w, p"),
-    ("{w: 2, p: 1}", "{w: 2}", "error", "spec.scenes[0].cases[0].nodes", "group p has no number of servers"),
+    (
+        "type: ps, ",
+        "type: worker, ",
+        "error",
+        "spec.scenes[0].groups[1].type",
+        "has the type worker, too",
+    ),
+    (
+        "name: p, ",
+        "name: w, ",
+        "error",
+        "spec.scenes[0].groups[1].name",
+        "has the same name",
+    ),
+    (
+        "{w: 2, p: 1}",
+        "{w: 2, q: 1}",
+        "error",
+        "spec.scenes[0].cases[0].nodes.q",
+        "write one of w, p",
+    ),
+    (
+        "{w: 2, p: 1}",
+        "{w: 2}",
+        "error",
+        "spec.scenes[0].cases[0].nodes",
+        "group p has no number of servers",
+    ),
     (
         "{w: 2, p: 1}, totals: {servers: 3, worker: 6, ps: 1}",
         "{w: 0, p: 0}",
@@ -169,8 +327,20 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.scenes[0].cases[0].nodes",
         "no server at all",
     ),
-    ("servers: 3", "servers: 4", "error", "spec.scenes[0].cases[0].totals.servers", "write servers: 3"),
-    ("worker: 6", "worker: 7", "error", "spec.scenes[0].cases[0].totals.worker", "write worker: 6"),
+    (
+        "servers: 3",
+        "servers: 4",
+        "error",
+        "spec.scenes[0].cases[0].totals.servers",
+        "write servers: 3",
+    ),
+    (
+        "worker: 6",
+        "worker: 7",
+        "error",
+        "spec.scenes[0].cases[0].totals.worker",
+        "write worker: 6",
+    ),
     (
         "worker: 6, ps: 1}}",
         "worker: 6, ps: 2}}",
@@ -193,7 +363,13 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "give the role another name",
     ),
     // Candidates.
-    ("{selector: {matchLabels: {pool: train}}}", "{}", "error", "spec.nodes", "neither selector nor names"),
+    (
+        "{selector: {matchLabels: {pool: train}}}",
+        "{}",
+        "error",
+        "spec.nodes",
+        "neither selector nor names",
+    ),
     (
         "{selector: {matchLabels: {pool: train}}}",
         "{selector: {}, names: [a, b, c]}",
@@ -208,7 +384,13 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.nodes.selector.matchLabels.INDEX",
         "choose nodes by another label",
     ),
-    ("{pool: train}", "{pool: a/b}", "error", "spec.nodes.selector.matchLabels.pool", "correct the value"),
+    (
+        "{pool: train}",
+        "{pool: a/b}",
+        "error",
+        "spec.nodes.selector.matchLabels.pool",
+        "correct the value",
+    ),
     (
         "{matchLabels: {pool: train}}",
         "{matchExpressions: [{key: pool, operator: In}]}",
@@ -301,8 +483,20 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "spec.roles.worker.requests.cpu",
         "write 1 or less",
     ),
-    ("roles:\n", "roles:\n    chief: {}\n", "warning", "spec.roles.chief", "no group runs the role chief"),
-    ("roles:\n", "roles:\n    servers: {}\n", "error", "spec.roles.servers", "give the role another name"),
+    (
+        "roles:\n",
+        "roles:\n    chief: {}\n",
+        "warning",
+        "spec.roles.chief",
+        "no group runs the role chief",
+    ),
+    (
+        "roles:\n",
+        "roles:\n    servers: {}\n",
+        "error",
+        "spec.roles.servers",
+        "give the role another name",
+    ),
 ];
 
 #[test]
@@ -310,13 +504,21 @@ fn mistakes_are_named_with_place_and_correction() {
     for &(old, new, severity, path, words) in MISTAKES {
         let text = with(SMALL, old, new);
         let found = findings(&text, None);
-        let hit = found.iter().find(|one| one.place.path == path && one.to_string().contains(words));
+        let hit = found
+            .iter()
+            .find(|one| one.place.path == path && one.to_string().contains(words));
         let Some(hit) = hit else {
-            panic!("{old} -> {new}: no {words:?} at {path} in\n{}", report(&text, None))
+            panic!(
+                "{old} -> {new}: no {words:?} at {path} in\n{}",
+                report(&text, None)
+            )
         };
         assert_eq!(hit.severity.to_string(), severity, "{hit}");
         assert!(hit.place.line.is_some(), "{hit}");
-        assert!(!hit.fix.is_empty() && hit.place.file == "plan.yaml", "{hit}");
+        assert!(
+            !hit.fix.is_empty() && hit.place.file == "plan.yaml",
+            "{hit}"
+        );
     }
 }
 
@@ -326,7 +528,11 @@ fn one_mistake_does_not_hide_another() {
     let text = with(&text, "worker: 6", "worker: 7");
     let text = with(&text, "spec:\n", "spec:\n  onBusy: never\n");
     let report = report(&text, None);
-    for words in ["write it in quotes", "write worker: 6", "write one of wait, force, refuse"] {
+    for words in [
+        "write it in quotes",
+        "write worker: 6",
+        "write one of wait, force, refuse",
+    ] {
         assert!(report.contains(words), "{words}: {report}");
     }
 }
@@ -344,7 +550,9 @@ fn nodes_must_be_there_enough_and_large_enough() {
 
     let few = report(SMALL, Some(&pool(2, "3", "12Gi")));
     assert!(
-        few.contains("spec.nodes.selector: 2 nodes match it, and scene 2 case 1 needs 3; add 1 node"),
+        few.contains(
+            "spec.nodes.selector: 2 nodes match it, and scene 2 case 1 needs 3; add 1 node"
+        ),
         "{few}"
     );
     let none = report(SMALL, Some(&nodes(9, "3", "12Gi")));
@@ -356,7 +564,10 @@ fn nodes_must_be_there_enough_and_large_enough() {
         "{small}"
     );
     let memory = report(SMALL, Some(&pool(3, "8", "11Gi")));
-    assert!(memory.contains("needs 12Gi of memory, and node-0 has 11Gi"), "{memory}");
+    assert!(
+        memory.contains("needs 12Gi of memory, and node-0 has 11Gi"),
+        "{memory}"
+    );
 
     // Two are enough for the group; the third might get a slot that it can't serve.
     let mut mixed = pool(3, "3", "12Gi");
@@ -367,48 +578,91 @@ fn nodes_must_be_there_enough_and_large_enough() {
     assert!(found[0].fix.contains("narrow the selector"), "{}", found[0]);
 
     // What a node has isn't known: nothing is said.
-    let unknown: Vec<Node> = (0..3).map(|index| node(&format!("n{index}"), &[("pool", "train")])).collect();
+    let unknown: Vec<Node> = (0..3)
+        .map(|index| node(&format!("n{index}"), &[("pool", "train")]))
+        .collect();
     assert_eq!(report(SMALL, Some(&unknown)), "");
 
     let mut cordoned = pool(4, "3", "12Gi");
     cordoned[0].cordoned = true;
     let found = findings(SMALL, Some(&cordoned));
-    assert!(found.len() == 1 && found[0].to_string().contains("uncordon"), "{found:?}");
+    assert!(
+        found.len() == 1 && found[0].to_string().contains("uncordon"),
+        "{found:?}"
+    );
 
     // A list: each slot has its node.
-    let list = with(SMALL, "{selector: {matchLabels: {pool: train}}}", "{names: [node-2, node-1, node-0]}");
+    let list = with(
+        SMALL,
+        "{selector: {matchLabels: {pool: train}}}",
+        "{names: [node-2, node-1, node-0]}",
+    );
     assert_eq!(report(&list, Some(&mixed)), report(&list, Some(&mixed)));
     let listed = report(&list, Some(&mixed));
-    assert!(listed.contains("node-2 has 1, which case 1 gives to it"), "{listed}");
-    let right = with(&list, "[node-2, node-1, node-0]", "[node-0, node-1, node-2]");
+    assert!(
+        listed.contains("node-2 has 1, which case 1 gives to it"),
+        "{listed}"
+    );
+    let right = with(
+        &list,
+        "[node-2, node-1, node-0]",
+        "[node-0, node-1, node-2]",
+    );
     assert_eq!(report(&right, Some(&mixed)), "");
     let absent = with(&list, "node-0]", "node-7]");
     let absent = report(&absent, Some(&nodes(3, "3", "12Gi")));
-    assert!(absent.contains("spec.nodes.names[2]: there is no node node-7"), "{absent}");
+    assert!(
+        absent.contains("spec.nodes.names[2]: there is no node node-7"),
+        "{absent}"
+    );
 }
 
 #[test]
 fn plans_must_leave_each_other_alone() {
     let two = |first: &str, second: &str| {
-        let other = with(&with(SMALL, "name: small", "name: other"), "{matchLabels: {pool: train}}", second);
+        let other = with(
+            &with(SMALL, "name: small", "name: other"),
+            "{matchLabels: {pool: train}}",
+            second,
+        );
         // Another case, so that the labels differ.
         let other = with(
-            &with(&other, "scene: \"2\", case: \"1\"", "scene: \"2\", case: \"9\""),
+            &with(
+                &other,
+                "scene: \"2\", case: \"1\"",
+                "scene: \"2\", case: \"9\"",
+            ),
             "case: \"1\", nodes",
             "case: \"9\", nodes",
         );
-        format!("{}---\n{other}", with(SMALL, "{matchLabels: {pool: train}}", first))
+        format!(
+            "{}---\n{other}",
+            with(SMALL, "{matchLabels: {pool: train}}", first)
+        )
     };
     let check = |text: &str, nodes: Option<&[Node]>, words: &str| {
         let report = report(text, nodes);
-        assert!(report.contains(words) && report.lines().count() == 1, "{words}: {report}");
+        assert!(
+            report.contains(words) && report.lines().count() == 1,
+            "{words}: {report}"
+        );
     };
     let same = two("{matchLabels: {pool: a}}", "{matchLabels: {pool: a}}");
-    check(&same, None, "error: spec.nodes: plan small has the same selector, and both are active");
+    check(
+        &same,
+        None,
+        "error: spec.nodes: plan small has the same selector, and both are active",
+    );
     let apart = [
         ("{matchLabels: {pool: a}}", "{matchLabels: {pool: b}}"),
-        ("{matchLabels: {pool: a}}", "{matchExpressions: [{key: pool, operator: NotIn, values: [a]}]}"),
-        ("{matchLabels: {pool: a}}", "{matchExpressions: [{key: pool, operator: DoesNotExist}]}"),
+        (
+            "{matchLabels: {pool: a}}",
+            "{matchExpressions: [{key: pool, operator: NotIn, values: [a]}]}",
+        ),
+        (
+            "{matchLabels: {pool: a}}",
+            "{matchExpressions: [{key: pool, operator: DoesNotExist}]}",
+        ),
         (
             "{matchExpressions: [{key: x, operator: Exists}]}",
             "{matchExpressions: [{key: x, operator: DoesNotExist}]}",
@@ -423,12 +677,27 @@ fn plans_must_leave_each_other_alone() {
         assert_eq!(report(&two(second, first), None), "", "{second} {first}");
     }
     let perhaps = two("{matchLabels: {pool: a}}", "{matchLabels: {zone: a}}");
-    check(&perhaps, None, "warning: spec.nodes: a node may also be a candidate of plan small");
-    let both: Vec<Node> =
-        ["a", "b", "c"].iter().map(|name| node(name, &[("pool", "a"), ("zone", "a")])).collect();
-    check(&perhaps, Some(&both), "error: spec.nodes: plan small has a, b, c as candidates, too");
+    check(
+        &perhaps,
+        None,
+        "warning: spec.nodes: a node may also be a candidate of plan small",
+    );
+    let both: Vec<Node> = ["a", "b", "c"]
+        .iter()
+        .map(|name| node(name, &[("pool", "a"), ("zone", "a")]))
+        .collect();
+    check(
+        &perhaps,
+        Some(&both),
+        "error: spec.nodes: plan small has a, b, c as candidates, too",
+    );
     let apart: Vec<Node> = (0..6)
-        .map(|index| node(&format!("n{index}"), &[(if index < 3 { "pool" } else { "zone" }, "a")]))
+        .map(|index| {
+            node(
+                &format!("n{index}"),
+                &[(if index < 3 { "pool" } else { "zone" }, "a")],
+            )
+        })
         .collect();
     assert_eq!(report(&perhaps, Some(&apart)), "");
 
@@ -437,7 +706,11 @@ fn plans_must_leave_each_other_alone() {
         "{}---\n{}",
         with(SMALL, selector, "{names: [a, b, c]}"),
         with(
-            &with(&with(SMALL, selector, "{names: [d, e, a]}"), "name: small", "name: other"),
+            &with(
+                &with(SMALL, selector, "{names: [d, e, a]}"),
+                "name: small",
+                "name: other"
+            ),
             "  active: {scene: \"2\", case: \"1\"}\n",
             ""
         )
@@ -449,7 +722,11 @@ fn plans_must_leave_each_other_alone() {
     );
 
     // The same case active twice, on nodes of their own: pods can't tell them apart.
-    let labels = with(&with(SMALL, "name: small", "name: other"), "pool: train", "pool: other");
+    let labels = with(
+        &with(SMALL, "name: small", "name: other"),
+        "pool: train",
+        "pool: other",
+    );
     check(
         &format!("{SMALL}---\n{labels}"),
         None,
@@ -457,7 +734,10 @@ fn plans_must_leave_each_other_alone() {
     );
     let name = with(SMALL, "pool: train", "pool: other");
     let name = report(&format!("{SMALL}---\n{name}"), None);
-    assert!(name.contains("metadata.name: plan.yaml has a plan small, too"), "{name}");
+    assert!(
+        name.contains("metadata.name: plan.yaml has a plan small, too"),
+        "{name}"
+    );
 }
 
 /// The definition that is shipped is the one that the types give.
@@ -465,7 +745,10 @@ fn plans_must_leave_each_other_alone() {
 fn the_definition_in_deploy_is_that_of_the_types() {
     let text = std::fs::read_to_string(here("deploy/crd.yaml")).unwrap();
     let now = serde_saphyr::to_string(&definition()).unwrap();
-    assert!(now == text, "write it anew: cargo run -- scene crd > deploy/crd.yaml");
+    assert!(
+        now == text,
+        "write it anew: cargo run -- scene crd > deploy/crd.yaml"
+    );
     let schema = serde_json::to_value(definition()).unwrap();
     let version = &schema["spec"]["versions"][0];
     assert_eq!(schema["spec"]["scope"], "Cluster");
@@ -477,14 +760,22 @@ fn the_definition_in_deploy_is_that_of_the_types() {
         .collect();
     assert_eq!(
         columns,
-        [".spec.active.scene", ".spec.active.case", ".spec.onBusy", ".metadata.creationTimestamp"]
+        [
+            ".spec.active.scene",
+            ".spec.active.case",
+            ".spec.onBusy",
+            ".metadata.creationTimestamp"
+        ]
     );
     let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
     assert_eq!(spec["labels"]["default"]["scene"], "SCENCE");
     assert_eq!(spec["onBusy"]["default"], "wait");
     // The same rule as in `check`, and as the admission policy has it.
     let key = &spec["taint"]["properties"]["key"];
-    assert_eq!(key["x-kubernetes-validations"][0]["rule"], format!("self.startsWith('{TAINT_PREFIX}')"));
+    assert_eq!(
+        key["x-kubernetes-validations"][0]["rule"],
+        format!("self.startsWith('{TAINT_PREFIX}')")
+    );
     assert!(key["default"].as_str().unwrap().starts_with(TAINT_PREFIX));
     let policy = std::fs::read_to_string(here("deploy/base/node-policy.yaml")).unwrap();
     assert!(policy.contains(&format!("['{}']", key["default"].as_str().unwrap())));
@@ -501,7 +792,10 @@ fn bounded(schema: &serde_json::Value, path: &str) {
             assert!(number("maxProperties"), "{path} has no maxProperties");
         }
         Some("object" | "boolean" | "integer" | "string") => {}
-        _ => assert_eq!(schema["x-kubernetes-int-or-string"], true, "{path} has no type"),
+        _ => assert_eq!(
+            schema["x-kubernetes-int-or-string"], true,
+            "{path} has no type"
+        ),
     }
     for logic in ["anyOf", "oneOf", "allOf", "not", "$ref"] {
         assert!(schema[logic].is_null(), "{path} has {logic}");
@@ -527,6 +821,11 @@ fn the_bounds_that_make_the_cost_of_rules_stay() {
     let scenes = &spec["properties"]["scenes"];
     let [groups, cases] = ["groups", "cases"].map(|list| &scenes["items"]["properties"][list]);
     let totals = &cases["items"]["properties"]["totals"];
-    let bounds = [&scenes["maxItems"], &cases["maxItems"], &groups["maxItems"], &totals["maxProperties"]];
+    let bounds = [
+        &scenes["maxItems"],
+        &cases["maxItems"],
+        &groups["maxItems"],
+        &totals["maxProperties"],
+    ];
     assert_eq!(bounds.map(|bound| bound.as_u64().unwrap()), [16, 64, 8, 17]);
 }

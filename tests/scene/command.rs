@@ -22,15 +22,26 @@ fn with_input(args: &[&str], input: &str) -> (Option<i32>, String, String) {
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 fn data(name: &str) -> String {
-    here("tests/data/scene").join(name).to_str().unwrap().to_owned()
+    here("tests/data/scene")
+        .join(name)
+        .to_str()
+        .unwrap()
+        .to_owned()
 }
 
 fn scenes() -> String {
-    here("deploy/examples/scenes.yaml").to_str().unwrap().to_owned()
+    here("deploy/examples/scenes.yaml")
+        .to_str()
+        .unwrap()
+        .to_owned()
 }
 
 /// Files in a folder of their own.
@@ -68,24 +79,37 @@ fn node_list(count: usize) -> String {
 #[test]
 fn the_example_checks_and_no_other_total_does() {
     let (code, out, error) = pinfold(&["check", &scenes()]);
-    assert_eq!((code, out.as_str(), error.as_str()), (Some(0), "1 plan: 0 errors, 0 warnings\n", ""));
+    assert_eq!(
+        (code, out.as_str(), error.as_str()),
+        (Some(0), "1 plan: 0 errors, 0 warnings\n", "")
+    );
 
     let text = example();
     let files = Files::new();
     let mut changed = 0;
     for (number, line) in text.lines().enumerate() {
-        let Some((head, totals)) = line.split_once("totals: {") else { continue };
+        let Some((head, totals)) = line.split_once("totals: {") else {
+            continue;
+        };
         for field in totals.trim_end_matches('}').split(", ") {
             let (name, right) = field.split_once(": ").unwrap();
             let right: u32 = right.parse().unwrap();
             for wrong in [right + 1, right * 2, right - 1] {
-                let line_of =
-                    |value| totals.replace(&format!("{name}: {right}"), &format!("{name}: {value}"));
+                let line_of = |value| {
+                    totals.replace(&format!("{name}: {right}"), &format!("{name}: {value}"))
+                };
                 let changed_line = format!("{head}totals: {{{}", line_of(wrong));
                 let plan = files.put("plan.yaml", &text.replace(line, &changed_line));
                 let (code, out, error) = pinfold(&["check", &plan]);
-                assert_eq!((code, error.as_str()), (Some(1), ""), "{changed_line}: {out}");
-                assert!(out.contains(&format!("plan.yaml:{}: error: spec.scenes[", number + 1)), "{out}");
+                assert_eq!(
+                    (code, error.as_str()),
+                    (Some(1), ""),
+                    "{changed_line}: {out}"
+                );
+                assert!(
+                    out.contains(&format!("plan.yaml:{}: error: spec.scenes[", number + 1)),
+                    "{out}"
+                );
                 assert!(out.contains(&format!(".totals.{name}: {wrong} ")), "{out}");
                 assert!(out.contains(&format!("; write {name}: {right}")), "{out}");
                 assert!(out.ends_with("1 plan: 1 error, 0 warnings\n"), "{out}");
@@ -98,7 +122,10 @@ fn the_example_checks_and_no_other_total_does() {
 
 #[test]
 fn findings_for_programs() {
-    let (code, out, _) = with_input(&["check", "-", "-o", "json"], &SMALL.replace("worker: 6", "worker: 5"));
+    let (code, out, _) = with_input(
+        &["check", "-", "-o", "json"],
+        &SMALL.replace("worker: 6", "worker: 5"),
+    );
     assert_eq!(code, Some(1));
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
@@ -127,15 +154,24 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
         ("a: [", "line 1"),
         ("", "there is no ScenePlan in it"),
         ("# nothing\n---\n", "there is no ScenePlan in it"),
-        ("kind: Pod\napiVersion: v1\n", "this is Pod (v1); only ScenePlans"),
-        ("apiVersion: pinfold.io/v1\nkind: ScenePlan\n", "ScenePlan (pinfold.io/v1)"),
+        (
+            "kind: Pod\napiVersion: v1\n",
+            "this is Pod (v1); only ScenePlans",
+        ),
+        (
+            "apiVersion: pinfold.io/v1\nkind: ScenePlan\n",
+            "ScenePlan (pinfold.io/v1)",
+        ),
         ("- a\n- b\n", "no Kubernetes object"),
         ("kind: List\nitems:\n- kind: Node\n", "Node (no apiVersion)"),
     ] {
         let plan = files.put("plan.yaml", text);
         let (code, out, error) = pinfold(&["check", &plan]);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{text:?}");
-        assert!(error.contains(words) && error.contains("plan.yaml"), "{text:?}: {error}");
+        assert!(
+            error.contains(words) && error.contains("plan.yaml"),
+            "{text:?}: {error}"
+        );
     }
     let (code, _, error) = pinfold(&["check", "/no/such/file"]);
     assert_eq!(code, Some(2));
@@ -144,15 +180,30 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
         ("kind: Pod\n", "this is a Pod; only Nodes"),
         ("metadata: {name: a}\n", "there is no kind"),
         ("kind: List\nitems: [{kind: Pod}]\n", "items[0] is a Pod"),
-        ("{\"kind\": \"List\", \"items\": [{\"metadata\": {}}]}", "items[0] has no name"),
-        ("kind: Node\nmetadata: {name: a, labels: {CASE: 2}}\n", "line 2"),
-        ("{\"kind\": \"Node\", \"metadata\": {\"name\": 3}}", "line 1"),
-        ("kind: Node\nmetadata: {name: a}\n---\nkind: Node\nmetadata: {name: a}\n", "node a is there twice"),
+        (
+            "{\"kind\": \"List\", \"items\": [{\"metadata\": {}}]}",
+            "items[0] has no name",
+        ),
+        (
+            "kind: Node\nmetadata: {name: a, labels: {CASE: 2}}\n",
+            "line 2",
+        ),
+        (
+            "{\"kind\": \"Node\", \"metadata\": {\"name\": 3}}",
+            "line 1",
+        ),
+        (
+            "kind: Node\nmetadata: {name: a}\n---\nkind: Node\nmetadata: {name: a}\n",
+            "node a is there twice",
+        ),
     ] {
         let nodes = files.put("nodes.yaml", text);
         let (code, _, error) = pinfold(&["check", &scenes(), "--nodes", &nodes]);
         assert_eq!(code, Some(2), "{text:?}");
-        assert!(error.contains(words) && error.contains("nodes.yaml"), "{text:?}: {error}");
+        assert!(
+            error.contains(words) && error.contains("nodes.yaml"),
+            "{text:?}: {error}"
+        );
     }
 }
 
@@ -160,12 +211,27 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
 fn labels_as_json_in_the_order_of_the_places() {
     let files = Files::new();
     let nodes = files.put("nodes.json", &node_list(12));
-    let args = ["labels", &scenes(), "--scene", "2", "--case", "2", "--nodes", &nodes, "-o", "json"];
+    let args = [
+        "labels",
+        &scenes(),
+        "--scene",
+        "2",
+        "--case",
+        "2",
+        "--nodes",
+        &nodes,
+        "-o",
+        "json",
+    ];
     let (code, out, error) = pinfold(&args);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let mut expected = String::from("{");
     for place in 0..10 {
-        let (kind, index) = if place < 5 { ("worker", place) } else { ("ps", place - 5) };
+        let (kind, index) = if place < 5 {
+            ("worker", place)
+        } else {
+            ("ps", place - 5)
+        };
         let comma = if place == 0 { "" } else { "," };
         expected += &format!(
             r#"{comma}"node-{place}":{{"SCENCE":"2","CASE":"2","INDEX":"{index}","TYPE":"{kind}"}}"#
@@ -179,21 +245,47 @@ fn labels_as_json_in_the_order_of_the_places() {
         .map(|index| format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: node-{index}}}\n"))
         .collect();
     let nodes = files.put("nodes.yaml", &yaml);
-    let (code, again, _) =
-        pinfold(&["labels", &scenes(), "--scene", "2", "--case", "2", "--nodes", &nodes, "-o", "json"]);
+    let (code, again, _) = pinfold(&[
+        "labels",
+        &scenes(),
+        "--scene",
+        "2",
+        "--case",
+        "2",
+        "--nodes",
+        &nodes,
+        "-o",
+        "json",
+    ]);
     assert_eq!((code, again), (Some(0), out));
 
     // Without --scene and --case, the active one; in scene 1 there is no TYPE.
     let (code, out, _) = pinfold(&["labels", &scenes(), "--nodes", &nodes, "-o", "json"]);
     assert_eq!(code, Some(0));
-    assert_eq!(out, "{\"node-0\":{\"SCENCE\":\"1\",\"CASE\":\"1\",\"INDEX\":\"0\"}}\n");
+    assert_eq!(
+        out,
+        "{\"node-0\":{\"SCENCE\":\"1\",\"CASE\":\"1\",\"INDEX\":\"0\"}}\n"
+    );
 
-    let (code, out, error) =
-        pinfold(&["labels", &scenes(), "--scene", "2", "--case", "3", "--nodes", &nodes, "-o", "json"]);
+    let (code, out, error) = pinfold(&[
+        "labels",
+        &scenes(),
+        "--scene",
+        "2",
+        "--case",
+        "3",
+        "--nodes",
+        &nodes,
+        "-o",
+        "json",
+    ]);
     assert_eq!(code, Some(1));
     let given: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(given.as_object().unwrap().len(), 12);
-    assert!(error.contains("scene 2 case 3 has 20 slots, and 8 of them get no node"), "{error}");
+    assert!(
+        error.contains("scene 2 case 3 has 20 slots, and 8 of them get no node"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -236,7 +328,14 @@ fn labels_as_commands_change_only_what_differs() {
 fn status_shows_claimed_missing_and_double() {
     let plan = Files::new();
     let plan = (plan.put("plan.yaml", SMALL), plan);
-    let args = ["status", &plan.0, "--nodes", &data("labelled-nodes.yaml"), "-o", "json"];
+    let args = [
+        "status",
+        &plan.0,
+        "--nodes",
+        &data("labelled-nodes.yaml"),
+        "-o",
+        "json",
+    ];
     let (code, out, error) = pinfold(&args);
     assert_eq!((code, error.as_str()), (Some(1), ""));
     assert_eq!(
@@ -258,7 +357,10 @@ fn status_shows_claimed_missing_and_double() {
     );
     let (code, out, _) = pinfold(&args[..4]);
     assert_eq!(code, Some(1));
-    assert!(out.contains("scene 2 case 1: 3 slots, 1 claimed, 1 missing, 1 double; 1 spare"), "{out}");
+    assert!(
+        out.contains("scene 2 case 1: 3 slots, 1 claimed, 1 missing, 1 double; 1 spare"),
+        "{out}"
+    );
     assert!(out.contains("node-4: it lacks CASE and INDEX"), "{out}");
 
     let files = Files::new();
@@ -269,7 +371,12 @@ fn status_shows_claimed_missing_and_double() {
             )
         })
         .concat();
-    let (code, _, _) = pinfold(&["status", &plan.0, "--nodes", &files.put("nodes.yaml", &well)]);
+    let (code, _, _) = pinfold(&[
+        "status",
+        &plan.0,
+        "--nodes",
+        &files.put("nodes.yaml", &well),
+    ]);
     assert_eq!(code, Some(0));
 }
 
@@ -285,7 +392,10 @@ fn which_plan_and_case_is_meant_must_be_said() {
         assert_eq!(code, Some(2), "{more:?}: {error}");
         error
     };
-    let two = format!("{SMALL}---\n{}", SMALL.replace("name: small", "name: other"));
+    let two = format!(
+        "{SMALL}---\n{}",
+        SMALL.replace("name: small", "name: other")
+    );
     assert!(run(&two, &[]).contains("several plans, small, other: choose one with --plan NAME"));
     assert!(run(&two, &["--plan", "x"]).contains("no plan x: it has small, other"));
     assert!(run(SMALL, &["--scene", "2", "--case", "7"]).contains("it has scene 2 with 1"));
@@ -293,7 +403,10 @@ fn which_plan_and_case_is_meant_must_be_said() {
     let idle = SMALL.replace("  active: {scene: \"2\", case: \"1\"}\n", "");
     assert!(run(&idle, &[]).contains("no active case: choose one with --scene and --case"));
     let wrong = run(&SMALL.replace("type: ps", "type: worker"), &[]);
-    assert!(wrong.contains("groups[0] of scene 2 has the type worker, too"), "{wrong}");
+    assert!(
+        wrong.contains("groups[0] of scene 2 has the type worker, too"),
+        "{wrong}"
+    );
 }
 
 #[test]
@@ -314,11 +427,17 @@ fn commands_become_a_plan_and_the_plan_the_same_labels() {
     assert_eq!(error.lines().count(), 2, "{error}");
     let plan = files.put("plan.yaml", &out);
     let (code, checked, _) = pinfold(&["check", &plan]);
-    assert_eq!((code, checked.as_str()), (Some(0), "2 plans: 0 errors, 0 warnings\n"));
+    assert_eq!(
+        (code, checked.as_str()),
+        (Some(0), "2 plans: 0 errors, 0 warnings\n")
+    );
 
     let (code, out, error) = pinfold(&["import", &data("mistakes.sh")]);
     assert_eq!((code, out.as_str()), (Some(1), ""));
-    let seen: Vec<&str> = error.lines().map(|line| line.split_once(", ").unwrap().1).collect();
+    let seen: Vec<&str> = error
+        .lines()
+        .map(|line| line.split_once(", ").unwrap().1)
+        .collect();
     let expected = fs::read_to_string(data("mistakes.txt")).unwrap();
     assert_eq!(seen, expected.lines().collect::<Vec<_>>());
 

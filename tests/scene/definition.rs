@@ -38,16 +38,31 @@ const PARTS: &[(&str, &str)] = &[
     ("spec:\n", "spec:\n  labels: {case: example.org/a/b}\n"),
     ("spec:\n", "spec:\n  labels: {type: kubernetes.io/type}\n"),
     ("spec:\n", "spec:\n  labels: {aliases: {SCENCE: a b}}\n"),
-    ("spec:\n", "spec:\n  labels: {aliases: {SCENCE: x.kubernetes.io/s}}\n"),
-    ("spec:\n", "spec:\n  labels: {aliases: {SCENCE: a, CASE: a}}\n"),
+    (
+        "spec:\n",
+        "spec:\n  labels: {aliases: {SCENCE: x.kubernetes.io/s}}\n",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  labels: {aliases: {SCENCE: a, CASE: a}}\n",
+    ),
     ("spec:\n", "spec:\n  taint: {key: pinfold.io/}\n"),
     ("spec:\n", "spec:\n  taint: {key: pinfold.io/a/b}\n"),
     ("spec:\n", "spec:\n  taint: {value: a b}\n"),
     ("{pool: train}", "{'a b': x}"),
     ("{pool: train}", "{pool: a b}"),
-    ("{matchLabels: {pool: train}}", "{matchExpressions: [{key: 'a b', operator: Exists}]}"),
-    ("{matchLabels: {pool: train}}", "{matchExpressions: [{key: pool, operator: NotIn, values: []}]}"),
-    ("{matchLabels: {pool: train}}", "{matchExpressions: [{key: pool, operator: In, values: [a b]}]}"),
+    (
+        "{matchLabels: {pool: train}}",
+        "{matchExpressions: [{key: 'a b', operator: Exists}]}",
+    ),
+    (
+        "{matchLabels: {pool: train}}",
+        "{matchExpressions: [{key: pool, operator: NotIn, values: []}]}",
+    ),
+    (
+        "{matchLabels: {pool: train}}",
+        "{matchExpressions: [{key: pool, operator: In, values: [a b]}]}",
+    ),
     (
         "{matchLabels: {pool: train}}",
         "{matchExpressions: [{key: pool, operator: DoesNotExist, values: [a]}]}",
@@ -61,15 +76,36 @@ const PARTS: &[(&str, &str)] = &[
 
 /// What is right, although it looks like a mistake of [`PARTS`].
 const RIGHT: &[(&str, &str)] = &[
-    ("spec:\n", "spec:\n  labels: {case: example.org/Case_1.a, aliases: {SCENCE: SCENE, INDEX: a/b}}\n"),
+    (
+        "spec:\n",
+        "spec:\n  labels: {case: example.org/Case_1.a, aliases: {SCENCE: SCENE, INDEX: a/b}}\n",
+    ),
     ("spec:\n", "spec:\n  labels: {case: mykubernetes.io/case}\n"),
-    ("spec:\n", "spec:\n  taint: {key: pinfold.io/case, value: ''}\n"),
-    ("spec:\n", "spec:\n  taint: {value: A_b.c-1, effect: PreferNoSchedule}\n"),
+    (
+        "spec:\n",
+        "spec:\n  taint: {key: pinfold.io/case, value: ''}\n",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  taint: {value: A_b.c-1, effect: PreferNoSchedule}\n",
+    ),
     ("{pool: train}", "{kubernetes.io/os: linux, pool: ''}"),
-    ("{matchLabels: {pool: train}}", "{matchExpressions: [{key: k8s.io/a, operator: In, values: ['', a]}]}"),
-    ("{matchLabels: {pool: train}}", "{matchExpressions: [{key: pool, operator: Exists, values: []}]}"),
-    ("limits: {cpu: 1, memory: 4Gi}", "limits: {cpu: '1', memory: 4e9}"),
-    ("limits: {cpu: 1, memory: 4Gi}", "limits: {cpu: '+1.5', memory: .5Gi, example.org/gpu: 0}"),
+    (
+        "{matchLabels: {pool: train}}",
+        "{matchExpressions: [{key: k8s.io/a, operator: In, values: ['', a]}]}",
+    ),
+    (
+        "{matchLabels: {pool: train}}",
+        "{matchExpressions: [{key: pool, operator: Exists, values: []}]}",
+    ),
+    (
+        "limits: {cpu: 1, memory: 4Gi}",
+        "limits: {cpu: '1', memory: 4e9}",
+    ),
+    (
+        "limits: {cpu: 1, memory: 4Gi}",
+        "limits: {cpu: '+1.5', memory: .5Gi, example.org/gpu: 0}",
+    ),
 ];
 
 /// A document as CEL sees it: whole numbers are of one type, and nothing is where null stands.
@@ -77,14 +113,18 @@ fn cel(value: &Json) -> Value {
     match value {
         Json::Null => Value::Null,
         Json::Bool(value) => Value::from(*value),
-        Json::Number(number) => {
-            number.as_i64().map_or_else(|| Value::from(number.as_f64().unwrap()), Value::Int)
-        }
+        Json::Number(number) => number
+            .as_i64()
+            .map_or_else(|| Value::from(number.as_f64().unwrap()), Value::Int),
         Json::String(text) => Value::from(text.clone()),
         Json::Array(list) => Value::from(list.iter().map(cel).collect::<Vec<_>>()),
         Json::Object(map) => {
             let there = map.iter().filter(|(_, value)| !value.is_null());
-            Value::from(there.map(|(key, value)| (key.clone(), cel(value))).collect::<HashMap<_, _>>())
+            Value::from(
+                there
+                    .map(|(key, value)| (key.clone(), cel(value)))
+                    .collect::<HashMap<_, _>>(),
+            )
         }
     }
 }
@@ -94,11 +134,19 @@ fn holds(rule: &str, value: &Json) -> bool {
     let mut env = Env::stdlib();
     env.add_extension(cel::extensions::strings).unwrap();
     let env = Arc::new(env);
-    let program = env.compile(rule).unwrap_or_else(|error| panic!("{error}\n{rule}"));
+    let program = env
+        .compile(rule)
+        .unwrap_or_else(|error| panic!("{error}\n{rule}"));
     let mut context = Context::with_env(env);
     let sum = |This(list): This<Arc<Vec<Value>>>| {
         list.iter()
-            .map(|one| if let Value::Int(number) = one { *number } else { panic!("{one:?}") })
+            .map(|one| {
+                if let Value::Int(number) = one {
+                    *number
+                } else {
+                    panic!("{one:?}")
+                }
+            })
             .sum::<i64>()
     };
     context.add_function("sum", sum).unwrap();
@@ -117,11 +165,19 @@ fn complete(value: &mut Json, schema: &Json) {
     }
     let inner = |key: &str| {
         let property = &schema["properties"][key];
-        if property.is_null() { &schema["additionalProperties"] } else { property }
+        if property.is_null() {
+            &schema["additionalProperties"]
+        } else {
+            property
+        }
     };
     match value {
-        Json::Object(map) => map.iter_mut().for_each(|(key, value)| complete(value, inner(key))),
-        Json::Array(list) => list.iter_mut().for_each(|value| complete(value, &schema["items"])),
+        Json::Object(map) => map
+            .iter_mut()
+            .for_each(|(key, value)| complete(value, inner(key))),
+        Json::Array(list) => list
+            .iter_mut()
+            .for_each(|value| complete(value, &schema["items"])),
         _ => {}
     }
 }
@@ -154,14 +210,28 @@ fn refusals(value: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
     refuse(words.is_none_or(|words| words.contains(value)), "enum");
     match value {
         Json::String(text) => {
-            refuse(within(text.chars().count() as u64, "minLength", "maxLength"), "length");
-            let pattern = schema["pattern"].as_str().map(|pattern| Regex::new(pattern).unwrap());
-            refuse(pattern.is_none_or(|pattern| pattern.is_match(text)), "pattern");
+            refuse(
+                within(text.chars().count() as u64, "minLength", "maxLength"),
+                "length",
+            );
+            let pattern = schema["pattern"]
+                .as_str()
+                .map(|pattern| Regex::new(pattern).unwrap());
+            refuse(
+                pattern.is_none_or(|pattern| pattern.is_match(text)),
+                "pattern",
+            );
         }
         Json::Number(number) => {
             let (number, bound) = (number.as_f64().unwrap(), |key: &str| schema[key].as_f64());
-            refuse(bound("minimum").is_none_or(|least| number >= least), "minimum");
-            refuse(bound("maximum").is_none_or(|most| number <= most), "maximum");
+            refuse(
+                bound("minimum").is_none_or(|least| number >= least),
+                "minimum",
+            );
+            refuse(
+                bound("maximum").is_none_or(|most| number <= most),
+                "maximum",
+            );
         }
         Json::Array(list) => {
             refuse(within(list.len() as u64, "minItems", "maxItems"), "items");
@@ -170,12 +240,17 @@ fn refusals(value: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
                 None => item.clone(),
             };
             let unique = !schema["x-kubernetes-list-type"].is_null();
-            let twice =
-                list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|two| key(one) == key(two)));
+            let twice = list
+                .iter()
+                .enumerate()
+                .any(|(at, one)| list[..at].iter().any(|two| key(one) == key(two)));
             refuse(!unique || !twice, "twice");
         }
         Json::Object(map) => {
-            refuse(within(map.len() as u64, "minProperties", "maxProperties"), "properties");
+            refuse(
+                within(map.len() as u64, "minProperties", "maxProperties"),
+                "properties",
+            );
             let required = schema["required"].as_array().into_iter().flatten();
             required.for_each(|key| refuse(map.contains_key(key.as_str().unwrap()), "required"));
         }
@@ -185,7 +260,11 @@ fn refusals(value: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
         Json::Object(map) => {
             for (key, value) in map {
                 let property = &schema["properties"][key];
-                let inner = if property.is_null() { &schema["additionalProperties"] } else { property };
+                let inner = if property.is_null() {
+                    &schema["additionalProperties"]
+                } else {
+                    property
+                };
                 refusals(value, inner, &format!("{path}.{key}"), found);
             }
         }
@@ -198,7 +277,11 @@ fn refusals(value: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
     }
     // The server evaluates rules on values that have the right types only.
     if found.len() == before {
-        for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+        for rule in schema["x-kubernetes-validations"]
+            .as_array()
+            .into_iter()
+            .flatten()
+        {
             if !holds(rule["rule"].as_str().unwrap(), value) {
                 found.push(format!("{path}: {}", rule["message"].as_str().unwrap()));
             }
@@ -207,7 +290,8 @@ fn refusals(value: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
 }
 
 fn schema() -> Json {
-    serde_json::to_value(definition()).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+    serde_json::to_value(definition()).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        .clone()
 }
 
 /// What the definition has against the plan in a text.
@@ -215,13 +299,21 @@ fn refused(text: &str) -> Vec<String> {
     let (schema, mut found) = (schema(), Vec::new());
     let mut plan: Json = serde_saphyr::from_str(text).unwrap();
     complete(&mut plan, &schema);
-    refusals(&plan["spec"], &schema["properties"]["spec"], "spec", &mut found);
+    refusals(
+        &plan["spec"],
+        &schema["properties"]["spec"],
+        "spec",
+        &mut found,
+    );
     found
 }
 
 fn errors(text: &str) -> Vec<String> {
     let found = findings(text, None).into_iter();
-    found.filter(|finding| finding.severity == Severity::Error).map(|finding| finding.to_string()).collect()
+    found
+        .filter(|finding| finding.severity == Severity::Error)
+        .map(|finding| finding.to_string())
+        .collect()
 }
 
 #[test]
@@ -229,7 +321,12 @@ fn a_plan_that_check_refuses_is_refused_by_the_definition() {
     for &(old, new) in PARTS {
         let text = with(SMALL, old, new);
         assert_ne!(errors(&text), Vec::<String>::new(), "{new}");
-        assert_ne!(refused(&text), Vec::<String>::new(), "{new}: {:?}", errors(&text));
+        assert_ne!(
+            refused(&text),
+            Vec::<String>::new(),
+            "{new}: {:?}",
+            errors(&text)
+        );
     }
     for &(old, new, severity, path, _) in MISTAKES {
         let text = with(SMALL, old, new);
@@ -249,7 +346,11 @@ fn a_plan_that_check_takes_is_taken_by_the_definition() {
     }
     for &(old, new) in RIGHT {
         let text = with(SMALL, old, new);
-        assert_eq!((errors(&text), refused(&text)), (Vec::new(), Vec::new()), "{new}");
+        assert_eq!(
+            (errors(&text), refused(&text)),
+            (Vec::new(), Vec::new()),
+            "{new}"
+        );
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use pinfold::scene::{
-    Active, Case, Group, Holding, Labels, Node, Pool, Scene, ScenePlan, ScenePlanSpec, Slot, assign, import,
-    read, read_nodes, slots, try_order,
+    Active, Case, Group, Holding, Labels, Node, Pool, Scene, ScenePlan, ScenePlanSpec, Slot,
+    assign, import, read, read_nodes, slots, try_order,
 };
 use proptest::prelude::*;
 
@@ -22,57 +22,84 @@ fn scene() -> impl Strategy<Value = Scene> {
     let counts = prop::collection::vec(0u32..6, 4);
     let cases = prop::collection::btree_map(value(), counts, 1..4);
     (value(), kinds, cases).prop_map(|(scene, kinds, cases)| {
-        let kinds: Vec<Option<String>> =
-            if kinds.is_empty() { vec![None] } else { kinds.into_iter().map(Some).collect() };
+        let kinds: Vec<Option<String>> = if kinds.is_empty() {
+            vec![None]
+        } else {
+            kinds.into_iter().map(Some).collect()
+        };
         let groups: Vec<Group> = kinds
             .into_iter()
             .enumerate()
-            .map(|(index, kind)| Group { name: format!("g{index}"), kind, per_node: BTreeMap::new() })
+            .map(|(index, kind)| Group {
+                name: format!("g{index}"),
+                kind,
+                per_node: BTreeMap::new(),
+            })
             .collect();
         let cases = cases
             .into_iter()
             .map(|(case, counts)| Case {
                 case,
-                nodes: groups.iter().map(|group| group.name.clone()).zip(counts).collect(),
+                nodes: groups
+                    .iter()
+                    .map(|group| group.name.clone())
+                    .zip(counts)
+                    .collect(),
                 totals: BTreeMap::new(),
             })
             .collect();
-        Scene { scene, groups, cases }
+        Scene {
+            scene,
+            groups,
+            cases,
+        }
     })
 }
 
 /// A valid plan whose active case is its first, for all nodes or for a list.
 fn plan() -> impl Strategy<Value = ScenePlan> {
     let names = prop::option::of(
-        Just((0..24).map(|index| format!("node-{index}")).collect::<Vec<_>>()).prop_shuffle(),
+        Just(
+            (0..24)
+                .map(|index| format!("node-{index}"))
+                .collect::<Vec<_>>(),
+        )
+        .prop_shuffle(),
     );
     let scenes = prop::collection::vec(scene(), 1..4);
     let alias = prop::option::of(Just(("CASE".to_owned(), "case".to_owned())));
-    ("[a-z]([a-z.]{0,6}[a-z])?", names, scenes, alias).prop_map(|(name, names, mut scenes, alias)| {
-        scenes.sort_by(|a, b| a.scene.cmp(&b.scene));
-        scenes.dedup_by(|a, b| a.scene == b.scene);
-        let active = Active { scene: scenes[0].scene.clone(), case: scenes[0].cases[0].case.clone() };
-        let selector = names.is_none().then(Default::default);
-        let mut spec = ScenePlanSpec {
-            nodes: Pool { selector, names },
-            active: Some(active),
-            labels: Default::default(),
-            on_busy: Default::default(),
-            taint: None,
-            roles: BTreeMap::new(),
-            scenes,
-        };
-        spec.labels.aliases.extend(alias);
-        ScenePlan::new(&name, spec)
-    })
+    ("[a-z]([a-z.]{0,6}[a-z])?", names, scenes, alias).prop_map(
+        |(name, names, mut scenes, alias)| {
+            scenes.sort_by(|a, b| a.scene.cmp(&b.scene));
+            scenes.dedup_by(|a, b| a.scene == b.scene);
+            let active = Active {
+                scene: scenes[0].scene.clone(),
+                case: scenes[0].cases[0].case.clone(),
+            };
+            let selector = names.is_none().then(Default::default);
+            let mut spec = ScenePlanSpec {
+                nodes: Pool { selector, names },
+                active: Some(active),
+                labels: Default::default(),
+                on_busy: Default::default(),
+                taint: None,
+                roles: BTreeMap::new(),
+                scenes,
+            };
+            spec.labels.aliases.extend(alias);
+            ScenePlan::new(&name, spec)
+        },
+    )
 }
 
 fn all_slots(plan: &ScenePlan) -> Vec<Slot> {
     let cases = plan.spec.scenes.iter().flat_map(|scene| {
-        scene
-            .cases
-            .iter()
-            .flat_map(|case| slots(plan, &scene.scene, &case.case).unwrap().iter().collect::<Vec<_>>())
+        scene.cases.iter().flat_map(|case| {
+            slots(plan, &scene.scene, &case.case)
+                .unwrap()
+                .iter()
+                .collect::<Vec<_>>()
+        })
     });
     cases.collect()
 }
@@ -81,14 +108,20 @@ fn dns_name(name: &str) -> bool {
     name.len() <= 253
         && name.split('.').all(|part| {
             !part.is_empty()
-                && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+                && part
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
                 && !part.starts_with('-')
                 && !part.ends_with('-')
         })
 }
 
 /// Labels as they are after `kubectl label` of each.
-fn apply(nodes: &mut [Node], given: &[(Slot, Option<String>)], plan: &ScenePlan) -> BTreeMap<String, Labels> {
+fn apply(
+    nodes: &mut [Node],
+    given: &[(Slot, Option<String>)],
+    plan: &ScenePlan,
+) -> BTreeMap<String, Labels> {
     let mut all = BTreeMap::new();
     for (slot, name) in given {
         let Some(name) = name else { continue };
@@ -101,7 +134,9 @@ fn apply(nodes: &mut [Node], given: &[(Slot, Option<String>)], plan: &ScenePlan)
 }
 
 fn fresh(count: usize) -> Vec<Node> {
-    (0..count).map(|index| super::node(&format!("node-{index}"), &[])).collect()
+    (0..count)
+        .map(|index| super::node(&format!("node-{index}"), &[]))
+        .collect()
 }
 
 proptest! {
@@ -254,13 +289,18 @@ proptest! {
 
 /// Reads, checks and uses whatever plans there are.
 fn survive(text: &str) {
-    let Ok(documents) = read(text, "x") else { return };
+    let Ok(documents) = read(text, "x") else {
+        return;
+    };
     let nodes = super::nodes(3, "1", "1Gi");
     let findings = pinfold::scene::check(&documents, Some(&nodes), AMOUNTS);
     for finding in &findings {
         assert!(!finding.to_string().is_empty() && !finding.fix.is_empty());
     }
-    for plan in documents.iter().filter_map(|document| document.plan.as_ref()) {
+    for plan in documents
+        .iter()
+        .filter_map(|document| document.plan.as_ref())
+    {
         for node in &nodes {
             let _ = pinfold::scene::want(plan, node);
         }

@@ -30,14 +30,29 @@ pub(crate) const CASES: [(&str, &str, u32, u32, u32, u32); 8] = [
     ("2", "4", 20, 200, 20, 20),
 ];
 
-pub(crate) const FORMATS: [Format; 4] = [Format::Native, Format::Tfjob, Format::Volcano, Format::Jobset];
+pub(crate) const FORMATS: [Format; 4] = [
+    Format::Native,
+    Format::Tfjob,
+    Format::Volcano,
+    Format::Jobset,
+];
 
 pub(crate) fn job(text: &str) -> TrainingJob {
-    TrainingJob::read(text, "job.yaml").unwrap().unwrap_or_else(|findings| panic!("{findings:?}"))
+    TrainingJob::read(text, "job.yaml")
+        .unwrap()
+        .unwrap_or_else(|findings| panic!("{findings:?}"))
 }
 
 pub(crate) fn rendered(job: &TrainingJob, scene: &str, case: &str, format: Format) -> Rendered {
-    render(&plan(&example()), (scene, case), job, format, &Slice::default(), AMOUNTS).unwrap()
+    render(
+        &plan(&example()),
+        (scene, case),
+        job,
+        format,
+        &Slice::default(),
+        AMOUNTS,
+    )
+    .unwrap()
 }
 
 /// A job with everything in it.
@@ -63,7 +78,10 @@ roles:
 
 /// What is wrong with an object, by the type of its kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
-    match (object["apiVersion"].as_str().unwrap_or_default(), object["kind"].as_str().unwrap_or_default()) {
+    match (
+        object["apiVersion"].as_str().unwrap_or_default(),
+        object["kind"].as_str().unwrap_or_default(),
+    ) {
         ("v1", "Service") => strictly::<Service>(object),
         ("v1", "ConfigMap") => strictly::<ConfigMap>(object),
         ("v1", "PersistentVolumeClaim") => strictly::<PersistentVolumeClaim>(object),
@@ -92,7 +110,11 @@ fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
 
 fn fits(selector: &Value, template: &Value) -> bool {
     let labels = &template["metadata"]["labels"];
-    selector.as_object().unwrap().iter().all(|(key, value)| labels[key] == *value)
+    selector
+        .as_object()
+        .unwrap()
+        .iter()
+        .all(|(key, value)| labels[key] == *value)
 }
 
 /// The pods of a cluster whose tasks have templates of their own; each is reachable by a Service or the format's controller.
@@ -101,12 +123,17 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     for object in objects {
         let (name, spec) = (&object["metadata"]["name"], &object["spec"]);
-        match (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap()) {
+        match (
+            object["apiVersion"].as_str().unwrap(),
+            object["kind"].as_str().unwrap(),
+        ) {
             ("apps/v1", "Deployment") | ("batch/v1", "Job") => {
                 let template = &spec["template"];
                 let services = of_kind(objects, "Service");
-                let mine: Vec<_> =
-                    services.iter().filter(|one| fits(&one["spec"]["selector"], template)).collect();
+                let mine: Vec<_> = services
+                    .iter()
+                    .filter(|one| fits(&one["spec"]["selector"], template))
+                    .collect();
                 assert_eq!(mine.len(), 1, "one Service leads to each pod");
                 assert_eq!(mine[0]["spec"]["clusterIP"], "None");
                 assert_eq!(mine[0]["spec"]["publishNotReadyAddresses"], true);
@@ -124,7 +151,11 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
                     assert!(fits(&service["spec"]["selector"], &task["template"]));
                     assert_eq!(task["replicas"], 1);
                     let host = format!("{}.{}", text(&pod["hostname"]), text(&pod["subdomain"]));
-                    seen.push(Seen { host, template: task["template"].clone(), kind: "Job".to_owned() });
+                    seen.push(Seen {
+                        host,
+                        template: task["template"].clone(),
+                        kind: "Job".to_owned(),
+                    });
                 }
             }
             ("jobset.x-k8s.io/v1alpha2", _) => {
@@ -133,7 +164,11 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
                     let host = format!("{}-{}-0-0.{subdomain}", text(name), text(&job["name"]));
                     assert_eq!(job["replicas"], 1);
                     let template = job["template"]["spec"]["template"].clone();
-                    seen.push(Seen { host, template, kind: "Job".to_owned() });
+                    seen.push(Seen {
+                        host,
+                        template,
+                        kind: "Job".to_owned(),
+                    });
                 }
             }
             _ => {}
@@ -151,7 +186,9 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
         if let Some(after) = rest.strip_prefix('$') {
             out.push('$');
             rest = after;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
+        } else if let Some((name, after)) =
+            rest.strip_prefix('(').and_then(|rest| rest.split_once(')'))
+        {
             match env.get(name) {
                 Some(value) => out += value,
                 None => out += &format!("$({name})"),
@@ -165,7 +202,10 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
 }
 
 /// The environment and the command line that a container starts with.
-pub(crate) fn started(objects: &[Value], template: &Value) -> (BTreeMap<String, String>, Vec<String>) {
+pub(crate) fn started(
+    objects: &[Value],
+    template: &Value,
+) -> (BTreeMap<String, String>, Vec<String>) {
     let container = &template["spec"]["containers"][0];
     let mut env = BTreeMap::new();
     for variable in container["env"].as_array().unwrap() {
@@ -174,30 +214,46 @@ pub(crate) fn started(objects: &[Value], template: &Value) -> (BTreeMap<String, 
             Some(text) => expand(text, &env),
             None => {
                 let maps = of_kind(objects, "ConfigMap");
-                let map = maps.iter().find(|one| one["metadata"]["name"] == from["name"]).unwrap();
-                map["data"][from["key"].as_str().unwrap()].as_str().unwrap().to_owned()
+                let map = maps
+                    .iter()
+                    .find(|one| one["metadata"]["name"] == from["name"])
+                    .unwrap();
+                map["data"][from["key"].as_str().unwrap()]
+                    .as_str()
+                    .unwrap()
+                    .to_owned()
             }
         };
         let old = env.insert(variable["name"].as_str().unwrap().to_owned(), value);
         assert_eq!(old, None, "{} is there twice", variable["name"]);
     }
     let words = [&container["command"], &container["args"]];
-    let words = words.into_iter().flat_map(|list| list.as_array().into_iter().flatten());
-    let words = words.map(|word| expand(word.as_str().unwrap(), &env)).collect();
+    let words = words
+        .into_iter()
+        .flat_map(|list| list.as_array().into_iter().flatten());
+    let words = words
+        .map(|word| expand(word.as_str().unwrap(), &env))
+        .collect();
     (env, words)
 }
 
 /// The node labels that a pod asks for.
 pub(crate) fn wanted(template: &Value) -> BTreeMap<String, String> {
-    let node =
-        &template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let node = &template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = node["nodeSelectorTerms"].as_array().unwrap();
     assert_eq!(terms.len(), 1, "terms are alternatives");
-    let all = terms[0]["matchExpressions"].as_array().unwrap().iter().map(|one| {
-        assert_eq!((&one["operator"], one["values"].as_array().unwrap().len()), (&json!("In"), 1));
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        (text(&one["key"]), text(&one["values"][0]))
-    });
+    let all = terms[0]["matchExpressions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| {
+            assert_eq!(
+                (&one["operator"], one["values"].as_array().unwrap().len()),
+                (&json!("In"), 1)
+            );
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            (text(&one["key"]), text(&one["values"][0]))
+        });
     all.collect()
 }
 
@@ -209,8 +265,10 @@ fn all_cases_in_all_formats_are_objects_of_todays_api() {
             let rendered = rendered(&job, scene, case, format);
             let mut names = BTreeSet::new();
             for object in &rendered.objects {
-                let what =
-                    format!("{format:?} {scene}/{case} {} {}", object["kind"], object["metadata"]["name"]);
+                let what = format!(
+                    "{format:?} {scene}/{case} {} {}",
+                    object["kind"], object["metadata"]["name"]
+                );
                 assert_eq!(faults(object), Vec::<String>::new(), "{what}");
                 assert_eq!(object["metadata"]["namespace"], "train", "{what}");
                 assert!(names.insert(what.clone()), "{what} is there twice");
@@ -218,7 +276,10 @@ fn all_cases_in_all_formats_are_objects_of_todays_api() {
         }
     }
     // The check itself.
-    let mut wrong = rendered(&job, "1", "1", Format::Jobset).objects.pop().unwrap();
+    let mut wrong = rendered(&job, "1", "1", Format::Jobset)
+        .objects
+        .pop()
+        .unwrap();
     wrong["spec"]["sucessPolicy"] = json!({});
     wrong["spec"]["replicatedJobs"][0]["template"]["spec"]["replicas"] = json!(1);
     assert!(!faults(&wrong).is_empty());
@@ -243,7 +304,9 @@ fn every_task_goes_to_its_index_and_knows_all_others() {
                 .collect();
             assert_eq!(hosts.len(), pods.len(), "no two are the same task");
             let all = |role: &str, count: u32| -> Vec<String> {
-                (0..count).map(|task| hosts[&(role.to_owned(), task)].clone()).collect()
+                (0..count)
+                    .map(|task| hosts[&(role.to_owned(), task)].clone())
+                    .collect()
             };
             let (of_ps, of_workers) = (all("ps", servers), all("worker", workers));
             for one in &pods {
@@ -296,26 +359,42 @@ fn parameter_servers_keep_apart_from_each_other_and_from_nothing_else() {
     let job = full();
     for format in [Format::Native, Format::Volcano, Format::Jobset] {
         let pods = pods(&rendered(&job, "1", "2", format).objects);
-        let labels: Vec<&Value> = pods.iter().map(|one| &one.template["metadata"]["labels"]).collect();
+        let labels: Vec<&Value> = pods
+            .iter()
+            .map(|one| &one.template["metadata"]["labels"])
+            .collect();
         for one in &pods {
             let apart = &one.template["spec"]["affinity"]["podAntiAffinity"];
             if one.template["metadata"]["labels"]["job"] == "worker" {
                 assert_eq!(*apart, Value::Null);
                 continue;
             }
-            let terms = apart["requiredDuringSchedulingIgnoredDuringExecution"].as_array().unwrap();
-            assert_eq!((terms.len(), &terms[0]["topologyKey"]), (1, &json!("kubernetes.io/hostname")));
-            let conditions = terms[0]["labelSelector"]["matchExpressions"].as_array().unwrap();
+            let terms = apart["requiredDuringSchedulingIgnoredDuringExecution"]
+                .as_array()
+                .unwrap();
+            assert_eq!(
+                (terms.len(), &terms[0]["topologyKey"]),
+                (1, &json!("kubernetes.io/hostname"))
+            );
+            let conditions = terms[0]["labelSelector"]["matchExpressions"]
+                .as_array()
+                .unwrap();
             let repels = |labels: &Value| {
                 conditions.iter().all(|one| {
                     assert_eq!(one["operator"], "In");
-                    one["values"].as_array().unwrap().contains(&labels[one["key"].as_str().unwrap()])
+                    one["values"]
+                        .as_array()
+                        .unwrap()
+                        .contains(&labels[one["key"].as_str().unwrap()])
                 })
             };
             for labels in &labels {
                 assert_eq!(repels(labels), labels["job"] == "ps", "{labels}");
             }
-            assert!(!repels(&json!({"name": "other", "job": "ps", "task": "0"})), "another job's");
+            assert!(
+                !repels(&json!({"name": "other", "job": "ps", "task": "0"})),
+                "another job's"
+            );
             assert!(!repels(&json!({})), "a pod without labels");
         }
     }
@@ -329,7 +408,10 @@ fn the_agent_knows_the_pods_and_pins_them() {
         BTreeMap::from([("cpu".to_owned(), pinfold::scene::Amount("3".to_owned()))]);
     let rendered = rendered(&job, "2", "1", Format::Native);
     let group = of_kind(&rendered.objects, "PodGroup");
-    assert_eq!((group.len(), &group[0]["spec"]), (1, &json!({"minMember": 11, "queue": "research"})));
+    assert_eq!(
+        (group.len(), &group[0]["spec"]),
+        (1, &json!({"minMember": 11, "queue": "research"}))
+    );
     for one in pods(&rendered.objects) {
         let mut manifest = one.template.clone();
         manifest["apiVersion"] = json!("v1");
@@ -338,9 +420,16 @@ fn the_agent_knows_the_pods_and_pins_them() {
         let pod = pod::parse(&manifest.to_string(), "pod").unwrap().remove(0);
         let known = pod::recognise(&pod);
         let labels = &one.template["metadata"]["labels"];
-        let (role, cpus) = if labels["job"] == "ps" { (Role::Ps, 2) } else { (Role::Worker, 3) };
+        let (role, cpus) = if labels["job"] == "ps" {
+            (Role::Ps, 2)
+        } else {
+            (Role::Worker, 3)
+        };
         assert_eq!((known.role, known.training), (role, true));
-        assert_eq!(known.index.map(|index| index.to_string()).as_deref(), labels["task"].as_str());
+        assert_eq!(
+            known.index.map(|index| index.to_string()).as_deref(),
+            labels["task"].as_str()
+        );
         let granted = pod::entitlement(&pod, &pod.containers[0], &Policy::default());
         assert!(
             matches!(granted, Entitlement::Exclusive { cpus: n, .. } if n.to_string() == cpus.to_string()),
@@ -349,10 +438,30 @@ fn the_agent_knows_the_pods_and_pins_them() {
         let resources = &one.template["spec"]["containers"][0]["resources"];
         assert_eq!(resources["requests"], resources["limits"]);
         let spec = &one.template["spec"];
-        assert_eq!((&spec["schedulerName"], &spec["enableServiceLinks"]), (&json!("volcano"), &json!(false)));
-        assert_eq!(one.template["metadata"]["annotations"]["scheduling.k8s.io/group-name"], "wide-deep");
-        assert_eq!(spec["restartPolicy"], if role == Role::Ps { "Always" } else { "OnFailure" });
-        assert_eq!(one.kind, if role == Role::Ps { "Deployment" } else { "Job" });
+        assert_eq!(
+            (&spec["schedulerName"], &spec["enableServiceLinks"]),
+            (&json!("volcano"), &json!(false))
+        );
+        assert_eq!(
+            one.template["metadata"]["annotations"]["scheduling.k8s.io/group-name"],
+            "wide-deep"
+        );
+        assert_eq!(
+            spec["restartPolicy"],
+            if role == Role::Ps {
+                "Always"
+            } else {
+                "OnFailure"
+            }
+        );
+        assert_eq!(
+            one.kind,
+            if role == Role::Ps {
+                "Deployment"
+            } else {
+                "Job"
+            }
+        );
     }
 }
 
@@ -364,7 +473,10 @@ fn what_reclaims_parameter_servers_finds_it_on_the_objects() {
             let metadata = &object["metadata"];
             assert_eq!(metadata["labels"]["pinfold.io/reclaim"], "ps");
             assert_eq!(metadata["annotations"]["pinfold.io/workers"], "50");
-            assert_eq!(metadata["annotations"]["pinfold.io/reclaim-after-seconds"], "45");
+            assert_eq!(
+                metadata["annotations"]["pinfold.io/reclaim-after-seconds"],
+                "45"
+            );
         }
     }
     let mut job = full();
@@ -379,7 +491,11 @@ fn slices_are_parts_of_the_whole() {
     let whole = rendered(&job, "2", "2", Format::Native).objects;
     let shared = of_kind(&whole, "PersistentVolumeClaim").len() + of_kind(&whole, "PodGroup").len();
     let slice = |role: Option<&str>, from, to| {
-        let slice = Slice { role: role.map(str::to_owned), from, to };
+        let slice = Slice {
+            role: role.map(str::to_owned),
+            from,
+            to,
+        };
         render(&plan, ("2", "2"), &job, Format::Native, &slice, AMOUNTS)
     };
     for (role, from, to, tasks) in [
@@ -394,45 +510,84 @@ fn slices_are_parts_of_the_whole() {
     }
     let mut parts: Vec<Value> = slice(Some("ps"), None, None).unwrap().objects;
     for (from, to) in [(0, 24), (25, 49)] {
-        parts.extend(slice(Some("worker"), Some(from), Some(to)).unwrap().objects.split_off(shared));
+        parts.extend(
+            slice(Some("worker"), Some(from), Some(to))
+                .unwrap()
+                .objects
+                .split_off(shared),
+        );
     }
     assert_eq!(parts, whole);
-    assert!(slice(Some("chief"), None, None).unwrap_err().to_string().contains("it has ps, worker"));
-    assert!(slice(Some("worker"), Some(50), None).unwrap_err().to_string().contains("no task is left"));
-    let all = Slice { role: Some("ps".to_owned()), ..Slice::default() };
+    assert!(
+        slice(Some("chief"), None, None)
+            .unwrap_err()
+            .to_string()
+            .contains("it has ps, worker")
+    );
+    assert!(
+        slice(Some("worker"), Some(50), None)
+            .unwrap_err()
+            .to_string()
+            .contains("no task is left")
+    );
+    let all = Slice {
+        role: Some("ps".to_owned()),
+        ..Slice::default()
+    };
     let refused = render(&plan, ("2", "2"), &job, Format::Tfjob, &all, AMOUNTS).unwrap_err();
     assert!(refused.to_string().contains("as native only"), "{refused}");
 }
 
 fn yaml(objects: &[Value]) -> String {
-    objects.iter().map(|object| serde_saphyr::to_string(object).unwrap()).collect::<Vec<_>>().join("---\n")
+    objects
+        .iter()
+        .map(|object| serde_saphyr::to_string(object).unwrap())
+        .collect::<Vec<_>>()
+        .join("---\n")
 }
 
 /// The program's own output for an example.
 fn printed(args: &[&str]) -> (Option<i32>, String, String) {
-    let output =
-        assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold")).arg("scene").args(args).output().unwrap();
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .arg("scene")
+        .args(args)
+        .output()
+        .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 /// kubectl sends what we made: lists that it fills, like `creationTimestamp: null`, are none of ours.
 fn same(ours: &[Value], theirs: &[Value], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (ours, theirs) in ours.iter().zip(theirs) {
-        assert_eq!(ours, theirs, "{what}: {} {}", ours["kind"], ours["metadata"]["name"]);
+        assert_eq!(
+            ours, theirs,
+            "{what}: {} {}",
+            ours["kind"], ours["metadata"]["name"]
+        );
     }
 }
 
 #[test]
 fn kubectl_takes_every_case_in_every_format_as_it_is() {
-    let Some(kubectl) = program("kubectl") else { return };
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
     let job = full();
     for (scene, case, ..) in CASES {
         for format in FORMATS {
             let objects = rendered(&job, scene, case, format).objects;
             let what = format!("{format:?} {scene}/{case}");
-            same(&objects, &dry_run(&kubectl, &yaml(&objects), &objects), &what);
+            same(
+                &objects,
+                &dry_run(&kubectl, &yaml(&objects), &objects),
+                &what,
+            );
         }
     }
 }
@@ -442,13 +597,23 @@ fn the_examples_are_what_they_say() {
     let scenes = here("deploy/examples/scenes.yaml");
     let run = |name: &str, more: &[&str]| {
         let job = here("deploy/examples").join(name);
-        let mut args = vec!["render", scenes.to_str().unwrap(), "--job", job.to_str().unwrap()];
+        let mut args = vec![
+            "render",
+            scenes.to_str().unwrap(),
+            "--job",
+            job.to_str().unwrap(),
+        ];
         args.extend(more);
         let (code, out, said) = printed(&args);
         assert_eq!(code, Some(0), "{name}: {said}");
         let objects: Vec<Value> = super::yaml::parse(&out, name);
         for object in &objects {
-            assert_eq!(faults(object), Vec::<String>::new(), "{name}: {}", object["kind"]);
+            assert_eq!(
+                faults(object),
+                Vec::<String>::new(),
+                "{name}: {}",
+                object["kind"]
+            );
         }
         (objects, said)
     };
@@ -458,7 +623,10 @@ fn the_examples_are_what_they_say() {
     let (_, words) = started(&objects, &last.template);
     assert_eq!(words[..2], ["sh", "/opt/locality/run.sh"]);
     assert_eq!(words[4..], ["worker", "49", "5", "50"]);
-    assert!(words[2].starts_with("locality-ps-0:2222,") && words[3].ends_with(",locality-worker-49:2222"));
+    assert!(
+        words[2].starts_with("locality-ps-0:2222,")
+            && words[3].ends_with(",locality-worker-49:2222")
+    );
 
     let (objects, said) = run("job-storage.yaml", &["--scene", "1", "--case", "1"]);
     assert_eq!((objects.len(), said.as_str()), (2 + 2 * 11, ""));
@@ -472,15 +640,29 @@ fn the_examples_are_what_they_say() {
     }
     let first = pods(&objects).remove(0);
     let (_, words) = started(&objects, &first.template);
-    assert_eq!(words[4..], ["--job_name=ps", "--task_index=0", "--log_path=/log/ps-0", "--data_dir=/data"]);
+    assert_eq!(
+        words[4..],
+        [
+            "--job_name=ps",
+            "--task_index=0",
+            "--log_path=/log/ps-0",
+            "--data_dir=/data"
+        ]
+    );
     let mounts = &first.template["spec"]["containers"][0]["volumeMounts"];
     assert_eq!(
         *mounts,
         json!([{"name": "data", "mountPath": "/data"}, {"name": "log", "mountPath": "/log"}])
     );
 
-    let (objects, said) = run("job-pinned.yaml", &["--scene", "1", "--case", "2", "--format", "tfjob"]);
-    assert!(said.lines().count() == 1 && said.contains("up to the scheduler"), "{said}");
+    let (objects, said) = run(
+        "job-pinned.yaml",
+        &["--scene", "1", "--case", "2", "--format", "tfjob"],
+    );
+    assert!(
+        said.lines().count() == 1 && said.contains("up to the scheduler"),
+        "{said}"
+    );
     let specs = &objects[0]["spec"]["tfReplicaSpecs"];
     for role in ["PS", "Worker"] {
         let resources = &specs[role]["template"]["spec"]["containers"][0]["resources"];
@@ -489,7 +671,10 @@ fn the_examples_are_what_they_say() {
             json!({"limits": {"cpu": "2", "memory": "4Gi"}, "requests": {"cpu": "2", "memory": "4Gi"}})
         );
     }
-    let (objects, _) = run("job-gang.yaml", &["--scene", "2", "--case", "1", "--format", "volcano"]);
+    let (objects, _) = run(
+        "job-gang.yaml",
+        &["--scene", "2", "--case", "1", "--format", "volcano"],
+    );
     assert_eq!(objects.last().unwrap()["spec"]["minAvailable"], 11);
 }
 
@@ -513,11 +698,19 @@ const NASTY: [&str; 14] = [
 
 #[test]
 fn what_is_named_comes_out_as_it_was_named() {
-    let Some(kubectl) = program("kubectl") else { return };
+    let Some(kubectl) = program("kubectl") else {
+        return;
+    };
     let mut job = full();
-    job.command = std::iter::once("sh".to_owned()).chain(NASTY.map(str::to_owned)).collect();
+    job.command = std::iter::once("sh".to_owned())
+        .chain(NASTY.map(str::to_owned))
+        .collect();
     job.args = Vec::new();
-    job.env = NASTY.iter().zip(0..).map(|(text, at)| (format!("V{at}"), (*text).to_owned())).collect();
+    job.env = NASTY
+        .iter()
+        .zip(0..)
+        .map(|(text, at)| (format!("V{at}"), (*text).to_owned()))
+        .collect();
     job.script = Some(NASTY.concat());
     job.log.as_mut().unwrap().path = Some("/a \"b\" 'c'\n# d".to_owned());
     for format in FORMATS {
@@ -566,7 +759,12 @@ fn the_schema_names_every_field() {
     let (code, out, _) = printed(&["render", "--schema"]);
     assert_eq!(code, Some(0));
     let schema: Value = serde_json::from_str(&out).unwrap();
-    let known: Vec<&str> = schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+    let known: Vec<&str> = schema["properties"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
     let written = serde_json::to_value(TrainingJob::default()).unwrap();
     for field in written.as_object().unwrap().keys() {
         assert!(known.contains(&field.as_str()), "{field}");

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use pinfold::scene::{
-    Asked, Node, ScenePlan, Simulation, TrainingJob, asked, claimed, invented, roles, simulate, slots,
+    Asked, Node, ScenePlan, Simulation, TrainingJob, asked, claimed, invented, roles, simulate,
+    slots,
 };
 use serde_json::{Value, json};
 
@@ -14,8 +15,10 @@ use super::{AMOUNTS, example, here, node, nodes, plan};
 fn run(plan: &ScenePlan, scene: &str, case: &str, nodes: &[Node]) -> Simulation {
     let job = TrainingJob::default();
     let roles = roles(plan, scene, case).unwrap();
-    let asked: BTreeMap<String, Asked> =
-        roles.iter().map(|role| (role.role.clone(), asked(plan, &job, &role.role))).collect();
+    let asked: BTreeMap<String, Asked> = roles
+        .iter()
+        .map(|role| (role.role.clone(), asked(plan, &job, &role.role)))
+        .collect();
     simulate(plan, (scene, case), &asked, nodes, AMOUNTS).unwrap()
 }
 
@@ -35,15 +38,30 @@ fn the_108_nodes_of_all_cases() {
         let mut on: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for (task, name) in &simulation.placed {
             let holder = all.iter().find(|node| node.name == *name).unwrap();
-            let index = if task.role == "worker" { task.index / 10 } else { task.index };
+            let index = if task.role == "worker" {
+                task.index / 10
+            } else {
+                task.index
+            };
             assert_eq!(holder.labels["INDEX"], index.to_string(), "{task}");
-            assert_eq!(holder.labels.get("TYPE"), (scene == "2").then_some(&task.role));
+            assert_eq!(
+                holder.labels.get("TYPE"),
+                (scene == "2").then_some(&task.role)
+            );
             let counts = on.entry(name).or_default();
-            if task.role == "ps" { counts.0 += 1 } else { counts.1 += 1 }
+            if task.role == "ps" {
+                counts.0 += 1
+            } else {
+                counts.1 += 1
+            }
         }
         assert_eq!(on.len(), slots.len(), "every node is used");
         let kinds: BTreeSet<(usize, usize)> = on.values().copied().collect();
-        let expected: &[(usize, usize)] = if scene == "1" { &[(1, 10)] } else { &[(0, 10), (1, 0)] };
+        let expected: &[(usize, usize)] = if scene == "1" {
+            &[(1, 10)]
+        } else {
+            &[(0, 10), (1, 0)]
+        };
         assert_eq!(kinds, expected.iter().copied().collect());
         total += on.len();
     }
@@ -69,8 +87,14 @@ fn what_waits_says_why() {
         let (why, count) = reasons.pop_first().unwrap();
         format!("{count}: {why}")
     };
-    assert_eq!(why(&|nodes| drop(nodes.remove(3))), "11: no node has SCENCE=1, CASE=2, INDEX=3");
-    assert_eq!(why(&|nodes| nodes[3].cordoned = true), "11: node-4 is cordoned");
+    assert_eq!(
+        why(&|nodes| drop(nodes.remove(3))),
+        "11: no node has SCENCE=1, CASE=2, INDEX=3"
+    );
+    assert_eq!(
+        why(&|nodes| nodes[3].cordoned = true),
+        "11: node-4 is cordoned"
+    );
     let taint = |key: &str, effect: &str| pinfold::scene::NodeTaint {
         key: Some(key.to_owned()),
         value: Some("x".to_owned()),
@@ -87,7 +111,9 @@ fn what_waits_says_why() {
             nodes[3]
                 .allocatable
                 .insert("cpu".to_owned(), amount("3"))
-                .or(nodes[3].allocatable.insert("memory".to_owned(), amount("64Gi")))
+                .or(nodes[3]
+                    .allocatable
+                    .insert("memory".to_owned(), amount("64Gi")))
         )),
         "7: node-4 has too little cpu: 300m wanted, 100m left of 3 beside the job's other tasks"
     );
@@ -98,25 +124,41 @@ fn what_waits_says_why() {
 
     // Two nodes with the same labels: both are used, and that is said. The parameter server is there once.
     let mut nodes = whole.clone();
-    nodes.push(Node { name: "twin".to_owned(), ..whole[3].clone() });
+    nodes.push(Node {
+        name: "twin".to_owned(),
+        ..whole[3].clone()
+    });
     let simulation = run(&plan, "1", "2", &nodes);
     assert_eq!(
         simulation.notes,
-        ["node-4 and twin have the same labels, scene 1 case 2 3: the tasks for it may be split among them"]
+        [
+            "node-4 and twin have the same labels, scene 1 case 2 3: the tasks for it may be split among them"
+        ]
     );
-    let on_twin = simulation.placed.iter().filter(|(_, name)| name == "twin").count();
+    let on_twin = simulation
+        .placed
+        .iter()
+        .filter(|(_, name)| name == "twin")
+        .count();
     assert!((5..=6).contains(&on_twin), "{on_twin}");
 
     // The plan's own taint is tolerated, another value of it is not.
     let mut tainted = plan.clone();
-    tainted.spec.taint = Some(pinfold::scene::CaseTaint { value: "x".to_owned(), ..Default::default() });
+    tainted.spec.taint = Some(pinfold::scene::CaseTaint {
+        value: "x".to_owned(),
+        ..Default::default()
+    });
     for (value, pending) in [("x", 0), ("y", 11)] {
         let mut nodes = whole.clone();
         nodes[3].taints = vec![pinfold::scene::NodeTaint {
             value: Some(value.to_owned()),
             ..taint("pinfold.io/scene", "NoSchedule")
         }];
-        assert_eq!(run(&tainted, "1", "2", &nodes).pending.len(), pending, "{value}");
+        assert_eq!(
+            run(&tainted, "1", "2", &nodes).pending.len(),
+            pending,
+            "{value}"
+        );
     }
 }
 
@@ -124,15 +166,33 @@ fn what_waits_says_why() {
 fn invented_nodes_are_candidates() {
     let mut plan = plan(super::SMALL);
     let slots = slots(&plan, "2", "1").unwrap();
-    assert_eq!(invented(&plan, 3, &BTreeMap::new())[0], node("node-1", &[("pool", "train")]));
     assert_eq!(
-        run(&plan, "2", "1", &claimed(&plan, &slots, &invented(&plan, 3, &BTreeMap::new()))).pending,
+        invented(&plan, 3, &BTreeMap::new())[0],
+        node("node-1", &[("pool", "train")])
+    );
+    assert_eq!(
+        run(
+            &plan,
+            "2",
+            "1",
+            &claimed(&plan, &slots, &invented(&plan, 3, &BTreeMap::new()))
+        )
+        .pending,
         []
     );
     plan.spec.nodes.selector = None;
     plan.spec.nodes.names = Some(["c", "b", "a"].map(str::to_owned).to_vec());
-    let simulation = run(&plan, "2", "1", &claimed(&plan, &slots, &invented(&plan, 3, &BTreeMap::new())));
-    let on: Vec<&str> = simulation.placed.iter().map(|(_, name)| name.as_str()).collect();
+    let simulation = run(
+        &plan,
+        "2",
+        "1",
+        &claimed(&plan, &slots, &invented(&plan, 3, &BTreeMap::new())),
+    );
+    let on: Vec<&str> = simulation
+        .placed
+        .iter()
+        .map(|(_, name)| name.as_str())
+        .collect();
     assert_eq!(on, ["a", "c", "c", "c", "b", "b", "b"]);
 }
 
@@ -143,7 +203,11 @@ fn printed(args: &[&str]) -> (Option<i32>, String, String) {
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 #[test]
@@ -156,8 +220,9 @@ fn as_people_and_programs_see_it() {
     };
     let scenes = here("deploy/examples/scenes.yaml");
     let scenes = scenes.to_str().unwrap();
-    let (code, out, error) =
-        printed(&[scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "8", "--memory", "64Gi"]);
+    let (code, out, error) = printed(&[
+        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "8", "--memory", "64Gi",
+    ]);
     assert_eq!((code, error.as_str()), (Some(1), ""));
     let words: Vec<&str> = out.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(words, ["node-1", "worker", "0", "worker", "0-9"], "{out}");
@@ -167,8 +232,17 @@ fn as_people_and_programs_see_it() {
     let (code, out, _) = printed(&[scenes, "--count", "1", "-o", "json"]);
     assert_eq!(code, Some(0));
     let answer: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(answer["placed"][0], json!({"role": "ps", "task": 0, "index": 0, "node": "node-1"}));
-    assert_eq!((answer["placed"].as_array().unwrap().len(), &answer["pending"]), (11, &json!([])));
+    assert_eq!(
+        answer["placed"][0],
+        json!({"role": "ps", "task": 0, "index": 0, "node": "node-1"})
+    );
+    assert_eq!(
+        (
+            answer["placed"].as_array().unwrap().len(),
+            &answer["pending"]
+        ),
+        (11, &json!([]))
+    );
 
     // The labels that nodes have, not those that they would get; and the job's requests instead of the plan's.
     let list = json!({"kind": "List", "items": [
@@ -179,14 +253,26 @@ fn as_people_and_programs_see_it() {
     ]});
     let nodes = put("nodes.json", &list.to_string());
     assert_eq!(printed(&[scenes, "--nodes", &nodes]).0, Some(0));
-    let job = put("job.yaml", "roles: {worker: {limits: {cpu: 2, memory: 4Gi}}}\n");
+    let job = put(
+        "job.yaml",
+        "roles: {worker: {limits: {cpu: 2, memory: 4Gi}}}\n",
+    );
     let (code, out, _) = printed(&[scenes, "--nodes", &nodes, "--job", &job]);
     assert_eq!(code, Some(1));
-    assert!(out.contains("pending: worker 3-9: a has too little cpu: 2 wanted, 0 left of 8"), "{out}");
+    assert!(
+        out.contains("pending: worker 3-9: a has too little cpu: 2 wanted, 0 left of 8"),
+        "{out}"
+    );
     let (code, out, _) = printed(&[scenes, "--scene", "2", "--case", "1", "--nodes", &nodes]);
     assert_eq!(code, Some(1));
     assert!(out.contains("0 tasks on 0 nodes, 11 pending"), "{out}");
-    assert_eq!(printed(&[scenes, "--scene", "2", "--case", "1", "--nodes", &nodes, "--claim"]).0, Some(0));
+    assert_eq!(
+        printed(&[
+            scenes, "--scene", "2", "--case", "1", "--nodes", &nodes, "--claim"
+        ])
+        .0,
+        Some(0)
+    );
     let (code, _, error) = printed(&[scenes]);
     assert_eq!(code, Some(2));
     assert!(error.contains("--nodes"), "{error}");
@@ -195,18 +281,36 @@ fn as_people_and_programs_see_it() {
     assert!(error.contains("--cpu \"many\""), "{error}");
     // What render refuses is refused here, too, instead of taken for nothing.
     for (text, words) in [
-        ("roles: {worker: {limits: {cpu: two}}}\n", "worker: cpu \"two\""),
-        ("roles: {worker: {requests: {memory: 9Gi}, limits: {memory: 1Gi}}}\n", "is more than the limit 1Gi"),
-        ("roles: {worker: {limits: {cpu: 1500m}}}\npin: true\n", "1500m is no whole number of CPUs"),
-        ("roles: {chief: {}}\n", "roles.chief: scene 1 case 1 has no task of this role"),
+        (
+            "roles: {worker: {limits: {cpu: two}}}\n",
+            "worker: cpu \"two\"",
+        ),
+        (
+            "roles: {worker: {requests: {memory: 9Gi}, limits: {memory: 1Gi}}}\n",
+            "is more than the limit 1Gi",
+        ),
+        (
+            "roles: {worker: {limits: {cpu: 1500m}}}\npin: true\n",
+            "1500m is no whole number of CPUs",
+        ),
+        (
+            "roles: {chief: {}}\n",
+            "roles.chief: scene 1 case 1 has no task of this role",
+        ),
     ] {
         let job = put("wrong.yaml", text);
         let (code, out, error) = printed(&[scenes, "--count", "1", "--job", &job]);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{text}");
-        assert!(error.contains(words) && error.contains("can't be simulated"), "{error}");
+        assert!(
+            error.contains(words) && error.contains("can't be simulated"),
+            "{error}"
+        );
     }
     // Two cannot read one standard input.
-    for args in [&["-", "--job", "-", "--count", "1"][..], &["-", "--nodes", "-"]] {
+    for args in [
+        &["-", "--job", "-", "--count", "1"][..],
+        &["-", "--nodes", "-"],
+    ] {
         let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"))
             .args(["scene", "simulate"])
             .args(args)
@@ -214,12 +318,22 @@ fn as_people_and_programs_see_it() {
             .output()
             .unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{error}");
+        assert_eq!(
+            (output.status.code(), output.stdout.len()),
+            (Some(2), 0),
+            "{error}"
+        );
     }
     let mut render = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"));
-    let output =
-        render.args(["scene", "render", "-", "--job", "-"]).write_stdin("name: a\n").output().unwrap();
+    let output = render
+        .args(["scene", "render", "-", "--job", "-"])
+        .write_stdin("name: a\n")
+        .output()
+        .unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(error.contains("two files are to be read from the standard input"), "{error}");
+    assert!(
+        error.contains("two files are to be read from the standard input"),
+        "{error}"
+    );
 }

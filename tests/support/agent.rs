@@ -18,13 +18,15 @@ use super::http::{self, Answer};
 
 /// How long anything may take that should happen at once: 10 s, or `PINFOLD_TEST_PATIENCE` where a machine is slow.
 pub(crate) fn patience() -> Duration {
-    let seconds = std::env::var("PINFOLD_TEST_PATIENCE").map_or(10, |seconds| seconds.parse().unwrap());
+    let seconds =
+        std::env::var("PINFOLD_TEST_PATIENCE").map_or(10, |seconds| seconds.parse().unwrap());
     Duration::from_secs(seconds)
 }
 
 /// The program, or the one named by `PINFOLD`; with nothing of this process's settings.
 pub(crate) fn pinfold() -> Command {
-    let program = std::env::var_os("PINFOLD").unwrap_or_else(|| env!("CARGO_BIN_EXE_pinfold").into());
+    let program =
+        std::env::var_os("PINFOLD").unwrap_or_else(|| env!("CARGO_BIN_EXE_pinfold").into());
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PINFOLD") {
@@ -32,7 +34,12 @@ pub(crate) fn pinfold() -> Command {
         }
     }
     // Nor with those of a pod, or of a person who uses a cluster.
-    for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_NAMESPACE"] {
+    for name in [
+        "KUBECONFIG",
+        "KUBERNETES_SERVICE_HOST",
+        "NODE_NAME",
+        "POD_NAMESPACE",
+    ] {
         command.env_remove(name);
     }
     command
@@ -52,7 +59,10 @@ impl Manifests {
         let above = TempDir::new().unwrap();
         let path = above.path().join("pods");
         fs::create_dir(&path).unwrap();
-        Self { _above: above, path }
+        Self {
+            _above: above,
+            path,
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -85,7 +95,10 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(tree: &str, pods: &Manifests, reserved: &CpuSet) -> Self {
-        Self { pods: Some(pods.path().to_owned()), ..Self::without_manifests(tree, reserved) }
+        Self {
+            pods: Some(pods.path().to_owned()),
+            ..Self::without_manifests(tree, reserved)
+        }
     }
 
     /// One that hears of pods from elsewhere.
@@ -109,7 +122,12 @@ impl Settings {
     /// The command line of `pinfold run`.
     pub(crate) fn command(&self) -> Command {
         let mut command = pinfold();
-        command.arg("run").args(["--listen", "127.0.0.1:0", "--reserved", &self.reserved.to_string()]);
+        command.arg("run").args([
+            "--listen",
+            "127.0.0.1:0",
+            "--reserved",
+            &self.reserved.to_string(),
+        ]);
         if let Some(pods) = &self.pods {
             command.arg("--pods").arg(pods);
         }
@@ -129,8 +147,13 @@ impl Settings {
 
     /// Starts an agent and waits until it serves; it may not be ready.
     pub(crate) fn start_early(&self) -> Agent {
-        let mut child =
-            self.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = self
+            .command()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let copy = Arc::clone(&log);
@@ -139,17 +162,28 @@ impl Settings {
                 copy.lock().unwrap().push(line);
             }
         });
-        let mut agent = Agent { child, log, reader: Some(reader), address: SocketAddr::from(([0; 4], 0)) };
+        let mut agent = Agent {
+            child,
+            log,
+            reader: Some(reader),
+            address: SocketAddr::from(([0; 4], 0)),
+        };
         let deadline = Instant::now() + patience();
         loop {
             let text = agent.log();
-            let found = text.split("serving http://").nth(1).and_then(|rest| rest.split('/').next());
+            let found = text
+                .split("serving http://")
+                .nth(1)
+                .and_then(|rest| rest.split('/').next());
             if let Some(address) = found {
                 agent.address = address.parse().unwrap();
                 return agent;
             }
             let ended = agent.child.try_wait().unwrap();
-            assert!(ended.is_none() && Instant::now() < deadline, "no agent: {ended:?}\n{text}");
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "no agent: {ended:?}\n{text}"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -188,7 +222,12 @@ impl Agent {
     }
 
     /// The same for what takes its time.
-    pub(crate) fn within(&self, time: Duration, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
+    pub(crate) fn within(
+        &self,
+        time: Duration,
+        what: &str,
+        mut wanted: impl FnMut(&Value) -> bool,
+    ) -> Value {
         let deadline = Instant::now() + time;
         loop {
             let status = self.status();
@@ -196,7 +235,9 @@ impl Agent {
                 return status.clone();
             }
             if Instant::now() >= deadline {
-                let status = status.map(|status| format!("{status:#}")).unwrap_or_default();
+                let status = status
+                    .map(|status| format!("{status:#}"))
+                    .unwrap_or_default();
                 panic!("never seen: {what}\n{status}\n{}", self.log());
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -213,7 +254,11 @@ impl Agent {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+        kill(
+            Pid::from_raw(i32::try_from(self.child.id()).unwrap()),
+            signal,
+        )
+        .unwrap();
     }
 
     /// Kills it as the kernel does when memory is short.
@@ -234,7 +279,11 @@ impl Agent {
                 }
                 return (status, took, self.log());
             }
-            assert!(start.elapsed() < patience(), "SIGTERM doesn't end the agent\n{}", self.log());
+            assert!(
+                start.elapsed() < patience(),
+                "SIGTERM doesn't end the agent\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -242,7 +291,10 @@ impl Agent {
     /// Stops it as a node's shutdown does, and requires that it goes well.
     pub(crate) fn stop(self) {
         let (status, took, log) = self.terminate();
-        assert!(status.success() && took < patience() / 5, "{status}, {took:?}\n{log}");
+        assert!(
+            status.success() && took < patience() / 5,
+            "{status}, {took:?}\n{log}"
+        );
     }
 }
 
@@ -261,22 +313,31 @@ impl Drop for Agent {
 pub(crate) fn metric(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let fits = |line: &&str| {
         let series = line.split(['{', ' ']).next() == Some(name);
-        series && labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")))
+        series
+            && labels
+                .iter()
+                .all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")))
     };
-    let values =
-        text.lines().filter(fits).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+    let values = text
+        .lines()
+        .filter(fits)
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
     values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
 /// One container in a status.
 pub(crate) fn container<'a>(status: &'a Value, pod: &str, name: &str) -> Option<&'a Value> {
     let containers = status["containers"].as_array().unwrap();
-    containers.iter().find(|one| one["pod"] == pod && one["container"] == name)
+    containers
+        .iter()
+        .find(|one| one["pod"] == pod && one["container"] == name)
 }
 
 /// The CPUs that a pod's container `main` owns by the status.
 pub(crate) fn assigned(status: &Value, pod: &str) -> Option<CpuSet> {
-    container(status, pod, "main")?["assigned"].as_str().map(|list| list.parse().unwrap())
+    container(status, pod, "main")?["assigned"]
+        .as_str()
+        .map(|list| list.parse().unwrap())
 }
 
 /// Whether the kernel has given a pod's container `main` what it owns.
@@ -291,9 +352,18 @@ pub(crate) fn worker(name: &str, uid: &str, cpus: usize) -> String {
 }
 
 /// The same with annotations (as lines) and a status (the ids of containers by name).
-pub(crate) fn worker_with(name: &str, uid: &str, cpus: usize, annotation: &str, id: &str) -> String {
-    let annotations =
-        if annotation.is_empty() { String::new() } else { format!("\n  annotations: {{{annotation}}}") };
+pub(crate) fn worker_with(
+    name: &str,
+    uid: &str,
+    cpus: usize,
+    annotation: &str,
+    id: &str,
+) -> String {
+    let annotations = if annotation.is_empty() {
+        String::new()
+    } else {
+        format!("\n  annotations: {{{annotation}}}")
+    };
     let status = if id.is_empty() {
         String::new()
     } else {

@@ -43,7 +43,10 @@ impl StructType for Shape {
         let mut map: HashMap<String, Value> = HashMap::new();
         for (name, value) in fields {
             if !self.fields.contains(&name.as_str()) {
-                return Err(ExecutionError::function_error(self.ty.name(), format!("no field {name}")));
+                return Err(ExecutionError::function_error(
+                    self.ty.name(),
+                    format!("no field {name}"),
+                ));
             }
             map.insert(name, Value::try_from(&*value)?);
         }
@@ -61,14 +64,20 @@ fn environment() -> Arc<Env> {
         ("Object.spec.containers.env", &["name", "value"]),
     ];
     for (name, fields) in shapes {
-        env.add_type(Shape { ty: Type::new_struct(name.to_owned()), fields }).unwrap();
+        env.add_type(Shape {
+            ty: Type::new_struct(name.to_owned()),
+            fields,
+        })
+        .unwrap();
     }
     Arc::new(env)
 }
 
 /// A quantity's amount; the policies ask for whole numbers and for a float.
 fn quantity(text: &str) -> Option<f64> {
-    let at = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-')).unwrap_or(text.len());
+    let at = text
+        .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(at);
     let scale = match suffix {
         "" => 1.0,
@@ -110,24 +119,45 @@ impl Policy {
         let env = environment();
         let compile = |text: &Json| {
             let text = text.as_str().unwrap();
-            env.compile(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+            env.compile(text)
+                .unwrap_or_else(|error| panic!("{error}\n{text}"))
         };
         let list = |key: &str| policy["spec"][key].as_array().cloned().unwrap_or_default();
-        let conditions = list("matchConditions").iter().map(|one| compile(&one["expression"])).collect();
+        let conditions = list("matchConditions")
+            .iter()
+            .map(|one| compile(&one["expression"]))
+            .collect();
         let variables = list("variables")
             .iter()
-            .map(|one| (one["name"].as_str().unwrap().to_owned(), compile(&one["expression"])))
+            .map(|one| {
+                (
+                    one["name"].as_str().unwrap().to_owned(),
+                    compile(&one["expression"]),
+                )
+            })
             .collect();
-        let validations =
-            list("validations").into_iter().map(|one| (compile(&one["expression"]), one)).collect();
+        let validations = list("validations")
+            .into_iter()
+            .map(|one| (compile(&one["expression"]), one))
+            .collect();
         let mutations = list("mutations")
             .iter()
             .map(|one| {
-                assert_eq!(one["patchType"], "ApplyConfiguration", "the form that is known to work");
+                assert_eq!(
+                    one["patchType"], "ApplyConfiguration",
+                    "the form that is known to work"
+                );
                 compile(&one["applyConfiguration"]["expression"])
             })
             .collect();
-        Self { env: Arc::clone(&env), conditions, variables, validations, mutations, rights: Arc::default() }
+        Self {
+            env: Arc::clone(&env),
+            conditions,
+            variables,
+            validations,
+            mutations,
+            rights: Arc::default(),
+        }
     }
 
     /// The policy in a cluster with these roles and bindings.
@@ -138,19 +168,33 @@ impl Policy {
 
     fn context(&self, request: &Request) -> Context<'static, 'static> {
         let mut context = Context::with_env(Arc::clone(&self.env));
-        let wrong = |text: &str| ExecutionError::function_error("quantity", format!("{text} is none"));
+        let wrong =
+            |text: &str| ExecutionError::function_error("quantity", format!("{text} is none"));
         context
-            .add_function("quantity", move |text: Arc<String>| quantity(&text).ok_or_else(|| wrong(&text)))
+            .add_function("quantity", move |text: Arc<String>| {
+                quantity(&text).ok_or_else(|| wrong(&text))
+            })
             .unwrap();
-        context.add_function("isInteger", |This(amount): This<f64>| amount.fract() == 0.0).unwrap();
+        context
+            .add_function("isInteger", |This(amount): This<f64>| amount.fract() == 0.0)
+            .unwrap();
         #[allow(clippy::cast_possible_truncation, reason = "of a number that is whole")]
-        context.add_function("asInteger", |This(amount): This<f64>| amount as i64).unwrap();
-        context.add_function("asApproximateFloat", |This(amount): This<f64>| amount).unwrap();
-        let user = request.request["userInfo"]["username"].as_str().unwrap_or_default().to_owned();
+        context
+            .add_function("asInteger", |This(amount): This<f64>| amount as i64)
+            .unwrap();
+        context
+            .add_function("asApproximateFloat", |This(amount): This<f64>| amount)
+            .unwrap();
+        let user = request.request["userInfo"]["username"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         self.authorize(&mut context, user);
-        for (name, value) in
-            [("object", &request.object), ("oldObject", &request.old), ("request", &request.request)]
-        {
+        for (name, value) in [
+            ("object", &request.object),
+            ("oldObject", &request.old),
+            ("request", &request.request),
+        ] {
             context.add_variable(name, value.clone()).unwrap();
         }
         // The server evaluates a variable when it is used; one that can't be is an error only then.
@@ -205,10 +249,12 @@ impl Policy {
                 Ok(Value::Bool(true)) => {}
                 Ok(Value::Bool(false)) => {
                     let message = match one["messageExpression"].as_str() {
-                        Some(text) => match self.env.compile(text).unwrap().execute(&context).unwrap() {
-                            Value::String(text) => text.to_string(),
-                            other => panic!("a message is {other:?}"),
-                        },
+                        Some(text) => {
+                            match self.env.compile(text).unwrap().execute(&context).unwrap() {
+                                Value::String(text) => text.to_string(),
+                                other => panic!("a message is {other:?}"),
+                            }
+                        }
                         None => one["message"].as_str().unwrap().to_owned(),
                     };
                     return Verdict::Denied(message, reason);
@@ -225,7 +271,11 @@ impl Policy {
     /// # Errors
     /// An expression that can't be evaluated: with failurePolicy Ignore the server then leaves the pod as it is.
     pub(crate) fn mutate(&self, pod: &Json) -> Result<Json, ExecutionError> {
-        let request = Request { object: pod.clone(), old: Json::Null, request: json!({}) };
+        let request = Request {
+            object: pod.clone(),
+            old: Json::Null,
+            request: json!({}),
+        };
         let context = self.context(&request);
         let mut pod = pod.clone();
         if self.matches(&context)? {
@@ -241,21 +291,35 @@ impl Policy {
 fn may(objects: &[Json], user: &str, right: [&str; 3]) -> bool {
     let of_kind = |kind: &'static str| objects.iter().filter(move |object| object["kind"] == kind);
     let has = |list: &Json, word: &str| {
-        list.as_array().into_iter().flatten().any(|entry| entry == word || entry == "*")
+        list.as_array()
+            .into_iter()
+            .flatten()
+            .any(|entry| entry == word || entry == "*")
     };
     let bound = of_kind("ClusterRoleBinding").filter(|binding| {
-        binding["subjects"].as_array().into_iter().flatten().any(|subject| {
-            let (namespace, name) = (subject["namespace"].as_str(), subject["name"].as_str());
-            let (Some(namespace), Some(name)) = (namespace, name) else { return false };
-            user == format!("system:serviceaccount:{namespace}:{name}")
-        })
+        binding["subjects"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|subject| {
+                let (namespace, name) = (subject["namespace"].as_str(), subject["name"].as_str());
+                let (Some(namespace), Some(name)) = (namespace, name) else {
+                    return false;
+                };
+                user == format!("system:serviceaccount:{namespace}:{name}")
+            })
     });
     let roles = bound.flat_map(|binding| {
         of_kind("ClusterRole").filter(|role| role["metadata"]["name"] == binding["roleRef"]["name"])
     });
-    roles.flat_map(|role| role["rules"].as_array().into_iter().flatten()).any(|rule| {
-        ["apiGroups", "resources", "verbs"].iter().zip(right).all(|(key, word)| has(&rule[*key], word))
-    })
+    roles
+        .flat_map(|role| role["rules"].as_array().into_iter().flatten())
+        .any(|rule| {
+            ["apiGroups", "resources", "verbs"]
+                .iter()
+                .zip(right)
+                .all(|(key, word)| has(&rule[*key], word))
+        })
 }
 
 /// Merges an apply configuration: lists of containers and variables are maps by name.

@@ -15,9 +15,17 @@ pub(crate) struct Answer {
 /// Asks, and reads to the end.
 pub(crate) fn ask(address: SocketAddr, method: &str, path: &str) -> std::io::Result<Answer> {
     let (head, body) = exchange(address, method, path, "")?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .unwrap_or_default();
     let body = String::from_utf8(body).map_err(std::io::Error::other)?;
-    Ok(Answer { status, head: head.to_ascii_lowercase(), body })
+    Ok(Answer {
+        status,
+        head: head.to_ascii_lowercase(),
+        body,
+    })
 }
 
 /// Asks with these headers, each with its line's end; head and body of the answer.
@@ -29,10 +37,16 @@ pub(crate) fn exchange(
 ) -> std::io::Result<(String, Vec<u8>)> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n")?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n"
+    )?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
-    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(bytes.len());
+    let end = bytes
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .unwrap_or(bytes.len());
     let body = bytes.get(end + 4..).unwrap_or_default().to_vec();
     Ok((String::from_utf8_lossy(&bytes[..end]).into_owned(), body))
 }

@@ -36,9 +36,16 @@ pub(crate) fn kernel_tests() -> Option<Kernel> {
         panic!("PINFOLD_KERNEL_TESTS=1 wants a cgroup hierarchy with cpuset: {error}")
     });
     let online = cgroups.all_cpus().unwrap();
-    assert!(online.len() >= 2, "PINFOLD_KERNEL_TESTS=1 wants two CPUs or more, here is {online}");
+    assert!(
+        online.len() >= 2,
+        "PINFOLD_KERNEL_TESTS=1 wants two CPUs or more, here is {online}"
+    );
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    Some(Kernel { _turn: turn, cgroups, online })
+    Some(Kernel {
+        _turn: turn,
+        cgroups,
+        online,
+    })
 }
 
 // === impl Kernel ===
@@ -69,12 +76,19 @@ impl Kernel {
         let number = TREES.fetch_add(1, Ordering::Relaxed);
         let top = format!("pinfold-test-{}-{number}", std::process::id());
         let path = format!("{top}/{name}");
-        let tree =
-            Tree { kernel: self, top, path, launcher: Launcher::new().unwrap(), processes: BTreeMap::new() };
+        let tree = Tree {
+            kernel: self,
+            top,
+            path,
+            launcher: Launcher::new().unwrap(),
+            processes: BTreeMap::new(),
+        };
         self.cgroups.create(&tree.top).unwrap();
         self.cgroups.create(&tree.path).unwrap();
         for class in classes {
-            self.cgroups.create(&format!("{}/{class}", tree.path)).unwrap();
+            self.cgroups
+                .create(&format!("{}/{class}", tree.path))
+                .unwrap();
         }
         tree
     }
@@ -106,19 +120,32 @@ impl Kernel {
 
     /// The CPU limit in microseconds per period.
     pub(crate) fn quota(&self, path: &str) -> Option<u64> {
-        self.cgroups.quota(path).unwrap().and_then(|quota| quota.quota)
+        self.cgroups
+            .quota(path)
+            .unwrap()
+            .and_then(|quota| quota.quota)
     }
 
     /// Writes a limit of whole CPUs, as a runtime does.
     pub(crate) fn set_quota(&self, path: &str, cpus: u64) {
         self.cgroups
-            .set_quota(path, Quota { quota: Some(cpus * 100_000), period: 100_000 })
+            .set_quota(
+                path,
+                Quota {
+                    quota: Some(cpus * 100_000),
+                    period: 100_000,
+                },
+            )
             .unwrap_or_else(|error| panic!("{path}: {error:?}"));
     }
 
     /// Writes `cpuset.cpus` as somebody else would, past Pinfold's own code.
     pub(crate) fn write_cpus(&self, path: &str, cpus: &CpuSet) {
-        fs::write(self.cgroups.root().join(path).join("cpuset.cpus"), cpus.to_string()).unwrap();
+        fs::write(
+            self.cgroups.root().join(path).join("cpuset.cpus"),
+            cpus.to_string(),
+        )
+        .unwrap();
     }
 }
 
@@ -147,7 +174,10 @@ impl Tree<'_> {
 
     /// Makes a cgroup.
     pub(crate) fn make(&self, path: &str) -> String {
-        self.kernel.cgroups.create(path).unwrap_or_else(|error| panic!("{path}: {error:?}"));
+        self.kernel
+            .cgroups
+            .create(path)
+            .unwrap_or_else(|error| panic!("{path}: {error:?}"));
         path.to_owned()
     }
 
@@ -166,9 +196,15 @@ impl Tree<'_> {
             netns: network.cloned(),
             stderr: Stderr::Null,
         };
-        let process = self.launcher.spawn(spawn).unwrap_or_else(|error| panic!("{path}: {error:?}"));
+        let process = self
+            .launcher
+            .spawn(spawn)
+            .unwrap_or_else(|error| panic!("{path}: {error:?}"));
         let pid = process.pid();
-        self.processes.entry(path.to_owned()).or_default().push(process);
+        self.processes
+            .entry(path.to_owned())
+            .or_default()
+            .push(process);
         pid
     }
 
@@ -180,7 +216,10 @@ impl Tree<'_> {
         let deadline = Instant::now() + Duration::from_secs(5);
         // The kernel may count a dead process for a moment longer.
         while let Err(error) = self.kernel.cgroups.remove(path) {
-            assert!(Instant::now() < deadline, "{path} can't be removed: {error:?}");
+            assert!(
+                Instant::now() < deadline,
+                "{path} can't be removed: {error:?}"
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -199,6 +238,9 @@ impl Drop for Tree<'_> {
 /// The CPUs on which a process may run, by its own status.
 pub(crate) fn allowed(pid: u32) -> CpuSet {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let list = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .unwrap();
     list.trim().parse().unwrap()
 }

@@ -25,7 +25,12 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let address = listener.local_addr().unwrap();
     let kinds: Vec<(String, String)> = objects
         .iter()
-        .map(|one| (one["apiVersion"].as_str().unwrap().to_owned(), one["kind"].as_str().unwrap().to_owned()))
+        .map(|one| {
+            (
+                one["apiVersion"].as_str().unwrap().to_owned(),
+                one["kind"].as_str().unwrap().to_owned(),
+            )
+        })
         .collect();
     let cluster = |kind: &str| {
         matches!(
@@ -47,8 +52,11 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
                 json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
             );
         }
-        let mut versions: Vec<&str> =
-            kinds.iter().map(|(version, _)| version.as_str()).filter(|version| *version != "v1").collect();
+        let mut versions: Vec<&str> = kinds
+            .iter()
+            .map(|(version, _)| version.as_str())
+            .filter(|version| *version != "v1")
+            .collect();
         versions.sort_unstable();
         versions.dedup();
         if path == "/apis" {
@@ -61,15 +69,23 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
             return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
         }
         let named = live.iter().find(|one| {
-            let (kind, name) = (one["kind"].as_str().unwrap(), one["metadata"]["name"].as_str().unwrap());
+            let (kind, name) = (
+                one["kind"].as_str().unwrap(),
+                one["metadata"]["name"].as_str().unwrap(),
+            );
             path.ends_with(&format!("/{}/{name}", plural(kind)))
         });
         if named.is_some() {
             return named.cloned();
         }
-        let version = path.strip_prefix("/apis/").or_else(|| path.strip_prefix("/api/"))?;
-        let mut names: Vec<&String> =
-            kinds.iter().filter(|(other, _)| other == version).map(|(_, kind)| kind).collect();
+        let version = path
+            .strip_prefix("/apis/")
+            .or_else(|| path.strip_prefix("/api/"))?;
+        let mut names: Vec<&String> = kinds
+            .iter()
+            .filter(|(other, _)| other == version)
+            .map(|(_, kind)| kind)
+            .collect();
         names.dedup();
         let resources: Vec<Value> = names
             .iter()
@@ -114,15 +130,21 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
 /// What an apply of objects says that were applied before, line by line.
 pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
-    let live: Vec<Value> =
-        create(kubectl, &list, objects, &["--save-config"]).into_iter().map(kept).collect();
+    let live: Vec<Value> = create(kubectl, &list, objects, &["--save-config"])
+        .into_iter()
+        .map(kept)
+        .collect();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.json");
     std::fs::write(&file, list).unwrap();
     let server = format!("http://{}", serve(objects, live));
     let mut apply = Command::new(kubectl);
     apply.env("HOME", folder.path()).env_remove("KUBECONFIG");
-    let said = succeed(apply.args(["apply", "--validate=false", "-s", &server, "-f"]).arg(file));
+    let said = succeed(
+        apply
+            .args(["apply", "--validate=false", "-s", &server, "-f"])
+            .arg(file),
+    );
     said.lines().map(str::to_owned).collect()
 }
 
@@ -130,15 +152,23 @@ pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
 ///
 /// The scope matters because the list of rules is replaced as a whole: kubectl leaves any other defaulted field alone.
 fn kept(mut object: Value) -> Value {
-    for (holder, field) in [("", "globalDefault"), ("/spec/template/spec", "hostNetwork")] {
+    for (holder, field) in [
+        ("", "globalDefault"),
+        ("/spec/template/spec", "hostNetwork"),
+    ] {
         let holder = object.pointer_mut(holder).and_then(Value::as_object_mut);
         if let Some(holder) = holder.filter(|holder| holder.get(field) == Some(&json!(false))) {
             holder.remove(field);
         }
     }
-    let rules = object.pointer_mut("/spec/matchConstraints/resourceRules").and_then(Value::as_array_mut);
+    let rules = object
+        .pointer_mut("/spec/matchConstraints/resourceRules")
+        .and_then(Value::as_array_mut);
     for rule in rules.into_iter().flatten() {
-        rule.as_object_mut().unwrap().entry("scope").or_insert(json!("*"));
+        rule.as_object_mut()
+            .unwrap()
+            .entry("scope")
+            .or_insert(json!("*"));
     }
     object
 }
@@ -163,7 +193,9 @@ fn create(kubectl: &Path, text: &str, objects: &[Value], more: &[&str]) -> Vec<V
             .arg(file),
     );
     // One object comes alone; several come one behind the other, or in a List.
-    let read = serde_json::Deserializer::from_str(&printed).into_iter::<Value>().map(Result::unwrap);
+    let read = serde_json::Deserializer::from_str(&printed)
+        .into_iter::<Value>()
+        .map(Result::unwrap);
     read.flat_map(|one| match one["items"].as_array() {
         Some(items) => items.clone(),
         None => vec![one],

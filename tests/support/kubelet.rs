@@ -72,8 +72,17 @@ impl Root {
                 .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
                 .open(&pipe)
             {
-                Ok(file) => return Pipe { path: pipe, _writer: file },
-                Err(error) => assert!(Instant::now() < deadline, "nobody reads {}: {error}", pipe.display()),
+                Ok(file) => {
+                    return Pipe {
+                        path: pipe,
+                        _writer: file,
+                    };
+                }
+                Err(error) => assert!(
+                    Instant::now() < deadline,
+                    "nobody reads {}: {error}",
+                    pipe.display()
+                ),
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -88,21 +97,29 @@ impl Root {
     pub(crate) fn kubelet(&self, assigns: bool) -> Kubelet {
         let _ = fs::remove_file(self.socket());
         let assigns = Arc::new(AtomicBool::new(assigns));
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let listener = runtime.block_on(async { UnixListener::bind(self.socket()).unwrap() });
         let policy = Arc::clone(&assigns);
         runtime.spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let policy = Arc::clone(&policy);
-                let service = service_fn(move |request| answer(request, policy.load(Ordering::Relaxed)));
+                let service =
+                    service_fn(move |request| answer(request, policy.load(Ordering::Relaxed)));
                 tokio::spawn(
-                    http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service),
+                    http2::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(stream), service),
                 );
             }
         });
-        Kubelet { assigns, _runtime: runtime }
+        Kubelet {
+            assigns,
+            _runtime: runtime,
+        }
     }
 }
 
@@ -136,8 +153,16 @@ async fn answer(request: Request<Incoming>, assigns: bool) -> Result<Response<Bo
     };
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     let framed = [&[0][..], &length, message].concat();
-    let status = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
-    let frames = vec![Ok(Frame::data(Bytes::from(framed))), Ok(Frame::trailers(status))];
+    let status = HeaderMap::from_iter([(
+        "grpc-status".parse().unwrap(),
+        HeaderValue::from_static("0"),
+    )]);
+    let frames = vec![
+        Ok(Frame::data(Bytes::from(framed))),
+        Ok(Frame::trailers(status)),
+    ];
     let response = Response::builder().header("content-type", "application/grpc");
-    Ok(response.body(StreamBody::new(stream::iter(frames))).unwrap())
+    Ok(response
+        .body(StreamBody::new(stream::iter(frames)))
+        .unwrap())
 }

@@ -50,7 +50,9 @@ pub(crate) fn unpack(name: &str) -> TempDir {
         let below = path.components().skip(1).collect::<PathBuf>();
         let ours = below.starts_with("sys/devices/system/cpu")
             || below.starts_with("sys/devices/system/node")
-            || below.to_str().is_some_and(|path| path.starts_with("sys/devices/cpu_"));
+            || below
+                .to_str()
+                .is_some_and(|path| path.starts_with("sys/devices/cpu_"));
         // Folders count by themselves: an offline CPU's may be empty.
         let to = folder.path().join(&below);
         if ours && entry.header().entry_type().is_dir() {

@@ -22,7 +22,9 @@ pub(crate) const RESPONSE: u8 = 2;
 
 /// Fails the test instead of waiting for ever.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(WAIT, future).await.unwrap_or_else(|_| panic!("{what} does not come"))
+    tokio::time::timeout(WAIT, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} does not come"))
 }
 
 // The ttrpc envelope and the calls' messages, by the numbers of their fields.
@@ -156,13 +158,23 @@ pub(crate) fn frame(channel: u32, payload: &[u8]) -> Vec<u8> {
 /// A ttrpc message.
 pub(crate) fn message(stream: u32, kind: u8, data: &[u8]) -> Vec<u8> {
     let length = u32::try_from(data.len()).unwrap();
-    [&length.to_be_bytes(), &stream.to_be_bytes(), &[kind, 0][..], data].concat()
+    [
+        &length.to_be_bytes(),
+        &stream.to_be_bytes(),
+        &[kind, 0][..],
+        data,
+    ]
+    .concat()
 }
 
 /// A message as runtimes send it: what does not fit into their buffer makes a second frame.
 pub(crate) fn framed(channel: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = message.split_at(message.len().min(4096));
-    let rest = if rest.is_empty() { Vec::new() } else { frame(channel, rest) };
+    let rest = if rest.is_empty() {
+        Vec::new()
+    } else {
+        frame(channel, rest)
+    };
     [frame(channel, first), rest].concat()
 }
 
@@ -200,15 +212,23 @@ impl Parser {
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<Frame> {
         self.buffer.extend_from_slice(bytes);
         let mut found = Vec::new();
-        let word = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+        let word =
+            |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
         while self.buffer.len() >= 8 {
             let (channel, length) = (word(&self.buffer, 0), word(&self.buffer, 4) as usize);
             if self.buffer.len() < 8 + length {
                 break;
             }
             let held = self.channels.entry(channel).or_default();
-            let missing = if held.len() < 10 { 0 } else { 10 + word(held, 0) as usize - held.len() };
-            assert!(length <= missing.max(4096), "a frame of {length} bytes does not fit into Go's buffer");
+            let missing = if held.len() < 10 {
+                0
+            } else {
+                10 + word(held, 0) as usize - held.len()
+            };
+            assert!(
+                length <= missing.max(4096),
+                "a frame of {length} bytes does not fit into Go's buffer"
+            );
             held.extend_from_slice(&self.buffer[8..8 + length]);
             self.buffer.drain(..8 + length);
             self.taken += 8 + length;
@@ -216,7 +236,13 @@ impl Parser {
                 let rest = held.split_off(10 + word(held, 0) as usize);
                 let whole = std::mem::replace(held, rest);
                 let (stream, kind, data) = (word(&whole, 4), whole[8], whole[10..].to_vec());
-                found.push(Frame { channel, stream, kind, data, end: self.taken });
+                found.push(Frame {
+                    channel,
+                    stream,
+                    kind,
+                    data,
+                    end: self.taken,
+                });
             }
         }
         found
@@ -231,7 +257,10 @@ pub(crate) struct Socket {
 
 impl Socket {
     pub(crate) fn new() -> Self {
-        let mut socket = Self { folder: tempfile::tempdir().unwrap(), listener: None };
+        let mut socket = Self {
+            folder: tempfile::tempdir().unwrap(),
+            listener: None,
+        };
         socket.open();
         socket
     }
@@ -254,7 +283,12 @@ impl Socket {
     pub(crate) async fn accept(&mut self) -> FakeRuntime {
         let listener = self.listener.as_ref().unwrap();
         let (stream, _) = soon("a connection", listener.accept()).await.unwrap();
-        FakeRuntime { stream, parser: Parser::default(), ready: VecDeque::new(), next: 1 }
+        FakeRuntime {
+            stream,
+            parser: Parser::default(),
+            ready: VecDeque::new(),
+            next: 1,
+        }
     }
 
     /// Accepts, registers, configures and synchronizes an empty node.
@@ -277,11 +311,18 @@ pub(crate) struct FakeRuntime {
 
 impl FakeRuntime {
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
-        soon("a reader", self.stream.write_all(bytes)).await.unwrap();
+        soon("a reader", self.stream.write_all(bytes))
+            .await
+            .unwrap();
     }
 
     /// Reads and writes by different tasks.
-    pub(crate) fn split(self) -> (tokio::net::unix::OwnedReadHalf, tokio::net::unix::OwnedWriteHalf) {
+    pub(crate) fn split(
+        self,
+    ) -> (
+        tokio::net::unix::OwnedReadHalf,
+        tokio::net::unix::OwnedWriteHalf,
+    ) {
         self.stream.into_split()
     }
 
@@ -307,7 +348,11 @@ impl FakeRuntime {
     }
 
     pub(crate) async fn reply(&mut self, stream: u32, reply: &Reply) {
-        self.send(&framed(RUNTIME, &message(stream, RESPONSE, &reply.encode_to_vec()))).await;
+        self.send(&framed(
+            RUNTIME,
+            &message(stream, RESPONSE, &reply.encode_to_vec()),
+        ))
+        .await;
     }
 
     /// Takes the registration.
@@ -324,7 +369,12 @@ impl FakeRuntime {
     /// Configures; the answer is the mask of events. A timeout of 0 is not told.
     pub(crate) async fn configure(&mut self, timeout: i64) -> i32 {
         let (name, version) = ("fake".to_owned(), "1.0".to_owned());
-        let asked = Configure { name, version, timeout }.encode_to_vec();
+        let asked = Configure {
+            name,
+            version,
+            timeout,
+        }
+        .encode_to_vec();
         let answer = self.call("Configure", asked).await.unwrap();
         Configured::decode(answer.as_slice()).unwrap().events
     }
@@ -345,7 +395,11 @@ impl FakeRuntime {
         status.map_or(Ok(payload), |status| Err((status.code, status.message)))
     }
 
-    pub(crate) async fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, (i32, String)> {
+    pub(crate) async fn call(
+        &mut self,
+        method: &str,
+        payload: Vec<u8>,
+    ) -> Result<Vec<u8>, (i32, String)> {
         let stream = self.begin(method, payload).await;
         self.answer(stream).await
     }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(crate) const STATUS: &str = include_str!("../data/top/status.json");
-const METRICS: [&str; 2] =
-    [include_str!("../data/top/metrics-1.txt"), include_str!("../data/top/metrics-2.txt")];
+const METRICS: [&str; 2] = [
+    include_str!("../data/top/metrics-1.txt"),
+    include_str!("../data/top/metrics-2.txt"),
+];
 
 /// Where something answers as an agent does: the status, and in turn the two scrapes.
 pub(crate) fn agent(status: String) -> SocketAddr {
@@ -16,7 +18,8 @@ pub(crate) fn agent(status: String) -> SocketAddr {
     let (asked, status) = (Arc::new(AtomicUsize::new(0)), Arc::new(status));
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let (mut stream, asked, status) = (stream.unwrap(), Arc::clone(&asked), Arc::clone(&status));
+            let (mut stream, asked, status) =
+                (stream.unwrap(), Arc::clone(&asked), Arc::clone(&status));
             std::thread::spawn(move || {
                 let lines = BufReader::new(stream.try_clone().unwrap()).lines();
                 for line in lines.map_while(Result::ok) {
@@ -29,8 +32,9 @@ pub(crate) fn agent(status: String) -> SocketAddr {
                     };
                     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
                     // Who has gone meanwhile needs no answer.
-                    let _ =
-                        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+                    let _ = stream
+                        .write_all(head.as_bytes())
+                        .and_then(|()| stream.write_all(body.as_bytes()));
                 }
             });
         }

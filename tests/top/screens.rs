@@ -11,11 +11,18 @@ use super::terminal::{SHELL, Terminal};
 fn keys_are_heard_and_the_terminal_is_given_back() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
     let mut terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1"]);
-    terminal.until("the pods, and their rates", |text| text.contains("demo/worker-0") && text.contains("Mi"));
+    terminal.until("the pods, and their rates", |text| {
+        text.contains("demo/worker-0") && text.contains("Mi")
+    });
     let text = terminal.text();
-    assert!(text.lines().count() == 24 && text.lines().last().unwrap().starts_with("q quit"), "{text}");
+    assert!(
+        text.lines().count() == 24 && text.lines().last().unwrap().starts_with("q quit"),
+        "{text}"
+    );
     terminal.press("/ps\r");
-    terminal.until("the filter's pods", |text| text.contains("1 of 3 pods") && !text.contains("worker-0"));
+    terminal.until("the filter's pods", |text| {
+        text.contains("1 of 3 pods") && !text.contains("worker-0")
+    });
     terminal.press("\u{1b}");
     terminal.until("all of them", |text| text.contains("worker-0"));
     terminal.press("?");
@@ -40,7 +47,10 @@ fn a_resized_terminal_is_filled_anew() {
         };
         let whole = |text: &str| {
             text.lines().count() == usize::from(lines)
-                && text.lines().last().is_some_and(|line| line.starts_with(keys))
+                && text
+                    .lines()
+                    .last()
+                    .is_some_and(|line| line.starts_with(keys))
         };
         let text = terminal.until("the keys on the last line", whole);
         assert!(text.contains("worker-0") || lines < 10, "{text}");
@@ -52,7 +62,11 @@ fn a_resized_terminal_is_filled_anew() {
 #[test]
 fn signals_end_it_well() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
+    for (signal, code) in [
+        (Signal::SIGTERM, 143),
+        (Signal::SIGINT, 130),
+        (Signal::SIGHUP, 129),
+    ] {
         let terminal = Terminal::start(80, 24, &["--node", &node]);
         terminal.until("the pods", |text| text.contains("demo/worker-0"));
         kill(terminal.id(), signal).unwrap();
@@ -70,7 +84,10 @@ fn little_is_written_while_little_changes() {
     let (before, begun) = (written(), Instant::now());
     std::thread::sleep(Duration::from_secs(5));
     let rate = (written() - before) as f64 / begun.elapsed().as_secs_f64();
-    assert!(rate < 300.0, "{rate:.0} bytes/s: a whole frame has about 2000");
+    assert!(
+        rate < 300.0,
+        "{rate:.0} bytes/s: a whole frame has about 2000"
+    );
 }
 
 /// Below a shell that knows jobs: it says when the program has stopped, and has it go on after a line.
@@ -91,8 +108,18 @@ fn stopped_and_brought_back_it_draws_anew() {
         terminal.until("the shell", |text| text.contains("it has stopped"));
         terminal.is_given_back("stopped");
         terminal.press("\r");
-        terminal.until("the pods again", |text| text.contains("demo/worker-0") && text.contains("q quit"));
-        assert!(terminal.shown.lock().unwrap().screen.screen().alternate_screen());
+        terminal.until("the pods again", |text| {
+            text.contains("demo/worker-0") && text.contains("q quit")
+        });
+        assert!(
+            terminal
+                .shown
+                .lock()
+                .unwrap()
+                .screen
+                .screen()
+                .alternate_screen()
+        );
         terminal.press("q");
         assert_eq!(terminal.ended().code(), Some(0), "{stop:?}");
     }
@@ -122,9 +149,16 @@ fn who_was_stopped_without_being_asked_takes_the_terminal_again() {
     terminal.sane();
     // Longer than the program takes for a sign of a stop of its own.
     std::thread::sleep(Duration::from_millis(1100));
-    terminal.shown.lock().unwrap().screen.process(b"\x1b[2J\x1b[?1049lsomebody's words");
+    terminal
+        .shown
+        .lock()
+        .unwrap()
+        .screen
+        .process(b"\x1b[2J\x1b[?1049lsomebody's words");
     kill(id, Signal::SIGCONT).unwrap();
-    terminal.until("the pods again", |text| text.contains("demo/worker-0") && !text.contains("somebody"));
+    terminal.until("the pods again", |text| {
+        text.contains("demo/worker-0") && !text.contains("somebody")
+    });
     // Keys are heard one by one, and not written by the terminal itself.
     terminal.press("?");
     terminal.until("the help", |text| text.contains("Ctrl-L"));
@@ -151,24 +185,39 @@ fn a_terminal_that_takes_nothing_does_not_hold_up_the_end() {
 #[test]
 fn colours_are_left_out_where_nobody_wants_them() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    for (variables, wanted) in [(&[][..], true), (&[("NO_COLOR", "")], true), (&[("NO_COLOR", "1")], false)] {
+    for (variables, wanted) in [
+        (&[][..], true),
+        (&[("NO_COLOR", "")], true),
+        (&[("NO_COLOR", "1")], false),
+    ] {
         let mut terminal = Terminal::start_in(SHELL, variables, 80, 24, &["--node", &node]);
         terminal.until("the pods", |text| text.contains("demo/worker-0"));
         terminal.press("jj");
         let chosen = || {
             let shown = terminal.shown.lock().unwrap();
             let screen = shown.screen.screen();
-            let line = screen.contents().lines().position(|line| line.contains("demo/worker-0"))?;
+            let line = screen
+                .contents()
+                .lines()
+                .position(|line| line.contains("demo/worker-0"))?;
             let line = u16::try_from(line).unwrap();
             Some(
-                (0..60).filter(|column| screen.cell(line, *column).is_some_and(vt100::Cell::inverse)).count(),
+                (0..60)
+                    .filter(|column| screen.cell(line, *column).is_some_and(vt100::Cell::inverse))
+                    .count(),
             )
         };
-        terminal.until("the chosen line in reverse, from its sign to its end", |_| chosen() == Some(60));
+        terminal.until(
+            "the chosen line in reverse, from its sign to its end",
+            |_| chosen() == Some(60),
+        );
         let shown = terminal.shown.lock().unwrap();
         let screen = shown.screen.screen();
-        let cells = (0..24).flat_map(|line| (0..80).filter_map(move |column| screen.cell(line, column)));
-        let colours = cells.filter(|cell| cell.fgcolor() != vt100::Color::Default).count();
+        let cells =
+            (0..24).flat_map(|line| (0..80).filter_map(move |column| screen.cell(line, column)));
+        let colours = cells
+            .filter(|cell| cell.fgcolor() != vt100::Color::Default)
+            .count();
         assert_eq!(colours > 0, wanted, "{variables:?}: {colours}");
         drop(shown);
         terminal.press("q");
@@ -179,13 +228,26 @@ fn colours_are_left_out_where_nobody_wants_them() {
 #[test]
 fn a_terminal_that_can_not_be_drawn_on_is_told_of() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    for (variables, columns, says) in
-        [(&[("TERM", "dumb")][..], 80, "pinfold top --once prints a frame"), (&[], 0, "stty rows 24 cols 80")]
-    {
-        let mut terminal = Terminal::start_in(SHELL, variables, columns, columns.min(24), &["--node", &node]);
+    for (variables, columns, says) in [
+        (
+            &[("TERM", "dumb")][..],
+            80,
+            "pinfold top --once prints a frame",
+        ),
+        (&[], 0, "stty rows 24 cols 80"),
+    ] {
+        let mut terminal = Terminal::start_in(
+            SHELL,
+            variables,
+            columns,
+            columns.min(24),
+            &["--node", &node],
+        );
         assert_eq!(terminal.exited().code(), Some(2));
         // A parser needs a column; words are broken by it.
-        terminal.until(says, |text| text.replace('\n', "").contains(says) || columns == 0);
+        terminal.until(says, |text| {
+            text.replace('\n', "").contains(says) || columns == 0
+        });
         terminal.is_given_back("after");
     }
 }

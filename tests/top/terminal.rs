@@ -33,8 +33,7 @@ pub(crate) struct Shown {
 }
 
 /// The shell's last second is for the test to read what is still on its way.
-pub(crate) const SHELL: &str =
-    r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
+pub(crate) const SHELL: &str = r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
 
 fn size(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).unwrap()
@@ -53,13 +52,26 @@ impl Terminal {
         lines: u16,
         arguments: &[&str],
     ) -> Self {
-        let window = Winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let window = Winsize {
+            ws_row: lines,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         let OpenptyResult { master, slave } = openpty(Some(&window), None).unwrap();
         let settings = TempDir::new().unwrap();
         let end = || Stdio::from(slave.try_clone().unwrap());
         // Below a shell in a session of its own with this terminal: who resizes it tells the program.
         let child = Command::new("setsid")
-            .args(["--ctty", "--wait", "sh", "-c", shell, env!("CARGO_BIN_EXE_pinfold"), "top"])
+            .args([
+                "--ctty",
+                "--wait",
+                "sh",
+                "-c",
+                shell,
+                env!("CARGO_BIN_EXE_pinfold"),
+                "top",
+            ])
             .args(arguments)
             .env("SETTINGS", settings.path())
             .env("TERM", "xterm-256color")
@@ -72,7 +84,11 @@ impl Terminal {
             .spawn()
             .unwrap();
         let screen = vt100::Parser::new(size(lines.max(1)), size(columns.max(1)), 0);
-        let shown = Arc::new(Mutex::new(Shown { screen, bytes: 0, deaf: false }));
+        let shown = Arc::new(Mutex::new(Shown {
+            screen,
+            bytes: 0,
+            deaf: false,
+        }));
         let (mut output, copy) = (File::from(master.try_clone().unwrap()), Arc::clone(&shown));
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
@@ -80,13 +96,21 @@ impl Terminal {
                 while copy.lock().unwrap().deaf {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                let Ok(count @ 1..) = output.read(&mut buffer) else { return };
+                let Ok(count @ 1..) = output.read(&mut buffer) else {
+                    return;
+                };
                 let mut shown = copy.lock().unwrap();
                 shown.screen.process(&buffer[..count]);
                 shown.bytes += count;
             }
         });
-        Self { child, keyboard: File::from(master), line: slave, settings, shown }
+        Self {
+            child,
+            keyboard: File::from(master),
+            line: slave,
+            settings,
+            shown,
+        }
     }
 
     pub(crate) fn press(&mut self, keys: &str) {
@@ -110,7 +134,12 @@ impl Terminal {
     }
 
     pub(crate) fn resize(&self, columns: u16, lines: u16) {
-        self.shown.lock().unwrap().screen.screen_mut().set_size(size(lines), size(columns));
+        self.shown
+            .lock()
+            .unwrap()
+            .screen
+            .screen_mut()
+            .set_size(size(lines), size(columns));
         let done = Command::new("stty")
             .args(["cols", &columns.to_string(), "rows", &lines.to_string()])
             .stdin(Stdio::from(self.line.try_clone().unwrap()))
@@ -121,13 +150,21 @@ impl Terminal {
     /// Sets it as shells do.
     pub(crate) fn sane(&self) {
         let line = Stdio::from(self.line.try_clone().unwrap());
-        assert!(Command::new("stty").arg("sane").stdin(line).status().unwrap().success());
+        assert!(
+            Command::new("stty")
+                .arg("sane")
+                .stdin(line)
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     /// The program's process: the shell's only child.
     pub(crate) fn id(&self) -> Pid {
         let parent = self.child.id();
-        let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+        let children =
+            std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
         Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
     }
 
@@ -145,7 +182,11 @@ impl Terminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end\n{}", self.text());
+            assert!(
+                Instant::now() < deadline,
+                "it does not end\n{}",
+                self.text()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -153,7 +194,10 @@ impl Terminal {
     /// Whether the terminal's settings at such a moment were those from before.
     pub(crate) fn is_set_as_before(&self, when: &str) {
         let set = |when: &str| std::fs::read_to_string(self.settings.path().join(when)).unwrap();
-        assert!(set("before").contains(':') && set("before") == set(when), "the terminal is set as it was");
+        assert!(
+            set("before").contains(':') && set("before") == set(when),
+            "the terminal is set as it was"
+        );
     }
 
     /// The terminal is as it was before it was taken: its settings at such a moment, and its screen.
@@ -163,7 +207,11 @@ impl Terminal {
         self.until("the shell's own screen", |text| !text.contains("POD"));
         let shown = self.shown.lock().unwrap();
         let screen = shown.screen.screen();
-        assert!(!screen.alternate_screen() && !screen.hide_cursor(), "{}", screen.contents());
+        assert!(
+            !screen.alternate_screen() && !screen.hide_cursor(),
+            "{}",
+            screen.contents()
+        );
     }
 }
 

@@ -24,20 +24,32 @@ fuzz_target!(|data: &[u8]| {
     let Some(text) = text(data) else { return };
     TREE.with_borrow_mut(|tree| {
         let nodes = files(text);
-        let marks: Vec<(String, String)> = nodes.iter().filter_map(|(path, node)| mark(path, node)).collect();
+        let marks: Vec<(String, String)> = nodes
+            .iter()
+            .filter_map(|(path, node)| mark(path, node))
+            .collect();
         tree.set(nodes);
         let cgroups = match Cgroups::detect(tree.root()) {
             Ok(cgroups) => cgroups,
             Err(error) => return says_why(&error),
         };
         let mut counters = Counters::new(cgroups.clone(), 64);
-        let pods = TREES.iter().filter_map(|name| well(cgroups.scan(name))).flatten();
+        let pods = TREES
+            .iter()
+            .filter_map(|name| well(cgroups.scan(name)))
+            .flatten();
         let pods: Vec<PodCgroup> = pods.map(|pod| marked(pod, &marks)).collect();
         for pod in &pods {
-            assert!(!pod.uid.is_empty() && TREES.iter().any(|name| pod.path.starts_with(name)), "{pod:?}");
+            assert!(
+                !pod.uid.is_empty() && TREES.iter().any(|name| pod.path.starts_with(name)),
+                "{pod:?}"
+            );
             assert!(cgroups.exists(&pod.path));
             for (number, container) in pod.containers.iter().enumerate() {
-                assert!(!container.id.is_empty() && container.path.starts_with(&pod.path), "{container:?}");
+                assert!(
+                    !container.id.is_empty() && container.path.starts_with(&pod.path),
+                    "{container:?}"
+                );
                 // Twice: opened, and from what is kept open then.
                 for _ in 0..2 {
                     let mut of = counters.of(number, &container.path);
@@ -64,7 +76,10 @@ fuzz_target!(|data: &[u8]| {
             assert!(owned.is_subset(&ledger.exclusive()));
         }
         for step in release(&observed, &online, &all_memory) {
-            assert!(TREES.iter().any(|name| step.path().starts_with(name)), "{step:?}");
+            assert!(
+                TREES.iter().any(|name| step.path().starts_with(name)),
+                "{step:?}"
+            );
         }
     });
 });
@@ -75,19 +90,33 @@ fn well<T>(result: Result<T, CgroupError>) -> Option<T> {
 }
 
 fn mark(path: &str, node: &Node) -> Option<(String, String)> {
-    let (cgroup, Node::File(content)) = (path.strip_suffix("/mark")?, node) else { return None };
-    Some((cgroup.to_owned(), String::from_utf8_lossy(content).into_owned()))
+    let (cgroup, Node::File(content)) = (path.strip_suffix("/mark")?, node) else {
+        return None;
+    };
+    Some((
+        cgroup.to_owned(),
+        String::from_utf8_lossy(content).into_owned(),
+    ))
 }
 
 /// A pod with the marks that the input has for it. Folders in memory take extended attributes only from root, and the
 /// targets run as anybody, so marks are handed over here.
 fn marked(mut pod: PodCgroup, marks: &[(String, String)]) -> PodCgroup {
-    let of = |path: &str| marks.iter().find(|(cgroup, _)| cgroup == path).map(|(_, mark)| mark.clone());
+    let of = |path: &str| {
+        marks
+            .iter()
+            .find(|(cgroup, _)| cgroup == path)
+            .map(|(_, mark)| mark.clone())
+    };
     pod.mark = of(&pod.path);
     for container in &mut pod.containers {
         container.mark = of(&container.path);
         if let Some(Ok(mark)) = container.mark.as_deref().map(Mark::parse) {
-            assert!(mark.claims.values().all(|claim| claim.is_subset(&mark.cpus())));
+            assert!(
+                mark.claims
+                    .values()
+                    .all(|claim| claim.is_subset(&mark.cpus()))
+            );
         }
     }
     pod

@@ -14,7 +14,10 @@ fuzz_target!(|data: &[u8]| {
     let sets = [first, second].map(|line| {
         let list = line.parse::<CpuSet>();
         let mask = CpuSet::from_mask(line);
-        for error in [list.as_ref().err(), mask.as_ref().err()].into_iter().flatten() {
+        for error in [list.as_ref().err(), mask.as_ref().err()]
+            .into_iter()
+            .flatten()
+        {
             says_why(error);
         }
         for set in [&list, &mask].into_iter().flatten() {
@@ -34,16 +37,24 @@ fn survives(set: &CpuSet) {
     let ids: Vec<u32> = set.iter().collect();
     assert!(ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|&id| id <= MAX_CPU));
     assert_eq!(ids.iter().copied().collect::<CpuSet>(), *set);
-    assert_eq!((set.len(), set.first(), set.is_empty()), (ids.len(), ids.first().copied(), ids.is_empty()));
+    assert_eq!(
+        (set.len(), set.first(), set.is_empty()),
+        (ids.len(), ids.first().copied(), ids.is_empty())
+    );
 }
 
 /// The kernel's mask of a set.
 fn mask(set: &CpuSet) -> String {
     let highest = set.iter().last().unwrap_or(0);
-    let word =
-        |base: u32| (0..32).filter(|bit| set.contains(base + bit)).fold(0_u32, |word, bit| word | 1 << bit);
-    let words: Vec<String> =
-        (0..=highest / 32).rev().map(|index| format!("{:08x}", word(index * 32))).collect();
+    let word = |base: u32| {
+        (0..32)
+            .filter(|bit| set.contains(base + bit))
+            .fold(0_u32, |word, bit| word | 1 << bit)
+    };
+    let words: Vec<String> = (0..=highest / 32)
+        .rev()
+        .map(|index| format!("{:08x}", word(index * 32)))
+        .collect();
     words.join(",")
 }
 
@@ -51,7 +62,11 @@ fn mask(set: &CpuSet) -> String {
 fn laws(one: &CpuSet, other: &CpuSet) {
     let (a, b): (BTreeSet<u32>, BTreeSet<u32>) = (one.iter().collect(), other.iter().collect());
     assert!(one.union(other).iter().eq(a.union(&b).copied()));
-    assert!(one.intersection(other).iter().eq(a.intersection(&b).copied()));
+    assert!(
+        one.intersection(other)
+            .iter()
+            .eq(a.intersection(&b).copied())
+    );
     assert!(one.difference(other).iter().eq(a.difference(&b).copied()));
     assert_eq!(one.is_subset(other), a.is_subset(&b));
     assert_eq!(one.is_disjoint(other), a.is_disjoint(&b));

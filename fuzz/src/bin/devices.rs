@@ -14,12 +14,28 @@ fuzz_target!(|data: &[u8]| {
     };
     for container in &list {
         let numa = numa_of_pod(&list, &container.namespace, &container.pod);
-        assert!(container.devices.iter().all(|device| device.numa.is_subset(&numa)));
-        let sets = container.devices.iter().map(|device| &device.numa).chain([&container.cpus]);
-        assert!(sets.into_iter().flat_map(|set| set.iter()).all(|id| id <= MAX_CPU));
+        assert!(
+            container
+                .devices
+                .iter()
+                .all(|device| device.numa.is_subset(&numa))
+        );
+        let sets = container
+            .devices
+            .iter()
+            .map(|device| &device.numa)
+            .chain([&container.cpus]);
+        assert!(
+            sets.into_iter()
+                .flat_map(|set| set.iter())
+                .all(|id| id <= MAX_CPU)
+        );
     }
     // A message may be sent in parts, and fields of a later kubelet are passed over.
     let later = [0x78, 0x01, 0x7a, 0x02, b'o', b'k'];
     let twice = [data, &later, data].concat();
-    assert_eq!(parse_list(&twice).expect("two answers in one"), [list.clone(), list].concat());
+    assert_eq!(
+        parse_list(&twice).expect("two answers in one"),
+        [list.clone(), list].concat()
+    );
 });

@@ -8,16 +8,22 @@ use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{CpuSet, MAX_CPU};
 use pinfold::pod::{
     Container, ContainerKind, Entitlement, NoLimit, Pod, Policy, Processes, Profile, Qos, Rounding,
-    ThreadBasis, ThreadPolicy, Wishes, entitlement, guaranteed_obstacle, parse, processes, qos, recognise,
-    thread_environment, training, wishes,
+    ThreadBasis, ThreadPolicy, Wishes, entitlement, guaranteed_obstacle, parse, processes, qos,
+    recognise, thread_environment, training, wishes,
 };
 use pinfold_fuzz::{says_why, text};
 
 static POLICIES: LazyLock<[Policy; 3]> = LazyLock::new(|| {
     [
         Policy::default(),
-        Policy { selector: "app in (train,x),!none".parse().ok(), training_only: true },
-        Policy { selector: None, training_only: false },
+        Policy {
+            selector: "app in (train,x),!none".parse().ok(),
+            training_only: true,
+        },
+        Policy {
+            selector: None,
+            training_only: false,
+        },
     ]
 });
 
@@ -30,7 +36,15 @@ static THREADS: LazyLock<Vec<ThreadPolicy>> = LazyLock::new(|| {
     };
     [ThreadPolicy::default()]
         .into_iter()
-        .chain([Profile::Limit, Profile::Openmp, Profile::Embedding, Profile::Ps].map(of))
+        .chain(
+            [
+                Profile::Limit,
+                Profile::Openmp,
+                Profile::Embedding,
+                Profile::Ps,
+            ]
+            .map(of),
+        )
         .collect()
 });
 
@@ -46,14 +60,20 @@ fuzz_target!(|data: &[u8]| {
 
 fn check(pod: &Pod) {
     assert!(!pod.namespace.is_empty());
-    assert_eq!(qos(pod) == Qos::Guaranteed, guaranteed_obstacle(pod).is_none());
+    assert_eq!(
+        qos(pod) == Qos::Guaranteed,
+        guaranteed_obstacle(pod).is_none()
+    );
     let (wanted, errors) = wishes(pod, &Wishes::default());
     assert!(errors.iter().all(|error| !error.is_empty()));
     assert_eq!(wanted.request(3, &CpuSet::new()).cpus, 3);
     let recognition = recognise(pod);
     assert!(!recognition.evidence.is_empty());
     for container in &pod.containers {
-        assert!(pod.container(&container.name).is_some_and(|found| found.name == container.name));
+        assert!(
+            pod.container(&container.name)
+                .is_some_and(|found| found.name == container.name)
+        );
         if let Processes::Unknown { evidence } = processes(pod, container) {
             assert!(!evidence.is_empty());
         }
@@ -62,7 +82,8 @@ fn check(pod: &Pod) {
             check_entitlement(pod, container, policy, &granted);
             for threads in THREADS.iter() {
                 let cpus = granted.cpus() as usize;
-                let exclusive = (cpus > 0).then(|| ThreadBasis::exclusive(cpus, cpus.div_ceil(2), 1));
+                let exclusive =
+                    (cpus > 0).then(|| ThreadBasis::exclusive(cpus, cpus.div_ceil(2), 1));
                 let quota = ThreadBasis::of_quota(pod, container, threads);
                 for basis in [exclusive, quota, quota.map(|basis| basis.at_most(8))] {
                     check_threads(pod, container, policy, threads, basis);
@@ -96,12 +117,15 @@ fn check_threads(
 ) {
     let environment = thread_environment(pod, container, policy, threads, basis);
     assert!(!environment.reason.is_empty());
+    assert!(environment.variables.iter().all(|(name, value)| {
+        !name.is_empty() && !value.is_empty() && !container.env.contains_key(name)
+    }));
     assert!(
-        environment.variables.iter().all(|(name, value)| {
-            !name.is_empty() && !value.is_empty() && !container.env.contains_key(name)
-        })
+        environment
+            .kept
+            .iter()
+            .all(|name| container.env.contains_key(name))
     );
-    assert!(environment.kept.iter().all(|name| container.env.contains_key(name)));
     // A pool without a thread would compute nothing.
     assert_ne!(environment.threads, Some(0));
     if environment.profile == Profile::Off {

@@ -40,9 +40,14 @@ fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<(u32, Frame)>, Option
 }
 
 fuzz_target!(|data: &[u8]| {
-    let Some((&length, data)) = data.split_first() else { return };
+    let Some((&length, data)) = data.split_first() else {
+        return;
+    };
     let (found, error) = read([data].into_iter());
-    assert_eq!(read(data.chunks(usize::from(length).max(1))), (found.clone(), error));
+    assert_eq!(
+        read(data.chunks(usize::from(length).max(1))),
+        (found.clone(), error)
+    );
     if let Some(error) = error {
         says_why(&error);
     }

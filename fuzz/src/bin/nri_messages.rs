@@ -29,7 +29,9 @@ const METHODS: [&str; 16] = [
 ];
 
 fuzz_target!(|data: &[u8]| {
-    let Some((&method, payload)) = data.split_first() else { return };
+    let Some((&method, payload)) = data.split_first() else {
+        return;
+    };
     let method = METHODS[usize::from(method) % METHODS.len()];
     let request = match Request::read("nri.pkg.api.v1alpha1.Plugin", method, payload) {
         Ok(request) => request,
@@ -37,16 +39,26 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut inventory = Inventory::default();
     match request {
-        Request::Synchronize { pods, containers, .. } => inventory.replace(pods, containers),
+        Request::Synchronize {
+            pods, containers, ..
+        } => inventory.replace(pods, containers),
         Request::Event(event, subject) => {
-            let Subject { pod: sandbox, container, resources } = *subject;
+            let Subject {
+                pod: sandbox,
+                container,
+                resources,
+            } = *subject;
             assert_eq!(event.name() == method, method != "StateChange");
             check(&pod(&sandbox, [&container]), sandbox.cgroup_parent());
             // They must not panic, and a period is never zero.
             let cpu = resources.cpu.unwrap_or_default();
             assert!(cpu.period() > 0 && cpu.shares() != Some(0) && cpu.quota() != Some(0));
             inventory.put(sandbox.clone(), container);
-            assert!(inventory.pod(&sandbox.id).is_some_and(|pod| pod.name == sandbox.name));
+            assert!(
+                inventory
+                    .pod(&sandbox.id)
+                    .is_some_and(|pod| pod.name == sandbox.name)
+            );
             inventory.remove_pod(&sandbox.id);
             assert!(inventory.pods().is_empty());
         }
@@ -65,13 +77,24 @@ fn check(pod: &Pod, cgroup_parent: &str) {
         assert_eq!(pod.qos_reported, qos_class(cgroup_parent));
         assert!(pod_uid(cgroup_parent).is_none_or(|uid| !uid.is_empty()));
     }
-    assert!(pod.qos_reported == Some(Qos::Guaranteed) || qos(pod) != Qos::Guaranteed, "{pod:?}");
+    assert!(
+        pod.qos_reported == Some(Qos::Guaranteed) || qos(pod) != Qos::Guaranteed,
+        "{pod:?}"
+    );
     recognise(pod);
     for container in &pod.containers {
         assert!(!container.name.is_empty());
-        assert!(container.env.values().all(|value| matches!(value, EnvSource::Value(_))));
+        assert!(
+            container
+                .env
+                .values()
+                .all(|value| matches!(value, EnvSource::Value(_)))
+        );
         let granted = entitlement(pod, container, &Policy::default());
-        assert!(granted.cpus() == 0 || qos(pod) == Qos::Guaranteed, "{granted:?}");
+        assert!(
+            granted.cpus() == 0 || qos(pod) == Qos::Guaranteed,
+            "{granted:?}"
+        );
         processes(pod, container);
     }
 }

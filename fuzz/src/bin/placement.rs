@@ -4,7 +4,9 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pinfold::cpu::{CoreKind, Cores, CpuSet, Facts, Isolated, NumaNode, Order, Placer, Request, Topology};
+use pinfold::cpu::{
+    CoreKind, Cores, CpuSet, Facts, Isolated, NumaNode, Order, Placer, Request, Topology,
+};
 use pinfold_fuzz::{check_groups, check_places};
 
 /// What a machine's files might say. Bit `i` of a set is the CPU `i * stride`.
@@ -45,30 +47,52 @@ struct Ask {
 fuzz_target!(|machine: Machine| {
     let stride = u32::from(machine.stride % 128).max(1);
     let set = |bits: u64| -> CpuSet {
-        (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| bit * stride).collect()
+        (0..64)
+            .filter(|bit| bits >> bit & 1 == 1)
+            .map(|bit| bit * stride)
+            .collect()
     };
     let sets = |size: u8, more: &[u64]| -> Vec<CpuSet> {
         let regular = (0..64_u64)
             .step_by(usize::from(size).max(1))
             .filter(|_| size > 0)
-            .map(|from| (from..64.min(from + u64::from(size))).fold(0, |bits, bit| bits | 1_u64 << bit));
-        regular.chain(more.iter().take(16).copied()).map(set).collect()
+            .map(|from| {
+                (from..64.min(from + u64::from(size))).fold(0, |bits, bit| bits | 1_u64 << bit)
+            });
+        regular
+            .chain(more.iter().take(16).copied())
+            .map(set)
+            .collect()
     };
     let [core, llc, socket, numa] = machine.regular;
     let nodes = machine.numa.iter().take(16).map(|node| NumaNode {
         id: node.id.into(),
         cpus: set(node.cpus),
         memory_bytes: node.memory_bytes,
-        distances: node.distances.iter().map(|&distance| distance.into()).collect(),
+        distances: node
+            .distances
+            .iter()
+            .map(|&distance| distance.into())
+            .collect(),
     });
-    let regular = sets(numa, &[]).into_iter().zip(0..).map(|(cpus, id)| NumaNode {
-        id,
-        cpus,
-        memory_bytes: None,
-        distances: Vec::new(),
-    });
+    let regular = sets(numa, &[])
+        .into_iter()
+        .zip(0..)
+        .map(|(cpus, id)| NumaNode {
+            id,
+            cpus,
+            memory_bytes: None,
+            distances: Vec::new(),
+        });
     let kind = |&(fast, cpus): &(bool, u64)| {
-        (if fast { CoreKind::Performance } else { CoreKind::Efficiency }, set(cpus))
+        (
+            if fast {
+                CoreKind::Performance
+            } else {
+                CoreKind::Efficiency
+            },
+            set(cpus),
+        )
     };
     let topology = Topology::from_facts(Facts {
         online: set(machine.online),
@@ -82,11 +106,20 @@ fuzz_target!(|machine: Machine| {
     });
     check_groups(&topology);
     let requests: Vec<Request> = machine.requests.iter().take(6).map(request).collect();
-    check_places(&topology, &Placer::new(&topology), &set(machine.free), &requests);
+    check_places(
+        &topology,
+        &Placer::new(&topology),
+        &set(machine.free),
+        &requests,
+    );
 });
 
 fn request(ask: &Ask) -> Request {
-    let order = if ask.choices & 1 == 0 { Order::Pack } else { Order::Spread };
+    let order = if ask.choices & 1 == 0 {
+        Order::Pack
+    } else {
+        Order::Spread
+    };
     let cores = match ask.choices >> 2 & 3 {
         1 => Cores::Whole,
         2 => Cores::Single,

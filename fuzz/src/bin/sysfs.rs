@@ -23,8 +23,15 @@ thread_local! {
 
 fuzz_target!(|data: &[u8]| {
     let Some(text) = text(data) else { return };
-    let large = |list: &str| list.parse::<CpuSet>().is_ok_and(|cpus| cpus.len() > MOST_CPUS);
-    if text.lines().filter_map(|line| line.split_once(" = ")).any(|(_, content)| large(content)) {
+    let large = |list: &str| {
+        list.parse::<CpuSet>()
+            .is_ok_and(|cpus| cpus.len() > MOST_CPUS)
+    };
+    if text
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .any(|(_, content)| large(content))
+    {
         return;
     }
     TREE.with_borrow_mut(|tree| {
@@ -40,7 +47,11 @@ fuzz_target!(|data: &[u8]| {
         knobs(&Knobs::new(root));
         processes(&Proc::new(root));
         let _ = pci::numa_node(root, "0000:3b:00.0");
-        let _ = (perf::hardware(root), perf::second_level(root), rdma::ports(&rdma::folder(root)));
+        let _ = (
+            perf::hardware(root),
+            perf::second_level(root),
+            rdma::ports(&rdma::folder(root)),
+        );
     });
 });
 
@@ -49,12 +60,38 @@ fn machine(topology: &Topology) {
     assert!(!topology.online.is_empty());
     let half = topology.online.len() / 2;
     let numbers = [1, 2, half, half + 1];
-    let request = |cpus| Request { cpus, ..Request::default() };
+    let request = |cpus| Request {
+        cpus,
+        ..Request::default()
+    };
     let mut requests: Vec<Request> = numbers.into_iter().map(request).collect();
-    let near = topology.numa.last().map(|node| node.id).into_iter().collect();
-    requests.insert(0, Request { order: Order::Spread, near, ..request(half / 4) });
-    requests.insert(1, Request { cores: Cores::Single, ..request(1) });
-    check_places(topology, &Placer::new(topology), &topology.online, &requests);
+    let near = topology
+        .numa
+        .last()
+        .map(|node| node.id)
+        .into_iter()
+        .collect();
+    requests.insert(
+        0,
+        Request {
+            order: Order::Spread,
+            near,
+            ..request(half / 4)
+        },
+    );
+    requests.insert(
+        1,
+        Request {
+            cores: Cores::Single,
+            ..request(1)
+        },
+    );
+    check_places(
+        topology,
+        &Placer::new(topology),
+        &topology.online,
+        &requests,
+    );
 }
 
 fn knobs(knobs: &Knobs) {
@@ -73,12 +110,27 @@ fn knobs(knobs: &Knobs) {
 
 fn processes(proc: &Proc) {
     let mut reader = Reader::default();
-    let _ = (proc.threads(1), proc.traffic(1, &mut reader), proc.network_namespace(1), proc.tasks(1));
+    let _ = (
+        proc.threads(1),
+        proc.traffic(1, &mut reader),
+        proc.network_namespace(1),
+        proc.tasks(1),
+    );
     let _ = proc.tcp(1);
-    for name in proc.variables(1, &["OMP_NUM_THREADS"]).unwrap_or_default().into_keys() {
-        assert_eq!(name, "OMP_NUM_THREADS", "nothing else leaves an environment");
+    for name in proc
+        .variables(1, &["OMP_NUM_THREADS"])
+        .unwrap_or_default()
+        .into_keys()
+    {
+        assert_eq!(
+            name, "OMP_NUM_THREADS",
+            "nothing else leaves an environment"
+        );
     }
-    for seconds in [proc.age_seconds(1), proc.cpu_seconds(1)].into_iter().flatten() {
+    for seconds in [proc.age_seconds(1), proc.cpu_seconds(1)]
+        .into_iter()
+        .flatten()
+    {
         assert!(seconds >= 0.0, "{seconds} seconds");
     }
 }

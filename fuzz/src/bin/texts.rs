@@ -73,7 +73,10 @@ fn selector(text: &str, labels: &str) {
     assert_eq!(again.matches(&labels), chosen);
     // All conditions must hold, so with one more it chooses no more.
     if let Ok(narrower) = format!("{printed},!none-such").parse::<Selector>() {
-        assert_eq!(narrower.matches(&labels), chosen && !labels.contains_key("none-such"));
+        assert_eq!(
+            narrower.matches(&labels),
+            chosen && !labels.contains_key("none-such")
+        );
     }
 }
 
@@ -82,9 +85,15 @@ fn mark(text: &str) {
         Ok(mark) => mark,
         Err(error) => return says_why(&error),
     };
-    let all = mark.claims.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
+    let all = mark
+        .claims
+        .values()
+        .fold(CpuSet::new(), |all, cpus| all.union(cpus));
     assert_eq!(mark.cpus(), all);
-    assert_eq!(Mark::parse(&mark.text()).expect("a mark that was written"), mark);
+    assert_eq!(
+        Mark::parse(&mark.text()).expect("a mark that was written"),
+        mark
+    );
 }
 
 fn note(text: &str) {

@@ -92,19 +92,47 @@ impl Link {
         cluster: &Cluster,
         place: watch::Receiver<scenes::State>,
     ) -> (Self, watch::Sender<Heard>) {
-        let (said, heard) = watch::channel(Heard { since: Some(Timestamp::now()), ..Heard::default() });
-        let Cluster { api, node, namespace, scenes, server, origin } = cluster.clone();
+        let (said, heard) = watch::channel(Heard {
+            since: Some(Timestamp::now()),
+            ..Heard::default()
+        });
+        let Cluster {
+            api,
+            node,
+            namespace,
+            scenes,
+            server,
+            origin,
+        } = cluster.clone();
         let place = scenes.then_some(place);
         let counters = Arc::clone(api.counters());
-        (Self { heard, place, counters, node, namespace, server, origin }, said)
+        (
+            Self {
+                heard,
+                place,
+                counters,
+                node,
+                namespace,
+                server,
+                origin,
+            },
+            said,
+        )
     }
 
     /// Why the agent is not ready yet: nothing is known of the pods before the API has told them once.
     pub(in crate::agent) fn awaited(&self) -> Option<String> {
         let heard = self.heard.borrow();
         (!heard.complete).then(|| {
-            let why = heard.trouble.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-            format!("the first list of this node's pods from {} is still to come{why}", self.server)
+            let why = heard
+                .trouble
+                .as_ref()
+                .map(|why| format!(" ({why})"))
+                .unwrap_or_default();
+            format!(
+                "the first list of this node's pods from {} is still to come{why}",
+                self.server
+            )
         })
     }
 
@@ -112,7 +140,9 @@ impl Link {
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         let heard = self.heard.borrow();
         let says = heard.trouble.as_ref().filter(|_| heard.complete)?;
-        Some(format!("this node's pods can't be followed, what is known of them stays: {says}"))
+        Some(format!(
+            "this node's pods can't be followed, what is known of them stays: {says}"
+        ))
     }
 
     /// The Node's place in a scene, where it is kept.
@@ -123,7 +153,10 @@ impl Link {
     /// The API as `/status` shows it.
     pub(in crate::agent) fn state(&self) -> LinkState {
         let heard = self.heard.borrow().clone();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs_f64();
         LinkState {
             server: self.server.clone(),
             origin: self.origin.clone(),
@@ -134,7 +167,10 @@ impl Link {
             complete: heard.complete,
             trouble: heard.trouble,
             last_error: heard.last_error,
-            last_answer_seconds: self.counters.last_success().map(|last| (now - last).max(0.0)),
+            last_answer_seconds: self
+                .counters
+                .last_success()
+                .map(|last| (now - last).max(0.0)),
             pods: heard.pods,
             unreadable_pods: heard.unreadable,
             scene: self.place.as_ref().map(|place| place.borrow().clone()),
@@ -145,8 +181,14 @@ impl Link {
     pub(in crate::agent) fn numbers(&self) -> ApiNumbers {
         let (heard, counters) = (self.heard.borrow(), &self.counters);
         ApiNumbers {
-            requests: Call::ALL.iter().map(|call| (call.name(), counters.requests(*call))).collect(),
-            errors: ErrorKind::ALL.iter().map(|kind| (kind.name(), counters.errors(*kind))).collect(),
+            requests: Call::ALL
+                .iter()
+                .map(|call| (call.name(), counters.requests(*call)))
+                .collect(),
+            errors: ErrorKind::ALL
+                .iter()
+                .map(|kind| (kind.name(), counters.errors(*kind)))
+                .collect(),
             retries: counters.retries(),
             resyncs: counters.resyncs(),
             pod_changes: counters.pod_changes(),
@@ -155,7 +197,10 @@ impl Link {
             connected: heard.connected(),
             pods: heard.pods,
             unreadable: heard.unreadable,
-            place: self.place.as_ref().map(|place| place.borrow().clone().into()),
+            place: self
+                .place
+                .as_ref()
+                .map(|place| place.borrow().clone().into()),
         }
     }
 }
@@ -166,9 +211,18 @@ impl From<scenes::State> for PlaceNumbers {
         Self {
             phase: state.phase.name(),
             plan: state.plan.unwrap_or_default(),
-            scene: slot.as_ref().map(|slot| slot.scene.clone()).unwrap_or_default(),
-            case: slot.as_ref().map(|slot| slot.case.clone()).unwrap_or_default(),
-            kind: slot.as_ref().and_then(|slot| slot.kind.clone()).unwrap_or_default(),
+            scene: slot
+                .as_ref()
+                .map(|slot| slot.scene.clone())
+                .unwrap_or_default(),
+            case: slot
+                .as_ref()
+                .map(|slot| slot.case.clone())
+                .unwrap_or_default(),
+            kind: slot
+                .as_ref()
+                .and_then(|slot| slot.kind.clone())
+                .unwrap_or_default(),
             index: slot.map(|slot| slot.index.to_string()).unwrap_or_default(),
             conflicts: state.conflicts.len(),
         }

@@ -110,7 +110,11 @@ pub(super) fn check(config: &config::Cluster) -> anyhow::Result<()> {
 
 fn node_name(config: &config::Cluster) -> Result<String, connect::NodeNameError> {
     // NODE_NAME came in with the flags.
-    connect::node_name(config.node_name.as_deref(), None, connect::host_name().as_deref())
+    connect::node_name(
+        config.node_name.as_deref(),
+        None,
+        connect::host_name().as_deref(),
+    )
 }
 
 /// Whether the API is used, by what is configured alone.
@@ -143,8 +147,12 @@ impl Cluster {
             );
             return Ok(None);
         }
-        let connection = match connect::connect(config.cluster.kubeconfig.as_deref(), environment).await {
-            Err(ConnectError::Nowhere) if config.cluster.api == Asked::Auto && config.runtime.wanted() => {
+        let connection = match connect::connect(config.cluster.kubeconfig.as_deref(), environment)
+            .await
+        {
+            Err(ConnectError::Nowhere)
+                if config.cluster.api == Asked::Auto && config.runtime.wanted() =>
+            {
                 tracing::info!(
                     "no way to a Kubernetes API is known: pods are those that the container runtime tells of"
                 );
@@ -160,13 +168,28 @@ impl Cluster {
         };
         let node = node_name(&config.cluster)?;
         let cluster = Self::new(connection, node, config.cluster.namespace.clone());
-        Ok(Some(Self { scenes: config.cluster.scenes, ..cluster }))
+        Ok(Some(Self {
+            scenes: config.cluster.scenes,
+            ..cluster
+        }))
     }
 
     /// A way that is known, for a node of this name.
     pub fn new(connection: Connection, node: String, namespace: String) -> Self {
-        let Connection { client, server, origin, .. } = connection;
-        Self { api: Api::new(client, DEADLINE), node, namespace, scenes: true, server, origin }
+        let Connection {
+            client,
+            server,
+            origin,
+            ..
+        } = connection;
+        Self {
+            api: Api::new(client, DEADLINE),
+            node,
+            namespace,
+            scenes: true,
+            server,
+            origin,
+        }
     }
 
     /// Starts the tasks that speak with the API.
@@ -191,8 +214,12 @@ impl Cluster {
         let (link, said) = Link::new(self, state);
 
         let (out, heard) = mpsc::channel(64);
-        let following =
-            followed::follow(self.api.clone(), self.node.clone(), followed::Settings::default(), out);
+        let following = followed::follow(
+            self.api.clone(),
+            self.node.clone(),
+            followed::Settings::default(),
+            out,
+        );
         tasks.spawn(async move {
             following.await;
             Ok(())
@@ -201,10 +228,13 @@ impl Cluster {
         tasks.spawn(own_uid::tell(api, name, known.clone(), owner.clone()));
         tasks.spawn(pods::take(heard, said, pods, owner));
 
-        let (recorder, writing) = Recorder::new(self.api.clone(), &self.node, events::Settings::default());
+        let (recorder, writing) =
+            Recorder::new(self.api.clone(), &self.node, events::Settings::default());
         let writer = tokio::spawn(writing);
         if self.scenes {
-            let task = place.with_recorder(recorder.clone()).with_last(place::last(cgroups));
+            let task = place
+                .with_recorder(recorder.clone())
+                .with_last(place::last(cgroups));
             tasks.spawn(place::keep(cgroups.clone(), noted));
             let ended = stop.clone();
             tasks.spawn_to_its_end(async move {
@@ -216,7 +246,11 @@ impl Cluster {
         // This one looks once more when the agent stops, and so sees to its end itself.
         tasks.spawn_to_its_end(news::tell(snapshots, known.clone(), recorder, stop.clone()));
 
-        Running { link, pods: known, writer }
+        Running {
+            link,
+            pods: known,
+            writer,
+        }
     }
 }
 
@@ -225,8 +259,13 @@ impl Cluster {
 impl Running {
     /// Gives Events that wait a moment; to be called when the agent stops.
     pub(super) async fn finish(mut self, until: Instant) {
-        if tokio::time::timeout_at(until, &mut self.writer).await.is_err() {
-            tracing::info!("Events that still wait are not written: the API server is slow or away");
+        if tokio::time::timeout_at(until, &mut self.writer)
+            .await
+            .is_err()
+        {
+            tracing::info!(
+                "Events that still wait are not written: the API server is slow or away"
+            );
             self.writer.abort();
         }
     }
@@ -247,9 +286,17 @@ mod tests {
         ];
         for (api, pods, kubeconfig, used) in cases {
             let named = |name: &str, is: bool| is.then(|| name.into());
-            let mut config = Config { pods: named("pods", pods), ..Config::default() };
-            (config.cluster.api, config.cluster.kubeconfig) = (api, named("kubeconfig", kubeconfig));
-            assert_eq!(wanted(&config), used, "{api:?}, pods {pods}, kubeconfig {kubeconfig}");
+            let mut config = Config {
+                pods: named("pods", pods),
+                ..Config::default()
+            };
+            (config.cluster.api, config.cluster.kubeconfig) =
+                (api, named("kubeconfig", kubeconfig));
+            assert_eq!(
+                wanted(&config),
+                used,
+                "{api:?}, pods {pods}, kubeconfig {kubeconfig}"
+            );
         }
     }
 
@@ -262,8 +309,19 @@ mod tests {
         };
         check(&with("kube-system", Some("node-1.example.io"))).unwrap();
         for wrong in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
-            assert!(check(&with(wrong, None)).unwrap_err().to_string().contains("--namespace"), "{wrong}");
+            assert!(
+                check(&with(wrong, None))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("--namespace"),
+                "{wrong}"
+            );
         }
-        assert!(check(&with("a", Some("Node"))).unwrap_err().to_string().contains("--node-name"));
+        assert!(
+            check(&with("a", Some("Node")))
+                .unwrap_err()
+                .to_string()
+                .contains("--node-name")
+        );
     }
 }

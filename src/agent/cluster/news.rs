@@ -35,7 +35,13 @@ pub(super) async fn tell(
         let pods = pods.borrow().clone();
         if let (Some(snapshot), Some(pods)) = (snapshot, pods) {
             for news in told.note(&snapshot, &pods) {
-                tracing::debug!("Event on {}/{}: {} {}", news.namespace, news.pod, news.reason, news.note);
+                tracing::debug!(
+                    "Event on {}/{}: {} {}",
+                    news.namespace,
+                    news.pod,
+                    news.reason,
+                    news.note
+                );
                 recorder.tell(news);
             }
         }
@@ -81,8 +87,10 @@ impl Told {
         if snapshot.enforcement == Enforcement::Observe {
             return Vec::new();
         }
-        let by_name: BTreeMap<(&str, &str), &Pod> =
-            pods.iter().map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod)).collect();
+        let by_name: BTreeMap<(&str, &str), &Pod> = pods
+            .iter()
+            .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
+            .collect();
         // A pod some of whose containers own CPUs is as its owner made it; the others are meant to share.
         let served: BTreeSet<&str> = snapshot
             .containers
@@ -92,15 +100,20 @@ impl Told {
             .collect();
         let (mut news, mut there) = (Vec::new(), BTreeSet::new());
         for container in &snapshot.containers {
-            let Some(cgroup_uid) = container.uid.as_deref() else { continue };
-            let Some(pod) = by_name.get(&(container.namespace.as_str(), container.pod.as_str())) else {
+            let Some(cgroup_uid) = container.uid.as_deref() else {
+                continue;
+            };
+            let Some(pod) = by_name.get(&(container.namespace.as_str(), container.pod.as_str()))
+            else {
                 continue;
             };
             // The name may be another pod's by now. A static pod's cgroup has another uid than its mirror pod.
             if !pod.names(cgroup_uid) {
                 continue;
             }
-            let Some(uid) = pod.api_uid.as_ref().map(ToString::to_string) else { continue };
+            let Some(uid) = pod.api_uid.as_ref().map(ToString::to_string) else {
+                continue;
+            };
             let key = (uid.clone(), container.container.clone());
             there.insert(key.clone());
             // What ends gives its CPUs back, which is no news.
@@ -132,7 +145,9 @@ impl Known {
     fn note(&mut self, container: &ContainerState, snapshot: &Snapshot, served: bool) -> Vec<Said> {
         let mut news = Vec::new();
         // One without a cgroup has ended, or is still to come.
-        let Some(cgroup) = container.cgroup.as_ref() else { return news };
+        let Some(cgroup) = container.cgroup.as_ref() else {
+            return news;
+        };
         let met = self.cgroup.as_ref() == Some(cgroup);
         // What ran before the agent did is only told when something becomes of it.
         let old = !met && container.at_start.is_some();
@@ -155,13 +170,18 @@ impl Known {
                     warning: false,
                     action: "Release",
                     reason: "Released",
-                    says: format!("shares CPUs with others from now on: {}", container.entitlement.reason()),
+                    says: format!(
+                        "shares CPUs with others from now on: {}",
+                        container.entitlement.reason()
+                    ),
                 });
             }
             // On the way, or drifted and not put right yet: that is told when it is over.
             None => {}
         }
-        let refused = container.refused.filter(|refused| *refused != Refused::Policy || !served);
+        let refused = container
+            .refused
+            .filter(|refused| *refused != Refused::Policy || !served);
         if refused.is_some() && refused != self.refused && !old {
             news.extend(refused.map(|refused| refusal(container, refused)));
         }
@@ -173,7 +193,10 @@ impl Known {
                     warning: false,
                     action: "SizeThreads",
                     reason: "ValueKept",
-                    says: format!("sets {} itself: what is set there stays as it is", self.kept.join(", ")),
+                    says: format!(
+                        "sets {} itself: what is set there stays as it is",
+                        self.kept.join(", ")
+                    ),
                 });
             }
         }
@@ -181,13 +204,19 @@ impl Known {
     }
 
     fn repairs(&mut self, container: &ContainerState, news: &mut Vec<Said>) {
-        let Some(repaired) = &container.repaired else { return };
+        let Some(repaired) = &container.repaired else {
+            return;
+        };
         if repaired.count <= self.repaired {
             return;
         }
         self.repaired = repaired.count;
         // Of one that owns nothing, others are protected: that is no news for its own pod.
-        let Some(cpus) = container.assigned.as_ref().filter(|_| container.entitlement.cpus() > 0) else {
+        let Some(cpus) = container
+            .assigned
+            .as_ref()
+            .filter(|_| container.entitlement.cpus() > 0)
+        else {
             return;
         };
         let why = match repaired.cause {
@@ -211,22 +240,34 @@ impl Known {
 
 /// The CPUs that a container owns, if that is in force by the kernel's word.
 fn pinned(container: &ContainerState, enforcement: Enforcement) -> Option<&CpuSet> {
-    let cpus = container.assigned.as_ref().filter(|_| container.entitlement.cpus() > 0)?;
+    let cpus = container
+        .assigned
+        .as_ref()
+        .filter(|_| container.entitlement.cpus() > 0)?;
     let live = match enforcement {
-        Enforcement::Partition => matches!(container.partition.as_deref(), Some("root" | "isolated")),
+        Enforcement::Partition => {
+            matches!(container.partition.as_deref(), Some("root" | "isolated"))
+        }
         Enforcement::Cpuset => true,
         Enforcement::Observe => false,
     };
     (live && container.effective.as_ref() == Some(cpus)).then_some(cpus)
 }
 
-fn where_to(container: &ContainerState, cpus: &CpuSet, before: Option<&CpuSet>, snapshot: &Snapshot) -> Said {
+fn where_to(
+    container: &ContainerState,
+    cpus: &CpuSet,
+    before: Option<&CpuSet>,
+    snapshot: &Snapshot,
+) -> Said {
     let numa = match &container.numa {
         Some(numa) if numa.len() == 1 => format!(", on NUMA node {numa}"),
         Some(numa) if !numa.is_empty() => format!(", on NUMA nodes {numa}"),
         _ => String::new(),
     };
-    let moved = before.map(|before| format!(", and no longer {before}")).unwrap_or_default();
+    let moved = before
+        .map(|before| format!(", and no longer {before}"))
+        .unwrap_or_default();
     let (own, enforcement) = (cpus.in_words(), snapshot.enforcement.name());
     Said {
         warning: false,
@@ -237,15 +278,27 @@ fn where_to(container: &ContainerState, cpus: &CpuSet, before: Option<&CpuSet>, 
 }
 
 fn refusal(container: &ContainerState, refused: Refused) -> Said {
-    let note = container.note.as_deref().unwrap_or_else(|| container.entitlement.reason());
+    let note = container
+        .note
+        .as_deref()
+        .unwrap_or_else(|| container.entitlement.reason());
     let (reason, says) = match refused {
-        Refused::Policy => {
-            ("NotPinned", format!("gets no CPUs of its own: {}", container.entitlement.reason()))
-        }
+        Refused::Policy => (
+            "NotPinned",
+            format!(
+                "gets no CPUs of its own: {}",
+                container.entitlement.reason()
+            ),
+        ),
         Refused::Room => ("Refused", note.to_owned()),
         Refused::Kernel => ("PartitionRefused", note.to_owned()),
     };
-    Said { warning: true, action: "Pin", reason, says }
+    Said {
+        warning: true,
+        action: "Pin",
+        reason,
+        says,
+    }
 }
 
 #[cfg(test)]

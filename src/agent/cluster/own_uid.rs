@@ -23,7 +23,11 @@ pub(super) async fn tell(
     pods: watch::Receiver<ApiPods>,
     owner: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
-    let read = || async { Ok(node::read(&api, &name).await?.map(|found| ApiUid::from(found.uid))) };
+    let read = || async {
+        Ok(node::read(&api, &name)
+            .await?
+            .map(|found| ApiUid::from(found.uid)))
+    };
     follow(&name, read, pods, owner).await
 }
 
@@ -37,8 +41,13 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
     let (mut backoff, mut dice) = (Backoff::new(FIRST_WAIT, BETWEEN), Dice::default());
     loop {
         let is_new = |pods: &ApiPods| {
-            let mirrors = pods.iter().flat_map(|pods| pods.iter()).filter_map(|pod| pod.mirror.as_ref());
-            mirrors.into_iter().any(|mirror| Some(&mirror.node) != known.as_ref())
+            let mirrors = pods
+                .iter()
+                .flat_map(|pods| pods.iter())
+                .filter_map(|pod| pod.mirror.as_ref());
+            mirrors
+                .into_iter()
+                .any(|mirror| Some(&mirror.node) != known.as_ref())
         };
         if pods.wait_for(is_new).await.is_err() {
             return Ok(());
@@ -46,7 +55,9 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
         match read().await {
             Ok(Some(uid)) => {
                 backoff.reset();
-                if known.as_ref() != Some(&uid) && owner.send(Event::Node(uid.clone())).await.is_err() {
+                if known.as_ref() != Some(&uid)
+                    && owner.send(Event::Node(uid.clone())).await.is_err()
+                {
                     return Ok(());
                 }
                 known = Some(uid);
@@ -78,8 +89,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_cannot_be_read_is_read_again_soon() {
-        let mirror = Some(Mirror { uid: "hash".into(), node: "node-uid".into() });
-        let pods: ApiPods = Some([Pod { mirror, ..Pod::default() }].into());
+        let mirror = Some(Mirror {
+            uid: "hash".into(),
+            node: "node-uid".into(),
+        });
+        let pods: ApiPods = Some(
+            [Pod {
+                mirror,
+                ..Pod::default()
+            }]
+            .into(),
+        );
         let (_tell, pods) = watch::channel(pods);
         let (owner, mut told) = mpsc::channel(1);
         let requests = Cell::new(0);
@@ -102,6 +122,9 @@ mod tests {
         }
         // At most 1 s, 2 s, 4 s and 8 s, each of them at least half as long.
         let waited = begun.elapsed();
-        assert!(waited >= Duration::from_millis(7500) && waited <= Duration::from_secs(15), "{waited:?}");
+        assert!(
+            waited >= Duration::from_millis(7500) && waited <= Duration::from_secs(15),
+            "{waited:?}"
+        );
     }
 }

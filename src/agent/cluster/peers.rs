@@ -43,7 +43,9 @@ pub(in crate::agent) async fn resolve(
     let (mut asked, mut dice) = (Asked::default(), Dice::default());
     while let Some(unknown) = unknown.recv().await {
         for (job, addresses) in asked.due(unknown, Instant::now()) {
-            let Some((key, value)) = label(&pods.borrow(), &job) else { continue };
+            let Some((key, value)) = label(&pods.borrow(), &job) else {
+                continue;
+            };
             tokio::time::sleep(dice.spread(SPREAD)).await;
             match members(&api, &job.0, (&key, &value)).await {
                 Ok(found) => {
@@ -63,7 +65,10 @@ pub(in crate::agent) async fn resolve(
 
 /// The label by which the pods of a job are found, as one of them here has it.
 fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
-    let mut of_job = pods.iter().flat_map(|pods| pods.iter()).filter(|pod| pod.namespace == *namespace);
+    let mut of_job = pods
+        .iter()
+        .flat_map(|pods| pods.iter())
+        .filter(|pod| pod.namespace == *namespace);
     of_job.find_map(|pod| {
         let (key, value) = pod::job_label(pod).filter(|(_, value)| value == job)?;
         Some((key.to_owned(), value.to_owned()))
@@ -75,7 +80,8 @@ fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
 impl Asked {
     /// The jobs that are to be asked for now; those that nobody looks at any more are forgotten.
     fn due(&mut self, unknown: Unknown, now: Instant) -> Unknown {
-        self.0.retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
+        self.0
+            .retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
         let is_due = |(job, addresses): &(Job, BTreeSet<IpAddr>)| match self.0.get(job) {
             None => true,
             Some((at, nobodys)) => {
@@ -87,8 +93,10 @@ impl Asked {
 
     fn answered(&mut self, job: Job, addresses: BTreeSet<IpAddr>, found: &[Member], now: Instant) {
         let known: BTreeSet<&IpAddr> = found.iter().flat_map(|member| &member.addresses).collect();
-        let mut nobodys: BTreeSet<IpAddr> =
-            addresses.into_iter().filter(|address| !known.contains(address)).collect();
+        let mut nobodys: BTreeSet<IpAddr> = addresses
+            .into_iter()
+            .filter(|address| !known.contains(address))
+            .collect();
         // Those of before still are: whoever comes back is no news.
         if let Some((at, before)) = self.0.get(&job)
             && now < *at + LATEST
@@ -107,7 +115,9 @@ mod tests {
     use super::*;
 
     fn addresses(last: &[u8]) -> BTreeSet<IpAddr> {
-        last.iter().map(|last| IpAddr::from([10, 0, 0, *last])).collect()
+        last.iter()
+            .map(|last| IpAddr::from([10, 0, 0, *last]))
+            .collect()
     }
 
     fn unknown(last: &[u8]) -> Unknown {
@@ -120,12 +130,18 @@ mod tests {
         let (mut asked, start) = (Asked::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(asked.due(unknown(&[1, 2]), start), unknown(&[1, 2]));
-        let found =
-            Member { pod: "w-1".to_owned(), role: Role::Worker, addresses: vec![[10, 0, 0, 1].into()] };
+        let found = Member {
+            pod: "w-1".to_owned(),
+            role: Role::Worker,
+            addresses: vec![[10, 0, 0, 1].into()],
+        };
         asked.answered(job.clone(), addresses(&[1, 2]), &[found], start);
         // The other one is no pod's.
         assert!(asked.due(unknown(&[2]), after(60)).is_empty());
-        assert!(asked.due(unknown(&[2, 3]), after(29)).is_empty(), "too soon");
+        assert!(
+            asked.due(unknown(&[2, 3]), after(29)).is_empty(),
+            "too soon"
+        );
         assert_eq!(asked.due(unknown(&[2, 3]), after(30)), unknown(&[2, 3]));
         assert_eq!(asked.due(unknown(&[2]), after(600)), unknown(&[2]));
         // An address that comes and goes is no news when it is back.

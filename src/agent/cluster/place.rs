@@ -26,23 +26,34 @@ pub(super) fn last(cgroups: &Cgroups) -> Option<(String, Slot)> {
 }
 
 /// Keeps the note, until there is nothing more to tell.
-pub(super) async fn keep(cgroups: Cgroups, mut state: watch::Receiver<State>) -> anyhow::Result<()> {
+pub(super) async fn keep(
+    cgroups: Cgroups,
+    mut state: watch::Receiver<State>,
+) -> anyhow::Result<()> {
     let mut noted = None;
     loop {
         let place = {
             let state = state.borrow_and_update();
             let known = state.plan.clone().zip(state.slot.clone());
-            known.filter(|_| state.phase == Phase::Placed).map(|(plan, slot)| Place { plan, slot })
+            known
+                .filter(|_| state.phase == Phase::Placed)
+                .map(|(plan, slot)| Place { plan, slot })
         };
         if let Some(place) = place.filter(|place| noted.as_ref() != Some(place)) {
             let text = serde_json::to_string(&place)?;
-            let done = cgroups.note(TOP, About::Place).and_then(|old| match old.as_ref() == Some(&text) {
-                true => Ok(()),
-                false => cgroups.set_note(TOP, About::Place, Some(&text)),
-            });
+            let done =
+                cgroups
+                    .note(TOP, About::Place)
+                    .and_then(|old| match old.as_ref() == Some(&text) {
+                        true => Ok(()),
+                        false => cgroups.set_note(TOP, About::Place, Some(&text)),
+                    });
             if let Err(error) = done {
                 // It would only have been a preference.
-                tracing::debug!("the node's place is not noted: {:#}", anyhow::Error::new(error));
+                tracing::debug!(
+                    "the node's place is not noted: {:#}",
+                    anyhow::Error::new(error)
+                );
             }
             noted = Some(place);
         }

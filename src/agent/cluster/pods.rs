@@ -43,8 +43,14 @@ pub(super) async fn take(
             next = heard.try_recv().ok();
         }
         if changed && known.is_complete() {
-            let event = Event::Pods { source: Source::Api, pods: known.pods(), errors: known.unreadable() };
-            let Ok(permit) = owner.reserve().await else { return Ok(()) };
+            let event = Event::Pods {
+                source: Source::Api,
+                pods: known.pods(),
+                errors: known.unreadable(),
+            };
+            let Ok(permit) = owner.reserve().await else {
+                return Ok(());
+            };
             // The lock makes both updates one step: a reader who sees these pods finds the owner's event in its channel, and a
             // reader of the owner's next snapshot finds the pods in it.
             pods.send_modify(|pods| {
@@ -99,10 +105,17 @@ mod tests {
             api_uid: Some(format!("u-{name}").into()),
             ..Pod::default()
         };
-        PodsEvent::Snapshot { pods: names.iter().map(pod).collect(), unreadable: BTreeMap::new() }
+        PodsEvent::Snapshot {
+            pods: names.iter().map(pod).collect(),
+            unreadable: BTreeMap::new(),
+        }
     }
 
-    fn start() -> (mpsc::Sender<PodsEvent>, mpsc::Receiver<Event>, watch::Receiver<Heard>) {
+    fn start() -> (
+        mpsc::Sender<PodsEvent>,
+        mpsc::Receiver<Event>,
+        watch::Receiver<Heard>,
+    ) {
         let (say, heard) = mpsc::channel(8);
         let (said, link) = watch::channel(Heard::default());
         let (owner, told) = mpsc::channel(8);
@@ -111,7 +124,14 @@ mod tests {
     }
 
     fn names(event: Option<Event>) -> Vec<String> {
-        let Some(Event::Pods { source: Source::Api, pods, .. }) = event else { panic!("{event:?}") };
+        let Some(Event::Pods {
+            source: Source::Api,
+            pods,
+            ..
+        }) = event
+        else {
+            panic!("{event:?}")
+        };
         pods.into_iter().map(|pod| pod.name).collect()
     }
 
@@ -121,16 +141,24 @@ mod tests {
         let (say, mut told, link) = start();
         assert!(matches!(told.recv().await, Some(Event::Unheard)));
         assert_eq!(began.elapsed(), PATIENCE);
-        say.send(PodsEvent::Trouble("away".to_owned())).await.unwrap();
+        say.send(PodsEvent::Trouble("away".to_owned()))
+            .await
+            .unwrap();
         say.send(all(&["a"])).await.unwrap();
         assert_eq!(names(told.recv().await), ["a"], "said once");
         assert!(link.borrow().complete && link.borrow().trouble.is_some());
 
         let (say, mut told, link) = start();
         let began = Instant::now();
-        say.send(PodsEvent::Trouble("away".to_owned())).await.unwrap();
+        say.send(PodsEvent::Trouble("away".to_owned()))
+            .await
+            .unwrap();
         assert!(matches!(told.recv().await, Some(Event::Unheard)));
-        assert_eq!(began.elapsed(), Duration::ZERO, "no need to wait for one that is known to be away");
+        assert_eq!(
+            began.elapsed(),
+            Duration::ZERO,
+            "no need to wait for one that is known to be away"
+        );
         assert!(!link.borrow().complete && link.borrow().last_error.as_deref() == Some("away"));
     }
 
@@ -139,19 +167,35 @@ mod tests {
         let (say, mut told, link) = start();
         say.send(all(&["a", "b"])).await.unwrap();
         assert_eq!(names(told.recv().await), ["a", "b"]);
-        say.send(PodsEvent::Trouble("away".to_owned())).await.unwrap();
+        say.send(PodsEvent::Trouble("away".to_owned()))
+            .await
+            .unwrap();
         say.send(PodsEvent::Recovered).await.unwrap();
-        let gone = PodsEvent::Gone { uid: "u-a".to_owned(), namespace: String::new(), name: "a".to_owned() };
+        let gone = PodsEvent::Gone {
+            uid: "u-a".to_owned(),
+            namespace: String::new(),
+            name: "a".to_owned(),
+        };
         say.send(gone).await.unwrap();
-        assert_eq!(names(told.recv().await), ["b"], "nothing was said of the trouble");
+        assert_eq!(
+            names(told.recv().await),
+            ["b"],
+            "nothing was said of the trouble"
+        );
         let heard = link.borrow().clone();
-        assert_eq!((heard.trouble, heard.last_error.as_deref(), heard.pods), (None, Some("away"), 1));
+        assert_eq!(
+            (heard.trouble, heard.last_error.as_deref(), heard.pods),
+            (None, Some("away"), 1)
+        );
         // Several that come while the owner is busy are one change.
         for name in ["c", "d", "e"] {
             say.send(all(&[name])).await.unwrap();
         }
         assert_eq!(names(told.recv().await), ["e"]);
         drop(say);
-        assert!(told.recv().await.is_none(), "it ends with the one who tells");
+        assert!(
+            told.recv().await.is_none(),
+            "it ends with the one who tells"
+        );
     }
 }

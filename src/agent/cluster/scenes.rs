@@ -32,16 +32,28 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_known_is_not_the_same_as_none() {
-        let pod = |name: &str, finished| Pod { name: name.to_owned(), finished, ..Pod::default() };
+        let pod = |name: &str, finished| Pod {
+            name: name.to_owned(),
+            finished,
+            ..Pod::default()
+        };
         let (say, known) = watch::channel::<ApiPods>(None);
         let (out, mut heard) = watch::channel(None);
         tokio::spawn(tell(known, out));
-        say.send_replace(Some(Arc::from([pod("b", false), pod("a", false), pod("c", true)])));
+        say.send_replace(Some(Arc::from([
+            pod("b", false),
+            pod("a", false),
+            pod("c", true),
+        ])));
         heard.changed().await.unwrap();
         let names = |pods: &Pods| {
-            pods.as_ref().map(|pods| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>())
+            pods.as_ref()
+                .map(|pods| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>())
         };
-        assert_eq!(names(&heard.borrow_and_update()), Some(vec!["/a".to_owned(), "/b".to_owned()]));
+        assert_eq!(
+            names(&heard.borrow_and_update()),
+            Some(vec!["/a".to_owned(), "/b".to_owned()])
+        );
         say.send_replace(Some(Arc::from([])));
         heard.changed().await.unwrap();
         assert_eq!(names(&heard.borrow_and_update()), Some(Vec::new()));

@@ -90,20 +90,31 @@ async fn try_call(
     deadline: Duration,
     limit: usize,
 ) -> Result<Bytes, CallError> {
-    let stream = UnixStream::connect(socket).await.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => CallError::NoSocket { source },
-        _ => CallError::Connect { source },
-    })?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                CallError::NoSocket { source }
+            }
+            _ => CallError::Connect { source },
+        })?;
     let broken = |source| CallError::Broken { source };
-    let (mut sender, connection) =
-        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(broken)?;
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .map_err(broken)?;
     let request = Request::post(format!("http://localhost{method}"))
         .header(CONTENT_TYPE, "application/grpc")
         .header(TE, "trailers")
-        .header("grpc-timeout", format!("{}m", deadline.as_millis().clamp(1, 99_999_999)))
+        .header(
+            "grpc-timeout",
+            format!("{}m", deadline.as_millis().clamp(1, 99_999_999)),
+        )
         .body(Full::new(Bytes::from_static(&[0; PREFIX])))
-        .map_err(|error| CallError::Protocol { what: error.to_string() })?;
-    let answer = async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
+        .map_err(|error| CallError::Protocol {
+            what: error.to_string(),
+        })?;
+    let answer =
+        async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
     tokio::pin!(answer, connection);
     // The connection makes progress only while it is polled. Its end is no news: the answer says how that came out.
     tokio::select! {
@@ -116,12 +127,16 @@ async fn try_call(
 async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
     let (head, mut body) = response.into_parts();
     if head.status != StatusCode::OK {
-        return Err(CallError::Protocol { what: format!("HTTP status {}", head.status) });
+        return Err(CallError::Protocol {
+            what: format!("HTTP status {}", head.status),
+        });
     }
     // An answer without a message has its status among the headers.
     if let Some(status) = status(&head.headers) {
         status?;
-        return Err(CallError::Protocol { what: "a status without a message".to_owned() });
+        return Err(CallError::Protocol {
+            what: "a status without a message".to_owned(),
+        });
     }
     let mut data: Vec<u8> = Vec::new();
     let mut trailers = HeaderMap::new();
@@ -138,10 +153,14 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
         }
     }
     status(&trailers).unwrap_or_else(|| {
-        Err(CallError::Protocol { what: "it ends without a status: the server broke off".to_owned() })
+        Err(CallError::Protocol {
+            what: "it ends without a status: the server broke off".to_owned(),
+        })
     })?;
     if data.first().is_some_and(|compressed| *compressed != 0) {
-        return Err(CallError::Protocol { what: "it is compressed, which was not asked for".to_owned() });
+        return Err(CallError::Protocol {
+            what: "it is compressed, which was not asked for".to_owned(),
+        });
     }
     match length(&data) {
         Some(length) if data.len() == PREFIX + length => Ok(Bytes::from(data).slice(PREFIX..)),
@@ -167,11 +186,15 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
         Some(0) => Ok(()),
         Some(UNIMPLEMENTED) => Err(CallError::Unimplemented),
         Some(status) => {
-            let message =
-                headers.get("grpc-message").map(|value| words(value.as_bytes())).unwrap_or_default();
+            let message = headers
+                .get("grpc-message")
+                .map(|value| words(value.as_bytes()))
+                .unwrap_or_default();
             Err(CallError::Status { status, message })
         }
-        None => Err(CallError::Protocol { what: format!("its status is {value:?}") }),
+        None => Err(CallError::Protocol {
+            what: format!("its status is {value:?}"),
+        }),
     })
 }
 

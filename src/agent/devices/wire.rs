@@ -54,7 +54,10 @@ impl<'a> Reader<'a> {
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self.rest.split_at_checked(length).ok_or(WireError::Truncated)?;
+        let (taken, rest) = self
+            .rest
+            .split_at_checked(length)
+            .ok_or(WireError::Truncated)?;
         self.rest = rest;
         Ok(taken)
     }
@@ -139,15 +142,22 @@ mod tests {
         assert_eq!(error(&[0x0b]), WireError::Kind(3));
         assert_eq!(error(&[0x12, 0x05, b'h']), WireError::Truncated);
         assert_eq!(
-            error(&[0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]),
+            error(&[
+                0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01
+            ]),
             WireError::Truncated
         );
         assert_eq!(
-            error(&[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]),
+            error(&[
+                0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02
+            ]),
             WireError::Number
         );
         assert_eq!(error(&[0x80; 11]), WireError::Number);
-        assert_eq!(packed(&[0x05, 0x80]).collect::<Vec<_>>(), [Ok(5), Err(WireError::Truncated)]);
+        assert_eq!(
+            packed(&[0x05, 0x80]).collect::<Vec<_>>(),
+            [Ok(5), Err(WireError::Truncated)]
+        );
     }
 
     proptest! {

@@ -22,12 +22,16 @@ impl Owner {
     /// Returns the question where that won't do: nothing is known, its pod is not as it was seen last, CPUs are lacking that
     /// may be free by now, somebody would have to move, or the pod's cgroup can't take the CPUs yet.
     pub(super) fn answered_at_once<'a>(&mut self, question: Question<'a>) -> Option<Question<'a>> {
-        let Some(mut seen) = self.seen.take() else { return Some(question) };
+        let Some(mut seen) = self.seen.take() else {
+            return Some(question);
+        };
         self.heartbeat.begin("answer the creation of a container");
         let answer = self.recalled(&question, &mut seen);
         self.heartbeat.idle();
         self.seen = Some(seen);
-        let Some(answer) = answer else { return Some(question) };
+        let Some(answer) = answer else {
+            return Some(question);
+        };
         // Whoever asked may have given up waiting; the promise lapses by itself.
         let _ = question.reply.send(answer);
         None
@@ -57,10 +61,14 @@ impl Owner {
             if question.lacks(&pods, &decisions) || !decisions.moves.is_empty() {
                 return None;
             }
-            let gets = question.decided(&pods, &decisions).and_then(|decision| decision.cpus.as_ref());
+            let gets = question
+                .decided(&pods, &decisions)
+                .and_then(|decision| decision.cpus.as_ref());
             if gets.is_none()
                 || self.node.enforcement == Enforcement::Observe
-                || self.claim_at_once(question, seen, &ledger, &decisions).is_some()
+                || self
+                    .claim_at_once(question, seen, &ledger, &decisions)
+                    .is_some()
             {
                 return self.answer(&pods, question, &decisions);
             }
@@ -78,9 +86,21 @@ impl Owner {
         ledger
     }
 
-    pub(super) fn decided(&self, pods: &[Pod], moves: usize, seen: &Seen, ledger: &Ledger) -> Decisions {
+    pub(super) fn decided(
+        &self,
+        pods: &[Pod],
+        moves: usize,
+        seen: &Seen,
+        ledger: &Ledger,
+    ) -> Decisions {
         let here = self.told.here(&seen.observed, pods);
-        let mut decisions = decide(&Inputs { moves, ..self.inputs(pods, &here) }, ledger);
+        let mut decisions = decide(
+            &Inputs {
+                moves,
+                ..self.inputs(pods, &here)
+            },
+            ledger,
+        );
         if self.node.enforcement == Enforcement::Observe {
             decisions.only_what_is(pods, ledger);
         }
@@ -89,8 +109,12 @@ impl Owner {
 
     /// Looks at a pod whose containers are still to be created, before anybody asks for them.
     pub(super) fn foresee(&mut self, uid: &str) {
-        let Some(pod) = self.told.pod(uid) else { return };
-        let Some(mut seen) = self.seen.take() else { return };
+        let Some(pod) = self.told.pod(uid) else {
+            return;
+        };
+        let Some(mut seen) = self.seen.take() else {
+            return;
+        };
         self.find(uid, &[pod], &mut seen);
         self.seen = Some(seen);
     }
@@ -100,8 +124,16 @@ impl Owner {
         if seen.observed.pods.iter().any(|pod| pod.cgroup.uid == uid) {
             return;
         }
-        let Ok(Some(cgroup)) = self.node.find_pod(uid) else { return };
-        let (found, ledger) = Observed::new(Scan { pods: vec![cgroup], ..Scan::default() }, pods);
+        let Ok(Some(cgroup)) = self.node.find_pod(uid) else {
+            return;
+        };
+        let (found, ledger) = Observed::new(
+            Scan {
+                pods: vec![cgroup],
+                ..Scan::default()
+            },
+            pods,
+        );
         if ledger == Ledger::default() {
             seen.observed.pods.extend(found.pods);
         }
@@ -109,11 +141,14 @@ impl Owner {
 
     /// Forgets the owners whose pods' cgroups are gone; says whether what they had can be given.
     fn forget_gone(&self, seen: &mut Seen) -> bool {
-        let Seen { observed, ledger, .. } = seen;
+        let Seen {
+            observed, ledger, ..
+        } = seen;
         let before = observed.pods.len();
         observed.pods.retain(|pod| {
             let uid = &pod.cgroup.uid;
-            let stays = !ledger.claims.contains_key(uid) || self.node.cgroups.exists(&pod.cgroup.path);
+            let stays =
+                !ledger.claims.contains_key(uid) || self.node.cgroups.exists(&pod.cgroup.path);
             if !stays {
                 ledger.claims.remove(uid);
                 ledger.memory.remove(uid);
@@ -135,7 +170,11 @@ impl Owner {
     ) -> Option<()> {
         let uid = question.pod.cgroup_uid()?;
         let claims = decisions.desired.claims.get(uid)?;
-        let at = seen.observed.pods.iter().position(|pod| pod.cgroup.uid == uid)?;
+        let at = seen
+            .observed
+            .pods
+            .iter()
+            .position(|pod| pod.cgroup.uid == uid)?;
         let pod = seen.observed.pods.get(at)?;
         let path = pod.cgroup.path.clone();
         // One that went and came again has another mark, or none.
@@ -154,16 +193,27 @@ impl Owner {
         if pod.mark.as_ref().is_some_and(|mark| mark.claims == *claims) {
             return Some(());
         }
-        let alone = Observed { pods: vec![pod.clone()], around: seen.observed.around.clone() };
+        let alone = Observed {
+            pods: vec![pod.clone()],
+            around: seen.observed.around.clone(),
+        };
         let steps = pin::plan(&alone, ledger, &decisions.desired, self.node.enforcement);
-        let of_pod =
-            |step: &Step| matches!(step, Step::Mark { path: other, mark: Some(_) } if *other == path);
+        let of_pod = |step: &Step| matches!(step, Step::Mark { path: other, mark: Some(_) } if *other == path);
         let applied = self.apply(vec![steps.into_iter().find(of_pod)?]);
         self.account(&applied);
-        let done = applied.into_iter().find(|done| matches!(done.outcome, Outcome::Done))?;
-        let Step::Mark { mark: Some(mark), .. } = done.step else { return None };
+        let done = applied
+            .into_iter()
+            .find(|done| matches!(done.outcome, Outcome::Done))?;
+        let Step::Mark {
+            mark: Some(mark), ..
+        } = done.step
+        else {
+            return None;
+        };
         let kept = mark.claims == *claims;
-        seen.ledger.claims.insert(uid.to_owned(), mark.claims.clone());
+        seen.ledger
+            .claims
+            .insert(uid.to_owned(), mark.claims.clone());
         let pod = seen.observed.pods.get_mut(at)?;
         pod.cgroup.mark = Some(mark.text());
         pod.mark = Some(mark);
@@ -178,12 +228,23 @@ impl Owner {
     ) -> Option<Admission> {
         let Question { pod, container, .. } = *question;
         let uid = pod.cgroup_uid()?;
-        let of_pod = |index: usize| pods.get(index).filter(|known| known.cgroup_uid() == Some(uid));
+        let of_pod = |index: usize| {
+            pods.get(index)
+                .filter(|known| known.cgroup_uid() == Some(uid))
+        };
         let mut found = None;
         for decision in &decisions.containers {
-            let Some(known) = of_pod(decision.pod) else { continue };
-            let Some(asked) = known.containers.get(decision.container) else { continue };
-            if let Some(cpus) = decision.cpus.as_ref().filter(|_| decision.entitlement.cpus() > 0) {
+            let Some(known) = of_pod(decision.pod) else {
+                continue;
+            };
+            let Some(asked) = known.containers.get(decision.container) else {
+                continue;
+            };
+            if let Some(cpus) = decision
+                .cpus
+                .as_ref()
+                .filter(|_| decision.entitlement.cpus() > 0)
+            {
                 self.told.promises().add(uid, &asked.name, cpus.clone());
                 self.fresh = self.fresh.union(cpus);
             }
@@ -195,21 +256,46 @@ impl Owner {
         let Some((known, decision)) = found else {
             // One that its pod's description does not have, for debugging: it goes its way.
             let known = pods.iter().find(|known| known.cgroup_uid() == Some(uid))?;
-            let threads = threads(&self.node, known, usize::MAX, None, &decisions.desired.shared());
-            return Some(Admission { cpus: None, memory: None, refused: None, training: false, threads });
+            let threads = threads(
+                &self.node,
+                known,
+                usize::MAX,
+                None,
+                &decisions.desired.shared(),
+            );
+            return Some(Admission {
+                cpus: None,
+                memory: None,
+                refused: None,
+                training: false,
+                threads,
+            });
         };
         let owed = self.told.is_described(uid).then(|| {
-            known.containers.iter().any(|container| pod::entitlement(known, container, policy).cpus() > 0)
+            known
+                .containers
+                .iter()
+                .any(|container| pod::entitlement(known, container, policy).cpus() > 0)
         });
         let refused = gate::at_creation(known, decision, owed);
         let owned = decision.cpus.as_ref();
-        let memory = decisions.desired.memory.get(uid).and_then(|memory| memory.get(container));
+        let memory = decisions
+            .desired
+            .memory
+            .get(uid)
+            .and_then(|memory| memory.get(container));
         Some(Admission {
             cpus: owned.cloned(),
             memory: memory.cloned(),
             refused: refused.filter(|_| self.node.enforcement != Enforcement::Observe),
             training: pod::training(known, &decision.recognition, policy).counts,
-            threads: threads(&self.node, known, decision.container, owned, &decisions.desired.shared()),
+            threads: threads(
+                &self.node,
+                known,
+                decision.container,
+                owned,
+                &decisions.desired.shared(),
+            ),
         })
     }
 
@@ -219,9 +305,16 @@ impl Owner {
             return Err(gate::UNSEEN.to_owned());
         }
         let snapshot = self.published.borrow();
-        let Some(snapshot) = snapshot.as_deref() else { return Ok(()) };
-        let same =
-            |state: &&ContainerState| state.uid.as_deref() == Some(uid) && state.container == container;
-        snapshot.containers.iter().find(same).map_or(Ok(()), |found| gate::at_start(found, snapshot))
+        let Some(snapshot) = snapshot.as_deref() else {
+            return Ok(());
+        };
+        let same = |state: &&ContainerState| {
+            state.uid.as_deref() == Some(uid) && state.container == container
+        };
+        snapshot
+            .containers
+            .iter()
+            .find(same)
+            .map_or(Ok(()), |found| gate::at_start(found, snapshot))
     }
 }

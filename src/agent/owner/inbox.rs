@@ -18,7 +18,10 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn new(events: mpsc::Receiver<Event>) -> Self {
-        Self { events, looked_at: VecDeque::new() }
+        Self {
+            events,
+            looked_at: VecDeque::new(),
+        }
     }
 
     /// The next event; `None` when there can be no more.
@@ -36,7 +39,9 @@ impl Inbox {
         while let Ok(event) = self.events.try_recv() {
             self.looked_at.push_back(event);
         }
-        self.looked_at.iter().any(|event| matches!(event, Event::Create { .. } | Event::Start { .. }))
+        self.looked_at
+            .iter()
+            .any(|event| matches!(event, Event::Create { .. } | Event::Start { .. }))
     }
 }
 
@@ -56,7 +61,14 @@ mod tests {
         assert!(!inbox.is_asked());
         let (reply, _answer) = oneshot::channel();
         let (uid, container) = ("uid".to_owned(), "main".to_owned());
-        events.send(Event::Start { uid, container, reply }).await.unwrap();
+        events
+            .send(Event::Start {
+                uid,
+                container,
+                reply,
+            })
+            .await
+            .unwrap();
         events.send(Event::Unheard).await.unwrap();
         assert!(inbox.is_asked());
         events.send(Event::Changed).await.unwrap();

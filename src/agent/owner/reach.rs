@@ -37,7 +37,8 @@ pub(super) enum Ended {
 
 /// Whether a cgroup is this one or below it.
 fn is_within(path: &str, top: &str) -> bool {
-    path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    path.strip_prefix(top)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The cgroups that were written to.
@@ -57,9 +58,18 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
 /// pods that own something, or are to.
 pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
     match step {
-        Step::Cpus { reason: Reason::Narrow | Reason::Share, .. } => true,
-        Step::Cpus { reason: Reason::Pod, path, .. } => !owners.contains(path.as_str()),
-        Step::Mark { mark: Some(mark), .. } => mark.claims.is_empty(),
+        Step::Cpus {
+            reason: Reason::Narrow | Reason::Share,
+            ..
+        } => true,
+        Step::Cpus {
+            reason: Reason::Pod,
+            path,
+            ..
+        } => !owners.contains(path.as_str()),
+        Step::Mark {
+            mark: Some(mark), ..
+        } => mark.claims.is_empty(),
         Step::Mark { mark: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
         _ => false,
     }
@@ -90,13 +100,20 @@ impl<'a> Written<'a> {
     pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
         // Room for a partition further down takes nothing from anybody by itself.
         let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
-        let handed_down = steps.clone().filter(|step| !room(step)).map(Step::path).collect();
+        let handed_down = steps
+            .clone()
+            .filter(|step| !room(step))
+            .map(Step::path)
+            .collect();
         let mut within = HashSet::new();
         for step in steps {
             // What is above one that is known is known, too.
             let _ = upwards(step.path()).all(|path| within.insert(path));
         }
-        Self { within, handed_down }
+        Self {
+            within,
+            handed_down,
+        }
     }
 
     /// Whether a pod may be other than before: something in it was written to, or above it.
@@ -116,15 +133,30 @@ impl Owner {
     ) -> anyhow::Result<Result<(Observed, Ledger), Ended>> {
         let found = match reach {
             Reach::Node { .. } => {
-                return Ok(self.node.observe_unless(pods, || reach.is_asked())?.ok_or(Ended::Interrupted));
+                return Ok(self
+                    .node
+                    .observe_unless(pods, || reach.is_asked())?
+                    .ok_or(Ended::Interrupted));
             }
             Reach::Seen { again, .. } => match (self.seen.take(), again) {
-                (Some(Seen { observed, stale, .. }), Some(uid)) => {
-                    self.node.observe_pod(observed, pods, uid, |uid| stale.contains(uid)).map(Some)
-                }
-                (Some(Seen { observed, stale, .. }), None) => {
-                    self.node.observe_again(observed, pods, |pod| stale.contains(&pod.uid)).map(Some)
-                }
+                (
+                    Some(Seen {
+                        observed, stale, ..
+                    }),
+                    Some(uid),
+                ) => self
+                    .node
+                    .observe_pod(observed, pods, uid, |uid| stale.contains(uid))
+                    .map(Some),
+                (
+                    Some(Seen {
+                        observed, stale, ..
+                    }),
+                    None,
+                ) => self
+                    .node
+                    .observe_again(observed, pods, |pod| stale.contains(&pod.uid))
+                    .map(Some),
                 (None, _) => Ok(None),
             },
         };
@@ -141,7 +173,11 @@ impl Owner {
         let written = Written::new(done.iter().map(|done| &done.step));
         let in_force: HashMap<&str, &CpuSet> = done.iter().filter_map(in_force).collect();
         let mut stale = BTreeSet::new();
-        for pod in observed.pods.iter_mut().filter(|pod| written.touches(&pod.cgroup.path)) {
+        for pod in observed
+            .pods
+            .iter_mut()
+            .filter(|pod| written.touches(&pod.cgroup.path))
+        {
             for ObservedContainer { cgroup, .. } in &mut pod.containers {
                 if let Some(cpus) = in_force.get(cgroup.path.as_str()) {
                     cgroup.cpuset.effective.clone_from(cpus);
@@ -149,7 +185,11 @@ impl Owner {
             }
             stale.insert(pod.cgroup.uid.clone());
         }
-        self.seen = Some(Seen { observed, ledger, stale });
+        self.seen = Some(Seen {
+            observed,
+            ledger,
+            stale,
+        });
         Ended::Interrupted
     }
 }
@@ -161,17 +201,36 @@ mod tests {
 
     #[test]
     fn pods_that_were_written_to_and_those_below_what_was() {
-        let cpus =
-            |path: &str| Step::Cpus { path: path.to_owned(), cpus: CpuSet::new(), reason: Reason::Share };
-        let room =
-            |path: &str| Step::Exclusive { path: path.to_owned(), cpus: CpuSet::new(), in_force: None };
-        let steps =
-            [cpus("kubepods/pod1-a"), cpus("kubepods/pod1/c"), cpus("kubepods/burstable"), room("kubepods")];
+        let cpus = |path: &str| Step::Cpus {
+            path: path.to_owned(),
+            cpus: CpuSet::new(),
+            reason: Reason::Share,
+        };
+        let room = |path: &str| Step::Exclusive {
+            path: path.to_owned(),
+            cpus: CpuSet::new(),
+            in_force: None,
+        };
+        let steps = [
+            cpus("kubepods/pod1-a"),
+            cpus("kubepods/pod1/c"),
+            cpus("kubepods/burstable"),
+            room("kubepods"),
+        ];
         let written = Written::new(steps.iter());
-        for touched in ["kubepods/pod1", "kubepods/pod1-a", "kubepods/burstable/pod2"] {
+        for touched in [
+            "kubepods/pod1",
+            "kubepods/pod1-a",
+            "kubepods/burstable/pod2",
+        ] {
             assert!(written.touches(touched), "{touched}");
         }
-        for other in ["kubepods/pod", "kubepods/pod2", "kubepods/besteffort/pod3", "kubepods/pod10"] {
+        for other in [
+            "kubepods/pod",
+            "kubepods/pod2",
+            "kubepods/besteffort/pod3",
+            "kubepods/pod10",
+        ] {
             assert!(!written.touches(other), "{other}");
         }
         let steps = [room("kubepods/pod1"), room("kubepods")];
@@ -181,7 +240,11 @@ mod tests {
     #[test]
     fn a_pod_that_owns_nothing_is_one_of_the_others() {
         let owners = BTreeSet::from(["kubepods/pod1"]);
-        let step = |path: &str, reason| Step::Cpus { path: path.to_owned(), cpus: CpuSet::new(), reason };
+        let step = |path: &str, reason| Step::Cpus {
+            path: path.to_owned(),
+            cpus: CpuSet::new(),
+            reason,
+        };
         for (step, expected) in [
             (step("kubepods/pod2", Reason::Pod), true),
             (step("kubepods/pod2/c", Reason::Share), true),
@@ -189,10 +252,34 @@ mod tests {
             (step("kubepods/pod1", Reason::Pod), false),
             (step("kubepods/pod1/c", Reason::Own), false),
             (step("kubepods/pod1/c", Reason::Release), false),
-            (Step::Mark { path: "kubepods/pod2/c".to_owned(), mark: None }, true),
-            (Step::Mark { path: "kubepods/pod10".to_owned(), mark: None }, true),
-            (Step::Mark { path: "kubepods/pod1/c".to_owned(), mark: None }, false),
-            (Step::Mark { path: "kubepods/pod1".to_owned(), mark: None }, false),
+            (
+                Step::Mark {
+                    path: "kubepods/pod2/c".to_owned(),
+                    mark: None,
+                },
+                true,
+            ),
+            (
+                Step::Mark {
+                    path: "kubepods/pod10".to_owned(),
+                    mark: None,
+                },
+                true,
+            ),
+            (
+                Step::Mark {
+                    path: "kubepods/pod1/c".to_owned(),
+                    mark: None,
+                },
+                false,
+            ),
+            (
+                Step::Mark {
+                    path: "kubepods/pod1".to_owned(),
+                    mark: None,
+                },
+                false,
+            ),
         ] {
             assert_eq!(is_for_others(&step, &owners), expected, "{step:?}");
         }

@@ -6,7 +6,9 @@ use std::time::Instant;
 use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;
-use crate::pin::{self, Applied, Desired, Enforcement, Ledger, Observed, ObservedContainer, Scan, Step};
+use crate::pin::{
+    self, Applied, Desired, Enforcement, Ledger, Observed, ObservedContainer, Scan, Step,
+};
 use crate::pod::Pod;
 
 // === impl Owner ===
@@ -21,12 +23,19 @@ impl Owner {
     pub(super) fn started_at_once(&mut self, uid: &str, container: &str) -> Option<()> {
         let start = Instant::now();
         let mut seen = self.seen.take()?;
-        self.heartbeat.begin(format!("pin container {container} of pod {uid} before it starts"));
+        self.heartbeat.begin(format!(
+            "pin container {container} of pod {uid} before it starts"
+        ));
         let done = self.pinned_alone(uid, &mut seen);
         if done.is_some() {
             self.history.begins(uid, container);
-            self.metrics.reconciles.with_label_values(&[Why::Gate.name()]).inc();
-            self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
+            self.metrics
+                .reconciles
+                .with_label_values(&[Why::Gate.name()])
+                .inc();
+            self.metrics
+                .reconcile_seconds
+                .observe(start.elapsed().as_secs_f64());
         }
         self.seen = Some(seen);
         self.heartbeat.idle();
@@ -52,12 +61,18 @@ impl Owner {
         }
         let ledger = self.with_promises(seen);
         let mut decisions = self.decided(&pods, 0, seen, &ledger);
-        if decisions.containers.iter().any(|decision| decision.refused == Some(Refused::Room)) {
+        if decisions
+            .containers
+            .iter()
+            .any(|decision| decision.refused == Some(Refused::Room))
+        {
             return None;
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         self.isolate(&mut decisions.desired, Some(uid));
-        if self.node.enforcement == Enforcement::Cpuset && !is_alone(uid, &ledger, &decisions.desired, seen) {
+        if self.node.enforcement == Enforcement::Cpuset
+            && !is_alone(uid, &ledger, &decisions.desired, seen)
+        {
             return None;
         }
         let before = seen.observed.only(uid)?;
@@ -74,19 +89,27 @@ impl Owner {
         self.account(&applied);
         self.read_again(uid, &pods, seen)?;
         if let Some(after) = seen.observed.only(uid) {
-            self.history.note_windows(&before, &after, &self.node, &self.metrics);
+            self.history
+                .note_windows(&before, &after, &self.node, &self.metrics);
         }
         Some(())
     }
 
     /// Reads a pod that was seen before, or looks for one that was not.
     pub(super) fn read_again(&self, uid: &str, pods: &[Pod], seen: &mut Seen) -> Option<()> {
-        let at = seen.observed.pods.iter().position(|pod| pod.cgroup.uid == uid);
+        let at = seen
+            .observed
+            .pods
+            .iter()
+            .position(|pod| pod.cgroup.uid == uid);
         let cgroup = match at.and_then(|at| seen.observed.pods.get(at)) {
             Some(pod) => self.node.pod(pod.cgroup.path.clone(), uid.to_owned()),
             None => self.node.find_pod(uid),
         };
-        let scan = Scan { pods: vec![cgroup.ok()??], ..Scan::default() };
+        let scan = Scan {
+            pods: vec![cgroup.ok()??],
+            ..Scan::default()
+        };
         let (mut now, ledger) = Observed::new(scan, pods);
         let explained = seen.ledger.renew(uid, ledger);
         let now = now.pods.pop().filter(|_| explained)?;
@@ -102,10 +125,16 @@ impl Owner {
 /// Whether a pod gets no more than it was given before, and nobody else was seen to run there.
 fn is_alone(uid: &str, ledger: &Ledger, desired: &Desired, seen: &Seen) -> bool {
     let union = |claims: &BTreeMap<String, CpuSet>| {
-        claims.values().fold(CpuSet::new(), |all: CpuSet, cpus| all.union(cpus))
+        claims
+            .values()
+            .fold(CpuSet::new(), |all: CpuSet, cpus| all.union(cpus))
     };
     let wanted = desired.claims.get(uid).map(union).unwrap_or_default();
-    let others = seen.observed.pods.iter().filter(|pod| pod.cgroup.uid != uid);
+    let others = seen
+        .observed
+        .pods
+        .iter()
+        .filter(|pod| pod.cgroup.uid != uid);
     let on = |container: &ObservedContainer| {
         container.cgroup.populated && !container.cgroup.cpuset.effective.is_disjoint(&wanted)
     };

@@ -16,7 +16,8 @@ use crate::host::limits;
 use crate::pin::decide::{Decisions, Inputs, Refused, decide_while};
 use crate::pin::quiet::{Quiet, Report, Situation};
 use crate::pin::{
-    self, Applied, Desired, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step, snapshot,
+    self, Applied, Desired, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step,
+    snapshot,
 };
 use crate::pod::Pod;
 
@@ -45,7 +46,12 @@ impl Owner {
         self.reconciled(why, reach, &mut None)
     }
 
-    fn reconciled(&mut self, why: Why, reach: Reach<'_>, question: &mut Option<Question<'_>>) -> Ended {
+    fn reconciled(
+        &mut self,
+        why: Why,
+        reach: Reach<'_>,
+        question: &mut Option<Question<'_>>,
+    ) -> Ended {
         let start = Instant::now();
         let ended = self.reconcile(reach, question).unwrap_or_else(|error| {
             tracing::error!("reconcile failed: {error:#}");
@@ -53,9 +59,13 @@ impl Owner {
             // What was known stays known, and says that it is old.
             let last = self.published.borrow().clone();
             if let Some(last) = last {
-                let errors =
-                    vec![format!("the last reconcile failed, this is the state before it: {error:#}")];
-                self.published.send_replace(Some(Arc::new(Snapshot { errors, ..(*last).clone() })));
+                let errors = vec![format!(
+                    "the last reconcile failed, this is the state before it: {error:#}"
+                )];
+                self.published.send_replace(Some(Arc::new(Snapshot {
+                    errors,
+                    ..(*last).clone()
+                })));
             }
             Ended::Failed
         });
@@ -69,10 +79,16 @@ impl Owner {
             limits::give_back_memory();
             limits::give_back_code();
         }
-        self.metrics.reconciles.with_label_values(&[why.name()]).inc();
-        self.metrics.reconcile_seconds.observe(start.elapsed().as_secs_f64());
-        if let Some(seconds) =
-            i32::try_from(std::process::id()).ok().and_then(|pid| self.node.proc.cpu_seconds(pid))
+        self.metrics
+            .reconciles
+            .with_label_values(&[why.name()])
+            .inc();
+        self.metrics
+            .reconcile_seconds
+            .observe(start.elapsed().as_secs_f64());
+        if let Some(seconds) = i32::try_from(std::process::id())
+            .ok()
+            .and_then(|pid| self.node.proc.cpu_seconds(pid))
         {
             self.metrics.set_cpu_seconds(seconds);
         }
@@ -111,7 +127,10 @@ impl Owner {
         self.heartbeat.begin("decide what each container gets");
         let moves = self.moves_left();
         let here = self.told.here(&observed, &pods);
-        let inputs = Inputs { moves, ..self.inputs(&pods, &here) };
+        let inputs = Inputs {
+            moves,
+            ..self.inputs(&pods, &here)
+        };
         let Some(mut decisions) = decide_while(&inputs, &ledger, || !gives_way(&mut reach)) else {
             return Ok(self.interrupted((observed, ledger), &[]));
         };
@@ -138,13 +157,23 @@ impl Owner {
         let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
         let kept = kept.fold(CpuSet::new(), |all, cpus| all.union(cpus));
         let timer = Duration::from_secs(self.node.config.reconcile_seconds);
-        self.given_up.note(ledger.exclusive().difference(&kept), Instant::now(), timer);
-        let question = question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
-        let answer = question.as_ref().and_then(|question| self.answer(&pods, question, &decisions));
+        self.given_up
+            .note(ledger.exclusive().difference(&kept), Instant::now(), timer);
+        let question =
+            question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
+        let answer = question
+            .as_ref()
+            .and_then(|question| self.answer(&pods, question, &decisions));
         let lost = ledger.lost.clone();
-        for new in drift.iter().filter(|new| !self.drift.iter().any(|known| known.is_same(new))) {
+        for new in drift
+            .iter()
+            .filter(|new| !self.drift.iter().any(|known| known.is_same(new)))
+        {
             tracing::warn!("{new}");
-            self.metrics.drift.with_label_values(&[new.cause.name()]).inc();
+            self.metrics
+                .drift
+                .with_label_values(&[new.cause.name()])
+                .inc();
         }
         self.drift = drift;
         let mut errors: Vec<String> = self.told.errors().cloned().collect();
@@ -169,7 +198,10 @@ impl Owner {
             let claims = [&ledger.claims, &decisions.desired.claims];
             let owns = |pod: &&PodCgroup| claims.iter().any(|claims| claims.contains_key(&pod.uid));
             let pods_seen = observed.pods.iter().map(|pod| &pod.cgroup);
-            let owners: BTreeSet<&str> = pods_seen.filter(owns).map(|pod| pod.path.as_str()).collect();
+            let owners: BTreeSet<&str> = pods_seen
+                .filter(owns)
+                .map(|pod| pod.path.as_str())
+                .collect();
             let heartbeat = &self.heartbeat;
             let applied = pin::apply_while(steps, &self.node.cgroups, |next| {
                 heartbeat.begin(next.to_string());
@@ -179,20 +211,24 @@ impl Owner {
             });
             errors.extend(self.account(&applied));
             // What a partition takes from everybody else is in order by the kernel's word, and seen by the next look.
-            self.heartbeat.begin("read again the cgroups that were written");
+            self.heartbeat
+                .begin("read again the cgroups that were written");
             let written = Written::new(applied.iter().map(|done| &done.step));
             let touched = |pod: &PodCgroup| written.touches(&pod.path);
             let again = match applied.len() == planned {
                 true => self
                     .node
-                    .observe_again_unless(observed.clone(), &pods, touched, || calm && reach.is_asked())?,
+                    .observe_again_unless(observed.clone(), &pods, touched, || {
+                        calm && reach.is_asked()
+                    })?,
                 false => None,
             };
             let Some((after, read)) = again else {
                 self.given_up = given_up;
                 return Ok(self.interrupted((observed, ledger), &applied));
             };
-            self.history.note_windows(&observed, &after, &self.node, &self.metrics);
+            self.history
+                .note_windows(&observed, &after, &self.node, &self.metrics);
             // What was repaired and comes again is new drift.
             let left = pin::drift(&after, &read, (&online, &self.fresh), enforcement);
             self.history.note_repairs(&self.drift, &left);
@@ -203,7 +239,11 @@ impl Owner {
         if let (Some(question), Some(answer)) = (question, answer) {
             let _ = question.reply.send(answer);
         }
-        if let Reach::Seen { again: Some(uid), passes: Some((container, reply)), .. } = &mut reach
+        if let Reach::Seen {
+            again: Some(uid),
+            passes: Some((container, reply)),
+            ..
+        } = &mut reach
             && let Some(reply) = reply.take()
         {
             self.history.begins(uid, container);
@@ -211,18 +251,27 @@ impl Owner {
         }
         // The kernel's own work leaves exclusive CPUs after the answers: reading each interrupt takes a while.
         self.keep_quiet(&observed);
-        errors.extend(self.refused.iter().map(|(path, says)| format!("{path}: {says}")));
+        errors.extend(
+            self.refused
+                .iter()
+                .map(|(path, says)| format!("{path}: {says}")),
+        );
         for decision in &mut decisions.containers {
             let pod = pods.get(decision.pod);
             let seen = pod.filter(|_| !self.refused.is_empty()).and_then(|pod| {
-                observed.container(pod.cgroup_uid()?, &pod.containers.get(decision.container)?.name)
+                observed.container(
+                    pod.cgroup_uid()?,
+                    &pod.containers.get(decision.container)?.name,
+                )
             });
             if let Some(seen) = seen
                 && let Some(says) = self.refused.get(&seen.cgroup.path)
             {
                 // A runtime may have written its set by then: it runs on these CPUs alone, but not alone on them.
-                let confined =
-                    decision.cpus.as_ref().is_some_and(|cpus| seen.cgroup.cpuset.effective.is_subset(cpus));
+                let confined = decision
+                    .cpus
+                    .as_ref()
+                    .is_some_and(|cpus| seen.cgroup.cpuset.effective.is_subset(cpus));
                 decision.note = Some(match confined {
                     true => format!("others may run on its CPUs: {says}"),
                     false => format!("stays in the shared pool: {says}"),
@@ -297,7 +346,12 @@ impl Owner {
                 Some(error) => tracing::error!("{error}"),
                 None => tracing::debug!("{}", done.step),
             }
-            if let Step::Partition { path, .. } | Step::Exclusive { path, in_force: Some(_), .. } = &done.step
+            if let Step::Partition { path, .. }
+            | Step::Exclusive {
+                path,
+                in_force: Some(_),
+                ..
+            } = &done.step
                 && let Some(error) = &error
             {
                 // It is said, and tried again when the timer rings.
@@ -307,7 +361,13 @@ impl Owner {
             errors.extend(error);
             let pinned = matches!(
                 &done.step,
-                Step::Cpus { reason: Reason::Own, .. } | Step::Partition { in_force: Some(_), .. }
+                Step::Cpus {
+                    reason: Reason::Own,
+                    ..
+                } | Step::Partition {
+                    in_force: Some(_),
+                    ..
+                }
             );
             if pinned && matches!(done.outcome, Outcome::Done) {
                 tracing::info!("{}", done.step);
@@ -318,13 +378,17 @@ impl Owner {
 
     /// Keeps the kernel's own work off the CPUs that are somebody's own by now.
     pub(super) fn keep_quiet(&mut self, observed: &Observed) {
-        self.heartbeat.begin("move interrupts, workqueues and slices off exclusive CPUs");
+        self.heartbeat
+            .begin("move interrupts, workqueues and slices off exclusive CPUs");
         let node = &self.node;
         let options = match node.enforcement {
             Enforcement::Observe => Quiet::default(),
             Enforcement::Cpuset => node.config.quiet,
             // There the kernel itself keeps them off.
-            Enforcement::Partition => Quiet { system_slices: false, ..node.config.quiet },
+            Enforcement::Partition => Quiet {
+                system_slices: false,
+                ..node.config.quiet
+            },
         };
         let mut exclusive = CpuSet::new();
         for container in observed.containers() {
@@ -333,13 +397,24 @@ impl Owner {
         // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
         let kernels = match self.isolation.any() {
             // Where that can't be read, nothing is given back.
-            true => node.cgroups.isolated_cpus().unwrap_or_else(|_| node.topology.online.clone()),
+            true => node
+                .cgroups
+                .isolated_cpus()
+                .unwrap_or_else(|_| node.topology.online.clone()),
             false => CpuSet::new(),
         };
         let isolated = self.isolation.keep_off(observed, &kernels);
-        let situation = Situation { options, exclusive: &exclusive, isolated, online: &node.topology.online };
+        let situation = Situation {
+            options,
+            exclusive: &exclusive,
+            isolated,
+            online: &node.topology.online,
+        };
         let report = self.keeper.turn(&situation, &node.cgroups, "");
-        let allowed = report.workqueues.as_ref().map(|(allowed, turned)| (allowed, *turned));
+        let allowed = report
+            .workqueues
+            .as_ref()
+            .map(|(allowed, turned)| (allowed, *turned));
         self.isolation.note_allowed(allowed, Instant::now());
         for what in &report.moved {
             tracing::debug!("off exclusive CPUs: {what}");
@@ -350,7 +425,8 @@ impl Owner {
                 tracing::warn!("{sentence}");
             }
         }
-        self.quiet = (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
+        self.quiet =
+            (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
     }
 
     /// Raises the alarm over CPUs that have been missing for longer than the kernel takes to hand on one that comes online.
@@ -359,7 +435,10 @@ impl Owner {
         for cpu in missing.iter() {
             self.missing.entry(cpu).or_insert_with(Instant::now);
         }
-        let long = self.missing.iter().filter(|(_, since)| since.elapsed() >= HANDED_ON);
+        let long = self
+            .missing
+            .iter()
+            .filter(|(_, since)| since.elapsed() >= HANDED_ON);
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
@@ -381,12 +460,16 @@ impl Owner {
     ) {
         let node = &self.node;
         let shared = decisions.desired.shared();
-        let environment =
-            |pod: &Pod, index: usize, cpus: Option<&CpuSet>| threads(node, pod, index, cpus, &shared);
-        let mut containers = snapshot::containers(pods, &node.topology, decisions, observed, environment);
+        let environment = |pod: &Pod, index: usize, cpus: Option<&CpuSet>| {
+            threads(node, pod, index, cpus, &shared)
+        };
+        let mut containers =
+            snapshot::containers(pods, &node.topology, decisions, observed, environment);
         for container in &mut containers {
             self.history.tell(container);
-            let injected = self.told.injected(container.uid.as_deref(), &container.container);
+            let injected = self
+                .told
+                .injected(container.uid.as_deref(), &container.container);
             container.injected = injected.cloned();
         }
         let exclusive = node.topology.online.difference(&shared);

@@ -14,8 +14,8 @@ use crate::cluster::scenes;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
-    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events, HandlerTimeout,
-    Inventory, LinuxResources, PodSandbox, Refusal, Unanswered,
+    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events,
+    HandlerTimeout, Inventory, LinuxResources, PodSandbox, Refusal, Unanswered,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -71,7 +71,15 @@ impl Answers {
         let place = described.as_ref().and_then(|api| api.link.place());
         let (inventory, begun) = (Mutex::default(), Instant::now());
         let api = described.map(|api| (api.link, ApiWait::new(api.pods)));
-        Self { owner, api, place, snapshot, inventory, metrics, begun }
+        Self {
+            owner,
+            api,
+            place,
+            snapshot,
+            inventory,
+            metrics,
+            begun,
+        }
     }
 
     /// Tells the owner of a pod as it is now.
@@ -82,8 +90,14 @@ impl Answers {
     }
 
     fn news_of(&self, sandbox: &PodSandbox) -> Option<Event> {
-        let gone = || nri::pod(sandbox, []).cgroup_uid().map(|uid| RuntimeNews::Gone(uid.to_owned()));
-        let news = self.pod(&sandbox.uid).map(|told| RuntimeNews::Pod(Box::new(told)));
+        let gone = || {
+            nri::pod(sandbox, [])
+                .cgroup_uid()
+                .map(|uid| RuntimeNews::Gone(uid.to_owned()))
+        };
+        let news = self
+            .pod(&sandbox.uid)
+            .map(|told| RuntimeNews::Pod(Box::new(told)));
         news.or_else(gone).map(Event::Runtime)
     }
 
@@ -112,8 +126,10 @@ impl Answers {
     /// since one that is replaced stays for a while.
     fn pod(&self, uid: &str) -> Option<RuntimePod> {
         let inventory = lock(&self.inventory);
-        let mut pods: Vec<Pod> =
-            inventory.sandboxes_of(uid).filter_map(|sandbox| inventory.pod(&sandbox.id)).collect();
+        let mut pods: Vec<Pod> = inventory
+            .sandboxes_of(uid)
+            .filter_map(|sandbox| inventory.pod(&sandbox.id))
+            .collect();
         pods.sort_by_key(|pod| pod.containers.len());
         let mut pod = pods.pop()?;
         for container in pods.into_iter().flat_map(|pod| pod.containers) {
@@ -125,7 +141,8 @@ impl Answers {
             let (_, known) = inventory.container(container.runtime_id.as_deref()?)?;
             Some((container.name.clone(), noted(known, INJECTED)))
         };
-        let injected: BTreeMap<String, Vec<String>> = pod.containers.iter().filter_map(noted).collect();
+        let injected: BTreeMap<String, Vec<String>> =
+            pod.containers.iter().filter_map(noted).collect();
         Some(without(RuntimePod { pod, injected }))
     }
 
@@ -139,16 +156,21 @@ impl Answers {
     /// Waits a moment until the API server has told of a pod. The runtime does not know pod-level resources and the kinds of
     /// containers. Without the wait, the answer would depend on which source is faster.
     async fn wait_for_api(&self, uid: Option<&str>, asked: Instant) {
-        let (Some((link, wait)), Some(uid)) = (&self.api, uid) else { return };
+        let (Some((link, wait)), Some(uid)) = (&self.api, uid) else {
+            return;
+        };
         // A server that is away tells of no pod.
         if link.trouble().is_none() {
-            wait.wait(uid, API_WAIT.saturating_sub(asked.elapsed())).await;
+            wait.wait(uid, API_WAIT.saturating_sub(asked.elapsed()))
+                .await;
         }
     }
 
     /// The Node's place, as variables. An agent that has just begun has yet to read it; who is created meanwhile waits.
     async fn place(&self, asked: Instant) -> BTreeMap<String, String> {
-        let Some(mut place) = self.place.clone() else { return BTreeMap::new() };
+        let Some(mut place) = self.place.clone() else {
+            return BTreeMap::new();
+        };
         let left = PLACE.0.saturating_sub(self.begun.elapsed());
         let left = left.min(PLACE.1.saturating_sub(asked.elapsed()));
         let known = place.wait_for(|state| state.usual.is_some());
@@ -158,11 +180,25 @@ impl Answers {
     }
 
     /// What a container that is being created is made to be.
-    async fn creation(&self, container: &Container, admission: Admission, asked: Instant) -> Creation {
-        let Admission { cpus, memory, training, threads, .. } = admission;
+    async fn creation(
+        &self,
+        container: &Container,
+        admission: Admission,
+        asked: Instant,
+    ) -> Creation {
+        let Admission {
+            cpus,
+            memory,
+            training,
+            threads,
+            ..
+        } = admission;
         let mut env = threads.variables;
         if training {
-            env.extend(cpus.as_ref().map(|cpus| (CPUS.to_owned(), cpus.to_string())));
+            env.extend(
+                cpus.as_ref()
+                    .map(|cpus| (CPUS.to_owned(), cpus.to_string())),
+            );
             env.extend(self.place(asked).await);
         }
         env.retain(|name, _| container.variable(name).is_none());
@@ -174,10 +210,21 @@ impl Answers {
         if let Some(cpus) = &cpus {
             annotations.insert(GIVEN.to_owned(), cpus.to_string());
         }
-        let cpu = CpuChange { cpus, mems: memory, ..CpuChange::default() };
+        let cpu = CpuChange {
+            cpus,
+            mems: memory,
+            ..CpuChange::default()
+        };
         // The quota is lifted at the start, when the cgroup is there: then the cgroup's mark can say what it was.
-        let adjustment = ContainerAdjustment { env, annotations, cpu };
-        Creation { adjustment, updates: Vec::new() }
+        let adjustment = ContainerAdjustment {
+            env,
+            annotations,
+            cpu,
+        };
+        Creation {
+            adjustment,
+            updates: Vec::new(),
+        }
     }
 
     /// The CPUs that are a container's when it is changed: its own; or, where it is to have those that it was created with no
@@ -191,7 +238,10 @@ impl Answers {
         };
         let state = all.find(same)?;
         let given = !noted(container, GIVEN).is_empty();
-        state.assigned.clone().or_else(|| state.effective.clone().filter(|_| given))
+        state
+            .assigned
+            .clone()
+            .or_else(|| state.effective.clone().filter(|_| given))
     }
 
     fn timed(&self, call: &'static str, start: Instant) {
@@ -228,17 +278,16 @@ impl nri::Plugin for Answers {
         }
         match call {
             // What exists is not known then: the connection is made anew.
-            Unanswered::Synchronize => {
-                Err(Refusal::new(format!("what exists could not be taken note of: {why}")))
-            }
-            Unanswered::Event(nri::Event::CreateContainer | nri::Event::StartContainer, subject)
-                if is_required(&nri::pod(&subject.pod, [])) =>
-            {
-                Err(Refusal::new(format!(
-                    "the pod is annotated pinfold.io/cpus=required, and Pinfold could not say in time whether it can be \
+            Unanswered::Synchronize => Err(Refusal::new(format!(
+                "what exists could not be taken note of: {why}"
+            ))),
+            Unanswered::Event(
+                nri::Event::CreateContainer | nri::Event::StartContainer,
+                subject,
+            ) if is_required(&nri::pod(&subject.pod, [])) => Err(Refusal::new(format!(
+                "the pod is annotated pinfold.io/cpus=required, and Pinfold could not say in time whether it can be \
                      pinned: {why}"
-                )))
-            }
+            ))),
             _ => Ok(()),
         }
     }
@@ -260,17 +309,31 @@ impl nri::Plugin for Answers {
         Ok(Vec::new())
     }
 
-    async fn create(&self, sandbox: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
+    async fn create(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+    ) -> Result<Creation, Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        let Some(told) = self.pod(&sandbox.uid) else { return Ok(Creation::default()) };
+        let Some(told) = self.pod(&sandbox.uid) else {
+            return Ok(Creation::default());
+        };
         let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
         self.wait_for_api(pod.cgroup_uid(), start).await;
         let name = container.name.clone();
-        let admission = self.ask(|reply| Event::Create { pod, container: name, reply }).await;
+        let admission = self
+            .ask(|reply| Event::Create {
+                pod,
+                container: name,
+                reply,
+            })
+            .await;
         let answer = match admission {
-            Some(Admission { refused: Some(why), .. }) => {
+            Some(Admission {
+                refused: Some(why), ..
+            }) => {
                 lock(&self.inventory).remove(&container.id);
                 self.tell_of(sandbox);
                 Err(Refusal::new(why))
@@ -287,14 +350,31 @@ impl nri::Plugin for Answers {
     async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        let Some(told) = self.pod(&sandbox.uid) else { return Ok(()) };
-        let (uid, required) = (told.pod.cgroup_uid().map(str::to_owned), is_required(&told.pod));
+        let Some(told) = self.pod(&sandbox.uid) else {
+            return Ok(());
+        };
+        let (uid, required) = (
+            told.pod.cgroup_uid().map(str::to_owned),
+            is_required(&told.pod),
+        );
         self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
         let answer = match uid {
             Some(uid) => {
                 let container = container.name.clone();
-                let answer = self.ask(|reply| Event::Start { uid, container, reply }).await;
-                answer.unwrap_or_else(|| if required { Err(gate::UNSEEN.to_owned()) } else { Ok(()) })
+                let answer = self
+                    .ask(|reply| Event::Start {
+                        uid,
+                        container,
+                        reply,
+                    })
+                    .await;
+                answer.unwrap_or_else(|| {
+                    if required {
+                        Err(gate::UNSEEN.to_owned())
+                    } else {
+                        Ok(())
+                    }
+                })
             }
             None => Ok(()),
         };
@@ -309,10 +389,21 @@ impl nri::Plugin for Answers {
         _: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
         let update = |cpus: CpuSet| {
-            let cpu = CpuChange { cpus: Some(cpus), ..CpuChange::default() };
-            ContainerUpdate { container: container.id.clone(), cpu, ignore_failure: false }
+            let cpu = CpuChange {
+                cpus: Some(cpus),
+                ..CpuChange::default()
+            };
+            ContainerUpdate {
+                container: container.id.clone(),
+                cpu,
+                ignore_failure: false,
+            }
         };
-        Ok(self.stays_on(sandbox, container).map(update).into_iter().collect())
+        Ok(self
+            .stays_on(sandbox, container)
+            .map(update)
+            .into_iter()
+            .collect())
     }
 
     async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
@@ -350,8 +441,16 @@ impl nri::Plugin for Answers {
 
 /// What we have noted at the runtime of a container.
 fn noted(container: &Container, annotation: &str) -> Vec<String> {
-    let names = container.annotations.get(annotation).map(String::as_str).unwrap_or_default();
-    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    let names = container
+        .annotations
+        .get(annotation)
+        .map(String::as_str)
+        .unwrap_or_default();
+    names
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A copy of a container without the variables, labels and annotations that decide nothing. The copy lives as long as the
@@ -359,20 +458,31 @@ fn noted(container: &Container, annotation: &str) -> Vec<String> {
 fn lean(container: &Container) -> Container {
     let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
     let ours = noted(container, INJECTED);
-    let theirs =
-        |line: &String| line.split_once('=').is_some_and(|(name, _)| !ours.iter().any(|one| one == name));
+    let theirs = |line: &String| {
+        line.split_once('=')
+            .is_some_and(|(name, _)| !ours.iter().any(|one| one == name))
+    };
     // One of the user's own shows that the environment is known.
     let first = container.env.iter().position(theirs);
     let annotation = |key: &str| [INJECTED, GIVEN].contains(&key) || nri::IMAGES.contains(&key);
-    let annotations = container.annotations.iter().filter(|(key, _)| annotation(key));
-    let env = container.env.iter().enumerate().filter(|(at, line)| Some(*at) == first || counts(line));
+    let annotations = container
+        .annotations
+        .iter()
+        .filter(|(key, _)| annotation(key));
+    let env = container
+        .env
+        .iter()
+        .enumerate()
+        .filter(|(at, line)| Some(*at) == first || counts(line));
     Container {
         id: container.id.clone(),
         pod_sandbox_id: container.pod_sandbox_id.clone(),
         name: container.name.clone(),
         state: container.state,
         labels: BTreeMap::new(),
-        annotations: annotations.map(|(key, text)| (key.clone(), text.clone())).collect(),
+        annotations: annotations
+            .map(|(key, text)| (key.clone(), text.clone()))
+            .collect(),
         args: container.args.clone(),
         env: env.map(|(_, line)| line.clone()).collect(),
         linux: container.linux.clone(),
@@ -385,7 +495,11 @@ fn lean(container: &Container) -> Container {
 /// Takes what we have put there out of the environment: the rest is what the image and the pod's owner have set.
 fn without(mut told: RuntimePod) -> RuntimePod {
     for container in &mut told.pod.containers {
-        let ours = told.injected.get(&container.name).map(Vec::as_slice).unwrap_or_default();
+        let ours = told
+            .injected
+            .get(&container.name)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         container.env.retain(|name, _| !ours.contains(name));
     }
     told
@@ -397,7 +511,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 mod tests {
     use crate::nri::{Plugin, Subject};
 
@@ -405,21 +523,36 @@ mod tests {
 
     #[test]
     fn variables_that_decide_nothing_are_not_remembered() {
-        let env = ["odd", "PATH=/bin", "A_SERVICE_HOST=10.0.0.1", "OMP_NUM_THREADS=3", "TF_CONFIG={}"];
+        let env = [
+            "odd",
+            "PATH=/bin",
+            "A_SERVICE_HOST=10.0.0.1",
+            "OMP_NUM_THREADS=3",
+            "TF_CONFIG={}",
+        ];
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],
-            annotations: [INJECTED, GIVEN, nri::IMAGES[0]].map(|key| (key.to_owned(), "x".to_owned())).into(),
+            annotations: [INJECTED, GIVEN, nri::IMAGES[0]]
+                .map(|key| (key.to_owned(), "x".to_owned()))
+                .into(),
             env: env.map(str::to_owned).to_vec(),
             exit_code: 3,
             ..Container::default()
         };
         let mut told = container.clone();
-        told.annotations.insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
+        told.annotations
+            .insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
         told.labels.insert("app".to_owned(), "web".to_owned());
         let kept = lean(&told);
         assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
-        assert_eq!(kept, Container { env: kept.env.clone(), ..container });
+        assert_eq!(
+            kept,
+            Container {
+                env: kept.env.clone(),
+                ..container
+            }
+        );
     }
 
     #[test]
@@ -430,9 +563,15 @@ mod tests {
         let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
         let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
         let env = own.iter().cloned().chain(services).collect();
-        let kept = answers.reduce(Container { env, ..Container::default() });
+        let kept = answers.reduce(Container {
+            env,
+            ..Container::default()
+        });
         assert_eq!(kept.env, own);
-        assert!(kept.env.capacity() < 10, "the room of the others is free, too");
+        assert!(
+            kept.env.capacity() < 10,
+            "the room of the others is free, too"
+        );
     }
 
     #[tokio::test]
@@ -440,7 +579,11 @@ mod tests {
         let (owner, mut told) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
-        let pod = PodSandbox { id: "p".to_owned(), uid: "uid".to_owned(), ..PodSandbox::default() };
+        let pod = PodSandbox {
+            id: "p".to_owned(),
+            uid: "uid".to_owned(),
+            ..PodSandbox::default()
+        };
         let container = |id: &str| Container {
             id: id.to_owned(),
             name: "main".to_owned(),
@@ -448,9 +591,15 @@ mod tests {
             ..Container::default()
         };
         lock(&answers.inventory).put(pod.clone(), container("first"));
-        let ended = Subject { pod: pod.clone(), container: container("first"), ..Subject::default() };
+        let ended = Subject {
+            pod: pod.clone(),
+            container: container("first"),
+            ..Subject::default()
+        };
         let call = Unanswered::Event(nri::Event::StopContainer, &ended);
-        answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))).unwrap();
+        answers
+            .unanswered(&call, HandlerTimeout(Duration::from_secs(1)))
+            .unwrap();
         let second = container("second");
         let creation = answers.create(&pod, &second);
         let heard = async {
@@ -458,7 +607,11 @@ mod tests {
             while let Some(event) = told.recv().await {
                 match event {
                     Event::Runtime(RuntimeNews::Pod(told)) => {
-                        let ids = told.pod.containers.iter().map(|one| one.runtime_id.clone().unwrap());
+                        let ids = told
+                            .pod
+                            .containers
+                            .iter()
+                            .map(|one| one.runtime_id.clone().unwrap());
                         heard.push(ids.collect::<Vec<_>>().join(","));
                     }
                     // The creation goes on without an answer.
@@ -469,7 +622,11 @@ mod tests {
             heard
         };
         let (_, heard) = tokio::join!(creation, heard);
-        assert_eq!(heard, ["", "second"], "the end of the first, then the creation of the second");
+        assert_eq!(
+            heard,
+            ["", "second"],
+            "the end of the first, then the creation of the second"
+        );
     }
 
     #[tokio::test]
@@ -477,7 +634,11 @@ mod tests {
         let (owner, mut told) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
-        let pod = PodSandbox { id: "p".to_owned(), uid: "uid".to_owned(), ..PodSandbox::default() };
+        let pod = PodSandbox {
+            id: "p".to_owned(),
+            uid: "uid".to_owned(),
+            ..PodSandbox::default()
+        };
         let container = |id: &str| Container {
             id: id.to_owned(),
             name: id.to_owned(),
@@ -488,19 +649,36 @@ mod tests {
             lock(&answers.inventory).put(pod.clone(), container(id));
         }
         let mut too_late = async |event, id: &str| {
-            let subject = Subject { pod: pod.clone(), container: container(id), ..Subject::default() };
+            let subject = Subject {
+                pod: pod.clone(),
+                container: container(id),
+                ..Subject::default()
+            };
             let call = Unanswered::Event(event, &subject);
-            assert_eq!(answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))), Ok(()));
+            assert_eq!(
+                answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))),
+                Ok(())
+            );
             match told.recv().await {
-                Some(Event::Runtime(RuntimeNews::Pod(told))) => {
-                    Some(told.pod.containers.into_iter().map(|container| container.name).collect::<Vec<_>>())
-                }
+                Some(Event::Runtime(RuntimeNews::Pod(told))) => Some(
+                    told.pod
+                        .containers
+                        .into_iter()
+                        .map(|container| container.name)
+                        .collect::<Vec<_>>(),
+                ),
                 Some(Event::Runtime(RuntimeNews::Gone(uid))) if uid == "uid" => None,
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(too_late(nri::Event::StopContainer, "ps").await, Some(vec!["proxy".to_owned()]));
-        assert_eq!(too_late(nri::Event::RemoveContainer, "proxy").await, Some(Vec::new()));
+        assert_eq!(
+            too_late(nri::Event::StopContainer, "ps").await,
+            Some(vec!["proxy".to_owned()])
+        );
+        assert_eq!(
+            too_late(nri::Event::RemoveContainer, "proxy").await,
+            Some(Vec::new())
+        );
         assert_eq!(too_late(nri::Event::StopPodSandbox, "").await, None);
     }
 }

@@ -22,7 +22,10 @@ pub(super) struct ApiWait {
 
 impl ApiWait {
     pub(super) fn new(pods: watch::Receiver<ApiPods>) -> Self {
-        Self { pods, in_vain: Mutex::default() }
+        Self {
+            pods,
+            in_vain: Mutex::default(),
+        }
     }
 
     /// Waits until the server has told of the pod, at most `left`. A pod that the server never lists is answered by the runtime's
@@ -38,7 +41,9 @@ impl ApiWait {
             let first_list = pods.as_deref();
             first_list.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
         };
-        let in_vain = tokio::time::timeout(left, pods.wait_for(told)).await.is_err();
+        let in_vain = tokio::time::timeout(left, pods.wait_for(told))
+            .await
+            .is_err();
         *self.lock() = in_vain.then_some(pods);
     }
 
@@ -55,7 +60,10 @@ mod tests {
     use crate::pod::Pod;
 
     fn pods(uids: &[&str]) -> ApiPods {
-        let pod = |uid: &&str| Pod { uid: Some((*uid).into()), ..Pod::default() };
+        let pod = |uid: &&str| Pod {
+            uid: Some((*uid).into()),
+            ..Pod::default()
+        };
         Some(uids.iter().map(pod).collect())
     }
 
@@ -69,11 +77,19 @@ mod tests {
     async fn one_creation_waits_for_a_server_that_tells_nothing() {
         let (tell, told) = watch::channel(None);
         let wait = ApiWait::new(told);
-        assert_eq!(waited(&wait, "a").await, Duration::ZERO, "no pod was told at all");
+        assert_eq!(
+            waited(&wait, "a").await,
+            Duration::ZERO,
+            "no pod was told at all"
+        );
         tell.send_replace(pods(&["a"]));
         assert_eq!(waited(&wait, "a").await, Duration::ZERO);
         assert_eq!(waited(&wait, "b").await, API_WAIT, "the first waits");
-        assert_eq!(waited(&wait, "b").await, Duration::ZERO, "the next ones don't");
+        assert_eq!(
+            waited(&wait, "b").await,
+            Duration::ZERO,
+            "the next ones don't"
+        );
         assert_eq!(waited(&wait, "c").await, Duration::ZERO);
         // The server speaks again.
         tell.send_replace(pods(&["a", "b"]));

@@ -35,7 +35,11 @@ pub(in crate::agent) struct LinkState {
 
 impl Link {
     pub(super) fn new(state: watch::Receiver<State>, socket: &Path, expected: bool) -> Self {
-        Self { state, socket: socket.to_owned(), expected }
+        Self {
+            state,
+            socket: socket.to_owned(),
+            expected,
+        }
     }
 
     /// What is wrong now; containers are pinned all the same, once their status is known.
@@ -72,8 +76,12 @@ impl Link {
         let runtime = state.runtime();
         RuntimeNumbers {
             synchronized: matches!(&*state, State::Synchronized(_)),
-            name: runtime.map(|runtime| runtime.name.clone()).unwrap_or_default(),
-            version: runtime.map(|runtime| runtime.version.clone()).unwrap_or_default(),
+            name: runtime
+                .map(|runtime| runtime.name.clone())
+                .unwrap_or_default(),
+            version: runtime
+                .map(|runtime| runtime.version.clone())
+                .unwrap_or_default(),
         }
     }
 }

@@ -47,7 +47,11 @@ pub struct Runtime {
 
 impl Default for Runtime {
     fn default() -> Self {
-        Self { nri: Asked::Auto, socket: PathBuf::from(nri::SOCKET), index: 90 }
+        Self {
+            nri: Asked::Auto,
+            socket: PathBuf::from(nri::SOCKET),
+            index: 90,
+        }
     }
 }
 
@@ -64,7 +68,11 @@ impl Runtime {
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(self.index <= 99, "runtime.index is {}: use 0 to 99", self.index);
+        anyhow::ensure!(
+            self.index <= 99,
+            "runtime.index is {}: use 0 to 99",
+            self.index
+        );
         anyhow::ensure!(
             self.socket.is_absolute(),
             "runtime.socket {:?} is no absolute path: write it like {}",
@@ -100,8 +108,10 @@ pub(super) fn start(
     let (_, updates) = nri::updates(Duration::from_secs(5));
     let (state, seen) = watch::channel(nri::State::default());
     let first = snapshot.clone();
-    let described =
-        cluster.map(|cluster| answers::Described { link: cluster.link.clone(), pods: cluster.pods.clone() });
+    let described = cluster.map(|cluster| answers::Described {
+        link: cluster.link.clone(),
+        pods: cluster.pods.clone(),
+    });
     let (queue, mut queued) = mpsc::unbounded_channel();
     // Ends when the connection's task has dropped the queue, so that each request that was read reaches the owner.
     tasks.spawn_to_its_end(async move {
@@ -112,8 +122,16 @@ pub(super) fn start(
         }
         Ok(())
     });
-    let answers = Arc::new(answers::Answers::new(queue, described, snapshot, metrics.clone()));
-    let Stop { asked: ended, answered } = stop;
+    let answers = Arc::new(answers::Answers::new(
+        queue,
+        described,
+        snapshot,
+        metrics.clone(),
+    ));
+    let Stop {
+        asked: ended,
+        answered,
+    } = stop;
     tasks.spawn_to_its_end(async move {
         // The reconciler ends with this task, whichever way this task ends.
         let _answered = answered.drop_guard();

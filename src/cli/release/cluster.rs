@@ -92,7 +92,11 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
         Err(failure) => return Err(failure),
     };
     let read = plans.into_iter().filter_map(|plan| {
-        let name = plan.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?").to_owned();
+        let name = plan
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or("?")
+            .to_owned();
         let read: Result<ScenePlan, _> = serde_json::from_value(plan);
         if let Err(error) = &read {
             tracing::warn!("plan {name} can't be read, and its taint would stay: {error}");
@@ -106,21 +110,33 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
 
 impl Left {
     fn new(node: String, left: &scenes::Left) -> Self {
-        let labels = left.labels.iter().map(|(key, value)| format!("label {key}={value}"));
+        let labels = left
+            .labels
+            .iter()
+            .map(|(key, value)| format!("label {key}={value}"));
         let taints = left.taints.iter().map(|taint| format!("taint {taint}"));
         let claims = left.claims.iter().map(|claim| format!("claim {claim}"));
         let mut lines: Vec<String> = labels.chain(taints).chain(claims).collect();
         if !left.node {
-            lines.push(format!("there is no Node {node}: its claims are gone with it"));
+            lines.push(format!(
+                "there is no Node {node}: its claims are gone with it"
+            ));
         }
         let found = json!({ "exists": left.node, "labels": left.labels, "taints": left.taints, "claims": left.claims });
         Self { node, found, lines }
     }
 
     pub(super) fn text(&self, dry_run: bool) -> String {
-        let done = if dry_run { "would be taken off" } else { "taken off" };
+        let done = if dry_run {
+            "would be taken off"
+        } else {
+            "taken off"
+        };
         match self.lines.as_slice() {
-            [] => format!("Node {} has no labels, taints or claims of Pinfold's", self.node),
+            [] => format!(
+                "Node {} has no labels, taints or claims of Pinfold's",
+                self.node
+            ),
             lines => format!("{done} Node {}:\n  {}", self.node, lines.join("\n  ")),
         }
     }

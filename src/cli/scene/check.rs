@@ -48,7 +48,10 @@ impl Check {
             nodes = Some(cluster.nodes);
         }
         let findings = check(&documents, nodes.as_deref(), super::AMOUNTS);
-        let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+        let errors = findings
+            .iter()
+            .filter(|finding| finding.severity == Severity::Error)
+            .count();
         match self.output {
             Format::Json => super::super::json(&json!({
                 "plans": documents.iter().map(|document| document.name()).collect::<Vec<_>>(),
@@ -67,6 +70,10 @@ impl Check {
                 super::super::emit(&lines.join("\n"))?;
             }
         }
-        Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(if errors == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(1)
+        })
     }
 }

@@ -40,7 +40,8 @@ impl Import {
                 for note in &imported.notes {
                     eprintln!("pinfold: {file}, {note}");
                 }
-                let plans: Result<Vec<String>, _> = imported.plans.iter().map(super::yaml).collect();
+                let plans: Result<Vec<String>, _> =
+                    imported.plans.iter().map(super::yaml).collect();
                 super::super::emit(&plans?.join("---\n"))?;
                 Ok(ExitCode::SUCCESS)
             }

@@ -26,7 +26,12 @@ pub(super) struct LabelsArgs {
     #[command(flatten)]
     case: super::CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents.
-    #[arg(long, value_name = "FILE", required_unless_present = "live", conflicts_with = "live")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "live",
+        conflicts_with = "live"
+    )]
     nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
@@ -65,7 +70,11 @@ impl LabelsArgs {
         for name in &assignment.absent {
             eprintln!("pinfold: the plan lists {name}, and there is no such node");
         }
-        let missing = assignment.given.iter().filter(|(_, node)| node.is_none()).count();
+        let missing = assignment
+            .given
+            .iter()
+            .filter(|(_, node)| node.is_none())
+            .count();
         if missing > 0 {
             eprintln!(
                 "pinfold: scene {} case {} has {}, and {missing} of them get no node: too few are candidates",
@@ -84,7 +93,9 @@ fn object(plan: &ScenePlan, assignment: &Assignment) -> Value {
     for (slot, node) in &assignment.given {
         let Some(node) = node else { continue };
         let labels = plan.spec.labels.labels(slot);
-        let labels = labels.into_iter().map(|(key, value)| (key, Value::from(value)));
+        let labels = labels
+            .into_iter()
+            .map(|(key, value)| (key, Value::from(value)));
         nodes.insert(node.clone(), Value::Object(labels.collect()));
     }
     Value::Object(nodes)
@@ -96,36 +107,67 @@ fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
     for (slot, node) in &assignment.given {
         let kind = slot.kind.clone().unwrap_or_else(|| "-".to_owned());
         let node = node.clone().unwrap_or_else(|| "(none)".to_owned());
-        table.add_row([node, slot.scene.clone(), slot.case.clone(), slot.index.to_string(), kind]);
+        table.add_row([
+            node,
+            slot.scene.clone(),
+            slot.case.clone(),
+            slot.index.to_string(),
+            kind,
+        ]);
     }
     let spare = assignment.spare.len();
-    let plural = if spare == 1 { "candidate has" } else { "candidates have" };
+    let plural = if spare == 1 {
+        "candidate has"
+    } else {
+        "candidates have"
+    };
     format!("{table}\n{spare} more {plural} no slot\n")
 }
 
 /// Commands that leave the candidates with exactly the labels that they get.
 fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String {
     let keys = &plan.spec.labels;
-    let given: BTreeMap<&str, _> =
-        assignment.given.iter().filter_map(|(slot, node)| Some((node.as_deref()?, slot))).collect();
-    let by_name: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.name.as_str(), node)).collect();
+    let given: BTreeMap<&str, _> = assignment
+        .given
+        .iter()
+        .filter_map(|(slot, node)| Some((node.as_deref()?, slot)))
+        .collect();
+    let by_name: BTreeMap<&str, &Node> = nodes
+        .iter()
+        .map(|node| (node.name.as_str(), node))
+        .collect();
     let mut lines = Vec::new();
     // What goes comes first: no two nodes have a slot at any moment.
     for node in candidates(plan, nodes) {
         let has = keys.of(&node.labels);
         if !has.is_empty() && !given.contains_key(node.name.as_str()) {
             let removals: Vec<String> = has.keys().map(|key| format!("{key}-")).collect();
-            lines.push(format!("kubectl label node {} {}", node.name, removals.join(" ")));
+            lines.push(format!(
+                "kubectl label node {} {}",
+                node.name,
+                removals.join(" ")
+            ));
         }
     }
     for (slot, node) in &assignment.given {
         let Some(name) = node else { continue };
         let wanted = keys.labels(slot);
-        let has = by_name.get(name.as_str()).map(|node| keys.of(&node.labels)).unwrap_or_default();
-        let gone = has.keys().filter(|key| !wanted.iter().any(|(wanted, _)| wanted == *key));
-        let mut changes: Vec<String> = wanted.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let has = by_name
+            .get(name.as_str())
+            .map(|node| keys.of(&node.labels))
+            .unwrap_or_default();
+        let gone = has
+            .keys()
+            .filter(|key| !wanted.iter().any(|(wanted, _)| wanted == *key));
+        let mut changes: Vec<String> = wanted
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
         changes.extend(gone.map(|key| format!("{key}-")));
-        lines.push(format!("kubectl label --overwrite node {name} {}", changes.join(" ")));
+        lines.push(format!(
+            "kubectl label --overwrite node {name} {}",
+            changes.join(" ")
+        ));
     }
     lines.join("\n")
 }

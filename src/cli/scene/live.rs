@@ -61,7 +61,10 @@ impl Live {
                 Err(failure) => return Err(told(failure, "sceneplans", &way)),
                 Ok(_) => return Ok(None),
             }
-            let claims = self.claims(api).await.map_err(|failure| told(failure, "leases", &way))?;
+            let claims = self
+                .claims(api)
+                .await
+                .map_err(|failure| told(failure, "leases", &way))?;
             Ok(Some(claims))
         })
     }
@@ -70,8 +73,13 @@ impl Live {
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
         let ours = config::Cluster::default().namespace;
         let namespace = self.namespace.as_ref().unwrap_or(&ours);
-        let nobody = Owner { node: String::new(), uid: String::new() };
-        Claims::new(api, namespace, nobody, Settings::default()).list().await
+        let nobody = Owner {
+            node: String::new(),
+            uid: String::new(),
+        };
+        Claims::new(api, namespace, nobody, Settings::default())
+            .list()
+            .await
     }
 
     /// Asks the cluster; `None` where it is not to be asked. `plans` and `claims` say whether those are needed.
@@ -95,7 +103,12 @@ impl Live {
                 true => self.claims(api).await.map_err(said("leases"))?,
                 false => BTreeMap::new(),
             };
-            Ok(Some(Cluster { plans, nodes, claims, origin: way.server.clone() }))
+            Ok(Some(Cluster {
+                plans,
+                nodes,
+                claims,
+                origin: way.server.clone(),
+            }))
         })
     }
 }
@@ -106,13 +119,20 @@ impl Cluster {
     /// The nodes, with the labels of the slots that they have claims on: what their agents are about to make of them.
     pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
         let mut nodes = self.nodes.clone();
-        let by_name: BTreeMap<String, usize> =
-            nodes.iter().enumerate().map(|(index, node)| (node.name.clone(), index)).collect();
+        let by_name: BTreeMap<String, usize> = nodes
+            .iter()
+            .enumerate()
+            .map(|(index, node)| (node.name.clone(), index))
+            .collect();
         let name = plan.metadata.name.as_deref().unwrap_or_default();
         for (lease, holder) in &self.claims {
             let slot = slots.of_lease(name, lease);
-            let node = by_name.get(&holder.node).and_then(|index| nodes.get_mut(*index));
-            let (Some(slot), Some(node)) = (slot, node) else { continue };
+            let node = by_name
+                .get(&holder.node)
+                .and_then(|index| nodes.get_mut(*index));
+            let (Some(slot), Some(node)) = (slot, node) else {
+                continue;
+            };
             let owned = plan.spec.labels.owned();
             node.labels.retain(|key, _| !owned.contains(key.as_str()));
             node.labels.extend(plan.spec.labels.labels(&slot));
@@ -123,10 +143,17 @@ impl Cluster {
 
 /// Plans as documents; what can't be read as one is a finding of its own.
 fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
-    ensure!(!objects.is_empty(), "the cluster has no ScenePlan: kubectl apply -f PLAN.yaml makes one");
+    ensure!(
+        !objects.is_empty(),
+        "the cluster has no ScenePlan: kubectl apply -f PLAN.yaml makes one"
+    );
     let mut documents = Vec::new();
     for object in objects {
-        let name = object.pointer("/metadata/name").and_then(|name| name.as_str()).unwrap_or("?").to_owned();
+        let name = object
+            .pointer("/metadata/name")
+            .and_then(|name| name.as_str())
+            .unwrap_or("?")
+            .to_owned();
         let origin = format!("sceneplan/{name}");
         match serde_json::from_value::<ScenePlan>(object.clone()) {
             Ok(plan) => documents.push(Document::from_plan(&origin, plan)),
@@ -140,16 +167,22 @@ fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
 fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::NotFound if what == "sceneplans" => {
-            "ScenePlans are not defined there: pinfold scene crd | kubectl apply -f - defines them".to_owned()
+            "ScenePlans are not defined there: pinfold scene crd | kubectl apply -f - defines them"
+                .to_owned()
         }
-        ErrorKind::Forbidden => format!("allow yourself to list {what}, or name another kubeconfig"),
+        ErrorKind::Forbidden => {
+            format!("allow yourself to list {what}, or name another kubeconfig")
+        }
         ErrorKind::Unauthorized => "is the token in it still valid?".to_owned(),
         ErrorKind::Connection | ErrorKind::Timeout => {
             "is the API server up, and can it be reached from here?".to_owned()
         }
         _ => "try again".to_owned(),
     };
-    let doing = format!("can't list {what} at {} (by {}); {advice}", way.server, way.origin);
+    let doing = format!(
+        "can't list {what} at {} (by {}); {advice}",
+        way.server, way.origin
+    );
     anyhow::Error::new(failure).context(doing)
 }
 
@@ -163,14 +196,22 @@ impl super::CaseOf {
     }
 
     /// The plan that is meant, and the cluster, where it was asked.
-    pub(super) fn with_cluster(&self, claims: bool) -> anyhow::Result<(ScenePlan, Option<Cluster>)> {
+    pub(super) fn with_cluster(
+        &self,
+        claims: bool,
+    ) -> anyhow::Result<(ScenePlan, Option<Cluster>)> {
         let cluster = self.live.ask(self.file.is_none(), claims)?;
         let plan = match (&self.file, &cluster) {
-            (Some(file), _) => self.choose(&super::documents(file)?, &file.display().to_string())?,
-            (None, Some(cluster)) => {
-                self.choose(&cluster.plans, &format!("the cluster at {}", cluster.origin))?
+            (Some(file), _) => {
+                self.choose(&super::documents(file)?, &file.display().to_string())?
             }
-            (None, None) => anyhow::bail!("name a file with a plan, or --live for those of the cluster"),
+            (None, Some(cluster)) => self.choose(
+                &cluster.plans,
+                &format!("the cluster at {}", cluster.origin),
+            )?,
+            (None, None) => {
+                anyhow::bail!("name a file with a plan, or --live for those of the cluster")
+            }
         };
         Ok((plan, cluster))
     }
@@ -183,7 +224,10 @@ impl super::CaseOf {
     ) -> anyhow::Result<Vec<Node>> {
         match (file, cluster) {
             (Some(file), _) => super::nodes(file),
-            (None, cluster) => Ok(cluster.context("name a file with --nodes, or --live")?.nodes.clone()),
+            (None, cluster) => Ok(cluster
+                .context("name a file with --nodes, or --live")?
+                .nodes
+                .clone()),
         }
     }
 }

@@ -68,7 +68,11 @@ impl ReclaimArgs {
             let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
             let reclaimer = Reclaimer::new(api, self.namespace.clone(), self.after, self.dry_run);
-            if self.watch { self.watch(&reclaimer, &way).await } else { self.once(&reclaimer, &way).await }
+            if self.watch {
+                self.watch(&reclaimer, &way).await
+            } else {
+                self.once(&reclaimer, &way).await
+            }
         })
     }
 
@@ -84,7 +88,8 @@ impl ReclaimArgs {
                 lines.extend(deleted(&round, self.dry_run));
                 if lines.is_empty() {
                     lines.push(
-                        "no job with parameter servers asks for it (label pinfold.io/reclaim=ps)".to_owned(),
+                        "no job with parameter servers asks for it (label pinfold.io/reclaim=ps)"
+                            .to_owned(),
                     );
                 }
                 lines.extend(round.hints.iter().cloned());
@@ -145,7 +150,11 @@ impl ReclaimArgs {
             Ok(round) => round,
             Err(failure) => {
                 let words = format!("{:#}", told(failure, way));
-                if said.insert("the API server".to_owned(), words.clone()).as_ref() != Some(&words) {
+                if said
+                    .insert("the API server".to_owned(), words.clone())
+                    .as_ref()
+                    != Some(&words)
+                {
                     eprintln!("pinfold: {words}");
                 }
                 return Ok(());
@@ -156,7 +165,10 @@ impl ReclaimArgs {
             said.clear();
             return super::super::json(&object(&round, self.dry_run));
         }
-        let jobs = round.jobs.iter().map(|job| (format!("{}/{}", job.namespace, job.job), line(job)));
+        let jobs = round
+            .jobs
+            .iter()
+            .map(|job| (format!("{}/{}", job.namespace, job.job), line(job)));
         let gone = deleted(&round, self.dry_run).map(|words| (words.clone(), words));
         let hints = round.hints.iter().map(|hint| (hint.clone(), hint.clone()));
         let failed = round.failed.iter().map(|(kind, namespace, name, failure)| {
@@ -186,7 +198,11 @@ impl ReclaimArgs {
 
 /// One job in a sentence.
 fn line(job: &Reclaimable) -> String {
-    let ended = if job.by_chief { "the chief has succeeded" } else { "every worker has succeeded" };
+    let ended = if job.by_chief {
+        "the chief has succeeded"
+    } else {
+        "every worker has succeeded"
+    };
     let running = match job.running.len() {
         0 => String::new(),
         count => format!(" and {} still running", super::many(count, "task")),
@@ -212,20 +228,37 @@ fn line(job: &Reclaimable) -> String {
 /// How many were changed whenever they were to be deleted.
 fn kept(count: usize) -> String {
     let was = if count == 1 { "was" } else { "were" };
-    format!("{} {was} changed by somebody each time before the delete", super::many(count, "object"))
+    format!(
+        "{} {was} changed by somebody each time before the delete",
+        super::many(count, "object")
+    )
 }
 
 /// What is gone now, in a sentence.
 fn deleted(round: &Round, dry_run: bool) -> Option<String> {
-    let names = round.deleted.iter().map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"));
+    let names = round
+        .deleted
+        .iter()
+        .map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"));
     let names = names.collect::<Vec<_>>().join(", ");
-    (!names.is_empty()).then(|| format!("{}: {names}", if dry_run { "would be deleted" } else { "deleted" }))
+    (!names.is_empty()).then(|| {
+        format!(
+            "{}: {names}",
+            if dry_run {
+                "would be deleted"
+            } else {
+                "deleted"
+            }
+        )
+    })
 }
 
 fn object(round: &Round, dry_run: bool) -> Value {
     let jobs = round.jobs.iter().map(|job| {
         let (verdict, more) = match &job.verdict {
-            Verdict::Running { succeeded, of } => ("running", json!({"succeeded": succeeded, "of": of})),
+            Verdict::Running { succeeded, of } => {
+                ("running", json!({"succeeded": succeeded, "of": of}))
+            }
             Verdict::Waiting { until } => ("waiting", json!({"until": until})),
             Verdict::Reclaim => ("reclaim", json!({})),
             Verdict::Kept { reason } => ("kept", json!({"reason": reason})),
@@ -234,8 +267,14 @@ fn object(round: &Round, dry_run: bool) -> Value {
         if let (Some(fields), Some(more)) = (object.as_object_mut(), more.as_object()) {
             fields.extend(more.clone());
             let named = |item: &Item| json!({"kind": item.kind.to_string(), "name": item.name});
-            fields.insert("servers".to_owned(), job.servers.iter().map(named).collect());
-            fields.insert("running".to_owned(), job.running.iter().map(named).collect());
+            fields.insert(
+                "servers".to_owned(),
+                job.servers.iter().map(named).collect(),
+            );
+            fields.insert(
+                "running".to_owned(),
+                job.running.iter().map(named).collect(),
+            );
             fields.insert("byChief".to_owned(), json!(job.by_chief));
         }
         object
@@ -261,6 +300,9 @@ fn told(failure: Failure, way: &Connection) -> anyhow::Error {
         }
         _ => "try again",
     };
-    let doing = format!("nothing is decided: can't look at {} (by {}); {advice}", way.server, way.origin);
+    let doing = format!(
+        "nothing is decided: can't look at {} (by {}); {advice}",
+        way.server, way.origin
+    );
     anyhow::Error::new(failure).context(doing)
 }

@@ -104,7 +104,12 @@ impl RenderArgs {
             super::super::emit(&serde_json::to_string_pretty(&TrainingJob::schema())?)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let mut job = self.job.as_deref().map(job).transpose()?.unwrap_or_default();
+        let mut job = self
+            .job
+            .as_deref()
+            .map(job)
+            .transpose()?
+            .unwrap_or_default();
         let given = [
             (&mut job.name, self.name),
             (&mut job.namespace, self.into),
@@ -129,18 +134,24 @@ impl RenderArgs {
             Kind::Volcano => Format::Volcano,
             Kind::Jobset => Format::Jobset,
         };
-        let slice = Slice { role: self.role, from: self.from, to: self.to };
+        let slice = Slice {
+            role: self.role,
+            from: self.from,
+            to: self.to,
+        };
         let rendered = match render(&plan, (&scene, &case), &job, format, &slice, super::AMOUNTS) {
             Ok(rendered) => rendered,
             Err(faults) => return Err(refused("rendered", &faults)),
         };
         match self.output {
             Form::Yaml => {
-                let documents: Result<Vec<String>, _> = rendered.objects.iter().map(super::yaml).collect();
+                let documents: Result<Vec<String>, _> =
+                    rendered.objects.iter().map(super::yaml).collect();
                 super::super::emit(&documents?.join("---\n"))?;
             }
             Form::Json => {
-                let list: Value = json!({"apiVersion": "v1", "kind": "List", "items": rendered.objects});
+                let list: Value =
+                    json!({"apiVersion": "v1", "kind": "List", "items": rendered.objects});
                 super::super::json(&list)?;
             }
         }
@@ -153,7 +164,10 @@ impl RenderArgs {
 
 /// All that is missing or wrong, a line each.
 pub(super) fn refused(what: &str, faults: &Faults) -> anyhow::Error {
-    anyhow!("the job can't be {what}:\n  {}", faults.iter().collect::<Vec<_>>().join("\n  "))
+    anyhow!(
+        "the job can't be {what}:\n  {}",
+        faults.iter().collect::<Vec<_>>().join("\n  ")
+    )
 }
 
 /// The parameters in a file.
@@ -162,7 +176,10 @@ pub(super) fn job(path: &Path) -> anyhow::Result<TrainingJob> {
         Ok(job) => Ok(job),
         Err(findings) => {
             let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
-            bail!("the job's parameters can't be read:\n  {}", lines.join("\n  "))
+            bail!(
+                "the job's parameters can't be read:\n  {}",
+                lines.join("\n  ")
+            )
         }
     }
 }

@@ -13,7 +13,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::Draft;
 use crate::cluster::prometheus::{Access, Asked, Prometheus, discover, gather};
 use crate::scene::report::{
-    Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures, seconds_of, time,
+    Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
+    seconds_of, time,
 };
 
 /// What is reported of if no time is given.
@@ -120,7 +121,9 @@ impl ReportArgs {
         }
         let runtime = super::super::run::runtime()?;
         let found = runtime.block_on(self.found(&asked))?;
-        let Some(report) = found else { return Ok(ExitCode::FAILURE) };
+        let Some(report) = found else {
+            return Ok(ExitCode::FAILURE);
+        };
         if let Some(out) = &self.out {
             write(out, &report)?;
         }
@@ -138,7 +141,10 @@ impl ReportArgs {
         }
         let mut asked: Vec<Asked> = Vec::new();
         for run in &self.run {
-            let one = self.of.with(run, now).with_context(|| format!("--run {run}"))?;
+            let one = self
+                .of
+                .with(run, now)
+                .with_context(|| format!("--run {run}"))?;
             ensure!(
                 asked.iter().all(|other| other.name != one.name),
                 "--run {run}: another run is called {}, too",
@@ -158,7 +164,8 @@ impl ReportArgs {
             authority: self.ca_file.as_deref(),
         };
         let prometheus = Prometheus::new(&self.prometheus, access, deadline)?;
-        let (mut warnings, mut runs, mut lacks) = (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
+        let (mut warnings, mut runs, mut lacks) =
+            (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
         let discovered = match (self.run.is_empty(), asked) {
             (true, [all]) => match discover(&prometheus, all, &mut warnings).await {
                 Err(error) if error.is_no_data() => return Ok(nothing(&error)),
@@ -171,7 +178,9 @@ impl ReportArgs {
         for one in &discovered {
             match gather(&prometheus, one, self.step_metric.as_ref(), &mut warnings).await {
                 Ok(observed) => runs.push(analyse(&observed)),
-                Err(error) if error.is_no_data() && may_lack => lacks.push(anyhow::Error::new(error)),
+                Err(error) if error.is_no_data() && may_lack => {
+                    lacks.push(anyhow::Error::new(error))
+                }
                 Err(error) if error.is_no_data() => return Ok(nothing(&error)),
                 Err(error) => return Err(error.into()),
             }
@@ -181,8 +190,17 @@ impl ReportArgs {
             return Ok(None);
         }
         let mut notes: Vec<String> = lacks.iter().map(|error| format!("{error:#}")).collect();
-        notes.extend(warnings.into_iter().map(|warning| format!("Prometheus warns: {warning}")));
-        let report = compare(prometheus.url().to_owned(), runs, self.base.as_deref(), notes);
+        notes.extend(
+            warnings
+                .into_iter()
+                .map(|warning| format!("Prometheus warns: {warning}")),
+        );
+        let report = compare(
+            prometheus.url().to_owned(),
+            runs,
+            self.base.as_deref(),
+            notes,
+        );
         Ok(Some(report.map_err(anyhow::Error::msg)?))
     }
 }
@@ -200,13 +218,18 @@ fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Report> {
 
 impl Of {
     fn name(&self) -> String {
-        self.job.clone().or_else(|| self.namespace.clone()).unwrap_or_else(|| "all".to_owned())
+        self.job
+            .clone()
+            .or_else(|| self.namespace.clone())
+            .unwrap_or_else(|| "all".to_owned())
     }
 
     fn asked(&self, name: String, now: Timestamp) -> anyhow::Result<Asked> {
         let at = |flag: &str, text: &str| -> anyhow::Result<f64> {
             let time: Timestamp = text.parse().map_err(|_| {
-                anyhow::anyhow!("{flag} {text}: write a time as RFC 3339 has it, like 2026-11-22T10:00:00Z")
+                anyhow::anyhow!(
+                    "{flag} {text}: write a time as RFC 3339 has it, like 2026-11-22T10:00:00Z"
+                )
             })?;
             Ok(time.as_duration().as_secs_f64())
         };
@@ -218,16 +241,37 @@ impl Of {
             Some(text) => at("from", text)?,
             None => {
                 let text = self.last.as_deref().unwrap_or(LAST);
-                let last = seconds_of(text)
-                    .with_context(|| format!("last {text}: write a time like 90s, 30m, 6h, 2d or 1h30m"))?;
+                let last = seconds_of(text).with_context(|| {
+                    format!("last {text}: write a time like 90s, 30m, 6h, 2d or 1h30m")
+                })?;
                 to - last
             }
         };
         if from >= to {
-            bail!("the time ends before it begins: from {} to {}", time(from), time(to));
+            bail!(
+                "the time ends before it begins: from {} to {}",
+                time(from),
+                time(to)
+            );
         }
-        let Self { namespace, job, scene, case, .. } = self.clone();
-        Ok(Asked { name, subject: Subject { namespace, job, scene, case }, from, to })
+        let Self {
+            namespace,
+            job,
+            scene,
+            case,
+            ..
+        } = self.clone();
+        Ok(Asked {
+            name,
+            subject: Subject {
+                namespace,
+                job,
+                scene,
+                case,
+            },
+            from,
+            to,
+        })
     }
 
     /// A run that is named in one argument, with what holds for all of them.
@@ -235,7 +279,9 @@ impl Of {
         let (mut of, mut name, mut own) = (self.clone(), None, BTreeSet::new());
         for part in run.split(',') {
             let (key, value) = part.split_once('=').with_context(|| {
-                format!("{part:?} is no KEY=VALUE: name, from, to, last, job, namespace, scene or case")
+                format!(
+                    "{part:?} is no KEY=VALUE: name, from, to, last, job, namespace, scene or case"
+                )
             })?;
             let key = key.trim();
             ensure!(!value.is_empty(), "{key} is empty");
@@ -256,7 +302,10 @@ impl Of {
             *into = Some(value.to_owned());
         }
         // What is said of one run holds for it, whatever is said of all.
-        ensure!(!(own.contains("from") && own.contains("last")), "from and last exclude each other");
+        ensure!(
+            !(own.contains("from") && own.contains("last")),
+            "from and last exclude each other"
+        );
         if own.contains("last") {
             of.from = None;
         }
@@ -269,8 +318,11 @@ fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
     let text = markdown(report, &pictures);
-    fs::create_dir_all(folder).with_context(|| format!("can't make the folder {}", folder.display()))?;
-    let drawn = pictures.iter().map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
+    fs::create_dir_all(folder)
+        .with_context(|| format!("can't make the folder {}", folder.display()))?;
+    let drawn = pictures
+        .iter()
+        .map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
     let files = drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]);
     let drafts = files.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
     for (draft, text) in drafts.collect::<anyhow::Result<Vec<_>>>()? {

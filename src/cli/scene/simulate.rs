@@ -54,7 +54,12 @@ pub(super) struct SimulateArgs {
 
 impl SimulateArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let job = self.job.as_deref().map(super::render::job).transpose()?.unwrap_or_default();
+        let job = self
+            .job
+            .as_deref()
+            .map(super::render::job)
+            .transpose()?
+            .unwrap_or_default();
         let (plan, cluster) = self.case.with_cluster(false)?;
         let (scene, case) = self.case.names(&plan, &job)?;
         let slots = slots(&plan, &scene, &case)?;
@@ -78,7 +83,11 @@ impl SimulateArgs {
                 self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?
             }
         };
-        let nodes = if self.claim || self.count.is_some() { claimed(&plan, &slots, &nodes) } else { nodes };
+        let nodes = if self.claim || self.count.is_some() {
+            claimed(&plan, &slots, &nodes)
+        } else {
+            nodes
+        };
         let asked = settle(&plan, (&scene, &case), &job, super::AMOUNTS)
             .map_err(|faults| super::render::refused("simulated", &faults))?;
         let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, super::AMOUNTS)?;
@@ -86,7 +95,11 @@ impl SimulateArgs {
             Format::Json => super::super::json(&object(&slots, &simulation))?,
             Format::Text => super::super::emit(&table(&slots, &simulation))?,
         }
-        Ok(if simulation.pending.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(if simulation.pending.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(1)
+        })
     }
 }
 
@@ -94,7 +107,12 @@ fn object(slots: &Slots, simulation: &Simulation) -> Value {
     let task = |task: &Task, key: &str, value: &str| {
         let mut object = json!({"role": task.role, "task": task.index, "index": task.slot.index});
         if let Some(fields) = object.as_object_mut() {
-            fields.extend(task.slot.kind.iter().map(|kind| ("type".to_owned(), json!(kind))));
+            fields.extend(
+                task.slot
+                    .kind
+                    .iter()
+                    .map(|kind| ("type".to_owned(), json!(kind))),
+            );
             fields.insert(key.to_owned(), json!(value));
         }
         object
@@ -137,8 +155,17 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
     for (task, why) in &simulation.pending {
         reasons.entry(why).or_default().push(task);
     }
-    text.extend(reasons.iter().map(|(why, tasks)| format!("pending: {}: {why}\n", ranges(tasks))));
-    text.extend(simulation.notes.iter().map(|note| format!("note: {note}\n")));
+    text.extend(
+        reasons
+            .iter()
+            .map(|(why, tasks)| format!("pending: {}: {why}\n", ranges(tasks))),
+    );
+    text.extend(
+        simulation
+            .notes
+            .iter()
+            .map(|note| format!("note: {note}\n")),
+    );
     text
 }
 
@@ -147,15 +174,19 @@ fn ranges(tasks: &[&Task]) -> String {
     let mut parts: Vec<(&str, u32, u32)> = Vec::new();
     for task in tasks {
         match parts.last_mut() {
-            Some((role, _, last)) if *role == task.role && last.checked_add(1) == Some(task.index) => {
+            Some((role, _, last))
+                if *role == task.role && last.checked_add(1) == Some(task.index) =>
+            {
                 *last = task.index;
             }
             _ => parts.push((&task.role, task.index, task.index)),
         }
     }
-    let words = parts.into_iter().map(|(role, first, last)| match first == last {
-        true => format!("{role} {first}"),
-        false => format!("{role} {first}-{last}"),
-    });
+    let words = parts
+        .into_iter()
+        .map(|(role, first, last)| match first == last {
+            true => format!("{role} {first}"),
+            false => format!("{role} {first}-{last}"),
+        });
     words.collect::<Vec<_>>().join(", ")
 }

@@ -25,7 +25,12 @@ pub(super) struct StatusArgs {
     #[command(flatten)]
     case: super::CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents; - is the standard input.
-    #[arg(long, value_name = "FILE", required_unless_present = "live", conflicts_with = "live")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "live",
+        conflicts_with = "live"
+    )]
     nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
@@ -41,8 +46,14 @@ impl StatusArgs {
         }
         let (plan, cluster) = self.case.with_cluster(true)?;
         let slots = self.case.slots(&plan)?;
-        let status = status(&plan, &slots, &self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?);
-        let claims = cluster.as_ref().map(|cluster| Held::new(&plan, &status, cluster));
+        let status = status(
+            &plan,
+            &slots,
+            &self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?,
+        );
+        let claims = cluster
+            .as_ref()
+            .map(|cluster| Held::new(&plan, &status, cluster));
         match self.output {
             Format::Json => {
                 let mut object = object(&slots, &status);
@@ -66,15 +77,21 @@ impl StatusArgs {
             }
         }
         let well = status.is_well() && claims.is_none_or(|claims| claims.amiss.is_empty());
-        Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(if well {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(1)
+        })
     }
 
     /// Names the claims that are left where no plan is.
     fn left(&self, claims: &BTreeMap<String, Holder>) -> anyhow::Result<ExitCode> {
         match self.output {
             Format::Json => {
-                let holders: BTreeMap<&String, &String> =
-                    claims.iter().map(|(lease, holder)| (lease, &holder.node)).collect();
+                let holders: BTreeMap<&String, &String> = claims
+                    .iter()
+                    .map(|(lease, holder)| (lease, &holder.node))
+                    .collect();
                 super::super::json(&json!({"plan": null, "claims": holders}))?;
             }
             Format::Text if claims.is_empty() => {
@@ -86,14 +103,19 @@ impl StatusArgs {
                     "the cluster has no ScenePlan, and {} {verb} left:\n",
                     super::many(claims.len(), "claim")
                 );
-                let lines =
-                    claims.iter().map(|(lease, holder)| format!("  {lease} of node {}\n", holder.node));
+                let lines = claims
+                    .iter()
+                    .map(|(lease, holder)| format!("  {lease} of node {}\n", holder.node));
                 text.extend(lines);
                 text += "pinfold release --cluster-only --node-name NODE gives back labels and claims of a node\n";
                 super::super::emit(&text)?;
             }
         }
-        Ok(if claims.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(if claims.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(1)
+        })
     }
 }
 
@@ -133,7 +155,11 @@ impl Held {
                 None => {}
             }
         }
-        Self { others: cluster.claims.len() - holders.len(), holders, amiss }
+        Self {
+            others: cluster.claims.len() - holders.len(),
+            holders,
+            amiss,
+        }
     }
 }
 

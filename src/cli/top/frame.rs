@@ -49,7 +49,10 @@ impl Picture<'_> {
     pub(super) fn on_screen(&self, width: usize, height: usize) -> Frame {
         if self.view.help {
             let lines = help().into_iter().map(|line| Line::raw(cut(line, width)));
-            return Frame { lines: lines.take(height).collect(), page: height };
+            return Frame {
+                lines: lines.take(height).collect(),
+                page: height,
+            };
         }
         let foot = self.keys(width);
         let mut lines = self.head(width, if height < LOW { 1 } else { (height / 3).max(2) });
@@ -57,9 +60,15 @@ impl Picture<'_> {
         let content = self.content(&silent);
         let table = Table::new(&content, width);
         let chosen = self.view.chosen(self.rows);
-        let details = if height < LOW { Vec::new() } else { self.details(chosen, width) };
+        let details = if height < LOW {
+            Vec::new()
+        } else {
+            self.details(chosen, width)
+        };
         // The heading and the keys take a line each.
-        let page = height.saturating_sub(lines.len() + details.len() + 2).max(1);
+        let page = height
+            .saturating_sub(lines.len() + details.len() + 2)
+            .max(1);
         let at = chosen.map(|row| table.place(row)).unwrap_or_default();
         // A page at a time: going up and down within it changes two lines only.
         let first = at / page * page;
@@ -89,7 +98,15 @@ impl Picture<'_> {
         let shown = self.shown();
         for &(number, node) in &shown {
             // Why a node is silent is worth a longer line.
-            lines.push(self.title(number, node, if node.error().is_some() { usize::MAX } else { width }));
+            lines.push(self.title(
+                number,
+                node,
+                if node.error().is_some() {
+                    usize::MAX
+                } else {
+                    width
+                },
+            ));
             lines.extend(self.map(node).iter().flat_map(|map| map.lines(width)));
             lines.extend(troubles(node).map(|trouble| Line::raw(format!("! {trouble}"))));
         }
@@ -107,9 +124,9 @@ impl Picture<'_> {
         }
         for row in self.rows {
             lines.extend(
-                row.notes
-                    .iter()
-                    .map(|note| Line::raw(format!("{}/{}: {note}", row.key.namespace, row.key.pod))),
+                row.notes.iter().map(|note| {
+                    Line::raw(format!("{}/{}: {note}", row.key.namespace, row.key.pod))
+                }),
             );
         }
         lines
@@ -128,13 +145,20 @@ impl Picture<'_> {
 
     /// Which nodes don't answer.
     fn silent(&self) -> Vec<bool> {
-        self.nodes.iter().map(|node| node.error().is_some()).collect()
+        self.nodes
+            .iter()
+            .map(|node| node.error().is_some())
+            .collect()
     }
 
     /// The nodes that are shown, with their numbers.
     fn shown(&self) -> Vec<(usize, &Node)> {
         let wanted = |number: usize| self.view.node.is_none_or(|node| node == number);
-        self.nodes.iter().enumerate().filter(|(number, _)| wanted(*number)).collect()
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(|(number, _)| wanted(*number))
+            .collect()
     }
 
     /// What stands above the table, in at most so many lines.
@@ -149,16 +173,31 @@ impl Picture<'_> {
         order.sort_by_key(|(_, node)| (node.error().is_none(), trouble_count(node) == 0));
         let room = most.saturating_sub(1);
         let all = order.len();
-        let fit = if all > room { room.saturating_sub(1) } else { all };
-        let wide =
-            self.names.iter().map(|name| console::measure_text_width(name)).max().unwrap_or(0).clamp(4, 24);
+        let fit = if all > room {
+            room.saturating_sub(1)
+        } else {
+            all
+        };
+        let wide = self
+            .names
+            .iter()
+            .map(|name| console::measure_text_width(name))
+            .max()
+            .unwrap_or(0)
+            .clamp(4, 24);
         lines.extend(
-            order.into_iter().take(fit).map(|(number, node)| self.node_line(number, node, wide, width)),
+            order
+                .into_iter()
+                .take(fit)
+                .map(|(number, node)| self.node_line(number, node, wide, width)),
         );
         if fit < all && room > 0 {
             lines.push(Line::styled(
                 cut(
-                    &format!("… and {}; n shows one after the other", counted(all - fit, "more node")),
+                    &format!(
+                        "… and {}; n shows one after the other",
+                        counted(all - fit, "more node")
+                    ),
                     width,
                 ),
                 DIM,
@@ -174,13 +213,20 @@ impl Picture<'_> {
         let troubles = trouble_count(node);
         let room = most.saturating_sub(1);
         let told = troubles.min(2).min(room);
-        let mut map: Vec<Line<'static>> = self.map(node).iter().flat_map(|map| map.lines(width)).collect();
+        let mut map: Vec<Line<'static>> = self
+            .map(node)
+            .iter()
+            .flat_map(|map| map.lines(width))
+            .collect();
         let rows = room.saturating_sub(told);
         if map.len() > rows {
             map.truncate(rows.saturating_sub(1));
             if rows > 0 {
                 map.push(Line::styled(
-                    cut("… the map goes on: pinfold top --once shows all of it", width),
+                    cut(
+                        "… the map goes on: pinfold top --once shows all of it",
+                        width,
+                    ),
                     DIM,
                 ));
             }
@@ -197,7 +243,10 @@ impl Picture<'_> {
             } else {
                 String::new()
             };
-            lines.push(Line::styled(cut(&format!("! {trouble}{more}"), width), YELLOW));
+            lines.push(Line::styled(
+                cut(&format!("! {trouble}{more}"), width),
+                YELLOW,
+            ));
         }
         lines
     }
@@ -240,19 +289,27 @@ impl Picture<'_> {
     /// Why a node is silent, and for how long.
     fn silence(&self, node: &Node) -> Option<String> {
         let (why, since) = node.error()?;
-        let known = node.answered().map(|at| format!("; what is shown is {} old", age(self.now, at)));
+        let known = node
+            .answered()
+            .map(|at| format!("; what is shown is {} old", age(self.now, at)));
         let long = if self.now.saturating_sub(since).as_secs() > 0 {
             format!(" for {}", age(self.now, since))
         } else {
             String::new()
         };
-        Some(format!("no answer{long}: {why}{}", known.unwrap_or_default()))
+        Some(format!(
+            "no answer{long}: {why}{}",
+            known.unwrap_or_default()
+        ))
     }
 
     fn count(&self) -> Vec<(String, Style)> {
         let mut parts = Vec::new();
-        let of =
-            if self.rows.len() == self.pods { String::new() } else { format!("{} of ", self.rows.len()) };
+        let of = if self.rows.len() == self.pods {
+            String::new()
+        } else {
+            format!("{} of ", self.rows.len())
+        };
         let pods = format!("{of}{}", counted(self.pods, "pod"));
         parts.push((pods, Style::new()));
         if self.view.paused {
@@ -264,14 +321,23 @@ impl Picture<'_> {
     /// All nodes together.
     fn sum(&self, shown: &[(usize, &Node)], width: usize) -> Line<'static> {
         let statuses = || shown.iter().filter_map(|(_, node)| node.status());
-        let silent = shown.iter().filter(|(_, node)| node.error().is_some()).count();
+        let silent = shown
+            .iter()
+            .filter(|(_, node)| node.error().is_some())
+            .count();
         let online: usize = statuses().map(|status| status.online.len()).sum();
         let own: usize = statuses().map(|status| status.exclusive.len()).sum();
-        let mut parts = vec![(counted(shown.len(), "node"), Style::new().add_modifier(Modifier::BOLD))];
+        let mut parts = vec![(
+            counted(shown.len(), "node"),
+            Style::new().add_modifier(Modifier::BOLD),
+        )];
         if silent > 0 {
             parts.push((format!("{silent} without an answer"), RED));
         }
-        parts.push((format!("{}: {own} own", counted(online, "CPU")), Style::new()));
+        parts.push((
+            format!("{}: {own} own", counted(online, "CPU")),
+            Style::new(),
+        ));
         parts.extend(self.count());
         joined(parts, width)
     }
@@ -288,10 +354,16 @@ impl Picture<'_> {
         let Some(status) = node.status() else {
             return Line::from(vec![
                 Span::raw(name),
-                Span::styled(cut(" asked, no answer yet", width.saturating_sub(wide)), DIM),
+                Span::styled(
+                    cut(" asked, no answer yet", width.saturating_sub(wide)),
+                    DIM,
+                ),
             ]);
         };
-        let trouble = troubles(node).next().map(|trouble| format!("  ! {trouble}")).unwrap_or_default();
+        let trouble = troubles(node)
+            .next()
+            .map(|trouble| format!("  ! {trouble}"))
+            .unwrap_or_default();
         let text = format!(
             " {:>4} of {:<4} own  {:<9}",
             status.exclusive.len(),
@@ -299,7 +371,10 @@ impl Picture<'_> {
             status.enforcement.as_str()
         );
         let room = width.saturating_sub(wide + text.len() + 1);
-        let mut line = Line::from(vec![Span::raw(name), Span::raw(cut(&text, width.saturating_sub(wide)))]);
+        let mut line = Line::from(vec![
+            Span::raw(name),
+            Span::raw(cut(&text, width.saturating_sub(wide))),
+        ]);
         if !trouble.is_empty() {
             line.push_span(Span::styled(cut(&trouble, room), YELLOW));
         } else if let Some(strip) = self.map(node).and_then(|map| map.strip(room)) {
@@ -311,7 +386,9 @@ impl Picture<'_> {
 
     /// What is known of the chosen pod and has no column.
     fn details(&self, chosen: Option<usize>, width: usize) -> Vec<Line<'static>> {
-        let Some(row) = chosen.and_then(|at| self.rows.get(at)) else { return Vec::new() };
+        let Some(row) = chosen.and_then(|at| self.rows.get(at)) else {
+            return Vec::new();
+        };
         let total = &row.total;
         let mut parts = vec![format!("{}/{}", row.key.namespace, row.key.pod)];
         let words = [&row.qos, &row.role].into_iter().map(ToString::to_string);
@@ -319,12 +396,28 @@ impl Picture<'_> {
         if !row.job.as_str().is_empty() {
             parts.push(format!("job {}", row.job));
         }
-        if let Some(effective) = total.effective.as_ref().filter(|_| total.drift || total.own.is_none()) {
+        if let Some(effective) = total
+            .effective
+            .as_ref()
+            .filter(|_| total.drift || total.own.is_none())
+        {
             parts.push(format!("in force {effective}"));
         }
-        parts.extend(total.runnable.map(|runnable| format!("{} runnable", number(runnable))));
-        parts.extend(total.run_delay.map(|delay| format!("waits {}/s", seconds(delay))));
-        parts.extend(total.switches.map(|switches| format!("{} switches/s", number(switches))));
+        parts.extend(
+            total
+                .runnable
+                .map(|runnable| format!("{} runnable", number(runnable))),
+        );
+        parts.extend(
+            total
+                .run_delay
+                .map(|delay| format!("waits {}/s", seconds(delay))),
+        );
+        parts.extend(
+            total
+                .switches
+                .map(|switches| format!("{} switches/s", number(switches))),
+        );
         parts.extend(
             total
                 .throttled
@@ -333,14 +426,24 @@ impl Picture<'_> {
         );
         parts.extend(total.foreign_share().map(|share| {
             let error = total.foreign_error.zip(total.own.as_ref());
-            let error = error.map(|(error, own)| format!(" ± {}", percent(error / own.len().max(1) as f64)));
+            let error = error
+                .map(|(error, own)| format!(" ± {}", percent(error / own.len().max(1) as f64)));
             format!("foreign {}{}", percent(share), error.unwrap_or_default())
         }));
-        let first = Line::styled(cut(&parts.join("  "), width), Style::new().add_modifier(Modifier::BOLD));
+        let first = Line::styled(
+            cut(&parts.join("  "), width),
+            Style::new().add_modifier(Modifier::BOLD),
+        );
         let note = row.notes.first().map(String::as_str).unwrap_or_default();
-        let more =
-            if row.notes.len() > 1 { format!(" (and {} more)", row.notes.len() - 1) } else { String::new() };
-        vec![first, Line::styled(cut(&format!("{note}{more}"), width), YELLOW)]
+        let more = if row.notes.len() > 1 {
+            format!(" (and {} more)", row.notes.len() - 1)
+        } else {
+            String::new()
+        };
+        vec![
+            first,
+            Line::styled(cut(&format!("{note}{more}"), width), YELLOW),
+        ]
     }
 
     fn nothing(&self) -> String {
@@ -359,16 +462,29 @@ impl Picture<'_> {
         if view.editing {
             // The end of what is written is what is seen.
             let text = super::words::cut_front(&view.filter, width.saturating_sub(9));
-            return Line::from(vec![Span::styled("filter: ", YELLOW), Span::raw(text), Span::raw("_")]);
+            return Line::from(vec![
+                Span::styled("filter: ", YELLOW),
+                Span::raw(text),
+                Span::raw("_"),
+            ]);
         }
-        let sort =
-            format!("s sort:{}{}", view.sort.heading().to_lowercase(), if view.reverse { "-" } else { "" });
+        let sort = format!(
+            "s sort:{}{}",
+            view.sort.heading().to_lowercase(),
+            if view.reverse { "-" } else { "" }
+        );
         let filter = if view.filter.is_empty() {
             "/ filter".to_owned()
         } else {
             format!("/ filter:{}", cut(&view.filter, 24))
         };
-        let mut keys = vec!["q quit".to_owned(), "? help".to_owned(), sort, "r reverse".to_owned(), filter];
+        let mut keys = vec![
+            "q quit".to_owned(),
+            "? help".to_owned(),
+            sort,
+            "r reverse".to_owned(),
+            filter,
+        ];
         if self.nodes.len() > 1 {
             keys.push("n node".to_owned());
         }

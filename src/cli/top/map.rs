@@ -8,8 +8,14 @@ use ratatui_core::text::{Line, Span};
 use super::model::NO_LETTER;
 use crate::cpu::{CpuSet, Layout};
 
-const COLORS: [Color; 6] =
-    [Color::Green, Color::Yellow, Color::Cyan, Color::Magenta, Color::Blue, Color::Red];
+const COLORS: [Color; 6] = [
+    Color::Green,
+    Color::Yellow,
+    Color::Cyan,
+    Color::Magenta,
+    Color::Blue,
+    Color::Red,
+];
 
 /// Signs of CPUs that no pod owns.
 const SHARED: char = '.';
@@ -19,7 +25,8 @@ const LOST: char = 'x';
 const TWICE: char = '!';
 
 /// What the signs mean, for people.
-pub(super) const LEGEND: &str = ". shared  r reserved  x lost  ! two owners; a letter: the pod's own";
+pub(super) const LEGEND: &str =
+    ". shared  r reserved  x lost  ! two owners; a letter: the pod's own";
 
 /// What is drawn.
 #[derive(Debug)]
@@ -34,7 +41,10 @@ pub(super) struct Map<'a> {
 
 /// The colour of an owner's sign, on the map and in the table.
 pub(super) fn style(letter: char) -> Style {
-    let color = COLORS.get(letter as usize % COLORS.len()).copied().unwrap_or(Color::Reset);
+    let color = COLORS
+        .get(letter as usize % COLORS.len())
+        .copied()
+        .unwrap_or(Color::Reset);
     match letter {
         TWICE | LOST => Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED),
         SHARED | RESERVED => Style::new().add_modifier(Modifier::DIM),
@@ -49,17 +59,26 @@ impl Map<'_> {
     /// The map in lines of this width, the CPUs of each NUMA node beginning a line or, where they are short, side by side.
     pub(super) fn lines(&self, width: usize) -> Vec<Line<'static>> {
         let blocks = self.blocks();
-        let titles = blocks.iter().map(|(title, _)| title.len()).max().unwrap_or_default();
+        let titles = blocks
+            .iter()
+            .map(|(title, _)| title.len())
+            .max()
+            .unwrap_or_default();
         let mut lines: Vec<Vec<Piece>> = Vec::new();
         let mut open = false;
         for (title, caches) in &blocks {
             let (title, signs) = (format!("{title:titles$}"), caches.join(" "));
             let whole = title.len() + signs.len();
             // Several short ones share a line.
-            if let Some(line) =
-                lines.last_mut().filter(|line| open && length(line) + GAP.len() + whole <= width)
+            if let Some(line) = lines
+                .last_mut()
+                .filter(|line| open && length(line) + GAP.len() + whole <= width)
             {
-                line.extend([Piece::Text(GAP.to_owned()), Piece::Text(title), Piece::Signs(signs)]);
+                line.extend([
+                    Piece::Text(GAP.to_owned()),
+                    Piece::Text(title),
+                    Piece::Signs(signs),
+                ]);
                 continue;
             }
             open = whole <= width;
@@ -70,15 +89,20 @@ impl Map<'_> {
 
     /// All signs in a row, for a line with room for so many.
     pub(super) fn strip(&self, width: usize) -> Option<Line<'static>> {
-        let caches: Vec<String> = self.blocks().into_iter().flat_map(|(_, caches)| caches).collect();
+        let caches: Vec<String> = self
+            .blocks()
+            .into_iter()
+            .flat_map(|(_, caches)| caches)
+            .collect();
         let text = caches.join(" ");
         (text.len() <= width).then(|| painted(vec![Piece::Signs(text)]))
     }
 
     fn signs(&self) -> BTreeMap<u32, char> {
         let mut signs: BTreeMap<u32, char> = self.online.iter().map(|cpu| (cpu, SHARED)).collect();
-        let mut put =
-            |cpus: &CpuSet, sign| signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)));
+        let mut put = |cpus: &CpuSet, sign| {
+            signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)))
+        };
         put(self.reserved, RESERVED);
         let (mut owned, mut twice) = (CpuSet::new(), CpuSet::new());
         for (letter, cpus) in &self.owners {
@@ -95,25 +119,44 @@ impl Map<'_> {
     /// For each NUMA node its title, none where there is only one, and the signs of its CPUs by last-level cache, the CPUs of a
     /// core beside each other. Whatever the layout says, each online CPU is there once.
     fn blocks(&self) -> Vec<(String, Vec<String>)> {
-        let Layout { cores, llcs, numa, .. } = self.layout;
+        let Layout {
+            cores, llcs, numa, ..
+        } = self.layout;
         let ids: Vec<u32> = numa.keys().copied().collect();
         let numa = self.ranks(numa.values().filter(|_| ids.len() > 1));
         let (llcs, cores) = (self.ranks(llcs), self.ranks(cores));
         // What belongs nowhere stands at the end.
-        let rank = |ranks: &BTreeMap<u32, usize>, cpu| ranks.get(&cpu).copied().unwrap_or(usize::MAX);
+        let rank =
+            |ranks: &BTreeMap<u32, usize>, cpu| ranks.get(&cpu).copied().unwrap_or(usize::MAX);
         let mut order: Vec<(usize, usize, usize, u32, char)> = self
             .signs()
             .into_iter()
-            .map(|(cpu, sign)| (rank(&numa, cpu), rank(&llcs, cpu), rank(&cores, cpu), cpu, sign))
+            .map(|(cpu, sign)| {
+                (
+                    rank(&numa, cpu),
+                    rank(&llcs, cpu),
+                    rank(&cores, cpu),
+                    cpu,
+                    sign,
+                )
+            })
             .collect();
         order.sort_unstable();
         let block = |cpus: &[(usize, usize, usize, u32, char)]| {
             let title = cpus.first().and_then(|cpu| ids.get(cpu.0));
             let caches = cpus.chunk_by(|one, other| one.1 == other.1);
-            let signs = caches.map(|cpus| cpus.iter().map(|cpu| cpu.4).collect()).collect();
-            (title.map(|id| format!("NUMA {id} ")).unwrap_or_default(), signs)
+            let signs = caches
+                .map(|cpus| cpus.iter().map(|cpu| cpu.4).collect())
+                .collect();
+            (
+                title.map(|id| format!("NUMA {id} ")).unwrap_or_default(),
+                signs,
+            )
         };
-        order.chunk_by(|one, other| one.0 == other.0).map(block).collect()
+        order
+            .chunk_by(|one, other| one.0 == other.0)
+            .map(block)
+            .collect()
     }
 
     /// For each online CPU the first of these groups that has it.
@@ -140,7 +183,9 @@ enum Piece {
 }
 
 fn length(line: &[Piece]) -> usize {
-    line.iter().map(|(Piece::Text(text) | Piece::Signs(text))| text.len()).sum()
+    line.iter()
+        .map(|(Piece::Text(text) | Piece::Signs(text))| text.len())
+        .sum()
 }
 
 /// Words of signs after a title, continued below the first one; a word that is longer than a line is broken.
@@ -166,7 +211,12 @@ fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<Piece>> {
         }
     }
     let mut titles = std::iter::once(title).chain(std::iter::repeat(" ".repeat(margin)));
-    let titled = |row| vec![Piece::Text(titles.next().unwrap_or_default()), Piece::Signs(row)];
+    let titled = |row| {
+        vec![
+            Piece::Text(titles.next().unwrap_or_default()),
+            Piece::Signs(row),
+        ]
+    };
     rows.into_iter().map(titled).collect()
 }
 
@@ -196,7 +246,11 @@ fn painted(line: Vec<Piece>) -> Line<'static> {
 }
 
 fn look(sign: char) -> Style {
-    if sign == ' ' { Style::new() } else { style(sign) }
+    if sign == ' ' {
+        Style::new()
+    } else {
+        style(sign)
+    }
 }
 
 #[cfg(test)]
@@ -215,7 +269,10 @@ mod tests {
             online: &topology.online,
             reserved: &set("0"),
             lost: &set("3"),
-            owners: owners.iter().map(|(letter, cpus)| (*letter, set(cpus))).collect(),
+            owners: owners
+                .iter()
+                .map(|(letter, cpus)| (*letter, set(cpus)))
+                .collect(),
         };
         map.lines(width).iter().map(ToString::to_string).collect()
     }
@@ -234,10 +291,19 @@ mod tests {
     #[test]
     fn cpus_of_a_core_stand_together_and_caches_apart() {
         let one = machine(1, 2, 2);
-        assert_eq!(drawn(&one, &[('a', "1,5"), ('b', "2,6"), ('c', "6")], 80), ["r.aa b!x."]);
+        assert_eq!(
+            drawn(&one, &[('a', "1,5"), ('b', "2,6"), ('c', "6")], 80),
+            ["r.aa b!x."]
+        );
         let two = machine(2, 1, 2);
-        assert_eq!(drawn(&two, &[('a', "1,5")], 80), ["NUMA 0 r.aa   NUMA 1 ..x."]);
-        assert_eq!(drawn(&two, &[('a', "1,5")], 20), ["NUMA 0 r.aa", "NUMA 1 ..x."]);
+        assert_eq!(
+            drawn(&two, &[('a', "1,5")], 80),
+            ["NUMA 0 r.aa   NUMA 1 ..x."]
+        );
+        assert_eq!(
+            drawn(&two, &[('a', "1,5")], 20),
+            ["NUMA 0 r.aa", "NUMA 1 ..x."]
+        );
     }
 
     #[test]
@@ -255,15 +321,24 @@ mod tests {
         );
         for width in 1..90 {
             let lines = drawn(&big, &[('a', "16-31")], width);
-            let signs: usize = lines.iter().map(|line| line.matches(['.', 'a', 'r', 'x']).count()).sum();
+            let signs: usize = lines
+                .iter()
+                .map(|line| line.matches(['.', 'a', 'r', 'x']).count())
+                .sum();
             assert_eq!(signs, 128, "{width}: {lines:?}");
-            assert!(width < 8 || lines.iter().all(|line| line.len() <= width), "{width}: {lines:?}");
+            assert!(
+                width < 8 || lines.iter().all(|line| line.len() <= width),
+                "{width}: {lines:?}"
+            );
         }
     }
 
     #[test]
     fn a_layout_that_does_not_fit_loses_no_cpu() {
-        let topology = Topology { online: set("0-5"), ..Topology::default() };
+        let topology = Topology {
+            online: set("0-5"),
+            ..Topology::default()
+        };
         assert_eq!(drawn(&topology, &[('a', "1-2")], 80), ["raax.."]);
         let layout = Layout {
             cores: vec![set("0-1"), set("1-2"), set("9")],
@@ -272,8 +347,13 @@ mod tests {
             sockets: Vec::new(),
         };
         let none = CpuSet::new();
-        let map =
-            Map { layout: &layout, online: &set("0-5"), reserved: &none, lost: &none, owners: Vec::new() };
+        let map = Map {
+            layout: &layout,
+            online: &set("0-5"),
+            reserved: &none,
+            lost: &none,
+            owners: Vec::new(),
+        };
         let lines: Vec<String> = map.lines(80).iter().map(ToString::to_string).collect();
         assert_eq!(lines, ["NUMA 0 ... .   NUMA 7 .          ."]);
     }

@@ -118,7 +118,10 @@ pub(super) struct Figures {
 impl Figures {
     /// The CPUs that its threads have.
     pub(super) fn cpus(&self) -> Option<&CpuSet> {
-        self.effective.as_ref().or(self.own.as_ref()).filter(|cpus| !cpus.is_empty())
+        self.effective
+            .as_ref()
+            .or(self.own.as_ref())
+            .filter(|cpus| !cpus.is_empty())
     }
 
     /// Threads for each CPU.
@@ -133,7 +136,9 @@ impl Figures {
 
     /// Whether the foreign time can't be told from none.
     pub(super) fn foreign_is_doubtful(&self) -> bool {
-        self.foreign.zip(self.foreign_error).is_some_and(|(foreign, error)| foreign > 0.0 && error >= foreign)
+        self.foreign
+            .zip(self.foreign_error)
+            .is_some_and(|(foreign, error)| foreign > 0.0 && error >= foreign)
     }
 
     /// Adds another container's.
@@ -194,7 +199,9 @@ impl Node {
 
     /// What it is called: as the user does, as Kubernetes does, or by its address.
     pub(super) fn name(&self) -> &str {
-        let told = self.status().and_then(|status| status.cluster.as_ref()?.node.as_ref());
+        let told = self
+            .status()
+            .and_then(|status| status.cluster.as_ref()?.node.as_ref());
         match told.filter(|_| !self.given).map(Clean::as_str) {
             None | Some("") => &self.name,
             Some(told) => told,
@@ -213,7 +220,9 @@ impl Node {
 
     /// Why it does not answer, and since when.
     pub(super) fn error(&self) -> Option<(&str, Duration)> {
-        self.error.as_ref().map(|(why, since)| (why.as_str(), *since))
+        self.error
+            .as_ref()
+            .map(|(why, since)| (why.as_str(), *since))
     }
 
     /// When it last answered.
@@ -232,13 +241,17 @@ impl Node {
             }
         };
         self.error = None;
-        if self.started != numbers.started || self.samples.back().is_some_and(|last| last.at >= at) {
+        if self.started != numbers.started || self.samples.back().is_some_and(|last| last.at >= at)
+        {
             // Counters of another agent's life tell nothing of this one's.
             self.samples.clear();
         }
         self.started = numbers.started;
         while self.samples.len() > 1
-            && self.samples.get(1).is_some_and(|next| at.saturating_sub(next.at) >= RATES_OVER)
+            && self
+                .samples
+                .get(1)
+                .is_some_and(|next| at.saturating_sub(next.at) >= RATES_OVER)
         {
             self.samples.pop_front();
         }
@@ -250,7 +263,12 @@ impl Node {
 
     /// Letters for those who own CPUs: whoever has one keeps it.
     fn give_letters(&mut self, status: &Status) {
-        let owns = |container: &&Container| container.assigned.as_ref().is_some_and(|own| !own.is_empty());
+        let owns = |container: &&Container| {
+            container
+                .assigned
+                .as_ref()
+                .is_some_and(|own| !own.is_empty())
+        };
         let known = status.containers.iter().filter(owns).map(key);
         let strangers = status.strangers.iter().map(stranger_key);
         let owners: Vec<PodKey> = known.chain(strangers).collect();
@@ -259,22 +277,36 @@ impl Node {
         let given: HashSet<char> = self.letters.values().copied().collect();
         let mut free = LETTERS.chars().filter(|letter| !given.contains(letter));
         for owner in owners {
-            self.letters.entry(owner).or_insert_with(|| free.next().unwrap_or(NO_LETTER));
+            self.letters
+                .entry(owner)
+                .or_insert_with(|| free.next().unwrap_or(NO_LETTER));
         }
     }
 
     /// The owners of its CPUs, by their letters.
     pub(super) fn owners(&self) -> Vec<(char, CpuSet)> {
-        let Some(status) = &self.status else { return Vec::new() };
+        let Some(status) = &self.status else {
+            return Vec::new();
+        };
         // Containers of a pod may run in each other's sets: nobody owns these twice.
         let mut pods: BTreeMap<PodKey, CpuSet> = BTreeMap::new();
-        let known = status.containers.iter().filter_map(|one| Some((key(one), one.assigned.as_ref()?)));
-        for (key, own) in known.chain(status.strangers.iter().map(|one| (stranger_key(one), &one.cpus))) {
+        let known = status
+            .containers
+            .iter()
+            .filter_map(|one| Some((key(one), one.assigned.as_ref()?)));
+        for (key, own) in known.chain(
+            status
+                .strangers
+                .iter()
+                .map(|one| (stranger_key(one), &one.cpus)),
+        ) {
             let cpus = pods.entry(key).or_default();
             *cpus = cpus.union(own);
         }
         let letter = |key: &PodKey| self.letters.get(key).copied().unwrap_or(NO_LETTER);
-        pods.into_iter().map(|(key, cpus)| (letter(&key), cpus)).collect()
+        pods.into_iter()
+            .map(|(key, cpus)| (letter(&key), cpus))
+            .collect()
     }
 
     /// The pods of a status as rows.
@@ -286,8 +318,9 @@ impl Node {
             let at = *places.entry(key.clone()).or_insert(rows.len());
             if at == rows.len() {
                 // As long as it is the same pod.
-                let traffic =
-                    |of: fn(&OfPod) -> Option<f64>| self.rate(|sample| sample.pods.get(&key).and_then(of));
+                let traffic = |of: fn(&OfPod) -> Option<f64>| {
+                    self.rate(|sample| sample.pods.get(&key).and_then(of))
+                };
                 rows.push(Row {
                     node: self.number,
                     letter: self.letters.get(&key).copied(),
@@ -302,7 +335,9 @@ impl Node {
                     key,
                 });
             }
-            let Some(row) = rows.get_mut(at) else { continue };
+            let Some(row) = rows.get_mut(at) else {
+                continue;
+            };
             let figures = self.figures(container);
             row.total.add(&figures);
             row.containers.push((container.container.clone(), figures));
@@ -320,11 +355,17 @@ impl Node {
                 role: Clean::new("unknown"),
                 job: Clean::default(),
                 qos: Clean::default(),
-                total: Figures { own: Some(stranger.cpus.clone()), ..Figures::default() },
+                total: Figures {
+                    own: Some(stranger.cpus.clone()),
+                    ..Figures::default()
+                },
                 receive: None,
                 transmit: None,
                 containers: Vec::new(),
-                notes: vec![format!("owns CPUs, and nobody told the agent of it: {}", stranger.cgroup)],
+                notes: vec![format!(
+                    "owns CPUs, and nobody told the agent of it: {}",
+                    stranger.cgroup
+                )],
                 key,
             });
         }
@@ -336,7 +377,11 @@ impl Node {
         let rate = |of: fn(&OfContainer) -> Option<f64>| {
             self.rate(|sample| {
                 let then = sample.containers.get(&place)?;
-                if then.cgroup == container.cgroup { of(&then.numbers) } else { None }
+                if then.cgroup == container.cgroup {
+                    of(&then.numbers)
+                } else {
+                    None
+                }
             })
         };
         let seen = container.seen.as_ref();
@@ -351,13 +396,20 @@ impl Node {
             usage: rate(|one| one.usage),
             threads: seen.map(|seen| seen.threads),
             runnable: seen.and_then(|seen| seen.runnable),
-            finding: seen.and_then(|seen| seen.verdict.as_ref()).is_some_and(|verdict| {
-                // Pools that have not started yet are nobody's trouble.
-                !matches!(verdict.finding.as_str(), AS_EXPECTED | "fewer than expected")
-            }),
+            finding: seen
+                .and_then(|seen| seen.verdict.as_ref())
+                .is_some_and(|verdict| {
+                    // Pools that have not started yet are nobody's trouble.
+                    !matches!(
+                        verdict.finding.as_str(),
+                        AS_EXPECTED | "fewer than expected"
+                    )
+                }),
             foreign: rate(|one| one.foreign),
             foreign_error: rate(|one| one.foreign_error),
-            window: container.window_seconds.filter(|seconds| seconds.is_finite()),
+            window: container
+                .window_seconds
+                .filter(|seconds| seconds.is_finite()),
             run_delay: rate(|one| one.run_delay),
             switches: rate(|one| one.switches),
             throttled: rate(|one| one.throttled),
@@ -390,21 +442,53 @@ impl Sample {
     fn new(at: Duration, status: &Status, numbers: &Numbers) -> Self {
         let running = || status.containers.iter().filter(|one| one.running);
         let counted = |one: &Container| {
-            let numbers = numbers.container(one.namespace.as_str(), one.pod.as_str(), one.container.as_str());
-            ((key(one), one.container.clone()), Counted { cgroup: one.cgroup.clone(), numbers })
+            let numbers = numbers.container(
+                one.namespace.as_str(),
+                one.pod.as_str(),
+                one.container.as_str(),
+            );
+            (
+                (key(one), one.container.clone()),
+                Counted {
+                    cgroup: one.cgroup.clone(),
+                    numbers,
+                },
+            )
         };
-        let pod = |one: &Container| (key(one), numbers.pod(one.namespace.as_str(), one.pod.as_str()));
-        Self { at, containers: running().map(counted).collect(), pods: running().map(pod).collect() }
+        let pod = |one: &Container| {
+            (
+                key(one),
+                numbers.pod(one.namespace.as_str(), one.pod.as_str()),
+            )
+        };
+        Self {
+            at,
+            containers: running().map(counted).collect(),
+            pods: running().map(pod).collect(),
+        }
     }
 }
 
 fn key(container: &Container) -> PodKey {
-    PodKey { namespace: container.namespace.clone(), pod: container.pod.clone(), uid: container.uid.clone() }
+    PodKey {
+        namespace: container.namespace.clone(),
+        pod: container.pod.clone(),
+        uid: container.uid.clone(),
+    }
 }
 
 fn stranger_key(stranger: &Stranger) -> PodKey {
-    let Stranger { namespace, pod, cgroup, .. } = stranger;
-    PodKey { namespace: namespace.clone(), pod: pod.clone(), uid: Some(cgroup.clone()) }
+    let Stranger {
+        namespace,
+        pod,
+        cgroup,
+        ..
+    } = stranger;
+    PodKey {
+        namespace: namespace.clone(),
+        pod: pod.clone(),
+        uid: Some(cgroup.clone()),
+    }
 }
 
 /// The finding that nothing need be said of.
@@ -413,7 +497,10 @@ const AS_EXPECTED: &str = "as expected";
 /// What a person should know of a container.
 fn notes(container: &Container) -> Vec<String> {
     let mut notes: Vec<String> = container.note.iter().map(ToString::to_string).collect();
-    let verdict = container.seen.as_ref().and_then(|seen| seen.verdict.as_ref());
+    let verdict = container
+        .seen
+        .as_ref()
+        .and_then(|seen| seen.verdict.as_ref());
     let worth_telling = verdict.filter(|verdict| verdict.finding.as_str() != AS_EXPECTED);
     notes.extend(worth_telling.map(|verdict| verdict.sentence.to_string()));
     notes

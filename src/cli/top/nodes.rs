@@ -26,11 +26,20 @@ pub(super) struct Asked {
 
 /// An agent by `URL` or `NAME=URL`.
 fn asked(text: &str) -> anyhow::Result<Asked> {
-    let named = text.split_once('=').filter(|(name, _)| !name.contains(['/', ':']));
+    let named = text
+        .split_once('=')
+        .filter(|(name, _)| !name.contains(['/', ':']));
     let (name, url) = named.map_or((None, text), |(name, url)| (Some(name.trim()), url.trim()));
-    anyhow::ensure!(name != Some(""), "{text:?} has no name before its =: write NAME=URL, or URL alone");
+    anyhow::ensure!(
+        name != Some(""),
+        "{text:?} has no name before its =: write NAME=URL, or URL alone"
+    );
     let endpoint: Endpoint = url.parse()?;
-    Ok(Asked { name: name.map_or_else(|| endpoint.name(), str::to_owned), given: name.is_some(), endpoint })
+    Ok(Asked {
+        name: name.map_or_else(|| endpoint.name(), str::to_owned),
+        given: name.is_some(),
+        endpoint,
+    })
 }
 
 /// A file's text.
@@ -60,7 +69,11 @@ fn listed(text: &str, file: &Path) -> anyhow::Result<Vec<Asked>> {
             all.push(asked(text).with_context(|| format!("{}:{number}", file.display()))?);
         }
     }
-    anyhow::ensure!(!all.is_empty(), "{} names no node: write one URL or NAME=URL in a line", file.display());
+    anyhow::ensure!(
+        !all.is_empty(),
+        "{} names no node: write one URL or NAME=URL in a line",
+        file.display()
+    );
     Ok(all)
 }
 
@@ -76,7 +89,11 @@ pub(super) fn all(flags: &[String], file: Option<(&Path, &str)>) -> anyhow::Resu
     if let Some((path, text)) = file {
         all.extend(listed(text, path)?);
     }
-    anyhow::ensure!(all.len() <= MOST, "{} nodes, more than {MOST}: name fewer", all.len());
+    anyhow::ensure!(
+        all.len() <= MOST,
+        "{} nodes, more than {MOST}: name fewer",
+        all.len()
+    );
     let (mut seen, mut names) = (HashSet::new(), HashSet::new());
     for one in &all {
         anyhow::ensure!(
@@ -102,8 +119,10 @@ mod tests {
         let flags = ["node-1".to_owned(), "ps=http://10.0.0.2:9471".to_owned()];
         let text = "# all of them\n\nworker = node-3   # the third\nhttp://proxy:8001/a=b/proxy\n";
         let all = all(&flags, Some((Path::new("nodes"), text))).unwrap();
-        let told: Vec<String> =
-            all.iter().map(|one| format!("{} {} {}", one.name, one.given, one.endpoint)).collect();
+        let told: Vec<String> = all
+            .iter()
+            .map(|one| format!("{} {} {}", one.name, one.given, one.endpoint))
+            .collect();
         assert_eq!(
             told,
             [
@@ -118,16 +137,42 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_place() {
         let file = |text| {
-            all(&[], Some((Path::new("nodes"), text))).map(|_| ()).map_err(|error| format!("{error:#}"))
+            all(&[], Some((Path::new("nodes"), text)))
+                .map(|_| ())
+                .map_err(|error| format!("{error:#}"))
         };
-        assert!(file("a\nb c\n").unwrap_err().starts_with("nodes:2: \"b c\" names no agent"));
-        assert!(file("a\nhttps://b\n").unwrap_err().contains("nodes:2: \"https://b\" is not http"));
+        assert!(
+            file("a\nb c\n")
+                .unwrap_err()
+                .starts_with("nodes:2: \"b c\" names no agent")
+        );
+        assert!(
+            file("a\nhttps://b\n")
+                .unwrap_err()
+                .contains("nodes:2: \"https://b\" is not http")
+        );
         assert!(file("# none\n").unwrap_err().contains("names no node"));
-        assert!(file("a\nhttp://a:9470/status\n").unwrap_err().contains("named twice"));
+        assert!(
+            file("a\nhttp://a:9470/status\n")
+                .unwrap_err()
+                .contains("named twice")
+        );
         assert!(format!("{:#}", all(&["=".to_owned()], None).unwrap_err()).starts_with("--node: "));
-        assert!(file("a\n = b\n").unwrap_err().starts_with("nodes:2: \"= b\" has no name"));
-        assert!(file("x=a\nx = b\n").unwrap_err().contains("two nodes are called \"x\""));
-        assert!(file("x=\n").unwrap_err().starts_with("nodes:1: \"\" names no agent"));
+        assert!(
+            file("a\n = b\n")
+                .unwrap_err()
+                .starts_with("nodes:2: \"= b\" has no name")
+        );
+        assert!(
+            file("x=a\nx = b\n")
+                .unwrap_err()
+                .contains("two nodes are called \"x\"")
+        );
+        assert!(
+            file("x=\n")
+                .unwrap_err()
+                .starts_with("nodes:1: \"\" names no agent")
+        );
     }
 
     #[test]
@@ -138,11 +183,23 @@ mod tests {
             std::fs::write(&file, bytes).unwrap();
             read(&file).map_err(|error| format!("{error:#}"))
         };
-        assert_eq!(written("\u{feff}a\r\nb\r\n".as_bytes()).unwrap(), "\u{feff}a\r\nb\r\n");
-        assert_eq!(all(&[], Some((Path::new("nodes"), "\u{feff}a\r\nb\r\n"))).unwrap().len(), 2);
+        assert_eq!(
+            written("\u{feff}a\r\nb\r\n".as_bytes()).unwrap(),
+            "\u{feff}a\r\nb\r\n"
+        );
+        assert_eq!(
+            all(&[], Some((Path::new("nodes"), "\u{feff}a\r\nb\r\n")))
+                .unwrap()
+                .len(),
+            2
+        );
         assert!(written(&[0xff, 0xfe]).unwrap_err().contains("can't read"));
         // As of /dev/zero, no more is read than tells that it is too much.
-        assert!(written(&vec![b'\n'; 3 << 20]).unwrap_err().contains("longer than 1048576 bytes"));
+        assert!(
+            written(&vec![b'\n'; 3 << 20])
+                .unwrap_err()
+                .contains("longer than 1048576 bytes")
+        );
         assert!(format!("{:#}", read(Path::new("/dev/zero")).unwrap_err()).contains("longer"));
         assert!(format!("{:#}", read(folder.path()).unwrap_err()).contains("can't read"));
     }

@@ -55,20 +55,40 @@ type PlaceInPod = fn(&mut OfPod) -> &mut Option<f64>;
 
 /// The families of containers that are read, and where their values go.
 const CONTAINER: [(&str, PlaceInContainer); 6] = [
-    ("pinfold_container_cpu_usage_seconds_total", |one| &mut one.usage),
-    ("pinfold_container_foreign_cpu_seconds_total", |one| &mut one.foreign),
-    ("pinfold_container_foreign_cpu_error_seconds_total", |one| &mut one.foreign_error),
-    ("pinfold_container_cpu_run_delay_seconds_total", |one| &mut one.run_delay),
-    ("pinfold_container_context_switches_total", |one| &mut one.switches),
-    ("pinfold_container_cpu_throttled_periods_total", |one| &mut one.throttled),
+    ("pinfold_container_cpu_usage_seconds_total", |one| {
+        &mut one.usage
+    }),
+    ("pinfold_container_foreign_cpu_seconds_total", |one| {
+        &mut one.foreign
+    }),
+    ("pinfold_container_foreign_cpu_error_seconds_total", |one| {
+        &mut one.foreign_error
+    }),
+    ("pinfold_container_cpu_run_delay_seconds_total", |one| {
+        &mut one.run_delay
+    }),
+    ("pinfold_container_context_switches_total", |one| {
+        &mut one.switches
+    }),
+    ("pinfold_container_cpu_throttled_periods_total", |one| {
+        &mut one.throttled
+    }),
 ];
 
 /// The same of pods; their interfaces are added up.
 const POD: [(&str, PlaceInPod); 4] = [
-    ("pinfold_pod_network_receive_bytes_total", |one| &mut one.receive),
-    ("pinfold_pod_network_transmit_bytes_total", |one| &mut one.transmit),
-    ("pinfold_pod_network_socket_receive_bytes_total", |one| &mut one.socket_receive),
-    ("pinfold_pod_network_socket_transmit_bytes_total", |one| &mut one.socket_transmit),
+    ("pinfold_pod_network_receive_bytes_total", |one| {
+        &mut one.receive
+    }),
+    ("pinfold_pod_network_transmit_bytes_total", |one| {
+        &mut one.transmit
+    }),
+    ("pinfold_pod_network_socket_receive_bytes_total", |one| {
+        &mut one.socket_receive
+    }),
+    ("pinfold_pod_network_socket_transmit_bytes_total", |one| {
+        &mut one.socket_transmit
+    }),
 ];
 
 const STARTED: &str = "process_start_time_seconds";
@@ -87,18 +107,27 @@ impl Numbers {
             if container.is_none() && pod.is_none() && name != STARTED {
                 continue;
             }
-            let Some((labels, value)) = line.get(name.len()..).and_then(labels_and_value) else { continue };
-            let label =
-                |name| labels.iter().find(|(label, _)| *label == name).map(|(_, text)| text.to_string());
+            let Some((labels, value)) = line.get(name.len()..).and_then(labels_and_value) else {
+                continue;
+            };
+            let label = |name| {
+                labels
+                    .iter()
+                    .find(|(label, _)| *label == name)
+                    .map(|(_, text)| text.to_string())
+            };
             if name == STARTED {
                 numbers.started = Some(value);
             }
-            let (Some(namespace), Some(of)) = (label("namespace"), label("pod")) else { continue };
+            let (Some(namespace), Some(of)) = (label("namespace"), label("pod")) else {
+                continue;
+            };
             if let (Some((_, place)), Some(one)) = (container, label("container")) {
                 let counters = numbers.containers.entry((namespace, of, one)).or_default();
                 *place(counters).get_or_insert_default() += value;
             } else if let Some((_, place)) = pod {
-                *place(numbers.pods.entry((namespace, of)).or_default()).get_or_insert_default() += value;
+                *place(numbers.pods.entry((namespace, of)).or_default()).get_or_insert_default() +=
+                    value;
             }
         }
         numbers
@@ -112,7 +141,10 @@ impl Numbers {
 
     /// What is known of a pod.
     pub(super) fn pod(&self, namespace: &str, pod: &str) -> OfPod {
-        self.pods.get(&(namespace.to_owned(), pod.to_owned())).copied().unwrap_or_default()
+        self.pods
+            .get(&(namespace.to_owned(), pod.to_owned()))
+            .copied()
+            .unwrap_or_default()
     }
 }
 
@@ -174,9 +206,16 @@ mod tests {
 
     #[test]
     fn what_is_read_is_what_the_agent_serves() {
-        let all: Vec<&str> = FAMILIES.iter().chain(AGENT_FAMILIES).map(|family| family.name).collect();
-        for name in
-            CONTAINER.iter().map(|(name, _)| name).chain(POD.iter().map(|(name, _)| name)).chain([&STARTED])
+        let all: Vec<&str> = FAMILIES
+            .iter()
+            .chain(AGENT_FAMILIES)
+            .map(|family| family.name)
+            .collect();
+        for name in CONTAINER
+            .iter()
+            .map(|(name, _)| name)
+            .chain(POD.iter().map(|(name, _)| name))
+            .chain([&STARTED])
         {
             assert!(all.contains(name), "{name}");
         }
@@ -195,7 +234,9 @@ mod tests {
     #[test]
     fn a_line_of_labels_without_end_is_passed_over() {
         let parsed = |more: usize| {
-            let labels: String = (0..more).map(|number| format!("l{number}=\"x\",")).collect();
+            let labels: String = (0..more)
+                .map(|number| format!("l{number}=\"x\","))
+                .collect();
             let name = "pinfold_pod_network_receive_bytes_total";
             Numbers::parse(&format!("{name}{{{labels}namespace=\"a\",pod=\"p\"}} 1\n"))
         };
@@ -220,10 +261,26 @@ mod tests {
              process_start_time_seconds 1.7e9\n",
         );
         let one = numbers.container("a", "p", "c");
-        assert_eq!(one, OfContainer { switches: Some(1007.0), ..OfContainer::default() });
+        assert_eq!(
+            one,
+            OfContainer {
+                switches: Some(1007.0),
+                ..OfContainer::default()
+            }
+        );
         assert_eq!(numbers.container("a", "p\"}\\", "c").usage, Some(2.5));
-        assert_eq!(numbers.pod("a", "p").receive(), Some(30.0), "its own interfaces come first");
-        assert_eq!((numbers.pod("a", "h").receive(), numbers.pod("a", "h").transmit()), (None, Some(600.0)));
+        assert_eq!(
+            numbers.pod("a", "p").receive(),
+            Some(30.0),
+            "its own interfaces come first"
+        );
+        assert_eq!(
+            (
+                numbers.pod("a", "h").receive(),
+                numbers.pod("a", "h").transmit()
+            ),
+            (None, Some(600.0))
+        );
         assert_eq!(numbers.started, Some(1.7e9));
         assert_eq!(numbers.containers.len(), 2);
     }

@@ -71,7 +71,10 @@ impl Column {
     /// The column that many (also negative) places further on, around the end.
     pub(super) fn next(self, forward: bool) -> Self {
         let count = Self::ALL.len();
-        let at = Self::ALL.iter().position(|column| *column == self).unwrap_or_default();
+        let at = Self::ALL
+            .iter()
+            .position(|column| *column == self)
+            .unwrap_or_default();
         let step = if forward { 1 } else { count - 1 };
         Self::ALL.get((at + step) % count).copied().unwrap_or(self)
     }
@@ -145,10 +148,12 @@ pub(super) struct Filter(Vec<(bool, String)>);
 
 impl Filter {
     pub(super) fn new(text: &str) -> Self {
-        let words = text.split_whitespace().map(|word| match word.strip_prefix('!') {
-            Some(word) => (false, word.to_lowercase()),
-            None => (true, word.to_lowercase()),
-        });
+        let words = text
+            .split_whitespace()
+            .map(|word| match word.strip_prefix('!') {
+                Some(word) => (false, word.to_lowercase()),
+                None => (true, word.to_lowercase()),
+            });
         Self(words.filter(|(_, word)| !word.is_empty()).collect())
     }
 
@@ -157,7 +162,11 @@ impl Filter {
         if self.0.is_empty() {
             return true;
         }
-        let cpus = if row.total.own.is_some() { "own" } else { "shared" };
+        let cpus = if row.total.own.is_some() {
+            "own"
+        } else {
+            "shared"
+        };
         let drift = if row.total.drift { "drift" } else { "" };
         let running = if row.total.running { "running" } else { "" };
         let (namespace, pod) = (&row.key.namespace, &row.key.pod);
@@ -169,6 +178,8 @@ impl Filter {
             row.qos
         );
         let text = text.to_lowercase();
-        self.0.iter().all(|(wanted, word)| text.contains(word.as_str()) == *wanted)
+        self.0
+            .iter()
+            .all(|(wanted, word)| text.contains(word.as_str()) == *wanted)
     }
 }

@@ -69,12 +69,19 @@ impl Screen {
         let backend = CrosstermBackend::new(BufWriter::with_capacity(BUFFER, io::stdout()));
         let terminal = Terminal::new(backend).inspect_err(|_| give_back());
         let colors = std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-        Ok(Self { terminal: terminal.context(NO_SIZE)?, colors, since: Instant::now() })
+        Ok(Self {
+            terminal: terminal.context(NO_SIZE)?,
+            colors,
+            since: Instant::now(),
+        })
     }
 
     /// Columns and lines.
     pub(super) fn size(&self) -> anyhow::Result<(usize, usize)> {
-        let size = self.terminal.size().context("can't tell the terminal's size")?;
+        let size = self
+            .terminal
+            .size()
+            .context("can't tell the terminal's size")?;
         Ok((size.width.into(), size.height.into()))
     }
 
@@ -84,18 +91,29 @@ impl Screen {
             paint(lines, frame.buffer_mut());
             if !self.colors {
                 // The backend would write an empty one, and that takes bold and reversed away with it.
-                frame.buffer_mut().content.iter_mut().for_each(|cell| cell.fg = Color::Reset);
+                frame
+                    .buffer_mut()
+                    .content
+                    .iter_mut()
+                    .for_each(|cell| cell.fg = Color::Reset);
             }
         };
-        self.terminal.draw(draw).context("can't write to the terminal")?;
+        self.terminal
+            .draw(draw)
+            .context("can't write to the terminal")?;
         Ok(())
     }
 
     /// Has the next frame drawn as a whole.
     pub(super) fn clear(&mut self) -> anyhow::Result<()> {
-        let size = self.terminal.size().context("can't tell the terminal's size")?;
+        let size = self
+            .terminal
+            .size()
+            .context("can't tell the terminal's size")?;
         // Its own `clear` asks the terminal where the cursor is, and the answer would be taken for keys.
-        self.terminal.resize(ratatui_core::layout::Rect::from(size)).context("can't write to the terminal")
+        self.terminal
+            .resize(ratatui_core::layout::Rect::from(size))
+            .context("can't write to the terminal")
     }
 
     /// Leaves the terminal to the shell until it brings us back.
@@ -107,7 +125,11 @@ impl Screen {
 
     /// Takes the terminal again after a stop that nobody was asked about.
     pub(super) fn go_on(&mut self) -> anyhow::Result<()> {
-        if self.since.elapsed() < SOON { Ok(()) } else { self.take_again() }
+        if self.since.elapsed() < SOON {
+            Ok(())
+        } else {
+            self.take_again()
+        }
     }
 
     fn take_again(&mut self) -> anyhow::Result<()> {
@@ -129,7 +151,14 @@ impl Drop for Screen {
 pub(super) fn paint(lines: &[Line<'_>], buffer: &mut ratatui_core::buffer::Buffer) {
     let area = *buffer.area();
     for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
-        buffer.set_style(ratatui_core::layout::Rect { y, height: 1, ..area }, line.style);
+        buffer.set_style(
+            ratatui_core::layout::Rect {
+                y,
+                height: 1,
+                ..area
+            },
+            line.style,
+        );
         buffer.set_line(area.left(), y, line, area.width);
     }
 }

@@ -26,13 +26,21 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Signals that wait; the same again asks for nothing new.
 const WAITING: usize = 16;
 
-const ALL: [Signal; 5] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGTSTP, Signal::SIGCONT];
+const ALL: [Signal; 5] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGTSTP,
+    Signal::SIGCONT,
+];
 
 /// Keeps the signals for [`listen`], in this thread and in all that it starts from now on.
 ///
 /// They are waited for rather than handled: what SIGTSTP does by default is needed once the terminal is given back.
 pub(super) fn hold() -> anyhow::Result<()> {
-    SigSet::from_iter(ALL).thread_block().context("can't hold back signals")
+    SigSet::from_iter(ALL)
+        .thread_block()
+        .context("can't hold back signals")
 }
 
 /// Says what signals ask for; after one that ends it, nothing holds up the end for long.
@@ -73,6 +81,8 @@ pub(super) fn ask_to_stop() -> anyhow::Result<()> {
 /// Stops until it is told to go on, or not at all where nobody could tell it to.
 pub(super) fn stop() -> anyhow::Result<()> {
     let stop = SigSet::from_iter([Signal::SIGTSTP]);
-    let stopped = stop.thread_unblock().and_then(|()| signal::raise(Signal::SIGTSTP));
+    let stopped = stop
+        .thread_unblock()
+        .and_then(|()| signal::raise(Signal::SIGTSTP));
     stop.thread_block().and(stopped).context("can't stop")
 }

@@ -25,7 +25,13 @@ impl Clean {
                 // Signs on top of others, as many as one likes, are no text of ours.
                 || !c.is_ascii() && console::measure_text_width(c.encode_utf8(&mut [0; 4])) == 0
         };
-        let clean = text.chars().take(LONGEST).map(|c| if acts(c) { char::REPLACEMENT_CHARACTER } else { c });
+        let clean = text.chars().take(LONGEST).map(|c| {
+            if acts(c) {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        });
         Self(clean.collect::<String>().into())
     }
 
@@ -137,7 +143,9 @@ pub(super) struct Cluster {
 }
 
 /// A list that is not too long to be one of a node: short texts stand for sets that take much more room.
-fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
     struct Few<T>(PhantomData<T>);
 
     impl<'de, T: Deserialize<'de>> Visitor<'de> for Few<T> {
@@ -176,11 +184,22 @@ fn together<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Layout, D::Err
 
     let Together { cores, llcs, numa } = Together::deserialize(deserializer)?;
     if numa.len() > MOST {
-        return Err(D::Error::custom(format_args!("more than {MOST} NUMA nodes")));
+        return Err(D::Error::custom(format_args!(
+            "more than {MOST} NUMA nodes"
+        )));
     }
-    let set = |(id, cpus): (u32, String)| cpus.parse().map(|cpus| (id, cpus)).map_err(D::Error::custom);
+    let set = |(id, cpus): (u32, String)| {
+        cpus.parse()
+            .map(|cpus| (id, cpus))
+            .map_err(D::Error::custom)
+    };
     let numa = numa.into_iter().map(set).collect::<Result<_, _>>()?;
-    Ok(Layout { cores, llcs, numa, sockets: Vec::new() })
+    Ok(Layout {
+        cores,
+        llcs,
+        numa,
+        sockets: Vec::new(),
+    })
 }
 
 // === impl Status ===
@@ -192,14 +211,20 @@ impl Status {
     /// Something else has answered, or an agent of another version.
     pub(super) fn parse(body: &[u8]) -> anyhow::Result<Self> {
         serde_json::from_slice(body).map_err(|error| {
-            anyhow::anyhow!("what answers is no agent, or one of another version (/status: {error})")
+            anyhow::anyhow!(
+                "what answers is no agent, or one of another version (/status: {error})"
+            )
         })
     }
 
     /// What a person should know of the node, in sentences.
     pub(super) fn troubles(&self) -> impl Iterator<Item = String> {
-        let lost = (!self.lost.is_empty())
-            .then(|| format!("lost to the kernel until the next boot: {}", self.lost.in_words()));
+        let lost = (!self.lost.is_empty()).then(|| {
+            format!(
+                "lost to the kernel until the next boot: {}",
+                self.lost.in_words()
+            )
+        });
         let drift = self.drift.iter().map(|drift| {
             format!(
                 "drift ({}): {} has {} instead of {}",
@@ -208,7 +233,11 @@ impl Status {
         });
         let errors = self.errors.iter().map(ToString::to_string);
         let unexplained = self.unexplained.iter().map(ToString::to_string);
-        errors.chain(lost).chain(drift).chain(unexplained).chain(self.api().map(|why| format!("API: {why}")))
+        errors
+            .chain(lost)
+            .chain(drift)
+            .chain(unexplained)
+            .chain(self.api().map(|why| format!("API: {why}")))
     }
 
     /// How many sentences these are.
@@ -255,11 +284,26 @@ mod tests {
             format!(r#""layout": {{"cores": [{sets}]}}"#),
             format!(r#""layout": {{"numa": {{{}}}}}"#, numa.join(",")),
         ] {
-            assert!(parse(&more).unwrap_err().to_string().contains("more than 20000"), "{}", &more[..30]);
+            assert!(
+                parse(&more)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("more than 20000"),
+                "{}",
+                &more[..30]
+            );
         }
         let status = parse(&format!(r#""errors": [{}]"#, &sets[..sets.len() - 7])).unwrap();
-        assert_eq!((status.trouble_count(), status.troubles().count()), (MOST, MOST));
-        assert!(parse(r#""layout": {"numa": {"0": "x"}}"#).unwrap_err().to_string().contains("CPU list"));
+        assert_eq!(
+            (status.trouble_count(), status.troubles().count()),
+            (MOST, MOST)
+        );
+        assert!(
+            parse(r#""layout": {"numa": {"0": "x"}}"#)
+                .unwrap_err()
+                .to_string()
+                .contains("CPU list")
+        );
         let nested = format!(r#""more": {}"#, "[".repeat(1 << 20));
         assert!(parse(&nested).is_err());
     }
@@ -276,9 +320,18 @@ mod tests {
 
     #[test]
     fn what_is_no_status_is_said_to_be_none() {
-        for body in ["", "{}", "[]", "not ready\n", r#"{"enforcement": "cpuset", "online": "x"}"#] {
+        for body in [
+            "",
+            "{}",
+            "[]",
+            "not ready\n",
+            r#"{"enforcement": "cpuset", "online": "x"}"#,
+        ] {
             let error = Status::parse(body.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains("no agent, or one of another version"), "{error}");
+            assert!(
+                error.contains("no agent, or one of another version"),
+                "{error}"
+            );
         }
     }
 }

@@ -58,7 +58,10 @@ pub(super) struct Content<'a> {
 impl<'a> Table<'a> {
     /// A table in so many columns.
     pub(super) fn new(content: &'a Content<'a>, width: usize) -> Self {
-        Self { content, columns: columns(content, width) }
+        Self {
+            content,
+            columns: columns(content, width),
+        }
     }
 
     pub(super) fn heading(&self) -> Line<'static> {
@@ -68,8 +71,11 @@ impl<'a> Table<'a> {
             } else {
                 Modifier::BOLD
             });
-            let text =
-                if is_text(column) { left(column.heading(), width) } else { right(column.heading(), width) };
+            let text = if is_text(column) {
+                left(column.heading(), width)
+            } else {
+                right(column.heading(), width)
+            };
             [Span::raw(" "), Span::styled(text, style)]
         });
         // The first gap is the second column of the sign.
@@ -78,23 +84,44 @@ impl<'a> Table<'a> {
 
     /// In which line a row begins.
     pub(super) fn place(&self, row: usize) -> usize {
-        self.content.rows.iter().take(row).map(|row| 1 + self.inner(row).len()).sum()
+        self.content
+            .rows
+            .iter()
+            .take(row)
+            .map(|row| 1 + self.inner(row).len())
+            .sum()
     }
 
     /// So many lines from this one on, each with the number of the row that it shows.
     pub(super) fn lines(&self, first: usize, most: usize) -> Vec<(usize, Line<'static>)> {
-        let all = self.content.rows.iter().enumerate().flat_map(|(number, row)| {
-            let inner = self.inner(row).iter().map(|(name, figures)| Some((name.as_str(), figures)));
-            std::iter::once(None).chain(inner).map(move |container| (number, row, container))
-        });
+        let all = self
+            .content
+            .rows
+            .iter()
+            .enumerate()
+            .flat_map(|(number, row)| {
+                let inner = self
+                    .inner(row)
+                    .iter()
+                    .map(|(name, figures)| Some((name.as_str(), figures)));
+                std::iter::once(None)
+                    .chain(inner)
+                    .map(move |container| (number, row, container))
+            });
         let seen = all.skip(first).take(most);
-        seen.map(|(number, row, container)| (number, line(self.content, row, &self.columns, container)))
-            .collect()
+        seen.map(|(number, row, container)| {
+            (number, line(self.content, row, &self.columns, container))
+        })
+        .collect()
     }
 
     /// The containers that have lines of their own.
     fn inner<'r>(&self, row: &'r Row) -> &'r [(Clean, Figures)] {
-        if self.content.containers && row.containers.len() > 1 { &row.containers } else { &[] }
+        if self.content.containers && row.containers.len() > 1 {
+            &row.containers
+        } else {
+            &[]
+        }
     }
 }
 
@@ -108,15 +135,30 @@ fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
         .filter(|column| *column != Column::Node || content.nodes)
         .map(|column| {
             let width = match column {
-                Column::Node => widest(&mut content.names.iter().map(|name| measure_text_width(name)), 4, 16),
-                Column::Role => {
-                    widest(&mut content.rows.iter().map(|row| measure_text_width(row.role.as_str())), 4, 9)
-                }
-                Column::Cpus => widest(&mut content.rows.iter().map(|row| cpus(&row.total).len()), 6, 14),
+                Column::Node => widest(
+                    &mut content.names.iter().map(|name| measure_text_width(name)),
+                    4,
+                    16,
+                ),
+                Column::Role => widest(
+                    &mut content
+                        .rows
+                        .iter()
+                        .map(|row| measure_text_width(row.role.as_str())),
+                    4,
+                    9,
+                ),
+                Column::Cpus => widest(
+                    &mut content.rows.iter().map(|row| cpus(&row.total).len()),
+                    6,
+                    14,
+                ),
                 Column::Pod => widest(
                     &mut content.rows.iter().map(|row| {
                         let PodKey { namespace, pod, .. } = &row.key;
-                        measure_text_width(namespace.as_str()) + 1 + measure_text_width(pod.as_str())
+                        measure_text_width(namespace.as_str())
+                            + 1
+                            + measure_text_width(pod.as_str())
                     }),
                     NARROWEST_POD,
                     60,
@@ -129,8 +171,13 @@ fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
         })
         .collect();
     let total = |columns: &[(Column, usize)], pod: usize| {
-        let width = |(column, width): &(Column, usize)| if *column == Column::Pod { pod } else { *width };
-        SIGN - 1 + columns.iter().map(|column| width(column) + 1).sum::<usize>()
+        let width =
+            |(column, width): &(Column, usize)| if *column == Column::Pod { pod } else { *width };
+        SIGN - 1
+            + columns
+                .iter()
+                .map(|column| width(column) + 1)
+                .sum::<usize>()
     };
     for column in EXPENDABLE {
         if total(&columns, NARROWEST_POD) <= width {
@@ -148,7 +195,10 @@ fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
 }
 
 fn is_text(column: Column) -> bool {
-    matches!(column, Column::Node | Column::Pod | Column::Role | Column::Cpus)
+    matches!(
+        column,
+        Column::Node | Column::Pod | Column::Role | Column::Cpus
+    )
 }
 
 fn full_name(row: &Row) -> String {
@@ -171,7 +221,9 @@ fn line(
     let mut spans = vec![sign];
     for &(column, width) in columns {
         let text = match (column, container) {
-            (Column::Pod, Some((name, _))) => format!("  {}", cut_front(name, width.saturating_sub(2))),
+            (Column::Pod, Some((name, _))) => {
+                format!("  {}", cut_front(name, width.saturating_sub(2)))
+            }
             (Column::Pod, None) => name(row, width),
             (Column::Node | Column::Role | Column::In | Column::Out, Some(_)) => String::new(),
             (Column::Node, None) => content.names.get(row.node).cloned().unwrap_or_default(),
@@ -180,7 +232,11 @@ fn line(
             (Column::Out, None) => told(row.transmit, bytes),
             _ => text(column, figures),
         };
-        let text = if is_text(column) { left(&text, width) } else { right(&text, width) };
+        let text = if is_text(column) {
+            left(&text, width)
+        } else {
+            right(&text, width)
+        };
         spans.push(Span::raw(" "));
         spans.push(Span::styled(text, alarm(column, figures)));
     }
@@ -195,7 +251,11 @@ fn line(
 /// A pod's name in so many columns: without its namespace first, without its beginning then.
 fn name(row: &Row, width: usize) -> String {
     let full = full_name(row);
-    if measure_text_width(&full) <= width { full } else { cut_front(row.key.pod.as_str(), width) }
+    if measure_text_width(&full) <= width {
+        full
+    } else {
+        cut_front(row.key.pod.as_str(), width)
+    }
 }
 
 fn told(value: Option<f64>, word: fn(f64) -> String) -> String {
@@ -234,7 +294,10 @@ fn cpus(figures: &Figures) -> String {
 
 /// How what a person should look at stands out.
 fn alarm(column: Column, figures: &Figures) -> Style {
-    let foreign = figures.foreign_share().filter(|_| !figures.foreign_is_doubtful()).unwrap_or_default();
+    let foreign = figures
+        .foreign_share()
+        .filter(|_| !figures.foreign_is_doubtful())
+        .unwrap_or_default();
     match column {
         Column::Cpus if figures.drift => Style::new().fg(Color::Red),
         Column::Threads if figures.finding => Style::new().fg(Color::Yellow),

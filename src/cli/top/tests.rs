@@ -43,7 +43,11 @@ fn job() -> Vec<Value> {
         "finding": "more than expected", "cause": "c", "sentence": "more than expected: 97 threads, 4 in the pools"
     });
     worker["seen"]["threads"] = json!(97);
-    vec![container("worker-2", "worker", None), worker, container("ps-0", "ps", Some("2-3"))]
+    vec![
+        container("worker-2", "worker", None),
+        worker,
+        container("ps-0", "ps", Some("2-3")),
+    ]
 }
 
 /// A scrape that shows so much of each pod, of an agent that started then.
@@ -52,21 +56,49 @@ fn metrics(started: u32, counts: &[(&str, f64)]) -> String {
     for (pod, count) in counts {
         let labels = format!("namespace=\"train\",pod=\"{pod}\"");
         let families = [
-            ("container_cpu_usage_seconds_total", ",container=\"main\"", 1.0),
-            ("container_foreign_cpu_seconds_total", ",container=\"main\"", 0.5),
-            ("container_foreign_cpu_error_seconds_total", ",container=\"main\"", 0.01),
-            ("pod_network_receive_bytes_total", ",interface=\"eth0\"", 1048576.0),
-            ("pod_network_transmit_bytes_total", ",interface=\"eth0\"", 1024.0),
+            (
+                "container_cpu_usage_seconds_total",
+                ",container=\"main\"",
+                1.0,
+            ),
+            (
+                "container_foreign_cpu_seconds_total",
+                ",container=\"main\"",
+                0.5,
+            ),
+            (
+                "container_foreign_cpu_error_seconds_total",
+                ",container=\"main\"",
+                0.01,
+            ),
+            (
+                "pod_network_receive_bytes_total",
+                ",interface=\"eth0\"",
+                1048576.0,
+            ),
+            (
+                "pod_network_transmit_bytes_total",
+                ",interface=\"eth0\"",
+                1024.0,
+            ),
         ];
         for (family, more, factor) in families {
-            writeln!(text, "pinfold_{family}{{{labels}{more}}} {}", factor * count).unwrap();
+            writeln!(
+                text,
+                "pinfold_{family}{{{labels}{more}}} {}",
+                factor * count
+            )
+            .unwrap();
         }
     }
     text
 }
 
 fn answer(status: &Value, metrics: &str) -> Answer {
-    Ok((Status::parse(status.to_string().as_bytes()).unwrap(), Numbers::parse(metrics)))
+    Ok((
+        Status::parse(status.to_string().as_bytes()).unwrap(),
+        Numbers::parse(metrics),
+    ))
 }
 
 fn at(seconds: u64) -> Duration {
@@ -75,7 +107,11 @@ fn at(seconds: u64) -> Duration {
 
 /// A state with these nodes, at a moment that is chosen when it is drawn.
 fn state(names: &[&str]) -> State {
-    let nodes = names.iter().enumerate().map(|(number, name)| Node::new(number, name, true)).collect();
+    let nodes = names
+        .iter()
+        .enumerate()
+        .map(|(number, name)| Node::new(number, name, true))
+        .collect();
     State::new(nodes, View::new(Column::Pod, false, ""))
 }
 
@@ -85,22 +121,33 @@ fn looked_at() -> State {
     state.note((
         0,
         at(1),
-        answer(&status(&job()), &metrics(7, &[("ps-0", 1.0), ("worker-2", 1.0), ("worker-10", 5.0)])),
+        answer(
+            &status(&job()),
+            &metrics(7, &[("ps-0", 1.0), ("worker-2", 1.0), ("worker-10", 5.0)]),
+        ),
     ));
     state.note((
         0,
         at(3),
-        answer(&status(&job()), &metrics(7, &[("ps-0", 2.0), ("worker-2", 1.0), ("worker-10", 4.0)])),
+        answer(
+            &status(&job()),
+            &metrics(7, &[("ps-0", 2.0), ("worker-2", 1.0), ("worker-10", 4.0)]),
+        ),
     ));
     state.arrange();
     state
 }
 
 fn draw(state: &State, width: u16, height: u16) -> (Frame, Buffer) {
-    let picture = Picture { now: at(10), ..state.picture() };
+    let picture = Picture {
+        now: at(10),
+        ..state.picture()
+    };
     let frame = picture.on_screen(width.into(), height.into());
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|on| screen::paint(&frame.lines, on.buffer_mut())).unwrap();
+    terminal
+        .draw(|on| screen::paint(&frame.lines, on.buffer_mut()))
+        .unwrap();
     let buffer = terminal.backend().buffer().clone();
     (frame, buffer)
 }
@@ -127,7 +174,11 @@ fn press(state: &mut State, keys: &str) -> Done {
             '\u{8}' => KeyCode::Backspace,
             key => KeyCode::Char(key),
         };
-        done = handle(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)), state, 3);
+        done = handle(
+            &Event::Key(KeyEvent::new(code, KeyModifiers::NONE)),
+            state,
+            3,
+        );
     }
     state.arrange();
     done

@@ -84,13 +84,21 @@ impl View {
 
     /// Which rows are wanted, and in which order: as long as this stays, so do they.
     pub(super) fn wants(&self) -> impl PartialEq + use<> {
-        (self.sort, self.reverse, self.filter.clone(), self.node, self.owners)
+        (
+            self.sort,
+            self.reverse,
+            self.filter.clone(),
+            self.node,
+            self.owners,
+        )
     }
 
     /// Where the chosen row stands among these; the nearest one, if it is gone.
     pub(super) fn chosen(&self, rows: &[Arc<Row>]) -> Option<usize> {
         let same = |row: &Arc<Row>| {
-            self.chosen.as_ref().is_some_and(|(node, key)| *node == row.node && *key == row.key)
+            self.chosen
+                .as_ref()
+                .is_some_and(|(node, key)| *node == row.node && *key == row.key)
         };
         let last = rows.len().checked_sub(1)?;
         Some(rows.iter().position(same).unwrap_or(self.place.min(last)))
@@ -111,12 +119,25 @@ impl View {
 
     fn go(&mut self, rows: &[Arc<Row>], forward: bool, by: usize) -> Done {
         let at = self.chosen(rows).unwrap_or_default();
-        self.choose(rows, if forward { at.saturating_add(by) } else { at.saturating_sub(by) });
+        self.choose(
+            rows,
+            if forward {
+                at.saturating_add(by)
+            } else {
+                at.saturating_sub(by)
+            },
+        );
         Done::Draw
     }
 
     /// Takes a key. `rows` are those on the screen, of which a page holds so many; there are so many nodes.
-    pub(super) fn key(&mut self, key: &KeyEvent, rows: &[Arc<Row>], page: usize, nodes: usize) -> Done {
+    pub(super) fn key(
+        &mut self,
+        key: &KeyEvent,
+        rows: &[Arc<Row>],
+        page: usize,
+        nodes: usize,
+    ) -> Done {
         if key.kind == KeyEventKind::Release {
             return Done::Nothing;
         }
@@ -138,7 +159,11 @@ impl View {
         if self.help {
             // Whatever is pressed, the table comes back; what ends the program still does.
             self.help = false;
-            return if key.code == KeyCode::Char('q') { Done::Quit } else { Done::Draw };
+            return if key.code == KeyCode::Char('q') {
+                Done::Quit
+            } else {
+                Done::Draw
+            };
         }
         match key.code {
             KeyCode::Char('q') => return Done::Quit,
@@ -153,14 +178,21 @@ impl View {
             KeyCode::PageDown | KeyCode::Char(' ') => return self.go(rows, true, page.max(1)),
             KeyCode::Home | KeyCode::Char('g') => return self.go(rows, false, usize::MAX),
             KeyCode::End | KeyCode::Char('G') => return self.go(rows, true, usize::MAX),
-            KeyCode::Char('s') | KeyCode::Right => (self.sort, self.reverse) = (self.sort.next(true), false),
-            KeyCode::Char('S') | KeyCode::Left => (self.sort, self.reverse) = (self.sort.next(false), false),
+            KeyCode::Char('s') | KeyCode::Right => {
+                (self.sort, self.reverse) = (self.sort.next(true), false)
+            }
+            KeyCode::Char('S') | KeyCode::Left => {
+                (self.sort, self.reverse) = (self.sort.next(false), false)
+            }
             KeyCode::Char('r') => self.reverse = !self.reverse,
             KeyCode::Char('/') => (self.editing, self.before) = (true, self.filter.clone()),
             KeyCode::Char('n') | KeyCode::Tab => self.node = next(self.node, nodes, true),
             KeyCode::Char('N') | KeyCode::BackTab => self.node = next(self.node, nodes, false),
             KeyCode::Enter => {
-                let chosen = self.chosen(rows).and_then(|at| rows.get(at)).map(|row| row.node);
+                let chosen = self
+                    .chosen(rows)
+                    .and_then(|at| rows.get(at))
+                    .map(|row| row.node);
                 self.node = chosen.filter(|_| nodes > 1).or(self.node);
             }
             KeyCode::Char('o') => self.owners = !self.owners,

@@ -18,13 +18,21 @@ pub(super) fn bytes(bytes: f64) -> String {
         unit += 1;
     }
     let name = UNITS.get(unit).copied().unwrap_or_default();
-    if unit == 0 || value >= 99.95 { format!("{value:.0}{name}") } else { format!("{value:.1}{name}") }
+    if unit == 0 || value >= 99.95 {
+        format!("{value:.0}{name}")
+    } else {
+        format!("{value:.1}{name}")
+    }
 }
 
 /// A part of a whole, in percent.
 pub(super) fn percent(share: f64) -> String {
     let value = 100.0 * share.max(0.0);
-    if value >= 99.95 { format!("{value:.0}%") } else { format!("{value:.1}%") }
+    if value >= 99.95 {
+        format!("{value:.0}%")
+    } else {
+        format!("{value:.1}%")
+    }
 }
 
 /// A time, in at most six columns.
@@ -55,7 +63,11 @@ pub(super) fn cpus(set: &CpuSet) -> String {
     impl Write for Short {
         fn write_str(&mut self, text: &str) -> fmt::Result {
             self.0.push_str(text);
-            if self.0.len() < 64 { Ok(()) } else { Err(fmt::Error) }
+            if self.0.len() < 64 {
+                Ok(())
+            } else {
+                Err(fmt::Error)
+            }
         }
     }
 
@@ -154,14 +166,25 @@ mod tests {
     fn lists_of_cpus_need_not_be_written_to_their_end() {
         assert_eq!(cpus(&"0-3,8".parse().unwrap()), "0-3,8");
         let odd: CpuSet = (0..8191).filter(|cpu| cpu % 2 == 1).collect();
-        assert!((64..80).contains(&cpus(&odd).len()) && cpus(&odd).starts_with("1,3,5,"), "{}", cpus(&odd));
+        assert!(
+            (64..80).contains(&cpus(&odd).len()) && cpus(&odd).starts_with("1,3,5,"),
+            "{}",
+            cpus(&odd)
+        );
     }
 
     #[test]
     fn texts_are_cut_where_they_are_alike() {
-        assert_eq!((cut("worker-0", 5), cut_front("worker-0", 5)), ("work…".into(), "…er-0".into()));
         assert_eq!(
-            (cut_front("worker-0", 8), cut_front("worker-0", 1), cut_front("w", 0)),
+            (cut("worker-0", 5), cut_front("worker-0", 5)),
+            ("work…".into(), "…er-0".into())
+        );
+        assert_eq!(
+            (
+                cut_front("worker-0", 8),
+                cut_front("worker-0", 1),
+                cut_front("w", 0)
+            ),
             ("worker-0".into(), "…".into(), String::new())
         );
         assert_eq!(cut_front("漢字漢字-0", 5), "…字-0");

@@ -14,8 +14,14 @@ use crate::cpu::{CoreKind, Cpu, CpuSet, NumaNode, Topology};
 /// Columns of a drawing; what is wider continues on the next line.
 const WIDTH: usize = 100;
 const GAP: &str = "   ";
-const COLORS: [Color; 6] =
-    [Color::Green, Color::Yellow, Color::Cyan, Color::Magenta, Color::Blue, Color::Red];
+const COLORS: [Color; 6] = [
+    Color::Green,
+    Color::Yellow,
+    Color::Cyan,
+    Color::Magenta,
+    Color::Blue,
+    Color::Red,
+];
 const LETTERS: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// Draws a machine. `owners` maps the label of an owner, such as `train/worker-0`, to its exclusive CPUs.
@@ -27,10 +33,18 @@ pub(crate) fn render(topology: &Topology, owners: &BTreeMap<String, CpuSet>) -> 
     let mut out = String::new();
     summarize(&mut out, topology);
     out.push('\n');
-    let drawing = Drawing { topology, marks: &marks, levels: levels(topology) };
+    let drawing = Drawing {
+        topology,
+        marks: &marks,
+        levels: levels(topology),
+    };
     drawing.draw(&mut out, 0, &topology.online);
     for node in topology.numa.iter().filter(|node| node.cpus.is_empty()) {
-        line(&mut out, 0, &format!("NUMA node {} · no CPUs{}", node.id, details(topology, node)));
+        line(
+            &mut out,
+            0,
+            &format!("NUMA node {} · no CPUs{}", node.id, details(topology, node)),
+        );
     }
     marks.legend(&mut out, topology);
     out
@@ -59,22 +73,32 @@ fn summarize(out: &mut String, topology: &Topology) {
     }
     line(out, 0, &parts.join(" · "));
     if !untold.is_empty() {
-        line(out, 0, &format!("not told by this machine: {}", untold.join(", ")));
+        line(
+            out,
+            0,
+            &format!("not told by this machine: {}", untold.join(", ")),
+        );
     }
     if !topology.offline.is_empty() {
         wrapped(out, "offline: ", items(&topology.offline));
     }
     for (kind, name, letter) in KINDS {
-        let cpus: CpuSet =
-            topology.cpus.iter().filter(|cpu| cpu.kind == Some(kind)).map(|cpu| cpu.id).collect();
+        let cpus: CpuSet = topology
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.kind == Some(kind))
+            .map(|cpu| cpu.id)
+            .collect();
         if !cpus.is_empty() {
             wrapped(out, &format!("{letter} {name} cores: "), items(&cpus));
         }
     }
 }
 
-const KINDS: [(CoreKind, &str, char); 2] =
-    [(CoreKind::Performance, "performance", 'P'), (CoreKind::Efficiency, "efficiency", 'E')];
+const KINDS: [(CoreKind, &str, char); 2] = [
+    (CoreKind::Performance, "performance", 'P'),
+    (CoreKind::Efficiency, "efficiency", 'E'),
+];
 
 // === the nested groups ===
 
@@ -119,7 +143,10 @@ fn levels(topology: &Topology) -> Vec<Level> {
         }
         match levels.iter_mut().find(|level| level.groups == groups) {
             Some(level) => level.names.push(name),
-            None => levels.push(Level { names: vec![name], groups }),
+            None => levels.push(Level {
+                names: vec![name],
+                groups,
+            }),
         }
     }
     levels.sort_by_key(|level| level.groups.len());
@@ -139,8 +166,11 @@ impl Drawing<'_> {
         let Some(level) = self.levels.get(depth) else {
             return self.rows(out, indent, "", &self.cores(within));
         };
-        let groups =
-            level.groups.iter().map(|group| group.intersection(within)).filter(|group| !group.is_empty());
+        let groups = level
+            .groups
+            .iter()
+            .map(|group| group.intersection(within))
+            .filter(|group| !group.is_empty());
         if depth + 1 < self.levels.len() {
             for group in groups {
                 line(out, indent, &self.title(level, &group));
@@ -150,12 +180,18 @@ impl Drawing<'_> {
         }
         // The innermost groups stand before their cores: several to a line where their titles are short, one to a
         // line where all of the level fit so, and above their cores otherwise.
-        let segments: Vec<_> = groups.map(|group| (self.title(level, &group), self.cores(&group))).collect();
+        let segments: Vec<_> = groups
+            .map(|group| (self.title(level, &group), self.cores(&group)))
+            .collect();
         if !level.names.contains(&Name::Numa) {
             return self.side_by_side(out, indent, &segments);
         }
-        let column =
-            level.groups.iter().map(|group| measure_text_width(&self.title(level, group))).max().unwrap_or(0);
+        let column = level
+            .groups
+            .iter()
+            .map(|group| measure_text_width(&self.title(level, group)))
+            .max()
+            .unwrap_or(0);
         let widest = level
             .groups
             .iter()
@@ -187,9 +223,14 @@ impl Drawing<'_> {
             }
         });
         let title = names.collect::<Vec<_>>().join(" · ");
-        let numa = cpu.and_then(|cpu| cpu.numa).filter(|_| level.names.contains(&Name::Numa));
+        let numa = cpu
+            .and_then(|cpu| cpu.numa)
+            .filter(|_| level.names.contains(&Name::Numa));
         let node = self.topology.numa.iter().find(|node| Some(node.id) == numa);
-        title + &node.map(|node| details(self.topology, node)).unwrap_or_default()
+        title
+            + &node
+                .map(|node| details(self.topology, node))
+                .unwrap_or_default()
     }
 
     /// One text per core that has CPUs in the set, all padded to the same columns.
@@ -197,14 +238,36 @@ impl Drawing<'_> {
         let all = self.topology.cores();
         let threads = all.iter().map(CpuSet::len).max().unwrap_or(1);
         let hybrid = self.topology.cpus.iter().any(|cpu| cpu.kind.is_some());
-        let digits = self.topology.online.iter().last().unwrap_or(0).to_string().len();
-        let cores = all.iter().map(|core| core.intersection(within)).filter(|core| !core.is_empty());
+        let digits = self
+            .topology
+            .online
+            .iter()
+            .last()
+            .unwrap_or(0)
+            .to_string()
+            .len();
+        let cores = all
+            .iter()
+            .map(|core| core.intersection(within))
+            .filter(|core| !core.is_empty());
         let texts = cores.map(|core| {
-            let cpus: Vec<String> =
-                core.iter().map(|id| self.marks.paint(id, &format!("{id:>digits$}"))).collect();
-            let kind = core.first().and_then(|id| self.topology.cpu(id)).and_then(|cpu| cpu.kind);
-            let letter = KINDS.iter().find(|(k, ..)| Some(*k) == kind).map_or(' ', |&(_, _, letter)| letter);
-            let kind = if hybrid { String::from(letter) } else { String::new() };
+            let cpus: Vec<String> = core
+                .iter()
+                .map(|id| self.marks.paint(id, &format!("{id:>digits$}")))
+                .collect();
+            let kind = core
+                .first()
+                .and_then(|id| self.topology.cpu(id))
+                .and_then(|cpu| cpu.kind);
+            let letter = KINDS
+                .iter()
+                .find(|(k, ..)| Some(*k) == kind)
+                .map_or(' ', |&(_, _, letter)| letter);
+            let kind = if hybrid {
+                String::from(letter)
+            } else {
+                String::new()
+            };
             if threads > 1 {
                 format!("{kind}[{}]", cpus.join(" "))
             } else {
@@ -212,13 +275,21 @@ impl Drawing<'_> {
             }
         });
         let texts: Vec<String> = texts.collect();
-        let width = texts.iter().map(|text| measure_text_width(text)).max().unwrap_or(0);
+        let width = texts
+            .iter()
+            .map(|text| measure_text_width(text))
+            .max()
+            .unwrap_or(0);
         texts.iter().map(|text| padded(text, width)).collect()
     }
 
     /// Cores after a title, continued under the first one where a line is full.
     fn rows(&self, out: &mut String, indent: usize, title: &str, cores: &[String]) {
-        let title = if title.is_empty() { String::new() } else { format!("{title}  ") };
+        let title = if title.is_empty() {
+            String::new()
+        } else {
+            format!("{title}  ")
+        };
         let margin = indent + measure_text_width(&title);
         let room = WIDTH.saturating_sub(margin);
         let core = cores.first().map_or(0, |core| measure_text_width(core));
@@ -239,12 +310,20 @@ impl Drawing<'_> {
 
     /// Titled groups of cores: as many on a line as there is room for, in columns.
     fn side_by_side(&self, out: &mut String, indent: usize, segments: &[(String, Vec<String>)]) {
-        let titles = segments.iter().map(|(title, _)| measure_text_width(title)).max().unwrap_or(0);
+        let titles = segments
+            .iter()
+            .map(|(title, _)| measure_text_width(title))
+            .max()
+            .unwrap_or(0);
         let texts: Vec<String> = segments
             .iter()
             .map(|(title, cores)| format!("{}  {}", padded(title, titles), cores.join(" ")))
             .collect();
-        let width = texts.iter().map(|text| measure_text_width(text)).max().unwrap_or(0);
+        let width = texts
+            .iter()
+            .map(|text| measure_text_width(text))
+            .max()
+            .unwrap_or(0);
         if indent + width > WIDTH {
             for (title, cores) in segments {
                 self.rows(out, indent, &padded(title, titles), cores);
@@ -267,13 +346,18 @@ fn details(topology: &Topology, node: &NumaNode) -> String {
     }
     // Its own distance is 10 on every machine and says nothing.
     let mut others: BTreeMap<u32, CpuSet> = BTreeMap::new();
-    for (other, &distance) in
-        topology.numa.iter().zip(&node.distances).filter(|(other, _)| other.id != node.id)
+    for (other, &distance) in topology
+        .numa
+        .iter()
+        .zip(&node.distances)
+        .filter(|(other, _)| other.id != node.id)
     {
         others.entry(distance).or_default().insert(other.id);
     }
-    let distances: Vec<String> =
-        others.iter().map(|(distance, ids)| format!("{distance} to {ids}")).collect();
+    let distances: Vec<String> = others
+        .iter()
+        .map(|(distance, ids)| format!("{distance} to {ids}"))
+        .collect();
     if !distances.is_empty() {
         let _ = write!(text, " · distance {}", distances.join("; "));
     }
@@ -291,15 +375,29 @@ struct Marks<'a> {
 
 impl<'a> Marks<'a> {
     fn new(owners: &'a BTreeMap<String, CpuSet>) -> Self {
-        let width = if owners.is_empty() { 0 } else { 1 + usize::from(owners.len() > LETTERS.len()) };
+        let width = if owners.is_empty() {
+            0
+        } else {
+            1 + usize::from(owners.len() > LETTERS.len())
+        };
         let letters = LETTERS.iter().map(|&letter| char::from(letter));
         let one = letters.clone().map(String::from);
-        let two = letters.clone().flat_map(|a| letters.clone().map(move |b| String::from_iter([a, b])));
+        let two = letters
+            .clone()
+            .flat_map(|a| letters.clone().map(move |b| String::from_iter([a, b])));
         // Where even pairs of letters run out, at 2704 owners, the rest share a mark.
-        let marks: Vec<String> = if width == 2 { two.collect() } else { one.collect() };
+        let marks: Vec<String> = if width == 2 {
+            two.collect()
+        } else {
+            one.collect()
+        };
         let owners = owners
             .iter()
-            .zip(marks.into_iter().chain(std::iter::repeat("+".repeat(width))))
+            .zip(
+                marks
+                    .into_iter()
+                    .chain(std::iter::repeat("+".repeat(width))),
+            )
             .zip(COLORS.iter().cycle())
             .map(|(((label, cpus), mark), &color)| {
                 (label.as_str(), cpus, mark, Style::new().fg(color).bold())
@@ -311,10 +409,15 @@ impl<'a> Marks<'a> {
     /// The text of a CPU with its owner's letter, or as much room.
     fn paint(&self, cpu: u32, text: &str) -> String {
         let width = self.width;
-        let mut owners = self.owners.iter().filter(|(_, cpus, ..)| cpus.contains(cpu));
+        let mut owners = self
+            .owners
+            .iter()
+            .filter(|(_, cpus, ..)| cpus.contains(cpu));
         match (owners.next(), owners.next()) {
             (None, _) => format!("{text}{:width$}", ""),
-            (Some((_, _, mark, style)), None) => style.apply_to(format!("{text}{mark}")).to_string(),
+            (Some((_, _, mark, style)), None) => {
+                style.apply_to(format!("{text}{mark}")).to_string()
+            }
             (Some(_), Some(_)) => format!("{text}{}", "!".repeat(width)),
         }
     }
@@ -329,7 +432,11 @@ impl<'a> Marks<'a> {
         for (label, cpus, mark, style) in &self.owners {
             twice = twice.union(&owned.intersection(cpus));
             owned = owned.union(cpus);
-            let title = format!("{} {label}  {}: ", style.apply_to(mark), count(cpus.len(), "CPU"));
+            let title = format!(
+                "{} {label}  {}: ",
+                style.apply_to(mark),
+                count(cpus.len(), "CPU")
+            );
             wrapped(out, &title, items(cpus));
             let off = cpus.difference(&topology.online);
             if !off.is_empty() {
@@ -337,7 +444,11 @@ impl<'a> Marks<'a> {
             }
         }
         let shared = topology.online.difference(&owned);
-        wrapped(out, &format!("shared  {}: ", count(shared.len(), "CPU")), items(&shared));
+        wrapped(
+            out,
+            &format!("shared  {}: ", count(shared.len(), "CPU")),
+            items(&shared),
+        );
         if !twice.is_empty() {
             wrapped(out, "! more than one owner: ", items(&twice));
         }
@@ -354,7 +465,10 @@ fn line(out: &mut String, indent: usize, text: &str) {
 
 /// The items of a CPU list, each with the comma that follows it.
 fn items(cpus: &CpuSet) -> Vec<String> {
-    cpus.to_string().split_inclusive(',').map(str::to_owned).collect()
+    cpus.to_string()
+        .split_inclusive(',')
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A title and items, continued under the first item where a line is full.

@@ -60,9 +60,20 @@ impl Guard {
     pub fn new(claims: Arc<Claims>, name: &str, settings: WatchSettings) -> Self {
         let owner = claims.owner().clone();
         let (said, standing) = watch::channel(Standing::Unknown);
-        let watcher = Watcher { claims, name: name.to_owned(), settings, said, version: None };
+        let watcher = Watcher {
+            claims,
+            name: name.to_owned(),
+            settings,
+            said,
+            version: None,
+        };
         let task = AbortOnDropHandle::new(tokio::spawn(watcher.run()));
-        Self { name: name.to_owned(), owner, standing, _task: task }
+        Self {
+            name: name.to_owned(),
+            owner,
+            standing,
+            _task: task,
+        }
     }
 
     /// Whose claim is watched.
@@ -130,7 +141,10 @@ impl Watcher {
     async fn turn(&mut self) -> Result<(), Failure> {
         let version = self.version.clone();
         let from = version.as_deref().unwrap_or("0");
-        let mut lines = self.claims.watch(&self.name, from, self.settings.seconds).await?;
+        let mut lines = self
+            .claims
+            .watch(&self.name, from, self.settings.seconds)
+            .await?;
         if version.is_none() || *self.said.borrow() == Standing::Unknown {
             // The watch may begin with a stale state. The GET is current, and the watch reports all later changes.
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
@@ -144,9 +158,13 @@ impl Watcher {
 
     /// Takes one line.
     fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
-        let nonsense = |error: serde_json::Error| Failure::Nonsense(format!("a line of the watch: {error}"));
+        let nonsense =
+            |error: serde_json::Error| Failure::Nonsense(format!("a line of the watch: {error}"));
         let line: Line = serde_json::from_slice(line).map_err(nonsense)?;
-        let version = line.object.pointer("/metadata/resourceVersion").and_then(|version| version.as_str());
+        let version = line
+            .object
+            .pointer("/metadata/resourceVersion")
+            .and_then(|version| version.as_str());
         let version = version.map(str::to_owned);
         match line.r#type.as_str() {
             "BOOKMARK" => {}
@@ -169,6 +187,7 @@ impl Watcher {
 
     fn say(&self, held: bool) {
         let standing = if held { Standing::Ours } else { Standing::Lost };
-        self.said.send_if_modified(|said| std::mem::replace(said, standing) != standing);
+        self.said
+            .send_if_modified(|said| std::mem::replace(said, standing) != standing);
     }
 }

@@ -61,15 +61,26 @@ impl Book {
     /// What is repeated within `window` is the same Event; at most `per_minute` writes.
     pub fn new(window: Duration, per_minute: u32) -> Self {
         let per_minute = f64::from(per_minute);
-        Self { window, per_minute, allowance: per_minute, counted_at: None, entries: HashMap::new() }
+        Self {
+            window,
+            per_minute,
+            allowance: per_minute,
+            counted_at: None,
+            entries: HashMap::new(),
+        }
     }
 
     /// Takes news; what to write.
     pub fn note(&mut self, news: &News, now: Instant) -> Step {
         self.clean(now);
         let allowed = self.may_write(now);
-        let entries = self.entries.entry((news.uid.clone(), news.reason)).or_default();
-        let same = entries.iter().position(|entry| entry.news.note == news.note);
+        let entries = self
+            .entries
+            .entry((news.uid.clone(), news.reason))
+            .or_default();
+        let same = entries
+            .iter()
+            .position(|entry| entry.news.note == news.note);
         let index = same.or_else(|| (entries.len() >= SENTENCES).then(|| entries.len() - 1));
         let Some(entry) = index.and_then(|index| entries.get_mut(index)) else {
             if !allowed {
@@ -88,12 +99,16 @@ impl Book {
         };
         entry.count = entry.count.saturating_add(1);
         entry.last = now;
-        let due = entry.count >= entry.written.saturating_mul(2) || now - entry.written_at >= COUNT_AGAIN;
+        let due =
+            entry.count >= entry.written.saturating_mul(2) || now - entry.written_at >= COUNT_AGAIN;
         match &entry.event {
             Some(event) if due && allowed => {
                 (entry.written, entry.written_at) = (entry.count, now);
                 self.allowance -= 1.0;
-                Step::Count { event: event.clone(), count: entry.count }
+                Step::Count {
+                    event: event.clone(),
+                    count: entry.count,
+                }
             }
             _ => Step::Nothing,
         }
@@ -102,7 +117,11 @@ impl Book {
     /// The Event that [`Step::Create`] asked for is there.
     pub fn created(&mut self, news: &News, event: String) {
         let entries = self.entries.get_mut(&(news.uid.clone(), news.reason));
-        let entry = entries.and_then(|entries| entries.iter_mut().find(|entry| entry.news.note == news.note));
+        let entry = entries.and_then(|entries| {
+            entries
+                .iter_mut()
+                .find(|entry| entry.news.note == news.note)
+        });
         if let Some(entry) = entry {
             entry.event = Some(event);
         }
@@ -121,12 +140,22 @@ impl Book {
         let event = entry.event.clone()?;
         (entry.written, entry.written_at) = (entry.count, now);
         self.allowance -= 1.0;
-        Some((entry.news.clone(), Step::Count { event, count: entry.count }))
+        Some((
+            entry.news.clone(),
+            Step::Count {
+                event,
+                count: entry.count,
+            },
+        ))
     }
 
     /// When the next count is to be written although nothing happens.
     pub fn next_count(&self) -> Option<Instant> {
-        let unwritten = self.entries.values().flatten().filter(|entry| entry.is_unwritten());
+        let unwritten = self
+            .entries
+            .values()
+            .flatten()
+            .filter(|entry| entry.is_unwritten());
         unwritten.map(|entry| entry.written_at + COUNT_AGAIN).min()
     }
 
@@ -186,7 +215,11 @@ mod tests {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
         let one = news("p", "CPUs 2-3");
         assert_eq!(book.note(&one, now), Step::Create);
-        assert_eq!(book.note(&one, now), Step::Nothing, "its name is not known yet");
+        assert_eq!(
+            book.note(&one, now),
+            Step::Nothing,
+            "its name is not known yet"
+        );
         book.created(&one, "e".to_owned());
         let counts: Vec<u32> = (0..1000)
             .filter_map(|_| match book.note(&one, now) {
@@ -197,9 +230,18 @@ mod tests {
         assert_eq!(counts, [3, 6, 12, 24, 48, 96, 192, 384, 768]);
         // A slow repetition is written when it happens.
         let later = now + Duration::from_secs(61);
-        assert_eq!(book.note(&one, later), Step::Count { event: "e".to_owned(), count: 1003 });
+        assert_eq!(
+            book.note(&one, later),
+            Step::Count {
+                event: "e".to_owned(),
+                count: 1003
+            }
+        );
         // After the window it is news again.
-        assert_eq!(book.note(&one, later + Duration::from_secs(600)), Step::Create);
+        assert_eq!(
+            book.note(&one, later + Duration::from_secs(600)),
+            Step::Create
+        );
     }
 
     #[test]
@@ -210,15 +252,27 @@ mod tests {
             assert_eq!(book.note(&one, now), Step::Create);
             book.created(&one, format!("e{number}"));
         }
-        assert_eq!(book.note(&news("p", "more"), now), Step::Count { event: "e3".to_owned(), count: 2 });
-        assert_eq!(book.note(&news("q", "0"), now), Step::Create, "another pod is another matter");
+        assert_eq!(
+            book.note(&news("p", "more"), now),
+            Step::Count {
+                event: "e3".to_owned(),
+                count: 2
+            }
+        );
+        assert_eq!(
+            book.note(&news("q", "0"), now),
+            Step::Create,
+            "another pod is another matter"
+        );
     }
 
     #[test]
     fn a_node_writes_no_more_than_it_may() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 10), Instant::now());
         let created = |book: &mut Book, from: u32, at: Instant| {
-            (from..from + 100).filter(|n| book.note(&news(&n.to_string(), "x"), at) == Step::Create).count()
+            (from..from + 100)
+                .filter(|n| book.note(&news(&n.to_string(), "x"), at) == Step::Create)
+                .count()
         };
         assert_eq!(created(&mut book, 0, now), 10);
         assert_eq!(created(&mut book, 100, now + Duration::from_secs(30)), 5);

@@ -97,9 +97,16 @@ pub struct Recorder {
 
 impl Recorder {
     /// A recorder, and the task that writes what it is told; `node` is who reports. The task ends with the last recorder.
-    pub fn new(api: Api, node: &str, settings: Settings) -> (Self, impl Future<Output = ()> + Send + use<>) {
+    pub fn new(
+        api: Api,
+        node: &str,
+        settings: Settings,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (queue, news) = mpsc::channel(settings.queue.max(1));
-        let recorder = Self { queue, counters: Arc::clone(api.counters()) };
+        let recorder = Self {
+            queue,
+            counters: Arc::clone(api.counters()),
+        };
         let book = Book::new(settings.window, settings.per_minute);
         let writer = Writer {
             api,
@@ -146,7 +153,10 @@ struct Writer {
 impl Writer {
     async fn run(mut self, mut queue: mpsc::Receiver<(Subject, News)>) {
         loop {
-            let due = self.book.next_count().map(|due| Instant::from_std(due).max(self.not_before));
+            let due = self
+                .book
+                .next_count()
+                .map(|due| Instant::from_std(due).max(self.not_before));
             // Both arms are cancel safe: they hold nothing.
             let (subject, news) = tokio::select! {
                 told = queue.recv() => match told {
@@ -183,12 +193,17 @@ impl Writer {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
         let name = format!("{pod}.{:016x}", self.dice.bits());
         let event = event(subject, news, &name, &self.node);
-        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let built = serde_json::to_vec(&event).map_err(|error| error.to_string()).and_then(|body| {
-            request::Request::new(path(&news.namespace))
-                .create(&params, body)
-                .map_err(|error| error.to_string())
-        });
+        let params = PostParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let built = serde_json::to_vec(&event)
+            .map_err(|error| error.to_string())
+            .and_then(|body| {
+                request::Request::new(path(&news.namespace))
+                    .create(&params, body)
+                    .map_err(|error| error.to_string())
+            });
         let Ok(request) = built else { return };
         match self.send(Call::CreateEvent, &request).await {
             // An answer that was lost and a second try: the Event is there.
@@ -203,9 +218,14 @@ impl Writer {
             count: i32::try_from(count).unwrap_or(i32::MAX),
             last_observed_time: MicroTime(Timestamp::now()),
         };
-        let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let params = PatchParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
         let patch = Patch::Merge(json!({"series": series}));
-        let Ok(request) = request::Request::new(path(&news.namespace)).patch(event, &params, &patch) else {
+        let Ok(request) =
+            request::Request::new(path(&news.namespace)).patch(event, &params, &patch)
+        else {
             return;
         };
         match self.send(Call::PatchEvent, &request).await {
@@ -223,7 +243,11 @@ impl Writer {
     fn lost(&mut self, news: &News, failure: &Failure) {
         self.book.forget(news);
         self.api.counters().event_dropped();
-        tracing::debug!("an Event on {}/{} was not written: {failure}", news.namespace, news.pod);
+        tracing::debug!(
+            "an Event on {}/{} was not written: {failure}",
+            news.namespace,
+            news.pod
+        );
     }
 
     /// Tries a few times; meanwhile the queue fills, and what does not fit is dropped.
@@ -283,8 +307,12 @@ fn event(subject: Subject, news: &News, name: &str, node: &str) -> Event {
 
 /// At most as many bytes as the server takes, and no broken letter.
 fn cut(note: &str) -> String {
-    let end = (0..=LONGEST_NOTE.min(note.len())).rev().find(|end| note.is_char_boundary(*end));
-    note.get(..end.unwrap_or_default()).unwrap_or_default().to_owned()
+    let end = (0..=LONGEST_NOTE.min(note.len()))
+        .rev()
+        .find(|end| note.is_char_boundary(*end));
+    note.get(..end.unwrap_or_default())
+        .unwrap_or_default()
+        .to_owned()
 }
 
 #[cfg(test)]

@@ -151,7 +151,9 @@ impl Follower {
             match next {
                 Ok(Some(line)) => {
                     heard += 1;
-                    self.line(&line).await.map_err(|failure| self.counted(failure))?;
+                    self.line(&line)
+                        .await
+                        .map_err(|failure| self.counted(failure))?;
                 }
                 Ok(None) => break,
                 Err(failure) => {
@@ -216,7 +218,10 @@ impl Follower {
     }
 
     /// The objects of a streaming list and its version, once its end is marked; `None` where no mark came in time.
-    async fn initial(&self, lines: &mut Lines) -> Result<Option<(Vec<Box<RawValue>>, String)>, Failure> {
+    async fn initial(
+        &self,
+        lines: &mut Lines,
+    ) -> Result<Option<(Vec<Box<RawValue>>, String)>, Failure> {
         let until = Instant::now() + self.settings.initial;
         let mut objects = BTreeMap::new();
         loop {
@@ -224,7 +229,9 @@ impl Follower {
             let line = match lines.next(rest).await {
                 Ok(Some(line)) => line,
                 Ok(None) => {
-                    return Err(Failure::Connection("the list ended before it was complete".to_owned()));
+                    return Err(Failure::Connection(
+                        "the list ended before it was complete".to_owned(),
+                    ));
                 }
                 Err(Failure::Timeout(_)) => return Ok(None),
                 Err(failure) => return Err(failure),
@@ -233,9 +240,9 @@ impl Follower {
             let identity = Identity::of(&line.object);
             match line.r#type.as_str() {
                 "BOOKMARK" if identity.ends_list() => {
-                    let version = identity
-                        .version()
-                        .ok_or_else(|| Failure::Nonsense("a bookmark without a version".to_owned()))?;
+                    let version = identity.version().ok_or_else(|| {
+                        Failure::Nonsense("a bookmark without a version".to_owned())
+                    })?;
                     return Ok(Some((objects.into_values().collect(), version)));
                 }
                 "BOOKMARK" => {}
@@ -262,14 +269,18 @@ impl Follower {
                 ..ListParams::default()
             };
             let request = request::Request::new(PODS).list(&params);
-            let request: Request<Vec<u8>> = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
+            let request: Request<Vec<u8>> =
+                request.map_err(|error| Failure::Nonsense(error.to_string()))?;
             let page: Page = self.api.ask(Call::ListPods, request).await?;
             objects.extend(page.items);
             token = page.metadata.continue_.filter(|token| !token.is_empty());
             if token.is_none() {
-                let version = page.metadata.resource_version.filter(|version| !version.is_empty());
-                let version =
-                    version.ok_or_else(|| Failure::Nonsense("a list without a version".to_owned()))?;
+                let version = page
+                    .metadata
+                    .resource_version
+                    .filter(|version| !version.is_empty());
+                let version = version
+                    .ok_or_else(|| Failure::Nonsense("a list without a version".to_owned()))?;
                 self.replaced(objects, version.clone()).await;
                 return Ok(version);
             }
@@ -353,7 +364,9 @@ impl Follower {
         }
         self.api.counters().set_trouble(true);
         if self.trouble.as_ref() != Some(&says) {
-            tracing::warn!("this node's pods can't be followed, what is known of them stays: {says}");
+            tracing::warn!(
+                "this node's pods can't be followed, what is known of them stays: {says}"
+            );
             self.trouble = Some(says.clone());
             self.tell(PodsEvent::Trouble(says)).await;
         }
@@ -381,7 +394,8 @@ impl Follower {
 }
 
 fn parse(line: &[u8]) -> Result<Line, Failure> {
-    serde_json::from_slice(line).map_err(|error| Failure::Nonsense(format!("a line of the watch: {error}")))
+    serde_json::from_slice(line)
+        .map_err(|error| Failure::Nonsense(format!("a line of the watch: {error}")))
 }
 
 fn error_event(object: &RawValue) -> Failure {
@@ -393,5 +407,7 @@ fn error_event(object: &RawValue) -> Failure {
 
 /// 422 where the feature is off, 400 from servers that don't know the parameter's rules.
 fn refuses_streaming(failure: &Failure) -> bool {
-    failure.status().is_some_and(|status| matches!(status.code, 400 | 422))
+    failure
+        .status()
+        .is_some_and(|status| matches!(status.code, 400 | 422))
 }

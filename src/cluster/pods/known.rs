@@ -92,7 +92,10 @@ impl Known {
     }
 
     /// Takes a complete list. What it lacks is gone; what can't be read of it keeps what was known.
-    pub(super) fn replace(&mut self, objects: impl IntoIterator<Item = Box<RawValue>>) -> PodsEvent {
+    pub(super) fn replace(
+        &mut self,
+        objects: impl IntoIterator<Item = Box<RawValue>>,
+    ) -> PodsEvent {
         let (mut pods, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
         for object in objects {
             let identity = Identity::of(&object);
@@ -109,8 +112,15 @@ impl Known {
                 }
             }
         }
-        *self = Self { pods, unreadable, complete: true };
-        PodsEvent::Snapshot { pods: self.pods(), unreadable: self.unreadable.clone() }
+        *self = Self {
+            pods,
+            unreadable,
+            complete: true,
+        };
+        PodsEvent::Snapshot {
+            pods: self.pods(),
+            unreadable: self.unreadable.clone(),
+        }
     }
 
     /// Takes a pod that is new or changed; nothing is said where what matters of it is the same.
@@ -136,11 +146,20 @@ impl Known {
 
     /// Takes a deletion. The object's uid counts: a name may be somebody else's by now.
     pub(super) fn gone(&mut self, object: &RawValue) -> Option<PodsEvent> {
-        let Identity { uid, namespace, name, .. } = Identity::of(object);
+        let Identity {
+            uid,
+            namespace,
+            name,
+            ..
+        } = Identity::of(object);
         let (uid, namespace) = (uid.unwrap_or_default(), namespace.unwrap_or_default());
         let told = self.unreadable.remove(&uid).is_some();
         let known = self.pods.remove(&uid).is_some();
-        (known || told).then(|| PodsEvent::Gone { uid, namespace, name: name.unwrap_or_default() })
+        (known || told).then(|| PodsEvent::Gone {
+            uid,
+            namespace,
+            name: name.unwrap_or_default(),
+        })
     }
 }
 
@@ -165,7 +184,9 @@ impl Identity {
 
     /// Whether the object marks the end of a streaming list.
     pub(super) fn ends_list(&self) -> bool {
-        self.annotations.as_ref().is_some_and(|marks| marks.initial_end.is_some())
+        self.annotations
+            .as_ref()
+            .is_some_and(|marks| marks.initial_end.is_some())
     }
 }
 
@@ -174,12 +195,17 @@ fn read(object: &RawValue, identity: &Identity) -> Result<Pod, String> {
     let namespace = identity.namespace.as_deref().unwrap_or_default();
     let name = identity.name.as_deref().unwrap_or_default();
     if identity.uid().is_empty() || name.is_empty() {
-        return Err(format!("a pod without uid or name came from the API server: {namespace}/{name}"));
+        return Err(format!(
+            "a pod without uid or name came from the API server: {namespace}/{name}"
+        ));
     }
-    let object: Object = serde_json::from_str(object.get())
-        .map_err(|error| format!("pod {namespace}/{name} from the API server can't be read: {error}"))?;
+    let object: Object = serde_json::from_str(object.get()).map_err(|error| {
+        format!("pod {namespace}/{name} from the API server can't be read: {error}")
+    })?;
     Pod::from_k8s(object).map_err(|error| {
-        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        let cause = std::error::Error::source(&error)
+            .map(|cause| format!(": {cause}"))
+            .unwrap_or_default();
         format!("pod {namespace}/{name} from the API server is not valid: {error}{cause}")
     })
 }
@@ -211,15 +237,27 @@ mod tests {
         else {
             panic!("a list is a snapshot");
         };
-        let limits: Vec<_> = pods.iter().map(|pod| pod.containers[0].resources.cpu_limit).collect();
+        let limits: Vec<_> = pods
+            .iter()
+            .map(|pod| pod.containers[0].resources.cpu_limit)
+            .collect();
         assert_eq!(limits, [Some(1000), Some(3000)]);
         let says = &unreadable["u-a"];
-        assert!(says.contains("a/a") && says.contains("limits.cpu"), "{says}");
+        assert!(
+            says.contains("a/a") && says.contains("limits.cpu"),
+            "{says}"
+        );
         let odd = json!({"metadata": {"uid": "u-b", "name": "b"}, "spec": 7});
-        assert!(matches!(known.changed(&raw(&odd)), Some(PodsEvent::Unreadable { .. })));
+        assert!(matches!(
+            known.changed(&raw(&odd)),
+            Some(PodsEvent::Unreadable { .. })
+        ));
         assert_eq!(known.changed(&raw(&odd)), None, "said once");
         assert_eq!(known.pods().len(), 2);
-        assert!(matches!(known.changed(&raw(&pod("a", "4"))), Some(PodsEvent::Changed(_))));
+        assert!(matches!(
+            known.changed(&raw(&pod("a", "4"))),
+            Some(PodsEvent::Changed(_))
+        ));
         assert_eq!(known.unreadable().len(), 1);
     }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Prometheus, PrometheusError};
 use crate::scene::report::{
-    Answer, Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series, StepMetric,
-    Subject, Totals, cases, presence, reaches_back, scrapes, time, whether,
+    Answer, Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series,
+    StepMetric, Subject, Totals, cases, presence, reaches_back, scrapes, time, whether,
 };
 
 /// How many points a time is divided into.
@@ -89,23 +89,36 @@ pub async fn discover(
 ) -> Result<Vec<Asked>, GatherError> {
     let seconds = whole(asked.to - asked.from);
     let query = cases(&asked.subject, seconds);
-    let found = pairs(&heard(prometheus.instant(&query, asked.to).await?, warnings));
+    let found = pairs(&heard(
+        prometheus.instant(&query, asked.to).await?,
+        warnings,
+    ));
     let Subject { scene, case, .. } = &asked.subject;
     if found.is_empty() {
         if scene.is_none() && case.is_none() {
             return Ok(vec![asked.clone()]);
         }
-        let any = prometheus.instant(&cases(&Subject::default(), seconds), asked.to).await?;
+        let any = prometheus
+            .instant(&cases(&Subject::default(), seconds), asked.to)
+            .await?;
         let any = pairs(&heard(any, warnings));
         let any: Vec<String> = any.iter().map(|(scene, case)| words(scene, case)).collect();
         let wanted = [("scene", scene), ("case", case)];
-        let wanted = wanted.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
+        let wanted = wanted
+            .into_iter()
+            .filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
         let wanted: Vec<String> = wanted.collect();
         return Err(GatherError::NoCase {
             url: prometheus.url().to_owned(),
-            wanted: format!("{} between {} and {}", wanted.join(" "), time(asked.from), time(asked.to)),
+            wanted: format!(
+                "{} between {} and {}",
+                wanted.join(" "),
+                time(asked.from),
+                time(asked.to)
+            ),
             others: if any.is_empty() {
-                "it has no pinfold_scene_info at all then: name the time of each run with --run".to_owned()
+                "it has no pinfold_scene_info at all then: name the time of each run with --run"
+                    .to_owned()
             } else {
                 format!("there were {}", any.join(", "))
             },
@@ -114,7 +127,11 @@ pub async fn discover(
     }
     let run = |(scene, case): &(String, String)| Asked {
         name: words(scene, case),
-        subject: Subject { scene: Some(scene.clone()), case: Some(case.clone()), ..asked.subject.clone() },
+        subject: Subject {
+            scene: Some(scene.clone()),
+            case: Some(case.clone()),
+            ..asked.subject.clone()
+        },
         ..*asked
     };
     Ok(found.iter().map(run).collect())
@@ -122,8 +139,10 @@ pub async fn discover(
 
 /// Scenes and cases, numbers in the order of numbers.
 fn pairs(series: &[Series]) -> Vec<(String, String)> {
-    let pairs: BTreeSet<(String, String)> =
-        series.iter().map(|one| (one.label("scene").to_owned(), one.label("case").to_owned())).collect();
+    let pairs: BTreeSet<(String, String)> = series
+        .iter()
+        .map(|one| (one.label("scene").to_owned(), one.label("case").to_owned()))
+        .collect();
     let mut pairs: Vec<(String, String)> = pairs.into_iter().collect();
     let number = |text: &str| text.parse::<u64>().unwrap_or(u64::MAX);
     pairs.sort_by_key(|(scene, case)| (number(scene), number(case)));
@@ -149,15 +168,33 @@ pub async fn gather(
     // The first look finds when it was, the second who it was. Both end after the time, so that none of it is left out.
     let step = step_of(asked.to - asked.from);
     let query = whether(&asked.subject, whole(step));
-    let there = heard(prometheus.range(&query, asked.from, asked.to + step, step).await?, warnings);
-    let times = || there.iter().flat_map(|one| one.points.iter().map(|(at, _)| *at));
-    let (Some(first), Some(last)) = (times().min_by(f64::total_cmp), times().max_by(f64::total_cmp)) else {
+    let there = heard(
+        prometheus
+            .range(&query, asked.from, asked.to + step, step)
+            .await?,
+        warnings,
+    );
+    let times = || {
+        there
+            .iter()
+            .flat_map(|one| one.points.iter().map(|(at, _)| *at))
+    };
+    let (Some(first), Some(last)) = (
+        times().min_by(f64::total_cmp),
+        times().max_by(f64::total_cmp),
+    ) else {
         return Err(nobody(query, NoMembers::Nobody));
     };
-    let (from, to) = ((first - reaches_back(whole(step)) as f64).max(asked.from), last.min(asked.to));
+    let (from, to) = (
+        (first - reaches_back(whole(step)) as f64).max(asked.from),
+        last.min(asked.to),
+    );
     let step = step_of(to - from);
     let query = presence(&asked.subject, whole(step));
-    let present = heard(prometheus.range(&query, from, to + step, step).await?, warnings);
+    let present = heard(
+        prometheus.range(&query, from, to + step, step).await?,
+        warnings,
+    );
     let mut members = Members::read(&present, from, to, step).map_err(|why| nobody(query, why))?;
     let names: Vec<String> = members.pods.keys().cloned().collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -167,23 +204,32 @@ pub async fn gather(
         let counted = heard(prometheus.instant(&query, members.to).await?, warnings);
         members.count(&counted);
     }
-    let pods = Pods { namespace: &members.namespace, names: &names, steps };
+    let pods = Pods {
+        namespace: &members.namespace,
+        names: &names,
+        steps,
+    };
     let mut totals = Totals::new();
     for measure in Measure::ALL {
-        let Some(query) = pods.total(measure, whole(members.seconds())) else { continue };
+        let Some(query) = pods.total(measure, whole(members.seconds())) else {
+            continue;
+        };
         let series = heard(prometheus.instant(&query, members.to).await?, warnings);
         let mut told: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
         for one in &series {
             let told = told.entry(one.label("pod")).or_default();
             told.extend(one.last().map(|value| (one.label("instance"), value)));
         }
-        let known = told.into_iter().filter(|(_, told)| !told.is_empty()).map(|(pod, told)| {
-            let value = match measure {
-                Measure::OwnedCpus => members.average(pod, &told),
-                _ => members.sum(pod, &told),
-            };
-            (pod.to_owned(), value)
-        });
+        let known = told
+            .into_iter()
+            .filter(|(_, told)| !told.is_empty())
+            .map(|(pod, told)| {
+                let value = match measure {
+                    Measure::OwnedCpus => members.average(pod, &told),
+                    _ => members.sum(pod, &told),
+                };
+                (pod.to_owned(), value)
+            });
         let known: BTreeMap<String, f64> = known.collect();
         if !known.is_empty() {
             totals.insert(measure, known);
@@ -202,11 +248,20 @@ pub async fn gather(
         if !totals.contains_key(&measure) {
             continue;
         }
-        let Some(query) = pods.curve(measure, over) else { continue };
-        let series = heard(prometheus.range(&query, members.from, members.to, step).await?, warnings);
+        let Some(query) = pods.curve(measure, over) else {
+            continue;
+        };
+        let series = heard(
+            prometheus
+                .range(&query, members.from, members.to, step)
+                .await?,
+            warnings,
+        );
         let mut pods: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for one in series {
-            pods.entry(one.label("pod").to_owned()).or_default().extend(one.points);
+            pods.entry(one.label("pod").to_owned())
+                .or_default()
+                .extend(one.points);
         }
         curves.push(Curve { measure, pods });
     }
@@ -233,7 +288,11 @@ fn step_of(seconds: f64) -> f64 {
 }
 
 /// Whole seconds, at least one.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at least 1, and whole")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is at least 1, and whole"
+)]
 fn whole(seconds: f64) -> u64 {
     seconds.ceil().max(1.0) as u64
 }

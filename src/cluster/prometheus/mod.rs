@@ -35,7 +35,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PrometheusError {
     /// No URL of a Prometheus.
-    #[error("{url:?} is no URL of a Prometheus: {why}; write it like http://prometheus.monitoring:9090")]
+    #[error(
+        "{url:?} is no URL of a Prometheus: {why}; write it like http://prometheus.monitoring:9090"
+    )]
     Url {
         /// What was given.
         url: String,
@@ -126,7 +128,9 @@ pub struct Prometheus {
 
 impl std::fmt::Debug for Prometheus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prometheus").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("Prometheus")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
     }
 }
 
@@ -138,13 +142,20 @@ impl Prometheus {
     /// # Errors
     /// The URL is none, or a file can't be used.
     pub fn new(url: &str, access: Access<'_>, deadline: Duration) -> Result<Self, PrometheusError> {
-        let wrong = |why: &str| PrometheusError::Url { url: without_password(url), why: why.to_owned() };
-        let uri: Uri =
-            url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(&error.to_string()))?;
+        let wrong = |why: &str| PrometheusError::Url {
+            url: without_password(url),
+            why: why.to_owned(),
+        };
+        let uri: Uri = url
+            .parse()
+            .map_err(|error: hyper::http::uri::InvalidUri| wrong(&error.to_string()))?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) {
             return Err(wrong("it begins with neither http:// nor https://"));
         }
-        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        if uri
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+        {
             return Err(wrong(
                 "it holds a name or a password; these go into a file (--user-file, or --token-file for a bearer token)",
             ));
@@ -157,14 +168,21 @@ impl Prometheus {
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT);
         if let Some(path) = access.token {
-            let token = secret("the token file", path, |text| text.contains(char::is_whitespace))?;
+            let token = secret("the token file", path, |text| {
+                text.contains(char::is_whitespace)
+            })?;
             config.auth_info.token = Some(token.into());
         }
         if let Some(path) = access.user {
             let text = secret("the user file", path, |_| false)?;
-            let Some((name, password)) = text.split_once(':').filter(|(name, _)| !name.is_empty()) else {
+            let Some((name, password)) = text.split_once(':').filter(|(name, _)| !name.is_empty())
+            else {
                 let (what, why) = ("the user file", "write name:password into it".to_owned());
-                return Err(PrometheusError::File { what, path: path.to_owned(), why });
+                return Err(PrometheusError::File {
+                    what,
+                    path: path.to_owned(),
+                    why,
+                });
             };
             config.auth_info.username = Some(name.to_owned());
             config.auth_info.password = Some(password.to_owned().into());
@@ -178,11 +196,19 @@ impl Prometheus {
         let client = kube::Client::try_from(config).map_err(|error| match access.authority {
             Some(path) => {
                 let (what, why) = ("the certificate authority's file", words(&error));
-                PrometheusError::File { what, path: path.to_owned(), why }
+                PrometheusError::File {
+                    what,
+                    path: path.to_owned(),
+                    why,
+                }
             }
             None => wrong(&words(&error)),
         })?;
-        Ok(Self { client, url: url.trim_end_matches('/').to_owned(), deadline })
+        Ok(Self {
+            client,
+            url: url.trim_end_matches('/').to_owned(),
+            deadline,
+        })
     }
 
     /// Its URL.
@@ -202,11 +228,27 @@ impl Prometheus {
     ///
     /// # Errors
     /// Any [`PrometheusError`] that names URL and query.
-    pub async fn range(&self, query: &str, from: f64, to: f64, step: f64) -> Result<Answer, PrometheusError> {
-        self.ask("query_range", query, &[("start", from), ("end", to), ("step", step)]).await
+    pub async fn range(
+        &self,
+        query: &str,
+        from: f64,
+        to: f64,
+        step: f64,
+    ) -> Result<Answer, PrometheusError> {
+        self.ask(
+            "query_range",
+            query,
+            &[("start", from), ("end", to), ("step", step)],
+        )
+        .await
     }
 
-    async fn ask(&self, what: &str, query: &str, numbers: &[(&str, f64)]) -> Result<Answer, PrometheusError> {
+    async fn ask(
+        &self,
+        what: &str,
+        query: &str,
+        numbers: &[(&str, f64)],
+    ) -> Result<Answer, PrometheusError> {
         let path = format!("/api/v1/{what}");
         let (url, asked) = (format!("{}{path}", self.url), short(query));
         let mut form = form_urlencoded::Serializer::new(String::new());
@@ -219,43 +261,75 @@ impl Prometheus {
             Request::get(format!("{path}?{form}")).body(Body::empty())
         } else {
             Request::post(&path)
-                .header(hyper::header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .header(
+                    hyper::header::CONTENT_TYPE,
+                    "application/x-www-form-urlencoded",
+                )
                 .body(Body::from(form.into_bytes()))
         };
-        let broken = |why| PrometheusError::Connection { url: url.clone(), query: asked.clone(), why };
+        let broken = |why| PrometheusError::Connection {
+            url: url.clone(),
+            query: asked.clone(),
+            why,
+        };
         let request = request.map_err(|error| broken(error.to_string()))?;
         let answered = tokio::time::timeout(self.deadline, async {
-            let response = self.client.send(request).await.map_err(|error| broken(words(&error)))?;
+            let response = self
+                .client
+                .send(request)
+                .await
+                .map_err(|error| broken(words(&error)))?;
             let status = response.status();
             let elsewhere = response.headers().get(hyper::header::LOCATION);
-            let elsewhere = elsewhere.map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
-            let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
+            let elsewhere =
+                elsewhere.map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
+            let body = Limited::new(response.into_body(), LONGEST_ANSWER)
+                .collect()
+                .await;
             let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-                Some(_) => PrometheusError::TooLong { url: url.clone(), query: asked.clone() },
+                Some(_) => PrometheusError::TooLong {
+                    url: url.clone(),
+                    query: asked.clone(),
+                },
                 None => broken(words(&*error)),
             });
             Ok((status, elsewhere, body?.to_bytes()))
         });
         let timeout = |_| {
-            Err(PrometheusError::Timeout { url: url.clone(), query: asked.clone(), within: self.deadline })
+            Err(PrometheusError::Timeout {
+                url: url.clone(),
+                query: asked.clone(),
+                within: self.deadline,
+            })
         };
         let (status, elsewhere, bytes) = answered.await.unwrap_or_else(timeout)?;
-        let refused = |why| PrometheusError::Refused { url: url.clone(), query: asked.clone(), why };
+        let refused = |why| PrometheusError::Refused {
+            url: url.clone(),
+            query: asked.clone(),
+            why,
+        };
         match read_answer(&bytes) {
             Ok(answer) if status.is_success() => Ok(answer),
             Err(AnswerError::Refused { kind, message }) => {
                 Err(refused(short(&format!("{status}, {kind}: {message}"))))
             }
-            Err(AnswerError::Shape(why)) if status.is_success() => {
-                Err(PrometheusError::Shape { url, query: asked, why: short(&why) })
-            }
+            Err(AnswerError::Shape(why)) if status.is_success() => Err(PrometheusError::Shape {
+                url,
+                query: asked,
+                why: short(&why),
+            }),
             // A login somewhere else; nobody follows it there with a token.
             _ if status.is_redirection() => {
                 let elsewhere = elsewhere.unwrap_or_else(|| "somewhere else".to_owned());
-                Err(refused(short(&format!("{status}, it is to be asked at {elsewhere}"))))
+                Err(refused(short(&format!(
+                    "{status}, it is to be asked at {elsewhere}"
+                ))))
             }
             // A proxy's page.
-            _ => Err(refused(short(&format!("{status}: {}", String::from_utf8_lossy(&bytes).trim())))),
+            _ => Err(refused(short(&format!(
+                "{status}: {}",
+                String::from_utf8_lossy(&bytes).trim()
+            )))),
         }
     }
 }
@@ -274,25 +348,40 @@ fn without_password(url: &str) -> String {
 }
 
 /// What a file holds that a header is made of.
-fn secret(what: &'static str, path: &Path, unfit: impl Fn(&str) -> bool) -> Result<String, PrometheusError> {
+fn secret(
+    what: &'static str,
+    path: &Path,
+    unfit: impl Fn(&str) -> bool,
+) -> Result<String, PrometheusError> {
     let text = read(what, path)?.trim().to_owned();
     if text.contains(char::is_control) || unfit(&text) {
         let why = "it holds more than one line or word".to_owned();
-        return Err(PrometheusError::File { what, path: path.to_owned(), why });
+        return Err(PrometheusError::File {
+            what,
+            path: path.to_owned(),
+            why,
+        });
     }
     Ok(text)
 }
 
 fn read(what: &'static str, path: &Path) -> Result<String, PrometheusError> {
-    let wrong = |why: String| PrometheusError::File { what, path: path.to_owned(), why };
+    let wrong = |why: String| PrometheusError::File {
+        what,
+        path: path.to_owned(),
+        why,
+    };
     let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
     let mut text = String::new();
-    file.take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+    file.take(LONGEST_FILE + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| wrong(error.to_string()))?;
     match text.trim() {
         "" => Err(wrong("it is empty".to_owned())),
-        _ if text.len() as u64 > LONGEST_FILE => {
-            Err(wrong(format!("it has more than {} MiB", LONGEST_FILE >> 20)))
-        }
+        _ if text.len() as u64 > LONGEST_FILE => Err(wrong(format!(
+            "it has more than {} MiB",
+            LONGEST_FILE >> 20
+        ))),
         _ => Ok(text),
     }
 }

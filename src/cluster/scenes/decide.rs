@@ -20,8 +20,8 @@ use super::plans::{Plans, name_of};
 use super::{Phase, Pods};
 use crate::cluster::node::{self, LabelConflict, LabelStep, OwnNode};
 use crate::scene::{
-    Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate, is_lease_of,
-    slots, switch,
+    Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate,
+    is_lease_of, slots, switch,
 };
 
 /// Taints with this in front of their key are ours, whoever asked for them.
@@ -107,7 +107,11 @@ pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
         cordoned: seen.node.cordoned,
         ..Node::default()
     };
-    let judge = Judge { seen, memory, node: &node };
+    let judge = Judge {
+        seen,
+        memory,
+        node: &node,
+    };
     match duty(&seen.plans.plans, &node) {
         Err(error) => Verdict::new(Phase::Unknown, format!("nothing is changed: {error}")),
         Ok(Duty::Disputed { plans }) => {
@@ -126,7 +130,12 @@ pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
 pub(super) fn version(plan: &ScenePlan) -> Version {
     let metadata = &plan.metadata;
     let version = metadata.generation.map(|generation| generation.to_string());
-    (name_of(plan).to_owned(), version.or_else(|| metadata.resource_version.clone()).unwrap_or_default())
+    (
+        name_of(plan).to_owned(),
+        version
+            .or_else(|| metadata.resource_version.clone())
+            .unwrap_or_default(),
+    )
 }
 
 /// Whether a taint is ours: by its key, or because one of these plans asks for it.
@@ -150,7 +159,14 @@ struct Judge<'a> {
 
 impl Verdict {
     fn new(phase: Phase, says: String) -> Self {
-        Self { phase, says, plan: None, slot: None, conflicts: Vec::new(), action: None }
+        Self {
+            phase,
+            says,
+            plan: None,
+            slot: None,
+            conflicts: Vec::new(),
+            action: None,
+        }
     }
 
     fn of(mut self, plan: &ScenePlan) -> Self {
@@ -178,7 +194,8 @@ impl Judge<'_> {
         }
         let plans = &self.seen.plans.plans;
         let spoken = plans.iter().find(|plan| self.gave(plan));
-        let Some(plan) = spoken.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node))) else {
+        let Some(plan) = spoken.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node)))
+        else {
             return Verdict::new(
                 Phase::Unknown,
                 "labels and claims stay: the plan that they are from is gone, and no other speaks of this node; \
@@ -214,12 +231,21 @@ impl Judge<'_> {
     fn claim(&self, plan: &ScenePlan, slots: Slots) -> Verdict {
         let keys = &plan.spec.labels;
         let case = format!("scene {} case {}", slots.scene(), slots.case());
-        let has = self.held(plan).filter(|slot| slots.position(slot).is_some());
+        let has = self
+            .held(plan)
+            .filter(|slot| slots.position(slot).is_some());
         // Somebody else's labels are no reason to take a slot that the node can't be labelled for.
         let known = BTreeMap::from([(&keys.scene, slots.scene()), (&keys.case, slots.case())]);
         let strangers = self.strangers(keys, |key| {
-            let of = keys.aliases.iter().find(|(_, alias)| *alias == key).map_or(key, |(of, _)| of);
-            known.iter().find(|(name, _)| name.as_str() == of).map(|(_, value)| (*value).to_owned())
+            let of = keys
+                .aliases
+                .iter()
+                .find(|(_, alias)| *alias == key)
+                .map_or(key, |(of, _)| of);
+            known
+                .iter()
+                .find(|(name, _)| name.as_str() == of)
+                .map(|(_, value)| (*value).to_owned())
         });
         if !strangers.is_empty() && has.is_none() {
             return self.conflict(plan, strangers);
@@ -238,7 +264,9 @@ impl Judge<'_> {
             };
             return match self.kept(plan, None) {
                 Some(verdict) => verdict,
-                None => Verdict::new(Phase::Spare, says).of(plan).with(self.give_up(plan)),
+                None => Verdict::new(Phase::Spare, says)
+                    .of(plan)
+                    .with(self.give_up(plan)),
             };
         }
         if has.is_none()
@@ -248,7 +276,9 @@ impl Judge<'_> {
         }
         let only = has.filter(|_| !strangers.is_empty());
         let says = format!("looking for a free slot of {case}");
-        Verdict::new(Phase::Spare, says).of(plan).with(Some(Action::Claim { slots, only }))
+        Verdict::new(Phase::Spare, says)
+            .of(plan)
+            .with(Some(Action::Claim { slots, only }))
     }
 
     /// The node is to have this slot.
@@ -274,7 +304,14 @@ impl Judge<'_> {
         let action = match step {
             LabelStep::Apply(labels) => Some(Action::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => self
-                .taint(plan.spec.taint.as_ref().map(|taint| taint.to_k8s()).as_ref(), plan)
+                .taint(
+                    plan.spec
+                        .taint
+                        .as_ref()
+                        .map(|taint| taint.to_k8s())
+                        .as_ref(),
+                    plan,
+                )
                 .or_else(|| self.release_but(Some(&slot.lease_name(name_of(plan))))),
         };
         let says = format!("{slot} by plan {}", name_of(plan));
@@ -290,28 +327,46 @@ impl Judge<'_> {
             LabelStep::Apply(labels) => Some(Action::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => None,
         };
-        self.taint(None, plan).or_else(labels).or_else(|| self.release_but(None))
+        self.taint(None, plan)
+            .or_else(labels)
+            .or_else(|| self.release_but(None))
     }
 
     /// The first claim that is not this one.
     fn release_but(&self, kept: Option<&str>) -> Option<Action> {
-        let others = self.seen.claims.iter().find(|name| Some(name.as_str()) != kept);
+        let others = self
+            .seen
+            .claims
+            .iter()
+            .find(|name| Some(name.as_str()) != kept);
         others.cloned().map(Action::Release)
     }
 
     /// What to do so that of our taints exactly this one is there.
     fn taint(&self, wanted: Option<&Taint>, plan: &ScenePlan) -> Option<Action> {
-        if self.memory.untaintable.as_ref().is_some_and(|(before, _)| *before == version(plan)) {
+        if self
+            .memory
+            .untaintable
+            .as_ref()
+            .is_some_and(|(before, _)| *before == version(plan))
+        {
             return None;
         }
         let ours = |taint: &Taint| {
             is_our_taint(taint, std::slice::from_ref(plan))
-                || self.memory.taint.as_ref().is_some_and(|known| same_taint(known, taint))
+                || self
+                    .memory
+                    .taint
+                    .as_ref()
+                    .is_some_and(|known| same_taint(known, taint))
         };
         let is_wanted = |taint: &Taint| wanted.is_some_and(|wanted| same_taint(wanted, taint));
         let there = &self.seen.node.taints;
-        let mut taints: Vec<Taint> =
-            there.iter().filter(|taint| is_wanted(taint) || !ours(taint)).cloned().collect();
+        let mut taints: Vec<Taint> = there
+            .iter()
+            .filter(|taint| is_wanted(taint) || !ours(taint))
+            .cloned()
+            .collect();
         if let Some(wanted) = wanted.filter(|_| !there.iter().any(is_wanted)) {
             taints.push(wanted.clone());
         }
@@ -329,8 +384,9 @@ impl Judge<'_> {
     /// Why the node may not change to another slot, to other labels or to none, by the plan's rule; `None` where it may.
     fn kept(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
         let held = Held::of(self.seen, self.memory, plan, wants)?;
-        let labels =
-            wants.map(|slot| plan.spec.labels.labels(slot).into_iter().collect()).unwrap_or_default();
+        let labels = wants
+            .map(|slot| plan.spec.labels.labels(slot).into_iter().collect())
+            .unwrap_or_default();
         let leaving = held.leaving(&labels, wants);
         if leaving.is_empty() {
             return None;
@@ -354,17 +410,26 @@ impl Judge<'_> {
             if rule == OnBusy::Force {
                 return None;
             }
-            return stay(Phase::Waiting, format!("{held} stays: which pods run here is not known yet"));
+            return stay(
+                Phase::Waiting,
+                format!("{held} stays: which pods run here is not known yet"),
+            );
         };
         let bound = pods.iter().filter(|pod| {
-            pod.keys.as_ref().is_none_or(|keys| keys.iter().any(|key| leaving.contains(key.as_str())))
+            pod.keys
+                .as_ref()
+                .is_none_or(|keys| keys.iter().any(|key| leaving.contains(key.as_str())))
         });
         let names: Vec<String> = bound.map(|pod| pod.name.clone()).collect();
         let said = |reason: String| match held.is_another(wants) {
             true => reason,
             false => {
                 let keys: Vec<&str> = leaving.iter().copied().collect();
-                let (s, stay) = if keys.len() == 1 { ("", "stays") } else { ("s", "stay") };
+                let (s, stay) = if keys.len() == 1 {
+                    ("", "stays")
+                } else {
+                    ("s", "stay")
+                };
                 format!("label{s} {} {stay}: {reason}", keys.join(" and "))
             }
         };
@@ -376,7 +441,11 @@ impl Judge<'_> {
     }
 
     /// Labels with a plan's keys that somebody else has set, and that are not what they are to be.
-    fn strangers(&self, keys: &LabelKeys, wanted: impl Fn(&str) -> Option<String>) -> Vec<LabelConflict> {
+    fn strangers(
+        &self,
+        keys: &LabelKeys,
+        wanted: impl Fn(&str) -> Option<String>,
+    ) -> Vec<LabelConflict> {
         let node = self.seen.node;
         let foreign = keys.owned().into_iter().filter_map(|key| {
             let found = node.labels.get(key)?;
@@ -389,7 +458,9 @@ impl Judge<'_> {
                 key: key.to_owned(),
                 wanted: wanted.unwrap_or_default(),
                 found: Some(found.clone()),
-                manager: others.cloned().unwrap_or_else(|| "somebody unknown".to_owned()),
+                manager: others
+                    .cloned()
+                    .unwrap_or_else(|| "somebody unknown".to_owned()),
             })
         });
         foreign.collect()
@@ -402,11 +473,20 @@ impl Judge<'_> {
             return None;
         }
         let name = name_of(plan);
-        let ours = |slot: &Slot| slots.position(slot).is_some() && claims.contains(&slot.lease_name(name));
-        let last = self.memory.last.clone().filter(|(plan, _)| plan == name).map(|(_, slot)| slot);
+        let ours =
+            |slot: &Slot| slots.position(slot).is_some() && claims.contains(&slot.lease_name(name));
+        let last = self
+            .memory
+            .last
+            .clone()
+            .filter(|(plan, _)| plan == name)
+            .map(|(_, slot)| slot);
         // Of several, the one that the labels name; then the one that it had.
         let any = || claims.iter().find_map(|lease| slots.of_lease(name, lease));
-        self.held(plan).filter(ours).or_else(|| last.filter(ours)).or_else(any)
+        self.held(plan)
+            .filter(ours)
+            .or_else(|| last.filter(ours))
+            .or_else(any)
     }
 
     /// The slot that the node's labels name, by a plan's keys.
@@ -425,19 +505,27 @@ impl Judge<'_> {
         let remembered = self.memory.last.as_ref().is_some_and(|(of, _)| of == name);
         let labelled = || {
             self.held(plan).is_some_and(|slot| {
-                slots(plan, &slot.scene, &slot.case).is_ok_and(|slots| slots.position(&slot).is_some())
+                slots(plan, &slot.scene, &slot.case)
+                    .is_ok_and(|slots| slots.position(&slot).is_some())
             })
         };
         // Where there are claims, they say it; labels may be alike in two plans.
         let claims = self.seen.claims;
-        remembered || claims.iter().any(|lease| is_lease_of(lease, name)) || (claims.is_empty() && labelled())
+        remembered
+            || claims.iter().any(|lease| is_lease_of(lease, name))
+            || (claims.is_empty() && labelled())
     }
 
     /// What is said where a plan that was never read might be the one that counts.
     fn unread(&self) -> Option<Verdict> {
         let unread = self.seen.plans.never_read();
         let first = unread.first()?;
-        let why = self.seen.plans.unreadable.get(*first).map_or("", String::as_str);
+        let why = self
+            .seen
+            .plans
+            .unreadable
+            .get(*first)
+            .map_or("", String::as_str);
         Some(Verdict::new(
             Phase::Unknown,
             format!(

@@ -24,7 +24,10 @@ pub(super) struct Held<'a> {
 ///
 /// Aliases say nothing of their own: a plan that has just been given one still knows what it gave before.
 pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
-    let keys = LabelKeys { aliases: BTreeMap::new(), ..plan.spec.labels.clone() };
+    let keys = LabelKeys {
+        aliases: BTreeMap::new(),
+        ..plan.spec.labels.clone()
+    };
     match keys.read(&node.labels) {
         Holding::Slot(slot) => Some(slot),
         Holding::Nothing | Holding::Broken { .. } => None,
@@ -44,27 +47,51 @@ impl<'a> Held<'a> {
         wants: Option<&Slot>,
     ) -> Option<Self> {
         let node = seen.node;
-        let mut keys: BTreeSet<String> =
-            node.ours.iter().filter(|key| node.labels.contains_key(*key)).cloned().collect();
+        let mut keys: BTreeSet<String> = node
+            .ours
+            .iter()
+            .filter(|key| node.labels.contains_key(*key))
+            .cloned()
+            .collect();
         let mut plans = std::iter::once(plan).chain(&seen.plans.plans);
         let named = plans.find_map(|plan| Some((plan, labelled(plan, node)?)));
         if let Some((of, slot)) = named {
             keys.extend(of.spec.labels.owned().into_iter().map(str::to_owned));
-            return Some(Self { node, slot: Some(slot), keys });
+            return Some(Self {
+                node,
+                slot: Some(slot),
+                keys,
+            });
         }
         if keys.is_empty() {
             return None;
         }
-        Some(Self { node, slot: known(seen, memory, plan, wants), keys })
+        Some(Self {
+            node,
+            slot: known(seen, memory, plan, wants),
+            keys,
+        })
     }
 
     /// The keys of the labels that go where these are set instead; all of them where the slot is another one.
-    pub(super) fn leaving(&self, labels: &BTreeMap<String, String>, wants: Option<&Slot>) -> BTreeSet<&str> {
+    pub(super) fn leaving(
+        &self,
+        labels: &BTreeMap<String, String>,
+        wants: Option<&Slot>,
+    ) -> BTreeSet<&str> {
         let stays = |key: &String| {
             !self.is_another(wants)
-                && self.node.labels.get(key).is_none_or(|value| labels.get(key) == Some(value))
+                && self
+                    .node
+                    .labels
+                    .get(key)
+                    .is_none_or(|value| labels.get(key) == Some(value))
         };
-        self.keys.iter().filter(|key| !stays(key)).map(String::as_str).collect()
+        self.keys
+            .iter()
+            .filter(|key| !stays(key))
+            .map(String::as_str)
+            .collect()
     }
 
     /// Whether what the Node has is known to be another slot than this.
@@ -79,7 +106,11 @@ impl std::fmt::Display for Held<'_> {
             return slot.fmt(f);
         }
         f.write_str("the place")?;
-        let there = self.node.labels.iter().filter(|(key, _)| self.keys.contains(*key));
+        let there = self
+            .node
+            .labels
+            .iter()
+            .filter(|(key, _)| self.keys.contains(*key));
         for (key, value) in there {
             write!(f, " {key}={value}")?;
         }
@@ -91,13 +122,16 @@ impl std::fmt::Display for Held<'_> {
 fn known(seen: Seen<'_>, memory: &Memory, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Slot> {
     let claims = seen.claims;
     let last = memory.last.as_ref();
-    let last = last.filter(|(plan, slot)| claims.is_empty() || claims.contains(&slot.lease_name(plan)));
+    let last =
+        last.filter(|(plan, slot)| claims.is_empty() || claims.contains(&slot.lease_name(plan)));
     if let Some((_, slot)) = last {
         return Some(slot.clone());
     }
     let plans = || std::iter::once(plan).chain(&seen.plans.plans);
-    let claimed: Vec<Slot> =
-        claims.iter().filter_map(|lease| plans().find_map(|plan| of_lease(plan, lease))).collect();
+    let claimed: Vec<Slot> = claims
+        .iter()
+        .filter_map(|lease| plans().find_map(|plan| of_lease(plan, lease)))
+        .collect();
     // A claim comes before its labels: of two, the one that is wanted may not have any yet.
     let had = claimed.iter().find(|slot| Some(*slot) != wants);
     had.or(claimed.first()).cloned()
@@ -111,6 +145,7 @@ fn of_lease(plan: &ScenePlan, lease: &str) -> Option<Slot> {
         return None;
     }
     let scenes = plan.spec.scenes.iter();
-    let mut cases = scenes.flat_map(|scene| scene.cases.iter().map(|case| (&scene.scene, &case.case)));
+    let mut cases =
+        scenes.flat_map(|scene| scene.cases.iter().map(|case| (&scene.scene, &case.case)));
     cases.find_map(|(scene, case)| slots(plan, scene, case).ok()?.of_lease(name, lease))
 }

@@ -41,8 +41,13 @@ pub async fn leave(
     let mut left = Left::default();
     for _ in 0..TRIES {
         // A Node that is gone has taken its claims with it.
-        let Some(node) = node::read(api, name).await? else { return Ok(left) };
-        let owner = Owner { node: name.to_owned(), uid: node.uid.clone() };
+        let Some(node) = node::read(api, name).await? else {
+            return Ok(left);
+        };
+        let owner = Owner {
+            node: name.to_owned(),
+            uid: node.uid.clone(),
+        };
         let claims = Claims::new(api.clone(), namespace, owner, Settings::default());
         let mine = claims.mine().await?;
         if !left.node {
@@ -61,13 +66,18 @@ pub async fn leave(
         }
         return failed.map_or(Ok(left), Err);
     }
-    Err(Failure::Nonsense(format!("Node {name} changes too fast: stop the agent on it first")))
+    Err(Failure::Nonsense(format!(
+        "Node {name} changes too fast: stop the agent on it first"
+    )))
 }
 
 /// Takes labels and taints off: whether the Node has changed since it was read, and what failed first.
 async fn take_off(api: &Api, node: &OwnNode, plans: &[ScenePlan]) -> (bool, Option<Failure>) {
-    let (ours, others): (Vec<_>, Vec<_>) =
-        node.taints.iter().cloned().partition(|taint| is_our_taint(taint, plans));
+    let (ours, others): (Vec<_>, Vec<_>) = node
+        .taints
+        .iter()
+        .cloned()
+        .partition(|taint| is_our_taint(taint, plans));
     let (mut now, mut failed) = (node.clone(), None);
     if !ours.is_empty() {
         match node::set_taints(api, node, &others).await {
@@ -87,14 +97,24 @@ async fn take_off(api: &Api, node: &OwnNode, plans: &[ScenePlan]) -> (bool, Opti
 }
 
 fn found(node: &OwnNode, claims: Vec<String>, plans: &[ScenePlan]) -> Left {
-    let labels = node.labels.iter().filter(|(key, _)| node.ours.contains(*key));
-    let taints = node.taints.iter().filter(|taint| is_our_taint(taint, plans));
+    let labels = node
+        .labels
+        .iter()
+        .filter(|(key, _)| node.ours.contains(*key));
+    let taints = node
+        .taints
+        .iter()
+        .filter(|taint| is_our_taint(taint, plans));
     Left {
         node: true,
-        labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        labels: labels
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
         taints: taints
             .map(|taint| match taint.value.as_deref() {
-                Some(value) if !value.is_empty() => format!("{}={value}:{}", taint.key, taint.effect),
+                Some(value) if !value.is_empty() => {
+                    format!("{}={value}:{}", taint.key, taint.effect)
+                }
                 _ => format!("{}:{}", taint.key, taint.effect),
             })
             .collect(),

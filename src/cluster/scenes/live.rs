@@ -36,15 +36,26 @@ pub async fn plans(api: &Api) -> Result<Vec<Value>, Failure> {
 pub async fn nodes(api: &Api) -> Result<Vec<Node>, Failure> {
     let (mut nodes, mut token) = (Vec::new(), None);
     loop {
-        let params = ListParams { limit: Some(PAGE), continue_token: token, ..ListParams::default() };
+        let params = ListParams {
+            limit: Some(PAGE),
+            continue_token: token,
+            ..ListParams::default()
+        };
         let request = request::Request::new("/api/v1/nodes").list(&params);
         let request = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
         let page: Page = api.ask(Call::ListNodes, request).await?;
         if page.kind != "NodeList" {
-            return Err(Failure::Nonsense(format!("a {} instead of a NodeList", page.kind)));
+            return Err(Failure::Nonsense(format!(
+                "a {} instead of a NodeList",
+                page.kind
+            )));
         }
         for item in page.items {
-            let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?").to_owned();
+            let name = item
+                .pointer("/metadata/name")
+                .and_then(Value::as_str)
+                .unwrap_or("?")
+                .to_owned();
             let node: Node = serde_json::from_value(item)
                 .map_err(|error| Failure::Nonsense(format!("Node {name}: {error}")))?;
             nodes.push(node);

@@ -64,8 +64,12 @@ impl RunningPod {
     /// Those of a node's pods that have not ended, by name.
     pub fn among(pods: &[Pod]) -> Vec<Self> {
         let running = pods.iter().filter(|pod| !pod.finished);
-        let mut running: Vec<Self> =
-            running.map(|pod| Self { name: pod.to_string(), keys: Some(pod.node_keys.clone()) }).collect();
+        let mut running: Vec<Self> = running
+            .map(|pod| Self {
+                name: pod.to_string(),
+                keys: Some(pod.node_keys.clone()),
+            })
+            .collect();
         running.sort();
         running
     }
@@ -218,10 +222,24 @@ impl Scenes {
         pods: watch::Receiver<Pods>,
         settings: Settings,
     ) -> (Self, watch::Receiver<State>) {
-        let (state, states) =
-            watch::channel(State { says: "the plans have not been read yet".to_owned(), ..State::default() });
+        let (state, states) = watch::channel(State {
+            says: "the plans have not been read yet".to_owned(),
+            ..State::default()
+        });
         let (node, namespace) = (node.to_owned(), namespace.to_owned());
-        (Self { api, node, namespace, pods, settings, before: None, recorder: None, state }, states)
+        (
+            Self {
+                api,
+                node,
+                namespace,
+                pods,
+                settings,
+                before: None,
+                recorder: None,
+                state,
+            },
+            states,
+        )
     }
 
     /// Prefers the slot that the node had in a plan before the agent started, where it is free: a node that comes back has
@@ -272,14 +290,35 @@ mod tests {
     #[test]
     fn the_place_has_the_usual_names_whatever_a_plan_calls_its_labels() {
         let pairs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect()
         };
-        let by_hand = State { usual: Some(pairs(&[("SCENCE", "1"), ("CASE", "2")])), ..State::default() };
-        assert_eq!(by_hand.variables(), pairs(&[("SCENCE", "1"), ("CASE", "2")]));
-        let slot =
-            Slot { scene: "2".to_owned(), case: "3".to_owned(), kind: Some("ps".to_owned()), index: 4 };
-        let placed = State { slot: Some(slot), ..by_hand };
-        let wanted = pairs(&[("SCENCE", "2"), ("CASE", "3"), ("TYPE", "ps"), ("INDEX", "4")]);
+        let by_hand = State {
+            usual: Some(pairs(&[("SCENCE", "1"), ("CASE", "2")])),
+            ..State::default()
+        };
+        assert_eq!(
+            by_hand.variables(),
+            pairs(&[("SCENCE", "1"), ("CASE", "2")])
+        );
+        let slot = Slot {
+            scene: "2".to_owned(),
+            case: "3".to_owned(),
+            kind: Some("ps".to_owned()),
+            index: 4,
+        };
+        let placed = State {
+            slot: Some(slot),
+            ..by_hand
+        };
+        let wanted = pairs(&[
+            ("SCENCE", "2"),
+            ("CASE", "3"),
+            ("TYPE", "ps"),
+            ("INDEX", "4"),
+        ]);
         assert_eq!(placed.variables(), wanted);
     }
 }

@@ -23,12 +23,19 @@ impl Patience {
         let (least, most) = settings.backoff;
         // The longest wait is spread over the upper half of this, which is about a look.
         let look = settings.look.mul_f64(1.5).max(most);
-        Self { passing: Backoff::new(least, most), lasting: Backoff::new(least, look) }
+        Self {
+            passing: Backoff::new(least, most),
+            lasting: Backoff::new(least, look),
+        }
     }
 
     /// How long to wait after this failure; `dice` is in 0..1.
     pub(super) fn after(&mut self, failure: &Failure, dice: f64) -> Duration {
-        let backoff = if failure.is_lasting() { &mut self.lasting } else { &mut self.passing };
+        let backoff = if failure.is_lasting() {
+            &mut self.lasting
+        } else {
+            &mut self.passing
+        };
         backoff.wait(dice, failure.retry_after())
     }
 
@@ -49,7 +56,9 @@ pub(super) fn advice(failure: &Failure) -> &'static str {
     match failure.kind() {
         ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
         ErrorKind::Unauthorized => ": is the agent's token still valid?",
-        ErrorKind::NotFound => ": make the namespace of the claims, or name another one (--namespace)",
+        ErrorKind::NotFound => {
+            ": make the namespace of the claims, or name another one (--namespace)"
+        }
         ErrorKind::Refused => {
             ": do the policies know the label keys of the plans (labelKeys of the chart, ours in node-policy.yaml), \
              and does pinfold scene check find a mistake?"
@@ -75,7 +84,10 @@ mod tests {
         for code in [400, 401, 403, 404, 405, 415, 422] {
             let waits = waits(&mut patience, &refused(code));
             assert!(waits[0] < Duration::from_secs(1), "{code}");
-            assert!(waits[12] > settings.look && waits[19] < 2 * settings.look, "{code}: {waits:?}");
+            assert!(
+                waits[12] > settings.look && waits[19] < 2 * settings.look,
+                "{code}: {waits:?}"
+            );
             patience.reset();
         }
         for code in [408, 409, 410, 429, 500, 503, 504] {
@@ -83,8 +95,14 @@ mod tests {
             assert!(waits[19] <= settings.backoff.1, "{code}: {waits:?}");
             patience.reset();
         }
-        for failure in [Failure::Connection(String::new()), Failure::Nonsense(String::new())] {
-            assert!(waits(&mut patience, &failure)[19] <= settings.backoff.1, "{failure}");
+        for failure in [
+            Failure::Connection(String::new()),
+            Failure::Nonsense(String::new()),
+        ] {
+            assert!(
+                waits(&mut patience, &failure)[19] <= settings.backoff.1,
+                "{failure}"
+            );
         }
     }
 }

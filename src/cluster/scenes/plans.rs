@@ -42,7 +42,12 @@ pub struct Plans {
 impl Default for Plans {
     fn default() -> Self {
         let trouble = Some("the plans have not been read yet".to_owned());
-        Self { plans: Vec::new(), unreadable: BTreeMap::new(), trouble, lasting: false }
+        Self {
+            plans: Vec::new(),
+            unreadable: BTreeMap::new(),
+            trouble,
+            lasting: false,
+        }
     }
 }
 
@@ -69,7 +74,11 @@ impl Plans {
     /// The names of the plans that can't be read and never could.
     pub fn never_read(&self) -> Vec<&str> {
         let known = |name: &str| self.plans.iter().any(|plan| name_of(plan) == name);
-        self.unreadable.keys().map(String::as_str).filter(|name| !known(name)).collect()
+        self.unreadable
+            .keys()
+            .map(String::as_str)
+            .filter(|name| !known(name))
+            .collect()
     }
 
     /// Takes a complete list. It counts when the watch stands: what changes in between is heard there.
@@ -121,11 +130,25 @@ impl Page {
     /// An answer that is empty, or somebody else's, must never be taken for "there are no plans".
     pub(super) fn read(&self) -> Result<(String, Option<String>), Failure> {
         if self.kind != "ScenePlanList" {
-            return Err(Failure::Nonsense(format!("a {} instead of a ScenePlanList", self.kind)));
+            return Err(Failure::Nonsense(format!(
+                "a {} instead of a ScenePlanList",
+                self.kind
+            )));
         }
-        let version = self.metadata.resource_version.clone().filter(|version| !version.is_empty());
-        let version = version.ok_or_else(|| Failure::Nonsense("a list without a version".to_owned()))?;
-        Ok((version, self.metadata.continue_.clone().filter(|token| !token.is_empty())))
+        let version = self
+            .metadata
+            .resource_version
+            .clone()
+            .filter(|version| !version.is_empty());
+        let version =
+            version.ok_or_else(|| Failure::Nonsense("a list without a version".to_owned()))?;
+        Ok((
+            version,
+            self.metadata
+                .continue_
+                .clone()
+                .filter(|token| !token.is_empty()),
+        ))
     }
 }
 
@@ -134,7 +157,11 @@ pub(super) fn name_of(plan: &ScenePlan) -> &str {
 }
 
 fn name(object: &Value) -> String {
-    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned()
+    object
+        .pointer("/metadata/name")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// The slots of all active cases.
@@ -174,7 +201,11 @@ pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sende
 pub(super) async fn list(api: &Api) -> Result<(Vec<Value>, String), Failure> {
     let (mut objects, mut token) = (Vec::new(), None);
     loop {
-        let params = ListParams { limit: Some(PAGE), continue_token: token, ..ListParams::default() };
+        let params = ListParams {
+            limit: Some(PAGE),
+            continue_token: token,
+            ..ListParams::default()
+        };
         let request = request::Request::new(PLANS).list(&params);
         let request = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
         let page: Page = api.ask(Call::ListPlans, request).await?;
@@ -242,7 +273,8 @@ impl Follower {
                 }
                 Ok(false) if heard || began.elapsed() >= SHORT_LIVED => return Ok(()),
                 Ok(false) => {
-                    let failure = Failure::Connection("the watch ended as soon as it had begun".to_owned());
+                    let failure =
+                        Failure::Connection("the watch ended as soon as it had begun".to_owned());
                     self.api.counters().failed(failure.kind());
                     return Err(failure);
                 }
@@ -250,7 +282,10 @@ impl Follower {
                     self.api.counters().failed(failure.kind());
                     let lasted = began.elapsed() >= SHORT_LIVED;
                     // A watch that breaks is nothing unusual: it goes on from where it was.
-                    if lasted && failure.status().is_none() && !matches!(failure, Failure::Nonsense(_)) {
+                    if lasted
+                        && failure.status().is_none()
+                        && !matches!(failure, Failure::Nonsense(_))
+                    {
                         return Ok(());
                     }
                     return Err(failure);
@@ -261,12 +296,17 @@ impl Follower {
 
     /// A random pause before all plans are read: all nodes begin, and hear of a version that is too old, at the same moment.
     async fn stagger(&mut self) {
-        let most = self.settings.spread_over(slots_of(&self.published.borrow()));
+        let most = self
+            .settings
+            .spread_over(slots_of(&self.published.borrow()));
         tokio::time::sleep(self.dice.spread(most)).await;
     }
 
     async fn open(&self, version: &str) -> Result<Lines, Failure> {
-        let params = WatchParams { timeout: Some(self.settings.watch_seconds), ..WatchParams::default() };
+        let params = WatchParams {
+            timeout: Some(self.settings.watch_seconds),
+            ..WatchParams::default()
+        };
         let request = request::Request::new(PLANS).watch(&params, version);
         let request = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
         self.api.open(Call::WatchPlans, request).await
@@ -274,17 +314,25 @@ impl Follower {
 
     /// Takes one line; `false` at the end.
     async fn next(&mut self, lines: &mut Lines) -> Result<bool, Failure> {
-        let Some(line) = lines.next(self.settings.idle).await? else { return Ok(false) };
+        let Some(line) = lines.next(self.settings.idle).await? else {
+            return Ok(false);
+        };
         let line: Line = serde_json::from_slice(&line)
             .map_err(|error| Failure::Nonsense(format!("a line of the watch: {error}")))?;
-        let version = line.object.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+        let version = line
+            .object
+            .pointer("/metadata/resourceVersion")
+            .and_then(Value::as_str);
         let version = version.map(str::to_owned);
         match line.r#type.as_str() {
             "BOOKMARK" => {}
             "ADDED" | "MODIFIED" => {
-                self.published.send_modify(|plans| plans.put(name(&line.object), line.object));
+                self.published
+                    .send_modify(|plans| plans.put(name(&line.object), line.object));
             }
-            "DELETED" => self.published.send_modify(|plans| plans.gone(&name(&line.object))),
+            "DELETED" => self
+                .published
+                .send_modify(|plans| plans.gone(&name(&line.object))),
             _ => {
                 return Err(match serde_json::from_value::<Status>(line.object) {
                     Ok(status) => Failure::refused(status),

@@ -135,8 +135,13 @@ impl Keeper {
 
     /// When to look after news of the pods: only where they have kept the node from changing, and do so no longer.
     fn pods_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
-        let waiting = matches!(self.scenes.state.borrow().phase, Phase::Waiting | Phase::Refused);
-        let Some(verdict) = self.verdict().filter(|_| waiting) else { return due };
+        let waiting = matches!(
+            self.scenes.state.borrow().phase,
+            Phase::Waiting | Phase::Refused
+        );
+        let Some(verdict) = self.verdict().filter(|_| waiting) else {
+            return due;
+        };
         if verdict.action.is_none() {
             self.publish(&verdict);
             return due;
@@ -154,7 +159,8 @@ impl Keeper {
         if let Some(trouble) = trouble {
             // Without the plans nothing would be done with what is read, but for labels that somebody has set by hand.
             if lasting {
-                self.complain("plans", format!("nothing is changed: {trouble}")).await;
+                self.complain("plans", format!("nothing is changed: {trouble}"))
+                    .await;
                 self.look_at_labels().await;
             }
         } else {
@@ -172,7 +178,10 @@ impl Keeper {
                 }
                 Err(Cut::NoNode(why)) => {
                     let name = &self.scenes.node;
-                    self.say(Phase::Unknown, format!("nothing is changed: there is no Node {name} ({why})"));
+                    self.say(
+                        Phase::Unknown,
+                        format!("nothing is changed: there is no Node {name} ({why})"),
+                    );
                     (self.look, self.uid) = (None, None);
                     return self.patience.without(self.dice.roll());
                 }
@@ -183,7 +192,9 @@ impl Keeper {
         let settings = &self.scenes.settings;
         let slots = slots_of(&self.plans.borrow());
         let pause = match self.scenes.state.borrow().phase {
-            Phase::Spare => (settings.spare.0 + settings.spare_per_slot * slots).min(settings.spare.1),
+            Phase::Spare => {
+                (settings.spare.0 + settings.spare_per_slot * slots).min(settings.spare.1)
+            }
             _ => settings.look,
         };
         pause.mul_f64(0.5 + self.dice.roll())
@@ -193,9 +204,15 @@ impl Keeper {
         let was_spare = self.scenes.state.borrow().phase == Phase::Spare;
         self.look().await?;
         // What stood in the way is tried again at each look, so that what is said of it ends with its cause.
-        (self.memory.full, self.memory.conflicts, self.memory.untaintable) = (None, Vec::new(), None);
+        (
+            self.memory.full,
+            self.memory.conflicts,
+            self.memory.untaintable,
+        ) = (None, Vec::new(), None);
         for _ in 0..MOST_ACTIONS {
-            let Some(verdict) = self.verdict() else { return Ok(()) };
+            let Some(verdict) = self.verdict() else {
+                return Ok(());
+            };
             self.remember(&verdict);
             match verdict.action.clone() {
                 None => {
@@ -214,7 +231,9 @@ impl Keeper {
     /// Reads which place the Node's labels name, whoever has set them: what containers are told may not wait for what all
     /// nodes do one after the other. What fails here is read with all else.
     async fn look_at_labels(&self) {
-        let Ok(Some(node)) = node::read(&self.scenes.api, &self.scenes.node).await else { return };
+        let Ok(Some(node)) = node::read(&self.scenes.api, &self.scenes.node).await else {
+            return;
+        };
         let new = Some(usual(&node));
         self.scenes.state.send_if_modified(|state| {
             let old = std::mem::replace(&mut state.usual, new);
@@ -224,10 +243,18 @@ impl Keeper {
 
     /// Reads the own Node and the own claims.
     async fn look(&mut self) -> Result<(), Cut> {
-        let Scenes { api, node: name, .. } = &self.scenes;
-        let node = node::read(api, name).await?.ok_or(Cut::NoNode("is --node-name right?"))?;
+        let Scenes {
+            api, node: name, ..
+        } = &self.scenes;
+        let node = node::read(api, name)
+            .await?
+            .ok_or(Cut::NoNode("is --node-name right?"))?;
         self.uid = Some(node.uid.clone());
-        let look = match self.look.take().filter(|look| look.claims.owner().uid == node.uid) {
+        let look = match self
+            .look
+            .take()
+            .filter(|look| look.claims.owner().uid == node.uid)
+        {
             Some(look) => self.look_again(node, look).await?,
             None => self.look_first(node).await?,
         };
@@ -237,8 +264,17 @@ impl Keeper {
 
     /// Reads the claims that the Node's labels name. Where the labels name none, the server's cache shows them.
     async fn look_first(&self, node: OwnNode) -> Result<Look, Cut> {
-        let Scenes { api, node: name, namespace, settings, .. } = &self.scenes;
-        let owner = Owner { node: name.clone(), uid: node.uid.clone() };
+        let Scenes {
+            api,
+            node: name,
+            namespace,
+            settings,
+            ..
+        } = &self.scenes;
+        let owner = Owner {
+            node: name.clone(),
+            uid: node.uid.clone(),
+        };
         let claims = Claims::new(api.clone(), namespace, owner, settings.claims.clone());
         let names = named(&self.plans.borrow(), &node);
         let mut mine = claims.confirm(names).await?;
@@ -246,29 +282,52 @@ impl Keeper {
         if complete {
             mine = claims.mine().await?;
         }
-        Ok(Look { node, claims: Arc::new(claims), mine, complete })
+        Ok(Look {
+            node,
+            claims: Arc::new(claims),
+            mine,
+            complete,
+        })
     }
 
     /// Reads the claims that no watch vouches for. The second look also finds claims that the labels do not name: an agent may
     /// have ended before giving them back.
     async fn look_again(&self, node: OwnNode, look: Look) -> Result<Look, Cut> {
-        let Look { claims, mine, complete, .. } = look;
+        let Look {
+            claims,
+            mine,
+            complete,
+            ..
+        } = look;
         let vouched = |name: &String| {
-            self.guard.as_ref().is_some_and(|guard| guard.name == *name && guard.standing() == Standing::Ours)
+            self.guard
+                .as_ref()
+                .is_some_and(|guard| guard.name == *name && guard.standing() == Standing::Ours)
         };
-        let (mut sure, doubtful): (BTreeSet<String>, BTreeSet<String>) = mine.into_iter().partition(vouched);
+        let (mut sure, doubtful): (BTreeSet<String>, BTreeSet<String>) =
+            mine.into_iter().partition(vouched);
         sure.extend(claims.confirm(doubtful).await?);
         if !complete {
             sure.extend(claims.mine().await?);
         }
-        Ok(Look { node, claims, mine: sure, complete: true })
+        Ok(Look {
+            node,
+            claims,
+            mine: sure,
+            complete: true,
+        })
     }
 
     /// Watches the claim that the node holds.
     fn guard(&mut self) {
-        let Some(Look { claims, mine, .. }) = &self.look else { return };
+        let Some(Look { claims, mine, .. }) = &self.look else {
+            return;
+        };
         let wanted = mine.first();
-        let is = self.guard.as_ref().map(|guard| (&guard.name, guard.owner()));
+        let is = self
+            .guard
+            .as_ref()
+            .map(|guard| (&guard.name, guard.owner()));
         if is == wanted.map(|name| (name, claims.owner())) {
             return;
         }
@@ -284,7 +343,12 @@ impl Keeper {
     fn verdict(&self) -> Option<Verdict> {
         let look = self.look.as_ref()?;
         let (plans, pods) = (self.plans.borrow(), self.scenes.pods.borrow());
-        let seen = Seen { plans: &plans, node: &look.node, claims: &look.mine, pods: &pods };
+        let seen = Seen {
+            plans: &plans,
+            node: &look.node,
+            claims: &look.mine,
+            pods: &pods,
+        };
         Some(decide(seen, &self.memory))
     }
 
@@ -292,22 +356,44 @@ impl Keeper {
         if verdict.phase == Phase::Refused {
             self.memory.refused.clone_from(&verdict.plan);
         }
-        if let (Phase::Placed, Some((plan, _)), Some(slot)) = (verdict.phase, &verdict.plan, &verdict.slot) {
+        if let (Phase::Placed, Some((plan, _)), Some(slot)) =
+            (verdict.phase, &verdict.plan, &verdict.slot)
+        {
             self.memory.last = Some((plan.clone(), slot.clone()));
         }
     }
 
-    async fn carry_out(&mut self, action: Action, verdict: &Verdict, was_spare: bool) -> Result<(), Cut> {
+    async fn carry_out(
+        &mut self,
+        action: Action,
+        verdict: &Verdict,
+        was_spare: bool,
+    ) -> Result<(), Cut> {
         let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
-        let Self { scenes, look, memory, .. } = self;
-        let Some(Look { node, claims, mine, complete }) = look else { return Ok(()) };
+        let Self {
+            scenes,
+            look,
+            memory,
+            ..
+        } = self;
+        let Some(Look {
+            node,
+            claims,
+            mine,
+            complete,
+        }) = look
+        else {
+            return Ok(());
+        };
         match action {
             Action::Claim { slots, only } => {
                 let Some(plan) = plan else { return Ok(()) };
                 if was_spare || !*complete {
                     // Most of them are taken: better to know which than to try. An own claim may be among them.
                     let own = claims.look_around().await?;
-                    let own = claims.confirm(own.difference(mine).cloned().collect::<Vec<_>>()).await?;
+                    let own = claims
+                        .confirm(own.difference(mine).cloned().collect::<Vec<_>>())
+                        .await?;
                     *complete = true;
                     if !own.is_empty() {
                         mine.extend(own);
@@ -335,7 +421,10 @@ impl Keeper {
                     *node = *now;
                     let (reason, note) = match labels.is_empty() {
                         true => ("LabelsRemoved", format!("no slot: {}", verdict.says)),
-                        false => ("Labelled", format!("{}: {}", verdict.says, written(&labels))),
+                        false => (
+                            "Labelled",
+                            format!("{}: {}", verdict.says, written(&labels)),
+                        ),
                     };
                     self.tell(false, reason, note);
                 }
@@ -346,7 +435,9 @@ impl Keeper {
             Action::Taint(taints) => match node::set_taints(&scenes.api, node, &taints).await {
                 Ok(Applied::Done(now)) => {
                     *node = *now;
-                    let wanted = plan.and_then(|plan| plan.spec.taint).map(|taint| taint.to_k8s());
+                    let wanted = plan
+                        .and_then(|plan| plan.spec.taint)
+                        .map(|taint| taint.to_k8s());
                     memory.taint = wanted.filter(|wanted| taints.contains(wanted));
                 }
                 Ok(Applied::Gone) => return Err(Cut::NoNode("it is gone")),
@@ -380,23 +471,39 @@ impl Keeper {
     }
 
     fn plan(&self, name: &str) -> Option<ScenePlan> {
-        self.plans.borrow().plans.iter().find(|plan| name_of(plan) == name).cloned()
+        self.plans
+            .borrow()
+            .plans
+            .iter()
+            .find(|plan| name_of(plan) == name)
+            .cloned()
     }
 
     /// Publishes where the node stands, and tells as an Event what a person should hear of.
     fn publish(&self, verdict: &Verdict) {
-        let Some(Look { node, mine, .. }) = &self.look else { return };
-        let ours = node.labels.iter().filter(|(key, _)| node.ours.contains(*key));
+        let Some(Look { node, mine, .. }) = &self.look else {
+            return;
+        };
+        let ours = node
+            .labels
+            .iter()
+            .filter(|(key, _)| node.ours.contains(*key));
         let state = State {
             phase: verdict.phase,
             says: verdict.says.clone(),
             plan: verdict.plan.as_ref().map(|(name, _)| name.clone()),
             slot: verdict.slot.clone(),
-            labels: ours.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            labels: ours
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
             usual: Some(usual(node)),
             claims: mine.clone(),
             conflicts: verdict.conflicts.iter().map(ToString::to_string).collect(),
-            taint: self.memory.untaintable.as_ref().map(|(_, says)| says.clone()),
+            taint: self
+                .memory
+                .untaintable
+                .as_ref()
+                .map(|(_, says)| says.clone()),
         };
         let before = self.scenes.state.send_replace(state);
         if (before.phase, &before.says) == (verdict.phase, &verdict.says) {
@@ -411,7 +518,11 @@ impl Keeper {
             Phase::Disputed => "PlansDisputed",
             _ => return,
         };
-        self.tell(verdict.phase != Phase::Waiting, reason, verdict.says.clone());
+        self.tell(
+            verdict.phase != Phase::Waiting,
+            reason,
+            verdict.says.clone(),
+        );
     }
 
     /// Says why nothing is done; what is known of the node stays.
@@ -441,7 +552,9 @@ impl Keeper {
     }
 
     fn tell(&self, warning: bool, reason: &'static str, note: String) {
-        let (Some(recorder), Some(uid)) = (&self.scenes.recorder, &self.uid) else { return };
+        let (Some(recorder), Some(uid)) = (&self.scenes.recorder, &self.uid) else {
+            return;
+        };
         recorder.tell_of_node(News {
             namespace: String::new(),
             pod: self.scenes.node.clone(),
@@ -457,24 +570,42 @@ impl Keeper {
 /// The labels with the usual keys of a place.
 fn usual(node: &OwnNode) -> BTreeMap<String, String> {
     let keys = LabelKeys::default();
-    let found = keys.owned().into_iter().filter_map(|key| node.labels.get_key_value(key));
-    found.map(|(key, value)| (key.clone(), value.clone())).collect()
+    let found = keys
+        .owned()
+        .into_iter()
+        .filter_map(|key| node.labels.get_key_value(key));
+    found
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }
 
 /// What a refusal is about: its code, and the resource.
 fn about(failure: &Failure) -> String {
-    let Some(status) = failure.status() else { return String::new() };
-    let kind = status.details.as_ref().map_or("", |details| details.kind.as_str());
+    let Some(status) = failure.status() else {
+        return String::new();
+    };
+    let kind = status
+        .details
+        .as_ref()
+        .map_or("", |details| details.kind.as_str());
     format!("{} {kind}", status.code)
 }
 
 /// The claims that the Node's labels may name: one for each plan whose keys they have. The nodes of an explicit list need none.
 fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
-    let plans = plans.plans.iter().filter(|plan| plan.spec.nodes.names.is_none());
-    let names: BTreeSet<String> =
-        plans.filter_map(|plan| Some(labelled(plan, node)?.lease_name(name_of(plan)))).collect();
+    let plans = plans
+        .plans
+        .iter()
+        .filter(|plan| plan.spec.nodes.names.is_none());
+    let names: BTreeSet<String> = plans
+        .filter_map(|plan| Some(labelled(plan, node)?.lease_name(name_of(plan))))
+        .collect();
     // With many plans of the same keys, one list costs less.
-    if names.len() > MOST_NAMED { BTreeSet::new() } else { names }
+    if names.len() > MOST_NAMED {
+        BTreeSet::new()
+    } else {
+        names
+    }
 }
 
 /// Waits until the watched claim is lost. Cancel safe.
@@ -506,7 +637,9 @@ fn order<'a>(
         labels: node.labels.clone(),
         ..crate::scene::Node::default()
     };
-    let last = last.filter(|(of, _)| of == name_of(plan)).map(|(_, slot)| slot);
+    let last = last
+        .filter(|(of, _)| of == name_of(plan))
+        .map(|(_, slot)| slot);
     let order = Want::order(slots, &plan.spec.labels, &this, last);
     let slots = order.filter_map(|position| slots.get(position));
     let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));
@@ -518,9 +651,15 @@ fn labels_of(plan: &ScenePlan) -> BTreeMap<String, String> {
     let name = name_of(plan);
     // Names of objects may be longer than labels.
     let fits = value_fault(name).is_none();
-    fits.then(|| (PLAN_LABEL.to_owned(), name.to_owned())).into_iter().collect()
+    fits.then(|| (PLAN_LABEL.to_owned(), name.to_owned()))
+        .into_iter()
+        .collect()
 }
 
 fn written(labels: &BTreeMap<String, String>) -> String {
-    labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+    labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect::<Vec<_>>()
+        .join(" ")
 }

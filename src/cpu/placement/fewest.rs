@@ -20,23 +20,39 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Least> {
     if terms.unwanted.is_empty() && terms.cores != Cores::Single {
         let strangers = strangers(plan, terms.open, terms.wanted)?;
         let meets = terms.cores != Cores::Whole || strangers == 0;
-        return meets.then_some(Least { unwanted: 0, strangers });
+        return meets.then_some(Least {
+            unwanted: 0,
+            strangers,
+        });
     }
     let mut classes: BTreeMap<Class, usize> = BTreeMap::new();
     for class in plan.cores.iter().filter_map(|core| Class::of(core, terms)) {
         *classes.entry(class).or_default() += 1;
     }
     // The least for each count, one class after the other.
-    let mut best = vec![Some(Least { unwanted: 0, strangers: 0 })];
+    let mut best = vec![Some(Least {
+        unwanted: 0,
+        strangers: 0,
+    })];
     for (class, cores) in classes {
         let most = class.each * cores;
         let ways: Vec<_> = (0..=most.min(terms.wanted))
-            .filter_map(|count| class.taken(cores, terms.cores, count).map(|taken| (count, taken)))
+            .filter_map(|count| {
+                class
+                    .taken(cores, terms.cores, count)
+                    .map(|taken| (count, taken))
+            })
             .collect();
         let mut next: Vec<Option<Least>> = vec![None; (best.len() + most).min(terms.wanted + 1)];
-        for (before, sum) in best.iter().enumerate().filter_map(|(count, sum)| sum.map(|sum| (count, sum))) {
+        for (before, sum) in best
+            .iter()
+            .enumerate()
+            .filter_map(|(count, sum)| sum.map(|sum| (count, sum)))
+        {
             for &(count, taken) in &ways {
-                let Some(slot) = next.get_mut(before + count) else { break };
+                let Some(slot) = next.get_mut(before + count) else {
+                    break;
+                };
                 let sum = Least {
                     unwanted: sum.unwanted + taken.unwanted,
                     strangers: sum.strangers + taken.strangers,
@@ -55,7 +71,11 @@ fn sums(sizes: &[usize]) -> Vec<bool> {
     for &size in sizes {
         let mut next = sums.clone();
         next.resize(sums.len() + size, false);
-        for (slot, _) in next[size..].iter_mut().zip(&sums).filter(|(_, reached)| **reached) {
+        for (slot, _) in next[size..]
+            .iter_mut()
+            .zip(&sums)
+            .filter(|(_, reached)| **reached)
+        {
             *slot = true;
         }
         sums = next;
@@ -68,7 +88,9 @@ pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
     let sums = sums(sizes);
     let is_sum = |count: &usize| sums.get(*count).copied().unwrap_or_default();
     let less = (0..wanted).rev().find(is_sum).unwrap_or_default();
-    let more = (wanted + 1..sums.len()).find(is_sum).unwrap_or(sums.len() - 1);
+    let more = (wanted + 1..sums.len())
+        .find(is_sum)
+        .unwrap_or(sums.len() - 1);
     (less, more)
 }
 
@@ -98,7 +120,10 @@ fn strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
     let mut of_whole = vec![Some(0)];
     for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
         let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];
-        for (before, strangers) in of_whole.iter().enumerate().filter_map(|(count, s)| s.map(|s| (count, s)))
+        for (before, strangers) in of_whole
+            .iter()
+            .enumerate()
+            .filter_map(|(count, s)| s.map(|s| (count, s)))
         {
             for (slot, count) in next[before..].iter_mut().zip(0..=cores * size) {
                 let strangers = strangers + usize::from(count % size > 0);
@@ -107,9 +132,12 @@ fn strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
         }
         of_whole = next;
     }
-    let splits = of_whole.iter().enumerate().filter_map(|(count, &strangers)| {
-        let rest = of_partly.get(wanted - count)?;
-        Some(strangers? + rest)
-    });
+    let splits = of_whole
+        .iter()
+        .enumerate()
+        .filter_map(|(count, &strangers)| {
+            let rest = of_partly.get(wanted - count)?;
+            Some(strangers? + rest)
+        });
     splits.min()
 }

@@ -43,31 +43,51 @@ impl Class {
             // The better of its CPUs is all that it gives.
             (each, unwanted) = (each.min(1), usize::from(each == unwanted));
         }
-        (each > 0).then_some(Self { size: core.len(), each, unwanted })
+        (each > 0).then_some(Self {
+            size: core.len(),
+            each,
+            unwanted,
+        })
     }
 
     /// The least that taking so many of so many cores comes to; none if the request can't have that. It is known without
     /// a search: whole cores and at most one part, or as few of the partly free cores as hold enough.
     #[inline]
     pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<Taken> {
-        let Self { size, each, unwanted } = self;
+        let Self {
+            size,
+            each,
+            unwanted,
+        } = self;
         let wanted = each - unwanted;
         let is_free = each == size;
         match mode {
             Cores::Single => {
                 let free_cores = count * (size - 1);
-                return Some(Taken { unwanted: count * unwanted, strangers: 0, free_cores });
+                return Some(Taken {
+                    unwanted: count * unwanted,
+                    strangers: 0,
+                    free_cores,
+                });
             }
             Cores::Whole => {
                 let free_cores = count / size;
-                let taken = Taken { unwanted: free_cores * unwanted, strangers: 0, free_cores };
+                let taken = Taken {
+                    unwanted: free_cores * unwanted,
+                    strangers: 0,
+                    free_cores,
+                };
                 return count.is_multiple_of(size).then_some(taken);
             }
             Cores::Preferred => {}
         }
         let (unwanted, strangers, touched) = if unwanted == 0 || wanted == 0 {
             let touched = count.div_ceil(each);
-            let in_part = if is_free { usize::from(!count.is_multiple_of(size)) } else { touched };
+            let in_part = if is_free {
+                usize::from(!count.is_multiple_of(size))
+            } else {
+                touched
+            };
             (if unwanted == 0 { 0 } else { count }, in_part, touched)
         } else if count <= cores * wanted {
             // No core is complete without a CPU that is unwanted.
@@ -78,7 +98,11 @@ impl Class {
             let complete = if is_free { extra / unwanted } else { 0 };
             (extra, cores - complete, cores)
         };
-        Some(Taken { unwanted, strangers, free_cores: if is_free { touched } else { 0 } })
+        Some(Taken {
+            unwanted,
+            strangers,
+            free_cores: if is_free { touched } else { 0 },
+        })
     }
 }
 
@@ -117,26 +141,40 @@ impl<'a, P: Price> Search<'a, P> {
         let mut node = 0;
         while let Some(chunk) = chunks.next() {
             let last = chunks.peek().is_none();
-            let (own, outer) = if last { (own, outer) } else { (Own::NOTHING, inner) };
+            let (own, outer) = if last {
+                (own, outer)
+            } else {
+                (Own::NOTHING, inner)
+            };
             let (class, lowest, _) = chunk[0];
             let start = self.threads.len();
             for &(_, _, core) in chunk {
                 let open = self.terms.open;
                 if self.terms.is_plain() {
-                    self.threads.extend(plan.cores[core].iter().filter(|&&cpu| open[cpu]));
+                    self.threads
+                        .extend(plan.cores[core].iter().filter(|&&cpu| open[cpu]));
                 } else {
-                    self.threads.extend(self.terms.in_order(&plan.cores[core]).take(class.each));
+                    self.threads
+                        .extend(self.terms.in_order(&plan.cores[core]).take(class.each));
                 }
             }
             let alone = node == 0;
-            let (class_own, class_outer) = if alone { (own, outer) } else { (Own::NOTHING, inner) };
+            let (class_own, class_outer) = if alone {
+                (own, outer)
+            } else {
+                (Own::NOTHING, inner)
+            };
             let threads = start..self.threads.len();
             let step = P::DISTANCE.times(self.terms.distance(lowest));
             let class = self.class(class, chunk.len(), threads, step, class_own, class_outer);
             node = if alone {
                 class
             } else {
-                let plain = |node| Part { node, implied: 0, untouched: 0 };
+                let plain = |node| Part {
+                    node,
+                    implied: 0,
+                    untouched: 0,
+                };
                 self.join(plain(node), plain(class), &Rules::default(), own, outer)
             };
         }
@@ -158,7 +196,11 @@ impl<'a, P: Price> Search<'a, P> {
         let start = self.counts.len();
         for count in low..=free.min(self.wanted) {
             if let Some(taken) = class.taken(cores, self.terms.cores, count) {
-                let steps = if P::HAS_WISHES { step.times(count) } else { P::NOTHING };
+                let steps = if P::HAS_WISHES {
+                    step.times(count)
+                } else {
+                    P::NOTHING
+                };
                 let price = taken.price::<P>() + steps + self.whole(own, count);
                 self.enter(count, price, 0, outer);
             }
@@ -170,16 +212,29 @@ impl<'a, P: Price> Search<'a, P> {
 
     /// The node of a piece of a core, whose pattern says whether some CPU of it is taken, and some not.
     pub(super) fn piece(&mut self, cell: &Cell, own: Own<'a, P>, outer: Outer<'a, P>) -> usize {
-        let Cell::Piece { cpus, touched, missing } = cell else { return 0 };
-        let Some(class) = Class::of(cpus, &self.terms) else { return 0 };
+        let Cell::Piece {
+            cpus,
+            touched,
+            missing,
+        } = cell
+        else {
+            return 0;
+        };
+        let Some(class) = Class::of(cpus, &self.terms) else {
+            return 0;
+        };
         let from = self.threads.len();
-        self.threads.extend(self.terms.in_order(cpus).take(class.each));
+        self.threads
+            .extend(self.terms.in_order(cpus).take(class.each));
         let threads = from..self.threads.len();
         let free = threads.len();
         let (low, high) = (self.least(free), free.min(self.wanted));
         let step = P::DISTANCE.times(self.terms.distance(self.threads[from]));
         let all = cpus.len();
-        let mut ways = [(low..(high + 1).min(all), touched | missing), (low.max(all)..high + 1, *touched)];
+        let mut ways = [
+            (low..(high + 1).min(all), touched | missing),
+            (low.max(all)..high + 1, *touched),
+        ];
         if self.terms.cores == Cores::Whole {
             ways[0].0 = 0..0;
         }
@@ -188,7 +243,8 @@ impl<'a, P: Price> Search<'a, P> {
             let start = self.counts.len();
             for count in counts {
                 let unwanted = count.saturating_sub(class.each - class.unwanted);
-                let price = P::UNWANTED.times(unwanted) + step.times(count) + self.whole(own, count);
+                let price =
+                    P::UNWANTED.times(unwanted) + step.times(count) + self.whole(own, count);
                 self.enter(count, price, pattern, outer);
             }
             self.close_list(pattern, start);

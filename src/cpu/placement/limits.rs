@@ -36,11 +36,21 @@ struct Source {
 impl Limits {
     /// The limits of placements with no more than the least.
     pub(super) fn new(plan: &Plan, terms: &Terms<'_>, least: Least) -> Self {
-        let Terms { wanted, open: is_free, .. } = *terms;
+        let Terms {
+            wanted,
+            open: is_free,
+            ..
+        } = *terms;
         let strangers = least.strangers;
         if terms.order == Order::Spread {
             let fewest = [Vec::new(), Vec::new(), Vec::new()];
-            return Self { wanted, by_number: false, tight: false, most: vec![0; plan.groups.len()], fewest };
+            return Self {
+                wanted,
+                by_number: false,
+                tight: false,
+                most: vec![0; plan.groups.len()],
+                fewest,
+            };
         }
         let mut is_whole = vec![false; is_free.len()];
         let mut most_of_part = 0;
@@ -70,12 +80,19 @@ impl Limits {
         };
         let most: Vec<usize> = plan.groups.iter().map(|group| most(&group.cpus)).collect();
         let fewest = SPANNED.map(|kind| {
-            let groups = plan.groups.iter().zip(&most).filter(|(group, _)| group.kind == kind);
+            let groups = plan
+                .groups
+                .iter()
+                .zip(&most)
+                .filter(|(group, _)| group.kind == kind);
             let mut sizes: Vec<usize> = groups.map(|(_, &most)| most).collect();
             sizes.sort_unstable_by(|a, b| b.cmp(a));
             let mut fewest = vec![0];
             for (&size, groups) in sizes.iter().zip(1..) {
-                fewest.extend(std::iter::repeat_n(groups, size.min(wanted + 1 - fewest.len())));
+                fewest.extend(std::iter::repeat_n(
+                    groups,
+                    size.min(wanted + 1 - fewest.len()),
+                ));
             }
             // A kind that the plan has let go of has no groups and costs nothing.
             fewest.resize(wanted + 1, sizes.len());
@@ -84,21 +101,39 @@ impl Limits {
         // With more strangers than an odd rest makes, whole cores have run out, and where the last of them are decides
         // how far a placement spreads: then tight bounds hardly ever hold. No more do they where distances come first.
         let tight = strangers <= 1 && terms.distances.is_empty();
-        Self { wanted, by_number: true, tight, most, fewest }
+        Self {
+            wanted,
+            by_number: true,
+            tight,
+            most,
+            fewest,
+        }
     }
 
     /// Bounds to try on the price, from the tightest to the one that must hold.
     pub(super) fn bounds<P: Price>(&self, least: Least) -> impl Iterator<Item = P> + use<P> {
         let strangers = P::UNWANTED.times(least.unwanted) + P::STRANGER.times(least.strangers);
         let [numa, sockets, llcs] = [P::NUMA, P::SOCKET, P::LLC];
-        let fewest = |kind: usize| self.fewest[kind].get(self.wanted).copied().unwrap_or_default();
-        let (numa, sockets, llcs) = (numa.times(fewest(0)), sockets.times(fewest(1)), llcs.times(fewest(2)));
+        let fewest = |kind: usize| {
+            self.fewest[kind]
+                .get(self.wanted)
+                .copied()
+                .unwrap_or_default()
+        };
+        let (numa, sockets, llcs) = (
+            numa.times(fewest(0)),
+            sockets.times(fewest(1)),
+            llcs.times(fewest(2)),
+        );
         let tight = [
             strangers + numa + sockets + llcs + P::LLC.just_below(),
             strangers + numa + P::NUMA.just_below(),
         ];
         let worth_trying = if self.tight { tight.len() } else { 0 };
-        tight.into_iter().take(worth_trying).chain([strangers + P::STRANGER.just_below()])
+        tight
+            .into_iter()
+            .take(worth_trying)
+            .chain([strangers + P::STRANGER.just_below()])
     }
 
     /// What may come from around a block.
@@ -106,16 +141,30 @@ impl Limits {
         let most = |groups: &Vec<usize>| groups.iter().map(|&group| self.most[group]).sum();
         Around(rules.astride.each_ref().map(|astride| match astride[..] {
             // A block that is not in one group of a kind is astride of several or of none.
-            [group] if rules.outer.contains(&group) => Source { besides: 0, together: self.most[group] },
-            _ => Source { besides: most(astride), together: 0 },
+            [group] if rules.outer.contains(&group) => Source {
+                besides: 0,
+                together: self.most[group],
+            },
+            _ => Source {
+                besides: most(astride),
+                together: 0,
+            },
         }))
     }
 
     /// The same for a part of a cell, where `own` are the groups that are exactly the cell.
     pub(super) fn around_part(&self, rules: &Rules, own: &[usize]) -> Around {
         let within = own.iter().chain(&rules.outer);
-        let together = within.map(|&group| self.most[group]).max().unwrap_or_default();
-        Around([Source { besides: 0, together: together.max(1) }; 3])
+        let together = within
+            .map(|&group| self.most[group])
+            .max()
+            .unwrap_or_default();
+        Around(
+            [Source {
+                besides: 0,
+                together: together.max(1),
+            }; 3],
+        )
     }
 
     /// The least price of all groups that must still be touched when so many CPUs are taken.

@@ -87,10 +87,24 @@ impl Placer {
                 most = most.max(self.given(terms, &union));
             }
         }
-        let numbered = choice.gives.iter().enumerate().filter(|(_, gives)| **gives > 0);
-        let free = numbered.map(|(group, &gives)| (self.numa_id(group), gives)).collect();
+        let numbered = choice
+            .gives
+            .iter()
+            .enumerate()
+            .filter(|(_, gives)| **gives > 0);
+        let free = numbered
+            .map(|(group, &gives)| (self.numa_id(group), gives))
+            .collect();
         let cores = terms.cores;
-        Err(Refusal::TooFewOnNuma { wanted: total, needs, held: held_cpus, held_on, most, free, cores })
+        Err(Refusal::TooFewOnNuma {
+            wanted: total,
+            needs,
+            held: held_cpus,
+            held_on,
+            most,
+            free,
+            cores,
+        })
     }
 
     /// The best placement in any union of the NUMA nodes held and so many others.
@@ -105,7 +119,15 @@ impl Placer {
         let mut worth: Vec<Vec<bool>> = Vec::new();
         for union in choice.unions(more, terms.wanted) {
             let open = self.open_in(terms, &union);
-            let Some(least) = least(plan, &Terms { open: &open, ..*terms }) else { continue };
+            let Some(least) = least(
+                plan,
+                &Terms {
+                    open: &open,
+                    ..*terms
+                },
+            ) else {
+                continue;
+            };
             // Nothing counts before what the least tells of, so only unions with the lowest can have the best.
             if lowest.is_none_or(|lowest| least < lowest) {
                 lowest = Some(least);
@@ -133,7 +155,14 @@ impl Placer {
     /// Where whole cores can't come out even, because what a container has does not, CPUs are counted instead.
     fn numa_needed(&self, plan: &Plan, terms: &Terms<'_>, wanted: usize) -> usize {
         let all = vec![true; self.membership.len()];
-        let nothing = Terms { wanted, free: &all, open: &all, unwanted: &[], distances: &[], ..*terms };
+        let nothing = Terms {
+            wanted,
+            free: &all,
+            open: &all,
+            unwanted: &[],
+            distances: &[],
+            ..*terms
+        };
         let none = vec![false; self.numa_count()];
         let choice = self.choice(&nothing, none);
         let mut sizes = choice.gives.clone();
@@ -143,31 +172,58 @@ impl Placer {
             sum += gives;
             sum >= wanted
         };
-        let at_least = sizes.iter().position(enough).map_or(sizes.len(), |last| last + 1);
+        let at_least = sizes
+            .iter()
+            .position(enough)
+            .map_or(sizes.len(), |last| last + 1);
         if terms.cores == Cores::Preferred {
             return at_least;
         }
         let holds = |union: Vec<bool>| {
             let open = self.open_in(&nothing, &union);
-            least(plan, &Terms { open: &open, ..nothing }).is_some()
+            least(
+                plan,
+                &Terms {
+                    open: &open,
+                    ..nothing
+                },
+            )
+            .is_some()
         };
         let mut counts = at_least..=sizes.len();
-        counts.find(|&count| choice.unions(count, wanted).into_iter().any(holds)).unwrap_or(at_least)
+        counts
+            .find(|&count| choice.unions(count, wanted).into_iter().any(holds))
+            .unwrap_or(at_least)
     }
 
     fn choice(&self, terms: &Terms<'_>, held: Vec<bool>) -> Choice {
         let mut cores: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-        for (member, _) in self.membership.iter().zip(terms.open).filter(|(_, open)| **open) {
+        for (member, _) in self
+            .membership
+            .iter()
+            .zip(terms.open)
+            .filter(|(_, open)| **open)
+        {
             *cores.entry((member.numa, member.core)).or_default() += 1;
         }
         let mut gives = vec![0; held.len()];
         for ((numa, _), cpus) in cores {
-            gives[numa] += if terms.cores == Cores::Single { 1 } else { cpus };
+            gives[numa] += if terms.cores == Cores::Single {
+                1
+            } else {
+                cpus
+            };
         }
-        let others: Vec<usize> = (0..held.len()).filter(|&numa| !held[numa] && gives[numa] > 0).collect();
+        let others: Vec<usize> = (0..held.len())
+            .filter(|&numa| !held[numa] && gives[numa] > 0)
+            .collect();
         let mut classes = self.alike(terms, &others);
         classes.sort_by_key(|class| std::cmp::Reverse(gives[class[0]]));
-        Choice { held, classes, gives }
+        Choice {
+            held,
+            classes,
+            gives,
+        }
     }
 
     /// NUMA nodes, put together with those that they can be exchanged with: CPU by CPU in the order of ids, all groups of
@@ -179,8 +235,15 @@ impl Placer {
             let members = self.members(group);
             let traits = self.traits(terms, &members);
             let same = classes.iter_mut().find(|(known, list)| {
-                let last = list.last().map(|&last| self.members(last)).unwrap_or_default();
-                *known == traits && last.iter().zip(&members).all(|(last, member)| last < member)
+                let last = list
+                    .last()
+                    .map(|&last| self.members(last))
+                    .unwrap_or_default();
+                *known == traits
+                    && last
+                        .iter()
+                        .zip(&members)
+                        .all(|(last, member)| last < member)
             });
             match same {
                 Some((_, list)) => list.push(group),
@@ -199,12 +262,16 @@ impl Placer {
             let mut here: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
             for &cpu in members {
                 let next = here.len();
-                here.entry(kind(&self.membership[cpu])).or_insert((next, 0)).1 += 1;
+                here.entry(kind(&self.membership[cpu]))
+                    .or_insert((next, 0))
+                    .1 += 1;
             }
             let of = |&cpu: &usize| {
                 let group = kind(&self.membership[cpu]);
                 match here.get(&group) {
-                    Some(&(number, size)) if sizes.get(&group) == Some(&size) => Place::Inside(number),
+                    Some(&(number, size)) if sizes.get(&group) == Some(&size) => {
+                        Place::Inside(number)
+                    }
                     _ => Place::Across(group),
                 }
             };
@@ -243,7 +310,10 @@ impl Placer {
     /// The most CPUs, of those wanted, that a union gives which doesn't give all.
     fn given(&self, terms: &Terms<'_>, union: &[bool]) -> usize {
         let open = self.open_in(terms, union);
-        let terms = Terms { open: &open, ..*terms };
+        let terms = Terms {
+            open: &open,
+            ..*terms
+        };
         match terms.cores {
             Cores::Preferred => count(&open),
             Cores::Single => self.open_cores(&terms).len(),
@@ -252,7 +322,11 @@ impl Placer {
     }
 
     fn numa_count(&self) -> usize {
-        self.membership.iter().map(|member| member.numa + 1).max().unwrap_or_default()
+        self.membership
+            .iter()
+            .map(|member| member.numa + 1)
+            .max()
+            .unwrap_or_default()
     }
 
     /// Which NUMA nodes a set touches.
@@ -266,13 +340,16 @@ impl Placer {
     }
 
     fn members(&self, numa: usize) -> Vec<usize> {
-        (0..self.membership.len()).filter(|&cpu| self.membership[cpu].numa == numa).collect()
+        (0..self.membership.len())
+            .filter(|&cpu| self.membership[cpu].numa == numa)
+            .collect()
     }
 
     /// The kernel's id of a NUMA node; none for CPUs without one.
     fn numa_id(&self, numa: usize) -> Option<u32> {
         let mut of = self.membership.iter().zip(&self.numa_of);
-        of.find(|(member, _)| member.numa == numa).and_then(|(_, id)| *id)
+        of.find(|(member, _)| member.numa == numa)
+            .and_then(|(_, id)| *id)
     }
 }
 
@@ -282,8 +359,13 @@ impl Choice {
     /// Unions of the NUMA nodes held and so many others, or of all if there are fewer, that might give so many CPUs: one of
     /// each kind, and [`MOST_UNIONS`] at most.
     fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {
-        let given =
-            self.gives.iter().zip(&self.held).filter(|(_, held)| **held).map(|(gives, _)| gives).sum();
+        let given = self
+            .gives
+            .iter()
+            .zip(&self.held)
+            .filter(|(_, held)| **held)
+            .map(|(gives, _)| gives)
+            .sum();
         let more = more.min(self.classes.iter().map(Vec::len).sum());
         let mut unions = Vec::new();
         self.extend(&self.classes, more, given, wanted, &self.held, &mut unions);
@@ -320,7 +402,14 @@ impl Choice {
             for &group in &class[..taken] {
                 union[group] = true;
             }
-            self.extend(rest, more - taken, given + taken * each, wanted, &union, unions);
+            self.extend(
+                rest,
+                more - taken,
+                given + taken * each,
+                wanted,
+                &union,
+                unions,
+            );
         }
     }
 }

@@ -34,7 +34,11 @@ pub(super) enum Cell {
     /// Whole cores, by index into [`Plan::cores`].
     Cores(Vec<usize>),
     /// The part of a core that lies here, while the rest lies in other groups: a virtual machine can claim that.
-    Piece { cpus: Vec<usize>, touched: u64, missing: u64 },
+    Piece {
+        cpus: Vec<usize>,
+        touched: u64,
+        missing: u64,
+    },
 }
 
 /// CPUs that have a price together.
@@ -116,12 +120,23 @@ impl Plan {
                 return (plan, forgotten == 0);
             }
         }
-        (Self::without(topology, &forgettable, counting).unwrap_or_else(Self::empty), false)
+        (
+            Self::without(topology, &forgettable, counting).unwrap_or_else(Self::empty),
+            false,
+        )
     }
 
     fn empty() -> Self {
         let (ids, cores, cells, groups) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { ids, cores, cells, groups, blocks: Vec::new(), crossing: Vec::new(), counting: false }
+        Self {
+            ids,
+            cores,
+            cells,
+            groups,
+            blocks: Vec::new(),
+            crossing: Vec::new(),
+            counting: false,
+        }
     }
 
     /// The plan that takes no notice of some kinds of groups; none if it would take too long to search.
@@ -135,21 +150,38 @@ impl Plan {
         let mut group_of: BTreeMap<(Kind, Option<u32>), Vec<usize>> = BTreeMap::new();
         let mut places = Vec::with_capacity(cpus.len());
         for (index, cpu) in cpus.iter().enumerate() {
-            let place: Place =
-                (known(Kind::Numa, cpu.numa), known(Kind::Socket, cpu.socket), known(Kind::Llc, cpu.llc));
+            let place: Place = (
+                known(Kind::Numa, cpu.numa),
+                known(Kind::Socket, cpu.socket),
+                known(Kind::Llc, cpu.llc),
+            );
             places.push(place);
-            let alone = if cpu.core.is_none() { Some(cpu.id) } else { None };
+            let alone = if cpu.core.is_none() {
+                Some(cpu.id)
+            } else {
+                None
+            };
             core_of.entry((cpu.core, alone)).or_default().push(index);
-            for (kind, id) in [(Kind::Numa, cpu.numa), (Kind::Socket, cpu.socket), (Kind::Llc, cpu.llc)] {
+            for (kind, id) in [
+                (Kind::Numa, cpu.numa),
+                (Kind::Socket, cpu.socket),
+                (Kind::Llc, cpu.llc),
+            ] {
                 if !forgotten.contains(&kind) {
                     group_of.entry((kind, id)).or_default().push(index);
                 }
             }
         }
-        let mut groups: Vec<Group> =
-            group_of.into_iter().map(|((kind, _), cpus)| Group { kind, cpus }).collect();
+        let mut groups: Vec<Group> = group_of
+            .into_iter()
+            .map(|((kind, _), cpus)| Group { kind, cpus })
+            .collect();
 
-        let mut plan = Self { ids: cpus.iter().map(|cpu| cpu.id).collect(), counting, ..Self::empty() };
+        let mut plan = Self {
+            ids: cpus.iter().map(|cpu| cpu.id).collect(),
+            counting,
+            ..Self::empty()
+        };
         let mut whole: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
         let mut leaves: Vec<CpuSet> = Vec::new();
         let mut pieces = Vec::new();
@@ -160,7 +192,10 @@ impl Plan {
             }
             if parts.len() > 1 && !forgotten.contains(&Kind::Core) {
                 pieces.extend(parts.into_values().map(|cpus| (groups.len(), cpus)));
-                groups.push(Group { kind: Kind::Core, cpus: core.clone() });
+                groups.push(Group {
+                    kind: Kind::Core,
+                    cpus: core.clone(),
+                });
                 plan.cores.push(core);
                 continue;
             }
@@ -177,7 +212,11 @@ impl Plan {
         let first_piece = plan.cells.len();
         for (_, cpus) in &pieces {
             leaves.push(set(cpus));
-            plan.cells.push(Cell::Piece { cpus: cpus.clone(), touched: 0, missing: 0 });
+            plan.cells.push(Cell::Piece {
+                cpus: cpus.clone(),
+                touched: 0,
+                missing: 0,
+            });
         }
 
         let group_sets: Vec<CpuSet> = groups.iter().map(|group| set(&group.cpus)).collect();
@@ -186,21 +225,42 @@ impl Plan {
         for (number, group) in groups.iter().enumerate() {
             if group.kind == Kind::Core || !sets.contains(&group_sets[number]) {
                 let tells_missing = group.kind == Kind::Core && !counting;
-                let width = if counting { group.cpus.len().ilog2() + 1 } else { 1 };
+                let width = if counting {
+                    group.cpus.len().ilog2() + 1
+                } else {
+                    1
+                };
                 let all = width + u32::from(tells_missing);
                 if bits + all > MOST_BITS {
                     return None;
                 }
-                let missing = if tells_missing { 1 << (bits + width) } else { 0 };
+                let missing = if tells_missing {
+                    1 << (bits + width)
+                } else {
+                    0
+                };
                 let field = (u64::MAX >> (u64::BITS - width)) << bits;
-                plan.crossing.push(Crossing { group: number, touched: 1 << bits, missing, field });
+                plan.crossing.push(Crossing {
+                    group: number,
+                    touched: 1 << bits,
+                    missing,
+                    field,
+                });
                 bits += all;
             }
         }
         for (cell, (core, _)) in plan.cells[first_piece..].iter_mut().zip(&pieces) {
-            if let (Cell::Piece { touched, missing, .. }, Some(crossing)) =
-                (cell, plan.crossing.iter().find(|crossing| crossing.group == *core))
-            {
+            if let (
+                Cell::Piece {
+                    touched, missing, ..
+                },
+                Some(crossing),
+            ) = (
+                cell,
+                plan.crossing
+                    .iter()
+                    .find(|crossing| crossing.group == *core),
+            ) {
                 (*touched, *missing) = (crossing.touched, crossing.missing);
             }
         }
@@ -223,7 +283,11 @@ impl Plan {
             if members == cpus {
                 own.push(number);
             } else if cpus.is_subset(members)
-                && !(self.counting && self.crossing.iter().any(|crossing| crossing.group == number))
+                && !(self.counting
+                    && self
+                        .crossing
+                        .iter()
+                        .any(|crossing| crossing.group == number))
             {
                 rules.outer.push(number);
             }
@@ -272,7 +336,9 @@ impl Plan {
         let mut total = 0.0;
         for (number, block) in self.blocks.iter().enumerate() {
             match block.shape {
-                Shape::Leaf(_) if self.counting => leaves[number] = (sets[number].len() as f64 + 1.0).log2(),
+                Shape::Leaf(_) if self.counting => {
+                    leaves[number] = (sets[number].len() as f64 + 1.0).log2()
+                }
                 Shape::Leaf(_) => leaves[number] = 1.0,
                 Shape::Join(a, b) => {
                     leaves[number] = leaves[a] + leaves[b];
@@ -280,7 +346,11 @@ impl Plan {
                         let open = f64::from(self.blocks[part].rules.keep.count_ones());
                         open.min(leaves[part]).exp2() * sets[part].len() as f64
                     };
-                    total += if self.crossing.is_empty() { 0.0 } else { entries(a) * entries(b) };
+                    total += if self.crossing.is_empty() {
+                        0.0
+                    } else {
+                        entries(a) * entries(b)
+                    };
                 }
             }
         }
@@ -289,7 +359,9 @@ impl Plan {
 }
 
 fn set<'a>(cpus: impl IntoIterator<Item = &'a usize>) -> CpuSet {
-    cpus.into_iter().filter_map(|&cpu| u32::try_from(cpu).ok()).collect()
+    cpus.into_iter()
+        .filter_map(|&cpu| u32::try_from(cpu).ok())
+        .collect()
 }
 
 /// Joins leaves into one tree, the smallest groups first: where groups nest, each becomes one block.
@@ -305,7 +377,10 @@ fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<Shape>, Vec<CpuSet>) {
             tops.iter().partition(|&&top| !sets[top].is_disjoint(group));
         tops = outside;
         // The two smallest first: tables stay small for as long as possible.
-        let mut heap: BinaryHeap<_> = inside.iter().map(|&top| Reverse((sets[top].len(), top))).collect();
+        let mut heap: BinaryHeap<_> = inside
+            .iter()
+            .map(|&top| Reverse((sets[top].len(), top)))
+            .collect();
         while let Some(Reverse((_, a))) = heap.pop() {
             let Some(Reverse((_, b))) = heap.pop() else {
                 tops.push(a);

@@ -104,11 +104,17 @@ pub(super) struct Wide {
 
 impl Wide {
     const fn high(shift: u32) -> Self {
-        Self { high: 1 << shift, low: 0 }
+        Self {
+            high: 1 << shift,
+            low: 0,
+        }
     }
 
     const fn low(shift: u32) -> Self {
-        Self { high: 0, low: 1 << shift }
+        Self {
+            high: 0,
+            low: 1 << shift,
+        }
     }
 }
 
@@ -116,8 +122,14 @@ impl Price for Wide {
     const HAS_WISHES: bool = true;
 
     const NOTHING: Self = Self { high: 0, low: 0 };
-    const NEVER: Self = Self { high: u128::MAX, low: u128::MAX };
-    const TOO_MUCH: Self = Self { high: u128::MAX >> 2, low: 0 };
+    const NEVER: Self = Self {
+        high: u128::MAX,
+        low: u128::MAX,
+    };
+    const TOO_MUCH: Self = Self {
+        high: u128::MAX >> 2,
+        low: 0,
+    };
 
     // From the least to the most important, with widths of 28 bits for squares, 24 for distances and 14 for counts.
     const SOCKET: Self = Self::high(0);
@@ -135,20 +147,32 @@ impl Price for Wide {
 
     #[inline]
     fn times(self, count: usize) -> Self {
-        Self { high: self.high * count as u128, low: self.low * count as u128 }
+        Self {
+            high: self.high * count as u128,
+            low: self.low * count as u128,
+        }
     }
 
     #[inline]
     fn just_below(self) -> Self {
         match self.low.checked_sub(1) {
-            Some(low) => Self { high: self.high, low },
-            None => Self { high: self.high - 1, low: u128::MAX >> 1 },
+            Some(low) => Self {
+                high: self.high,
+                low,
+            },
+            None => Self {
+                high: self.high - 1,
+                low: u128::MAX >> 1,
+            },
         }
     }
 
     #[inline]
     fn without(self, part: Self) -> Option<Self> {
-        Some(Self { high: self.high.checked_sub(part.high)?, low: self.low.checked_sub(part.low)? })
+        Some(Self {
+            high: self.high.checked_sub(part.high)?,
+            low: self.low.checked_sub(part.low)?,
+        })
     }
 }
 
@@ -157,7 +181,10 @@ impl Add for Wide {
 
     #[inline]
     fn add(self, other: Self) -> Self {
-        Self { high: self.high + other.high, low: self.low + other.low }
+        Self {
+            high: self.high + other.high,
+            low: self.low + other.low,
+        }
     }
 }
 

@@ -28,7 +28,11 @@ impl<P: Price> Search<'_, P> {
     /// The placement that a table entry stands for.
     pub(super) fn recover(&self, node: usize, entry: usize) -> CpuSet {
         let width = self.plan.ids.len().div_ceil(BITS);
-        let mut sets = Sets { width, words: vec![0; width], known: vec![0; self.counts.len()] };
+        let mut sets = Sets {
+            width,
+            words: vec![0; width],
+            known: vec![0; self.counts.len()],
+        };
         let best = self.best(&mut sets, node, entry);
         sets.cpus(self.plan, best)
     }
@@ -49,7 +53,11 @@ impl<P: Price> Search<'_, P> {
             NodeShape::Empty => 0,
             NodeShape::Class { class, threads } => {
                 let threads = &self.threads[threads.clone()];
-                let Class { size, each, unwanted } = *class;
+                let Class {
+                    size,
+                    each,
+                    unwanted,
+                } = *class;
                 let wanted = each - unwanted;
                 if self.terms.cores == Cores::Single {
                     sets.add(&threads[..count])
@@ -73,25 +81,36 @@ impl<P: Price> Search<'_, P> {
                 let pattern = self.pattern(node, entry);
                 let shared = self.shared(self.nodes[node].shared, count);
                 let mut best = None;
-                for pair in self.pairs[pairs.clone()].iter().filter(|pair| pair.pattern == pattern) {
+                for pair in self.pairs[pairs.clone()]
+                    .iter()
+                    .filter(|pair| pair.pattern == pattern)
+                {
                     // Nothing is the right price for this pair when its charge is already too much.
-                    let Some(price) = self.costs[entry].without(pair.charge + shared) else { continue };
+                    let Some(price) = self.costs[entry].without(pair.charge + shared) else {
+                        continue;
+                    };
                     match (pair.a, pair.b) {
                         (Some(list), None) => {
-                            if let Some(one) = self.at(list, count).filter(|&one| self.costs[one] == price) {
+                            if let Some(one) =
+                                self.at(list, count).filter(|&one| self.costs[one] == price)
+                            {
                                 let set = self.best(sets, a, one);
                                 best = sets.better(best, (set, 0));
                             }
                         }
                         (None, Some(list)) => {
-                            if let Some(one) = self.at(list, count).filter(|&one| self.costs[one] == price) {
+                            if let Some(one) =
+                                self.at(list, count).filter(|&one| self.costs[one] == price)
+                            {
                                 let set = self.best(sets, b, one);
                                 best = sets.better(best, (set, 0));
                             }
                         }
                         (Some(list_a), Some(list_b)) => {
-                            let (list_a, list_b) = (&self.lists[list_a].entries, &self.lists[list_b].entries);
-                            let (ones, others) = (&self.counts[list_a.clone()], &self.counts[list_b.clone()]);
+                            let (list_a, list_b) =
+                                (&self.lists[list_a].entries, &self.lists[list_b].entries);
+                            let (ones, others) =
+                                (&self.counts[list_a.clone()], &self.counts[list_b.clone()]);
                             let most = others.last().copied().unwrap_or_default();
                             let from = ones.partition_point(|&taken| taken + most < count);
                             let to = ones.partition_point(|&taken| taken < count);
@@ -101,12 +120,15 @@ impl<P: Price> Search<'_, P> {
                                 while end > 0 && taken + others[end - 1] > count {
                                     end -= 1;
                                 }
-                                let Some(last) = end.checked_sub(1) else { break };
+                                let Some(last) = end.checked_sub(1) else {
+                                    break;
+                                };
                                 let other = list_b.start + last;
                                 if taken + others[last] == count
                                     && self.costs[one] + self.costs[other] == price
                                 {
-                                    let split = (self.best(sets, a, one), self.best(sets, b, other));
+                                    let split =
+                                        (self.best(sets, a, one), self.best(sets, b, other));
                                     best = sets.better(best, split);
                                 }
                             }
@@ -122,18 +144,26 @@ impl<P: Price> Search<'_, P> {
     }
 
     fn pattern(&self, node: usize, entry: usize) -> u64 {
-        let Node { lists, is_split, .. } = &self.nodes[node];
+        let Node {
+            lists, is_split, ..
+        } = &self.nodes[node];
         if *is_split {
             return 0;
         }
         let lists = &self.lists[lists.clone()];
-        lists.iter().find(|list| list.entries.contains(&entry)).map_or(0, |list| list.pattern)
+        lists
+            .iter()
+            .find(|list| list.entries.contains(&entry))
+            .map_or(0, |list| list.pattern)
     }
 
     /// The entry of a list for a count.
     fn at(&self, list: usize, count: usize) -> Option<usize> {
         let entries = self.lists[list].entries.clone();
-        self.counts[entries.clone()].binary_search(&count).ok().map(|place| entries.start + place)
+        self.counts[entries.clone()]
+            .binary_search(&count)
+            .ok()
+            .map(|place| entries.start + place)
     }
 }
 
@@ -158,7 +188,8 @@ impl Sets {
         }
         let start = self.words.len();
         for word in 0..self.width {
-            self.words.push(self.words[a * self.width + word] | self.words[b * self.width + word]);
+            self.words
+                .push(self.words[a * self.width + word] | self.words[b * self.width + word]);
         }
         start / self.width
     }
@@ -166,9 +197,14 @@ impl Sets {
     /// Of two unions, the one with the lower ids.
     fn better(&self, old: Option<(usize, usize)>, new: (usize, usize)) -> Option<(usize, usize)> {
         let Some(old) = old else { return Some(new) };
-        let (old_a, old_b, new_a, new_b) =
-            (self.get(old.0), self.get(old.1), self.get(new.0), self.get(new.1));
-        for ((old_a, old_b), (new_a, new_b)) in old_a.iter().zip(old_b).zip(new_a.iter().zip(new_b)) {
+        let (old_a, old_b, new_a, new_b) = (
+            self.get(old.0),
+            self.get(old.1),
+            self.get(new.0),
+            self.get(new.1),
+        );
+        for ((old_a, old_b), (new_a, new_b)) in old_a.iter().zip(old_b).zip(new_a.iter().zip(new_b))
+        {
             let new_word = new_a | new_b;
             let differ = (old_a | old_b) ^ new_word;
             if differ != 0 {
@@ -184,16 +220,29 @@ impl Sets {
     fn of_whole_cores(&mut self, threads: &[usize], size: usize, count: usize) -> usize {
         let rest = count % size;
         let touched = &threads[..count.div_ceil(size) * size];
-        let part = if rest == 0 { None } else { touched.chunks(size).max_by_key(|core| core[rest]) };
+        let part = if rest == 0 {
+            None
+        } else {
+            touched.chunks(size).max_by_key(|core| core[rest])
+        };
         let left_out = part.map_or(&[][..], |core| &core[rest..]);
         self.add(touched.iter().filter(|cpu| !left_out.contains(cpu)))
     }
 
     /// Of cores that give some of their CPUs, as few as hold the count: those with the lowest first CPUs, each with its
     /// first, and the lowest of their others. Of the CPUs of `each` core, only the first so many are `wanted`.
-    fn of_part_cores(&mut self, threads: &[usize], each: usize, wanted: usize, count: usize) -> usize {
+    fn of_part_cores(
+        &mut self,
+        threads: &[usize],
+        each: usize,
+        wanted: usize,
+        count: usize,
+    ) -> usize {
         let touched = count.div_ceil(wanted);
-        let cores = threads.chunks(each).take(touched).map(|core| &core[..wanted]);
+        let cores = threads
+            .chunks(each)
+            .take(touched)
+            .map(|core| &core[..wanted]);
         let mut others: Vec<usize> = cores.clone().flat_map(|core| &core[1..]).copied().collect();
         others.sort_unstable();
         others.truncate(count - touched);
@@ -206,10 +255,15 @@ impl Sets {
     fn of_mixed_cores(&mut self, threads: &[usize], class: Class, extra: usize) -> usize {
         let wanted = class.each - class.unwanted;
         let cores = || threads.chunks(class.each);
-        let complete = if class.each == class.size { extra / class.unwanted } else { 0 };
+        let complete = if class.each == class.size {
+            extra / class.unwanted
+        } else {
+            0
+        };
         let numbered = cores().enumerate();
-        let mut unwanted: Vec<(usize, usize)> =
-            numbered.flat_map(|(core, cpus)| cpus[wanted..].iter().map(move |&cpu| (cpu, core))).collect();
+        let mut unwanted: Vec<(usize, usize)> = numbered
+            .flat_map(|(core, cpus)| cpus[wanted..].iter().map(move |&cpu| (cpu, core)))
+            .collect();
         unwanted.sort_unstable();
         let mut missing = vec![class.unwanted; cores().len()];
         let mut taken = Vec::with_capacity(extra);
@@ -231,6 +285,9 @@ impl Sets {
 
     fn cpus(&self, plan: &Plan, set: usize) -> CpuSet {
         let held = |cpu: &usize| self.get(set)[cpu / BITS] & (1 << (cpu % BITS)) != 0;
-        (0..plan.ids.len()).filter(held).map(|cpu| plan.ids[cpu]).collect()
+        (0..plan.ids.len())
+            .filter(held)
+            .map(|cpu| plan.ids[cpu])
+            .collect()
     }
 }

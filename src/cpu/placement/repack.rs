@@ -112,13 +112,20 @@ type Standing = [usize; 6];
 
 impl Goal {
     fn new(now: Cost, need: Cost) -> Option<Self> {
-        let kind = spans(now).iter().zip(spans(need)).position(|(&now, need)| now > need)?;
+        let kind = spans(now)
+            .iter()
+            .zip(spans(need))
+            .position(|(&now, need)| now > need)?;
         Some(Self { now, need, kind })
     }
 
     fn is_met(&self, cost: Cost) -> bool {
         let (now, need) = (spans(self.now), spans(self.need));
-        let before = spans(cost).into_iter().zip(now).take(self.kind).all(|(cost, now)| cost <= now);
+        let before = spans(cost)
+            .into_iter()
+            .zip(now)
+            .take(self.kind)
+            .all(|(cost, now)| cost <= now);
         cost.strangers <= self.now.strangers && before && spans(cost)[self.kind] <= need[self.kind]
     }
 }
@@ -140,14 +147,29 @@ impl Placer {
         if request.order == Order::Spread {
             return None;
         }
-        let all = owners.iter().fold(free.clone(), |all, owner| all.union(&owner.cpus).union(&owner.idle));
-        let need = || self.place_as(&all, request).ok().map(|placement| placement.cost);
+        let all = owners.iter().fold(free.clone(), |all, owner| {
+            all.union(&owner.cpus).union(&owner.idle)
+        });
+        let need = || {
+            self.place_as(&all, request)
+                .ok()
+                .map(|placement| placement.cost)
+        };
         let (now, need) = match self.place_as(free, request) {
             Ok(placement) => (placement.cost, need()?),
             Err(Refusal::TooFewOnNuma { .. }) => {
-                let split = Request { fewest_numa: false, ..request.clone() };
+                let split = Request {
+                    fewest_numa: false,
+                    ..request.clone()
+                };
                 let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
-                (Cost { strangers: now.strangers.max(need.strangers), ..now }, need)
+                (
+                    Cost {
+                        strangers: now.strangers.max(need.strangers),
+                        ..now
+                    },
+                    need,
+                )
             }
             Err(_) => return None,
         };
@@ -191,7 +213,10 @@ impl Placer {
             Isolated::Ignore => 0,
         };
         let distances = self.distances(&request.near);
-        let far = distances.iter().zip(&self.plan.ids).filter(|(_, id)| cpus.contains(**id));
+        let far = distances
+            .iter()
+            .zip(&self.plan.ids)
+            .filter(|(_, id)| cpus.contains(**id));
         let distance = far.map(|(distance, _)| distance).sum();
         let strangers = self.cost(&cpus.union(idle)).strangers;
         let [numa, sockets, llcs] = match request.order {
@@ -217,27 +242,68 @@ impl<'a> Repacker<'a> {
         kinds: &'a [Vec<CpuSet>; 3],
     ) -> Self {
         let groups = &kinds[goal.kind][..];
-        let count = |cpus: &CpuSet| groups.iter().map(|group| group.intersection(cpus).len()).collect();
-        let mover = |(owner, Owner { cpus, idle, movable }): (usize, &Owner)| {
-            let request = Request { cpus: cpus.len(), ..movable.clone()? };
+        let count = |cpus: &CpuSet| {
+            groups
+                .iter()
+                .map(|group| group.intersection(cpus).len())
+                .collect()
+        };
+        let mover = |(
+            owner,
+            Owner {
+                cpus,
+                idle,
+                movable,
+            },
+        ): (usize, &Owner)| {
+            let request = Request {
+                cpus: cpus.len(),
+                ..movable.clone()?
+            };
             let held = cpus.union(idle);
             let standing = placer.standing(cpus, idle, &request, kinds);
             let region = |cpus: &'a CpuSet| {
                 let group = groups.iter().position(|group| cpus.is_subset(group));
-                Region { cpus, group, place: None }
+                Region {
+                    cpus,
+                    group,
+                    place: None,
+                }
             };
             let spans = spans(placer.cost(cpus));
             let of_one = (0..3).filter(|&kind| spans[kind] == 1 && request.order == Order::Pack);
             let regions = match of_one.max_by_key(|&kind| (kinds[kind].len(), kind)) {
                 Some(kind) => kinds[kind].iter().map(region).collect(),
-                None => vec![Region { cpus: free, group: None, place: None }],
+                None => vec![Region {
+                    cpus: free,
+                    group: None,
+                    place: None,
+                }],
             };
             let held_in = count(&held);
-            (!cpus.is_empty()).then_some(Mover { owner, held, request, standing, regions, held_in })
+            (!cpus.is_empty()).then_some(Mover {
+                owner,
+                held,
+                request,
+                standing,
+                regions,
+                held_in,
+            })
         };
         let owners = owners.iter().enumerate().filter_map(mover).collect();
         let free_in = count(free);
-        Self { placer, request, free, owners, goal, kinds, groups, free_in, decisions: 0, best: None }
+        Self {
+            placer,
+            request,
+            free,
+            owners,
+            goal,
+            kinds,
+            groups,
+            free_in,
+            decisions: 0,
+            best: None,
+        }
     }
 
     /// Tries so many moves, from the fewest CPUs moved to the most.
@@ -252,7 +318,10 @@ impl<'a> Repacker<'a> {
                 .collect(),
         };
         let moved = |this: &Self, order: &[usize]| -> usize {
-            order.iter().map(|&mover| this.owners[mover].request.cpus).sum()
+            order
+                .iter()
+                .map(|&mover| this.owners[mover].request.cpus)
+                .sum()
         };
         orders.sort_by_key(|order| moved(self, order));
         let mut least = None;
@@ -277,7 +346,10 @@ impl<'a> Repacker<'a> {
     /// Nothing better can come of trying on.
     fn is_over(&self) -> bool {
         self.decisions >= MOST_DECISIONS
-            || self.best.as_ref().is_some_and(|best| best.placement.cost == self.goal.need)
+            || self
+                .best
+                .as_ref()
+                .is_some_and(|best| best.placement.cost == self.goal.need)
     }
 
     /// Makes the next move of an order in every way. `counts` are the free CPUs in each group when all of the order have
@@ -290,7 +362,9 @@ impl<'a> Repacker<'a> {
             if self.is_over() {
                 return;
             }
-            let Mover { request, regions, .. } = &self.owners[mover];
+            let Mover {
+                request, regions, ..
+            } = &self.owners[mover];
             if let Some(group) = regions[region].group {
                 let mut counts = counts.to_vec();
                 counts[group] = counts[group].saturating_sub(request.cpus);
@@ -298,7 +372,9 @@ impl<'a> Repacker<'a> {
                     continue;
                 }
             }
-            let Some(to) = self.place(mover, region, free, moves.last()) else { continue };
+            let Some(to) = self.place(mover, region, free, moves.last()) else {
+                continue;
+            };
             let target = to.cpus.union(&to.idle);
             let Mover { owner, held, .. } = &self.owners[mover];
             // The same two moves in the other order were tried before, unless one needs what the other leaves.
@@ -330,7 +406,12 @@ impl<'a> Repacker<'a> {
         before: Option<&Move>,
     ) -> Option<Placement> {
         let held = before.map(|before| self.held_by(before.owner));
-        let Mover { request, standing, regions, .. } = &self.owners[mover];
+        let Mover {
+            request,
+            standing,
+            regions,
+            ..
+        } = &self.owners[mover];
         let Region { cpus, place, .. } = &regions[region];
         // The whole machine is meant by the CPUs that are free on it, whichever these are now.
         let is_machine = std::ptr::eq(*cpus, self.free);
@@ -342,13 +423,19 @@ impl<'a> Repacker<'a> {
         if let (Some(place), true) = (place, untouched) {
             return place.clone();
         }
-        let free = if is_machine { free.clone() } else { free.intersection(cpus) };
+        let free = if is_machine {
+            free.clone()
+        } else {
+            free.intersection(cpus)
+        };
         let place = if free.len() < request.cpus {
             None
         } else {
             self.decisions += 1;
             self.placer.place_as(&free, request).ok().filter(|to| {
-                let new = self.placer.standing(&to.cpus, &to.idle, request, self.kinds);
+                let new = self
+                    .placer
+                    .standing(&to.cpus, &to.idle, request, self.kinds);
                 new.iter().zip(standing).all(|(new, old)| new <= old)
             })
         };
@@ -367,8 +454,13 @@ impl<'a> Repacker<'a> {
     /// Places the new container after all moves.
     fn finish(&mut self, free: &CpuSet, moves: Vec<Move>) {
         self.decisions += 1;
-        let Ok(placement) = self.placer.place_as(free, self.request) else { return };
-        let is_better = self.best.as_ref().is_none_or(|best| placement.cost < best.placement.cost);
+        let Ok(placement) = self.placer.place_as(free, self.request) else {
+            return;
+        };
+        let is_better = self
+            .best
+            .as_ref()
+            .is_none_or(|best| placement.cost < best.placement.cost);
         if self.goal.is_met(placement.cost) && is_better {
             self.best = Some(Repacking { moves, placement });
         }

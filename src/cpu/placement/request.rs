@@ -154,7 +154,11 @@ pub enum Refusal {
 
 /// A number of CPUs, and the verb that agrees with the number.
 fn with_verb(count: usize, [one, many]: [&str; 2]) -> String {
-    format!("{} {}", cpu_count(count), if count == 1 { one } else { many })
+    format!(
+        "{} {}",
+        cpu_count(count),
+        if count == 1 { one } else { many }
+    )
 }
 
 fn nodes(count: usize) -> String {
@@ -178,7 +182,9 @@ fn too_few(needs: usize, [held, held_on, most]: [usize; 3], cores: Cores) -> Str
         _ if held_on > needs => format!("the {held} that it has are on {held_on}"),
         _ => {
             let are = if most == 1 { "is" } else { "are" };
-            format!("with the {held} that it has on {held_on}, there {are} no more than {most} {what}")
+            format!(
+                "with the {held} that it has on {held_on}, there {are} no more than {most} {what}"
+            )
         }
     }
 }
@@ -189,7 +195,11 @@ fn by_node(free: &[(Option<u32>, usize)]) -> String {
         None => format!("{count} on none"),
     };
     let all: Vec<String> = free.iter().map(one).collect();
-    if all.is_empty() { String::new() } else { format!(": {}", all.join(", ")) }
+    if all.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", all.join(", "))
+    }
 }
 
 /// What a request and a free set come to, for each CPU of the plan.

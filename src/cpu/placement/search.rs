@@ -62,7 +62,11 @@ pub(super) enum NodeShape {
     /// A piece of a core.
     Piece { threads: Range<usize> },
     /// Two other nodes, and how their lists go together.
-    Join { a: usize, b: usize, pairs: Range<usize> },
+    Join {
+        a: usize,
+        b: usize,
+        pairs: Range<usize>,
+    },
 }
 
 /// A node and the rules of the block that it stands for.
@@ -114,7 +118,10 @@ pub(super) struct Pair<P> {
 // === impl Own ===
 
 impl<P: Price> Own<'_, P> {
-    pub(super) const NOTHING: Self = Self { fixed: P::NOTHING, shared: &[] };
+    pub(super) const NOTHING: Self = Self {
+        fixed: P::NOTHING,
+        shared: &[],
+    };
 }
 
 // === impl Search ===
@@ -128,7 +135,11 @@ impl<'a, P: Price> Search<'a, P> {
             wanted: terms.wanted,
             total_free: given(plan, &terms),
             prices: prices(plan, &terms),
-            behind: if terms.order == Order::Spread { behind(plan, terms.free) } else { Vec::new() },
+            behind: if terms.order == Order::Spread {
+                behind(plan, terms.free)
+            } else {
+                Vec::new()
+            },
             limits: Limits::new(plan, &terms, least),
             bound: P::NEVER,
             parts: Vec::with_capacity(plan.blocks.len()),
@@ -178,18 +189,47 @@ impl<'a, P: Price> Search<'a, P> {
         self.threads.clear();
         let shape = NodeShape::Empty;
         let is_split = false;
-        self.nodes.push(Node { shape, shared: &[], free: 0, lists: 0..0, is_split, cheapest: P::TOO_MUCH });
+        self.nodes.push(Node {
+            shape,
+            shared: &[],
+            free: 0,
+            lists: 0..0,
+            is_split,
+            cheapest: P::TOO_MUCH,
+        });
         let spread = self.terms.order == Order::Spread;
         for block in &plan.blocks {
             let sum = |groups: &[usize]| groups.iter().map(|&group| self.prices[group]).sum();
             let around = self.limits.around(&block.rules);
             let unit = block.rules.unit;
             let (own, outer) = if spread {
-                let own = Own { fixed: P::NOTHING, shared: &block.own[..] };
-                (own, Outer { price: P::NOTHING, shared: [&block.rules.outer, &[]], unit, around })
+                let own = Own {
+                    fixed: P::NOTHING,
+                    shared: &block.own[..],
+                };
+                (
+                    own,
+                    Outer {
+                        price: P::NOTHING,
+                        shared: [&block.rules.outer, &[]],
+                        unit,
+                        around,
+                    },
+                )
             } else {
-                let own = Own { fixed: sum(&block.own), shared: &[][..] };
-                (own, Outer { price: sum(&block.rules.outer), shared: [&[], &[]], unit, around })
+                let own = Own {
+                    fixed: sum(&block.own),
+                    shared: &[][..],
+                };
+                (
+                    own,
+                    Outer {
+                        price: sum(&block.rules.outer),
+                        shared: [&[], &[]],
+                        unit,
+                        around,
+                    },
+                )
             };
             let node = match block.shape {
                 Shape::Leaf(cell) => match &plan.cells[cell] {
@@ -197,7 +237,12 @@ impl<'a, P: Price> Search<'a, P> {
                         // Seen from a part of the cell, the rest may come from the cell, too.
                         let around = self.limits.around_part(&block.rules, &block.own);
                         let shared = [outer.shared[0], own.shared];
-                        let inner = Outer { price: own.fixed + outer.price, shared, unit, around };
+                        let inner = Outer {
+                            price: own.fixed + outer.price,
+                            shared,
+                            unit,
+                            around,
+                        };
                         self.cores(cores, own, outer, inner)
                     }
                     piece @ Cell::Piece { .. } => self.piece(piece, own, outer),
@@ -210,7 +255,11 @@ impl<'a, P: Price> Search<'a, P> {
             if unit != 0 && matches!(block.shape, Shape::Leaf(_)) {
                 self.split(node, unit);
             }
-            self.parts.push(Part { node, implied: block.rules.implied, untouched: block.rules.untouched });
+            self.parts.push(Part {
+                node,
+                implied: block.rules.implied,
+                untouched: block.rules.untouched,
+            });
         }
     }
 
@@ -234,7 +283,10 @@ impl<'a, P: Price> Search<'a, P> {
             return if free_a == 0 { b.node } else { a.node };
         }
         let pairs = self.pair(a, b, rules, own.fixed);
-        let mut patterns: Vec<u64> = self.pairs[pairs.clone()].iter().map(|pair| pair.pattern).collect();
+        let mut patterns: Vec<u64> = self.pairs[pairs.clone()]
+            .iter()
+            .map(|pair| pair.pattern)
+            .collect();
         patterns.sort_unstable();
         patterns.dedup();
 
@@ -255,13 +307,27 @@ impl<'a, P: Price> Search<'a, P> {
             let start = self.counts.len();
             for (count, &price) in (low..).zip(&rows[slot * width..(slot + 1) * width]) {
                 if price != P::NEVER {
-                    self.enter(count, price + self.shared(own.shared, count), pattern, outer);
+                    self.enter(
+                        count,
+                        price + self.shared(own.shared, count),
+                        pattern,
+                        outer,
+                    );
                 }
             }
             self.close_list(pattern, start);
         }
         self.rows = rows;
-        self.node(NodeShape::Join { a: a.node, b: b.node, pairs }, own.shared, free, first)
+        self.node(
+            NodeShape::Join {
+                a: a.node,
+                b: b.node,
+                pairs,
+            },
+            own.shared,
+            free,
+            first,
+        )
     }
 
     /// All ways for lists of two nodes to go together.
@@ -271,7 +337,8 @@ impl<'a, P: Price> Search<'a, P> {
         let this = &*self;
         let sides = |part: Part| {
             let lists = this.nodes[part.node].lists.clone();
-            let taken = lists.map(move |list| (Some(list), this.lists[list].pattern | part.implied));
+            let taken =
+                lists.map(move |list| (Some(list), this.lists[list].pattern | part.implied));
             std::iter::once((None, part.untouched)).chain(taken)
         };
         for (list_a, pattern_a) in sides(a) {
@@ -279,11 +346,22 @@ impl<'a, P: Price> Search<'a, P> {
                 if list_a.is_none() && list_b.is_none() {
                     continue;
                 }
-                let Some(pattern) = this.both(pattern_a, pattern_b) else { continue };
-                let charge: Option<P> = rules.closing.iter().map(|group| this.charge(*group, pattern)).sum();
+                let Some(pattern) = this.both(pattern_a, pattern_b) else {
+                    continue;
+                };
+                let charge: Option<P> = rules
+                    .closing
+                    .iter()
+                    .map(|group| this.charge(*group, pattern))
+                    .sum();
                 if let Some(charge) = charge {
                     let pattern = pattern & rules.keep;
-                    pairs.push(Pair { a: list_a, b: list_b, pattern, charge: charge + own });
+                    pairs.push(Pair {
+                        a: list_a,
+                        b: list_b,
+                        pattern,
+                        charge: charge + own,
+                    });
                 }
             }
         }
@@ -305,16 +383,26 @@ impl<'a, P: Price> Search<'a, P> {
 
     /// What a crossing group costs under a pattern in which nothing more will be taken; none if the terms forbid it.
     fn charge(&self, crossing: Crossing, pattern: u64) -> Option<P> {
-        let Crossing { group, touched, missing, field } = crossing;
+        let Crossing {
+            group,
+            touched,
+            missing,
+            field,
+        } = crossing;
         if pattern & field == 0 {
             return Some(P::NOTHING);
         }
         let Group { kind, cpus } = &self.plan.groups[group];
-        let count = usize::try_from((pattern & field) >> touched.trailing_zeros()).unwrap_or(usize::MAX);
+        let count =
+            usize::try_from((pattern & field) >> touched.trailing_zeros()).unwrap_or(usize::MAX);
         if self.plan.counting && *kind != Kind::Core {
             return Some(self.shared(&[group], count));
         }
-        let in_part = if self.plan.counting { count < cpus.len() } else { pattern & missing != 0 };
+        let in_part = if self.plan.counting {
+            count < cpus.len()
+        } else {
+            pattern & missing != 0
+        };
         match self.terms.cores {
             Cores::Preferred if in_part => Some(self.prices[group] + P::STRANGER),
             Cores::Whole if in_part && *kind == Kind::Core => None,
@@ -352,14 +440,21 @@ impl<'a, P: Price> Search<'a, P> {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
             (Some(list_a), Some(list_b)) => {
-                if self.nodes[a].cheapest + self.nodes[b].cheapest + pair.charge + outer > self.bound {
+                if self.nodes[a].cheapest + self.nodes[b].cheapest + pair.charge + outer
+                    > self.bound
+                {
                     return;
                 }
-                let (list_a, list_b) =
-                    (self.lists[list_a].entries.clone(), self.lists[list_b].entries.clone());
+                let (list_a, list_b) = (
+                    self.lists[list_a].entries.clone(),
+                    self.lists[list_b].entries.clone(),
+                );
                 // The longer list goes inside: its loop is the tight one.
-                let (few, many) =
-                    if list_a.len() < list_b.len() { (list_a, list_b) } else { (list_b, list_a) };
+                let (few, many) = if list_a.len() < list_b.len() {
+                    (list_a, list_b)
+                } else {
+                    (list_b, list_a)
+                };
                 let (counts, costs) = (&self.counts[many.clone()], &self.costs[many]);
                 for entry in few {
                     let (count, cost) = (self.counts[entry], self.costs[entry] + pair.charge);
@@ -391,7 +486,8 @@ impl<'a, P: Price> Search<'a, P> {
     /// Adds a table entry, unless no best placement can contain it. `outer` is what the groups around cost.
     pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: Outer<'_, P>) {
         let [groups, more] = outer.shared;
-        let with_outer = price + outer.price + self.shared(groups, count) + self.shared(more, count);
+        let with_outer =
+            price + outer.price + self.shared(groups, count) + self.shared(more, count);
         if with_outer + self.limits.rest(count, outer.around) > self.bound {
             return;
         }
@@ -399,9 +495,17 @@ impl<'a, P: Price> Search<'a, P> {
         self.costs.push(price);
         if count == self.wanted {
             let leaf = P::HAS_WISHES && outer.unit != 0;
-            let pattern = if leaf { outer.unit * count as u64 } else { pattern };
-            let open: Option<P> =
-                self.plan.crossing.iter().map(|group| self.rest_charge(*group, pattern)).sum();
+            let pattern = if leaf {
+                outer.unit * count as u64
+            } else {
+                pattern
+            };
+            let open: Option<P> = self
+                .plan
+                .crossing
+                .iter()
+                .map(|group| self.rest_charge(*group, pattern))
+                .sum();
             if let Some(open) = open {
                 self.bound = self.bound.min(with_outer + open);
             }
@@ -411,7 +515,14 @@ impl<'a, P: Price> Search<'a, P> {
     /// Like [`Self::charge`] where all the rest of the machine stays untouched: then a core in pieces is held in part,
     /// if it is held.
     fn rest_charge(&self, group: Crossing, pattern: u64) -> Option<P> {
-        self.charge(group, if group.missing == 0 { pattern } else { pattern | group.missing })
+        self.charge(
+            group,
+            if group.missing == 0 {
+                pattern
+            } else {
+                pattern | group.missing
+            },
+        )
     }
 
     /// Gives each entry of a leaf the pattern that counts it.
@@ -420,7 +531,10 @@ impl<'a, P: Price> Search<'a, P> {
         for list in self.nodes[node].lists.clone() {
             for entry in self.lists[list].entries.clone() {
                 let pattern = unit * self.counts[entry] as u64;
-                self.lists.push(List { pattern, entries: entry..entry + 1 });
+                self.lists.push(List {
+                    pattern,
+                    entries: entry..entry + 1,
+                });
             }
         }
         self.nodes[node].lists = first..self.lists.len();
@@ -429,7 +543,10 @@ impl<'a, P: Price> Search<'a, P> {
 
     pub(super) fn close_list(&mut self, pattern: u64, start: usize) {
         if start < self.counts.len() {
-            self.lists.push(List { pattern, entries: start..self.counts.len() });
+            self.lists.push(List {
+                pattern,
+                entries: start..self.counts.len(),
+            });
         }
     }
 
@@ -441,9 +558,18 @@ impl<'a, P: Price> Search<'a, P> {
         first_list: usize,
     ) -> usize {
         let lists = first_list..self.lists.len();
-        let entries = self.lists[lists.clone()].iter().flat_map(|list| &self.costs[list.entries.clone()]);
+        let entries = self.lists[lists.clone()]
+            .iter()
+            .flat_map(|list| &self.costs[list.entries.clone()]);
         let cheapest = entries.min().copied().unwrap_or(P::TOO_MUCH);
-        self.nodes.push(Node { shape, shared, free, lists, is_split: false, cheapest });
+        self.nodes.push(Node {
+            shape,
+            shared,
+            free,
+            lists,
+            is_split: false,
+            cheapest,
+        });
         self.nodes.len() - 1
     }
 }
@@ -455,7 +581,10 @@ fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
     }
     let gives = |cpus: &[usize]| terms.lowest(cpus).is_some();
     let of_cell = |cell: &Cell| match cell {
-        Cell::Cores(cores) => cores.iter().filter(|&&core| gives(&plan.cores[core])).count(),
+        Cell::Cores(cores) => cores
+            .iter()
+            .filter(|&&core| gives(&plan.cores[core]))
+            .count(),
         Cell::Piece { cpus, .. } => usize::from(gives(cpus)),
     };
     plan.cells.iter().map(of_cell).sum()
@@ -465,12 +594,20 @@ fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
 fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
     let price = |group: &Group| {
         let free = group.cpus.iter().filter(|&&cpu| terms.free[cpu]).count();
-        let if_entirely_free = |price| if free == group.cpus.len() { price } else { P::NOTHING };
+        let if_entirely_free = |price| {
+            if free == group.cpus.len() {
+                price
+            } else {
+                P::NOTHING
+            }
+        };
         match group.kind {
             Kind::Numa => P::NUMA + if_entirely_free(P::FREE_NUMA) + P::LEFT_IN_NUMA.times(free),
             Kind::Socket => P::SOCKET,
             Kind::Llc => P::LLC + if_entirely_free(P::FREE_LLC) + P::LEFT_IN_LLC.times(free),
-            Kind::Core if terms.cores == Cores::Single => P::FREE_CORE.times(free.saturating_sub(1)),
+            Kind::Core if terms.cores == Cores::Single => {
+                P::FREE_CORE.times(free.saturating_sub(1))
+            }
             Kind::Core => if_entirely_free(P::FREE_CORE),
         }
     };
@@ -481,15 +618,24 @@ fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
 /// have the same sum of squares, the one with the lower sum of these over its CPUs is the one whose remains have the lower
 /// sum of squares.
 fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
-    let free: Vec<usize> =
-        plan.groups.iter().map(|group| group.cpus.iter().filter(|&&cpu| is_free[cpu]).count()).collect();
+    let free: Vec<usize> = plan
+        .groups
+        .iter()
+        .map(|group| group.cpus.iter().filter(|&&cpu| is_free[cpu]).count())
+        .collect();
     let most = |kind| {
-        let of_kind = plan.groups.iter().zip(&free).filter(|(group, _)| group.kind == kind);
+        let of_kind = plan
+            .groups
+            .iter()
+            .zip(&free)
+            .filter(|(group, _)| group.kind == kind);
         of_kind.map(|(_, &free)| free).max().unwrap_or_default()
     };
     let most = SPANNED.map(|kind| (kind, most(kind)));
     let behind = |(group, free): (&Group, &usize)| {
-        most.iter().find(|(kind, _)| *kind == group.kind).map_or(0, |(_, most)| most - free)
+        most.iter()
+            .find(|(kind, _)| *kind == group.kind)
+            .map_or(0, |(_, most)| most - free)
     };
     plan.groups.iter().zip(&free).map(behind).collect()
 }

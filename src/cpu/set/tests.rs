@@ -19,16 +19,29 @@ fn hash(set: &CpuSet) -> u64 {
 
 /// What the kernel would print as a mask of at least the given number of words.
 fn mask(cpus: &BTreeSet<u32>, at_least: u32) -> String {
-    let words = cpus.last().map_or(0, |last| last / 32 + 1).max(at_least).max(1);
+    let words = cpus
+        .last()
+        .map_or(0, |last| last / 32 + 1)
+        .max(at_least)
+        .max(1);
     let word = |index: u32| {
-        (0..32).filter(|bit| cpus.contains(&(index * 32 + bit))).fold(0u32, |w, bit| w | 1 << bit)
+        (0..32)
+            .filter(|bit| cpus.contains(&(index * 32 + bit)))
+            .fold(0u32, |w, bit| w | 1 << bit)
     };
-    (0..words).rev().map(|index| format!("{:08x}", word(index))).collect::<Vec<_>>().join(",")
+    (0..words)
+        .rev()
+        .map(|index| format!("{:08x}", word(index)))
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 #[test]
 fn a_set_and_its_noun_agree() {
-    assert_eq!(["3", "2-3", ""].map(|list| set(list).in_words()), ["CPU 3", "CPUs 2-3", "no CPUs"]);
+    assert_eq!(
+        ["3", "2-3", ""].map(|list| set(list).in_words()),
+        ["CPU 3", "CPUs 2-3", "no CPUs"]
+    );
     assert_eq!([0, 1, 2].map(cpu_count), ["0 CPUs", "1 CPU", "2 CPUs"]);
 }
 
@@ -61,18 +74,27 @@ fn a_malformed_list_is_refused_with_its_reason() {
     use ParseCpuSetError::{Backwards, EmptyItem, NotANumber, TooLarge};
     type Kind = fn(&ParseCpuSetError) -> bool;
     let cases: [(Kind, &[&str]); 4] = [
-        (|e| matches!(e, EmptyItem { .. }), &[",", "1,", ",1", "1,,2"]),
+        (
+            |e| matches!(e, EmptyItem { .. }),
+            &[",", "1,", ",1", "1,,2"],
+        ),
         (
             |e| matches!(e, NotANumber { .. }),
             &[
-                "a", "-", "-1", "1-", "1--2", "1-2-3", "+1", "1 ,2", "1, 2", "0x1", "1.5", "1\n2", "1;2",
-                "0-7:2/4", "٣", "all", "1\u{0}",
+                "a", "-", "-1", "1-", "1--2", "1-2-3", "+1", "1 ,2", "1, 2", "0x1", "1.5", "1\n2",
+                "1;2", "0-7:2/4", "٣", "all", "1\u{0}",
             ],
         ),
         (|e| matches!(e, Backwards { .. }), &["3-1", "0,8191-0"]),
         (
             |e| matches!(e, TooLarge { .. }),
-            &["8192", "0-8192", "4294967295", "4294967296", "99999999999999999999999"],
+            &[
+                "8192",
+                "0-8192",
+                "4294967295",
+                "4294967296",
+                "99999999999999999999999",
+            ],
         ),
     ];
     for (is_kind, lists) in cases {
@@ -93,7 +115,10 @@ fn a_mask_is_read() {
         ("00000000,0000ffff\n", "0-15"),
         ("3", "0-1"),
         ("fffff", "0-19"),
-        ("0000,00000000,000000ff,ff000000,00000000,00000000", "88-103"),
+        (
+            "0000,00000000,000000ff,ff000000,00000000,00000000",
+            "88-103",
+        ),
         ("FFFFFFFF,00000000", "32-63"),
         ("0", ""),
         ("1,0", "32"),
@@ -104,16 +129,36 @@ fn a_mask_is_read() {
     let wide = format!("00000000,{}1", "00000000,".repeat(256));
     assert_eq!(CpuSet::from_mask(&wide).unwrap(), set("0"));
     let error = CpuSet::from_mask(&wide.replacen('0', "1", 1)).unwrap_err();
-    assert!(matches!(error, ParseCpuSetError::MaskTooLarge { .. }), "{error:?}");
+    assert!(
+        matches!(error, ParseCpuSetError::MaskTooLarge { .. }),
+        "{error:?}"
+    );
     let last = format!("80000000{}", ",00000000".repeat(255));
     assert_eq!(CpuSet::from_mask(&last).unwrap(), set("8191"));
 }
 
 #[test]
 fn a_malformed_mask_is_refused() {
-    for text in ["", "\n", ",", "ff,", ",ff", "ff,,ff", "0xff", "+ff", "-1", "g", "f f", "000000001", "0-3"] {
+    for text in [
+        "",
+        "\n",
+        ",",
+        "ff,",
+        ",ff",
+        "ff,,ff",
+        "0xff",
+        "+ff",
+        "-1",
+        "g",
+        "f f",
+        "000000001",
+        "0-3",
+    ] {
         let error = CpuSet::from_mask(text).unwrap_err();
-        assert!(matches!(error, ParseCpuSetError::NotAMaskWord { .. }), "{text:?} gave {error:?}");
+        assert!(
+            matches!(error, ParseCpuSetError::NotAMaskWord { .. }),
+            "{text:?} gave {error:?}"
+        );
     }
 }
 
@@ -138,7 +183,10 @@ fn json_is_the_list() {
 fn order_is_that_of_the_ids() {
     let mut sets: Vec<CpuSet> = ["1", "0,5", "", "0-1", "0"].map(set).to_vec();
     sets.sort();
-    assert_eq!(sets.iter().map(ToString::to_string).collect::<Vec<_>>(), ["", "0", "0-1", "0,5", "1"]);
+    assert_eq!(
+        sets.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["", "0", "0-1", "0,5", "1"]
+    );
 }
 
 /// Sets with gaps and runs, up to the largest id.
@@ -146,7 +194,8 @@ fn cpus() -> impl Strategy<Value = BTreeSet<u32>> {
     prop_oneof![
         btree_set(0..200u32, 0..60),
         btree_set(0..=MAX_CPU, 0..20),
-        (0..=MAX_CPU, 0..300u32).prop_map(|(start, len)| (start..=MAX_CPU.min(start + len)).collect()),
+        (0..=MAX_CPU, 0..300u32)
+            .prop_map(|(start, len)| (start..=MAX_CPU.min(start + len)).collect()),
     ]
 }
 

@@ -221,7 +221,10 @@ impl Assembly {
 
     /// The program as this machine's kernel reads it: eight bytes for each instruction.
     pub fn bytes(&self) -> Vec<u8> {
-        self.instructions.iter().flat_map(|instruction| instruction.bytes()).collect()
+        self.instructions
+            .iter()
+            .flat_map(|instruction| instruction.bytes())
+            .collect()
     }
 
     fn branch(&mut self, code: u8, to: u8, from: u8, value: i32) -> Jump {
@@ -230,7 +233,13 @@ impl Assembly {
     }
 
     fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, value: i32) {
-        self.instructions.push(Instruction { code, to, from, offset, value });
+        self.instructions.push(Instruction {
+            code,
+            to,
+            from,
+            offset,
+            value,
+        });
     }
 }
 
@@ -238,12 +247,22 @@ impl Assembly {
 
 impl Instruction {
     fn bytes(self) -> [u8; 8] {
-        let registers =
-            if cfg!(target_endian = "little") { self.from << 4 | self.to } else { self.to << 4 | self.from };
-        let [offset, value] = [self.offset.to_ne_bytes().to_vec(), self.value.to_ne_bytes().to_vec()];
+        let registers = if cfg!(target_endian = "little") {
+            self.from << 4 | self.to
+        } else {
+            self.to << 4 | self.from
+        };
+        let [offset, value] = [
+            self.offset.to_ne_bytes().to_vec(),
+            self.value.to_ne_bytes().to_vec(),
+        ];
         let mut bytes = [self.code, registers, 0, 0, 0, 0, 0, 0];
         let rest = offset.into_iter().chain(value);
-        bytes.iter_mut().skip(2).zip(rest).for_each(|(byte, new)| *byte = new);
+        bytes
+            .iter_mut()
+            .skip(2)
+            .zip(rest)
+            .for_each(|(byte, new)| *byte = new);
         bytes
     }
 }
@@ -265,14 +284,38 @@ mod tests {
     fn instructions_are_written_as_the_kernel_reads_them() {
         assert_eq!(one(|a| a.copy(R6, R1)), [0xbf, 0x16, 0, 0, 0, 0, 0, 0]);
         assert_eq!(one(|a| a.set(R0, 1)), [0xb7, 0, 0, 0, 1, 0, 0, 0]);
-        assert_eq!(one(|a| a.add(R2, -16)), [0x07, 2, 0, 0, 0xf0, 0xff, 0xff, 0xff]);
-        assert_eq!(one(|a| a.load_32(R2, R6, 164)), [0x61, 0x62, 0xa4, 0, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.store_64(R10, -8, R0)), [0x7b, 0x0a, 0xf8, 0xff, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.store_value_64(R10, -8, 0)), [0x7a, 0x0a, 0xf8, 0xff, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.atomic_add_64(R0, 8, R1)), [0xdb, 0x10, 8, 0, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.load_8(R1, R10, -80)), [0x71, 0xa1, 0xb0, 0xff, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.load_64(R1, R6, 168)), [0x79, 0x61, 0xa8, 0, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.add_register(R1, R2)), [0x0f, 0x21, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            one(|a| a.add(R2, -16)),
+            [0x07, 2, 0, 0, 0xf0, 0xff, 0xff, 0xff]
+        );
+        assert_eq!(
+            one(|a| a.load_32(R2, R6, 164)),
+            [0x61, 0x62, 0xa4, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            one(|a| a.store_64(R10, -8, R0)),
+            [0x7b, 0x0a, 0xf8, 0xff, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            one(|a| a.store_value_64(R10, -8, 0)),
+            [0x7a, 0x0a, 0xf8, 0xff, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            one(|a| a.atomic_add_64(R0, 8, R1)),
+            [0xdb, 0x10, 8, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            one(|a| a.load_8(R1, R10, -80)),
+            [0x71, 0xa1, 0xb0, 0xff, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            one(|a| a.load_64(R1, R6, 168)),
+            [0x79, 0x61, 0xa8, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            one(|a| a.add_register(R1, R2)),
+            [0x0f, 0x21, 0, 0, 0, 0, 0, 0]
+        );
         assert_eq!(one(|a| a.subtract(R1, R2)), [0x1f, 0x21, 0, 0, 0, 0, 0, 0]);
         assert_eq!(one(|a| a.and(R1, 15)), [0x57, 1, 0, 0, 15, 0, 0, 0]);
         assert_eq!(one(|a| a.shift_right(R1, 4)), [0x77, 1, 0, 0, 4, 0, 0, 0]);
@@ -281,7 +324,10 @@ mod tests {
         assert_eq!(one(|a| a.from_network_32(R1)), [0xdc, 1, 0, 0, 32, 0, 0, 0]);
         assert_eq!(one(|a| a.call(83)), [0x85, 0, 0, 0, 83, 0, 0, 0]);
         assert_eq!(one(Assembly::exit), [0x95, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(one(|a| a.map(R1, 7)), [0x18, 0x11, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            one(|a| a.map(R1, 7)),
+            [0x18, 0x11, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
     }
 
     #[test]
@@ -305,7 +351,10 @@ mod tests {
             others.into_iter().for_each(|jump| a.land(jump));
             a.exit();
         });
-        let offsets: Vec<(u8, u8)> = program.chunks(8).map(|bytes| (bytes[0], bytes[2])).collect();
+        let offsets: Vec<(u8, u8)> = program
+            .chunks(8)
+            .map(|bytes| (bytes[0], bytes[2]))
+            .collect();
         let others = [(0x15, 4), (0x55, 3), (0x65, 2), (0xad, 1), (0x5d, 0)];
         let first = [(0x15, 3), (0x18, 0), (0, 0), (0x05, 6), (0x55, 0)];
         assert_eq!(offsets, [first.as_slice(), &others, &[(0x95, 0)]].concat());

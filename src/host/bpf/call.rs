@@ -100,11 +100,20 @@ unsafe impl Argument for ProgramQuery {}
 ///
 /// # Safety
 /// What the addresses in `argument` point to must be there for the command to read and write.
-pub(super) unsafe fn bpf<A: Argument>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_int> {
+pub(super) unsafe fn bpf<A: Argument>(
+    command: libc::c_int,
+    argument: &mut A,
+) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed for us alone; the caller answers
     // for what it points to.
-    let returned =
-        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<A>()) };
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(argument),
+            size_of::<A>(),
+        )
+    };
     match libc::c_int::try_from(returned) {
         Ok(value) if value >= 0 => Ok(value),
         _ => Err(io::Error::last_os_error()),
@@ -115,7 +124,10 @@ pub(super) unsafe fn bpf<A: Argument>(command: libc::c_int, argument: &mut A) ->
 ///
 /// # Safety
 /// As for [`bpf`]; and the command must be one that returns a new descriptor.
-pub(super) unsafe fn make<A: Argument>(command: libc::c_int, argument: &mut A) -> io::Result<OwnedFd> {
+pub(super) unsafe fn make<A: Argument>(
+    command: libc::c_int,
+    argument: &mut A,
+) -> io::Result<OwnedFd> {
     // SAFETY: the caller answers for the argument.
     let descriptor = unsafe { bpf(command, argument) }?;
     // SAFETY: the kernel has just made it, and nobody else has it.

@@ -72,12 +72,22 @@ struct OpenFiles<'a> {
 impl Counters {
     /// Counters of cgroups of these hierarchies, with so many files open at most.
     pub fn new(cgroups: Cgroups, files: usize) -> Self {
-        Self { cgroups, reader: Reader::default(), open: Vec::new(), count: 0, most: files }
+        Self {
+            cgroups,
+            reader: Reader::default(),
+            open: Vec::new(),
+            count: 0,
+            most: files,
+        }
     }
 
     /// Closes the files of the cgroup that has had a number.
     pub fn forget(&mut self, number: usize) {
-        let files = self.open.get_mut(number).map(std::mem::take).unwrap_or_default();
+        let files = self
+            .open
+            .get_mut(number)
+            .map(std::mem::take)
+            .unwrap_or_default();
         self.count -= files.iter().flatten().count();
     }
 
@@ -88,14 +98,25 @@ impl Counters {
 
     /// The counters of a cgroup, below the top of the hierarchies. Its number, a small one, is its own until it is forgotten.
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> OfCgroup<'a> {
-        let Self { cgroups, reader, open, count, most } = self;
+        let Self {
+            cgroups,
+            reader,
+            open,
+            count,
+            most,
+        } = self;
         if open.len() <= number {
             open.resize_with(number + 1, Files::default);
         }
         OfCgroup {
             cgroups,
             path,
-            files: OpenFiles { reader, open: open.get_mut(number), count, most: *most },
+            files: OpenFiles {
+                reader,
+                open: open.get_mut(number),
+                count,
+                most: *most,
+            },
         }
     }
 }
@@ -117,7 +138,11 @@ impl OfCgroup<'_> {
         if let (None, Some(cpuacct)) = (stat.usage, &cgroups.cpuacct) {
             let file = || cpuacct.join(path).join("cpuacct.usage");
             let usage = |text: &str| text.trim_end().parse::<u64>().ok();
-            stat.usage = self.files.read(CPUACCT, file, usage)?.flatten().map(Duration::from_nanos);
+            stat.usage = self
+                .files
+                .read(CPUACCT, file, usage)?
+                .flatten()
+                .map(Duration::from_nanos);
         }
         Ok(stat)
     }
@@ -142,18 +167,30 @@ impl OfCgroup<'_> {
 
     /// How many threads there are in it, those of cgroups below it included; `None` where nobody counts them.
     pub fn threads(&mut self) -> Result<Option<usize>, CgroupError> {
-        let Some(pids) = &self.cgroups.pids else { return Ok(None) };
+        let Some(pids) = &self.cgroups.pids else {
+            return Ok(None);
+        };
         let file = || pids.join(self.path).join("pids.current");
-        Ok(self.files.read(THREADS, file, |text| text.trim_end().parse().ok())?.flatten())
+        Ok(self
+            .files
+            .read(THREADS, file, |text| text.trim_end().parse().ok())?
+            .flatten())
     }
 
     /// Where its memory lies, by NUMA node; `None` where that is not counted.
     pub fn pages(&mut self) -> Result<Option<Vec<Pages>>, CgroupError> {
-        let Some(memory) = &self.cgroups.memory else { return Ok(None) };
+        let Some(memory) = &self.cgroups.memory else {
+            return Ok(None);
+        };
         // The older hierarchy counts pages.
-        let unit = if *memory == self.cgroups.cpuset { 1 } else { procfs::page_size() };
+        let unit = if *memory == self.cgroups.cpuset {
+            1
+        } else {
+            procfs::page_size()
+        };
         let file = || memory.join(self.path).join("memory.numa_stat");
-        self.files.read(MEMORY, file, |text| memory::pages(text, unit))
+        self.files
+            .read(MEMORY, file, |text| memory::pages(text, unit))
     }
 
     /// How long its tasks have waited for each of [`RESOURCES`]; `None` where that is not counted.
@@ -162,7 +199,10 @@ impl OfCgroup<'_> {
         let mut found = [None; RESOURCES.len()];
         for (at, (found, resource)) in found.iter_mut().zip(RESOURCES).enumerate() {
             let file = || dir().join(format!("{resource}.pressure"));
-            *found = self.files.read(PRESSURE + at, file, pressure::parse)?.flatten();
+            *found = self
+                .files
+                .read(PRESSURE + at, file, pressure::parse)?
+                .flatten();
         }
         Ok(found)
     }
@@ -177,7 +217,9 @@ impl OpenFiles<'_> {
         if let Some(kept) = self.kept(DIRECTORY) {
             return links(kept) > 2;
         }
-        let Ok(file) = File::open(directory()) else { return false };
+        let Ok(file) = File::open(directory()) else {
+            return false;
+        };
         let found = links(&file) > 2;
         self.keep_open(DIRECTORY, file);
         found
@@ -190,7 +232,10 @@ impl OpenFiles<'_> {
         file: impl FnOnce() -> PathBuf,
         parse: impl FnOnce(&str) -> T,
     ) -> Result<Option<T>, CgroupError> {
-        let kept = self.open.as_deref().and_then(|files| files.get(which)?.as_ref());
+        let kept = self
+            .open
+            .as_deref()
+            .and_then(|files| files.get(which)?.as_ref());
         if let Some(kept) = kept {
             match self.reader.read(kept) {
                 Ok(text) => return Ok(Some(parse(text))),
@@ -198,7 +243,9 @@ impl OpenFiles<'_> {
                 Err(_) => self.close(),
             }
         }
-        let Some((file, text)) = self.reader.open(file())? else { return Ok(None) };
+        let Some((file, text)) = self.reader.open(file())? else {
+            return Ok(None);
+        };
         let value = parse(text);
         self.keep_open(which, file);
         Ok(Some(value))
@@ -215,7 +262,10 @@ impl OpenFiles<'_> {
     }
 
     fn keep_open(&mut self, which: usize, file: File) {
-        let place = self.open.as_deref_mut().and_then(|files| files.get_mut(which));
+        let place = self
+            .open
+            .as_deref_mut()
+            .and_then(|files| files.get_mut(which));
         if let Some(place) = place.filter(|_| *self.count < self.most) {
             *self.count += usize::from(place.replace(file).is_none());
         }
@@ -225,7 +275,9 @@ impl OpenFiles<'_> {
 fn cpu_stat(text: &str) -> CpuStat {
     let mut stat = CpuStat::default();
     for line in text.lines() {
-        let Some((key, value)) = line.split_once(' ') else { continue };
+        let Some((key, value)) = line.split_once(' ') else {
+            continue;
+        };
         let value = value.parse::<u64>().ok();
         match key {
             "nr_periods" => stat.periods = value,
@@ -251,14 +303,24 @@ mod tests {
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
         // Room for two: of a third file nothing is kept.
         let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 2);
-        for (number, cgroup, us) in [(0, "a", 1_500_000), (1, "b", 2_000_000), (0, "a", 3_000_000)] {
+        for (number, cgroup, us) in [
+            (0, "a", 1_500_000),
+            (1, "b", 2_000_000),
+            (0, "a", 3_000_000),
+        ] {
             fs::create_dir_all(root.join(cgroup)).unwrap();
-            fs::write(root.join(cgroup).join("cpu.stat"), format!("usage_usec {us}\nnr_periods 3\n"))
-                .unwrap();
+            fs::write(
+                root.join(cgroup).join("cpu.stat"),
+                format!("usage_usec {us}\nnr_periods 3\n"),
+            )
+            .unwrap();
             fs::write(root.join(cgroup).join("cgroup.procs"), "7\n8\n").unwrap();
             let mut of = counters.of(number, cgroup);
             let stat = of.cpu_stat().unwrap();
-            assert_eq!((stat.usage, stat.periods), (Some(Duration::from_micros(us)), Some(3)));
+            assert_eq!(
+                (stat.usage, stat.periods),
+                (Some(Duration::from_micros(us)), Some(3))
+            );
             assert_eq!(of.processes(None).unwrap(), [7, 8]);
             assert_eq!(of.pressure().unwrap(), [None; RESOURCES.len()]);
             assert_eq!(of.pages().unwrap(), None);
@@ -273,7 +335,10 @@ mod tests {
         counters.forget(0);
         assert_eq!(counters.kept(), 0);
         // What was taken up is to be had again.
-        assert_eq!(counters.of(0, "b").cpu_stat().unwrap().usage, Some(Duration::from_micros(2_000_000)));
+        assert_eq!(
+            counters.of(0, "b").cpu_stat().unwrap().usage,
+            Some(Duration::from_micros(2_000_000))
+        );
         assert_eq!(counters.kept(), 1);
         counters.forget(9);
     }
@@ -287,14 +352,20 @@ mod tests {
         fs::write(root.join("a/cgroup.procs"), "7\n8\n").unwrap();
         fs::write(root.join("a/below/cgroup.procs"), "9\n").unwrap();
         let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 9);
-        for (current, expected, open) in
-            [("2\n", &[7, 8][..], 2), ("3\n", &[7, 8, 9], 3), ("9\n", &[7, 8, 9], 3)]
-        {
+        for (current, expected, open) in [
+            ("2\n", &[7, 8][..], 2),
+            ("3\n", &[7, 8, 9], 3),
+            ("9\n", &[7, 8, 9], 3),
+        ] {
             fs::write(root.join("a/pids.current"), current).unwrap();
             let mut of = counters.of(0, "a");
             let threads = of.threads().unwrap();
             assert_eq!(of.processes(threads).unwrap(), expected, "{current}");
-            assert_eq!(counters.kept(), open, "the directory is opened when it is asked");
+            assert_eq!(
+                counters.kept(),
+                open,
+                "the directory is opened when it is asked"
+            );
         }
     }
 
@@ -302,11 +373,23 @@ mod tests {
     fn times_are_exact() {
         let v1 = cpu_stat("nr_periods 7\nnr_throttled 2\nthrottled_time 18446744073709551615\n");
         let most = Some(Duration::from_nanos(u64::MAX));
-        let expected = CpuStat { periods: Some(7), throttled_periods: Some(2), throttled: most, usage: None };
+        let expected = CpuStat {
+            periods: Some(7),
+            throttled_periods: Some(2),
+            throttled: most,
+            usage: None,
+        };
         assert_eq!(v1, expected);
         let v2 = cpu_stat("usage_usec 18446744073709551615\nuser_usec 1\nthrottled_usec 3\n");
         let most = Some(Duration::from_micros(u64::MAX));
         let (three, none) = (Some(Duration::from_micros(3)), CpuStat::default());
-        assert_eq!(v2, CpuStat { usage: most, throttled: three, ..none });
+        assert_eq!(
+            v2,
+            CpuStat {
+                usage: most,
+                throttled: three,
+                ..none
+            }
+        );
     }
 }

@@ -14,13 +14,20 @@ impl Cgroups {
             Version::V1 => {
                 let mounts = self.cpuset.parent()?;
                 let own = mounts.join("perf_event");
-                if own.is_dir() { own } else { mounts.join("unified") }
+                if own.is_dir() {
+                    own
+                } else {
+                    mounts.join("unified")
+                }
             }
         };
         let folder = top.join(path);
         // What runs may have made cgroups of its own below, and be in these; version 2 tells it at once.
         if let Ok(events) = fs::read_to_string(folder.join("cgroup.events")) {
-            return events.lines().any(|line| line == "populated 1").then_some(folder);
+            return events
+                .lines()
+                .any(|line| line == "populated 1")
+                .then_some(folder);
         }
         let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
         (!processes.trim().is_empty()).then_some(folder)
@@ -44,7 +51,10 @@ mod tests {
         put("cpuset", "7\n");
         fs::write(root.join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
         let cgroups = Cgroups::detect(root).unwrap();
-        assert_eq!((cgroups.version, cgroups.event_folder("kubepods/a")), (Version::V1, None));
+        assert_eq!(
+            (cgroups.version, cgroups.event_folder("kubepods/a")),
+            (Version::V1, None)
+        );
         put("unified", "");
         assert_eq!(cgroups.event_folder("kubepods/a"), None, "nobody is in it");
         let unified = put("unified", "7\n");
@@ -54,6 +64,10 @@ mod tests {
             assert_eq!(cgroups.event_folder("kubepods/a").as_ref(), expected);
         }
         let own = put("perf_event", "7\n");
-        assert_eq!(cgroups.event_folder("kubepods/a"), Some(own), "then the unified one does not count");
+        assert_eq!(
+            cgroups.event_folder("kubepods/a"),
+            Some(own),
+            "then the unified one does not count"
+        );
     }
 }

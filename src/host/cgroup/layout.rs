@@ -27,12 +27,16 @@ pub(super) fn entry(name: &str) -> Entry {
     }
     match plain {
         None => match name.strip_prefix("pod") {
-            Some(uid) if !uid.is_empty() => Entry::Pod { uid: uid.to_owned() },
+            Some(uid) if !uid.is_empty() => Entry::Pod {
+                uid: uid.to_owned(),
+            },
             _ => Entry::Other,
         },
         // systemd names a slice by the whole way to it: `kubepods-burstable-pod1234.slice`.
         Some(slice) => match slice.rfind("-pod") {
-            Some(at) if at + 4 < slice.len() => Entry::Pod { uid: slice[at + 4..].replace('_', "-") },
+            Some(at) if at + 4 < slice.len() => Entry::Pod {
+                uid: slice[at + 4..].replace('_', "-"),
+            },
             _ if slice.ends_with("-burstable") || slice.ends_with("-besteffort") => Entry::Class,
             _ => Entry::Other,
         },
@@ -75,7 +79,9 @@ mod tests {
     use super::*;
 
     fn pod(uid: &str) -> Entry {
-        Entry::Pod { uid: uid.to_owned() }
+        Entry::Pod {
+            uid: uid.to_owned(),
+        }
     }
 
     #[test]
@@ -84,10 +90,19 @@ mod tests {
         assert_eq!(entry("kubepods-besteffort.slice"), Entry::Class);
         let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
         assert_eq!(entry("pod8f0d6986-3554-402b-8223-2d69f320df15"), pod(uid));
-        assert_eq!(entry("kubepods-pod8f0d6986_3554_402b_8223_2d69f320df15.slice"), pod(uid));
-        assert_eq!(entry("kubepods-burstable-pod8f0d6986_3554_402b_8223_2d69f320df15.slice"), pod(uid));
+        assert_eq!(
+            entry("kubepods-pod8f0d6986_3554_402b_8223_2d69f320df15.slice"),
+            pod(uid)
+        );
+        assert_eq!(
+            entry("kubepods-burstable-pod8f0d6986_3554_402b_8223_2d69f320df15.slice"),
+            pod(uid)
+        );
         assert_eq!(entry("kubelet-kubepods-podabc.slice"), pod("abc"));
-        assert_eq!(entry("pod1a2b3c4d5e6f77889900aabbccddeeff"), pod("1a2b3c4d5e6f77889900aabbccddeeff"));
+        assert_eq!(
+            entry("pod1a2b3c4d5e6f77889900aabbccddeeff"),
+            pod("1a2b3c4d5e6f77889900aabbccddeeff")
+        );
         for other in ["pod", "kubepods-pod.slice", "system.slice", "x", ""] {
             assert_eq!(entry(other), Entry::Other, "{other}");
         }
@@ -96,7 +111,12 @@ mod tests {
     #[test]
     fn pods_are_found_where_both_drivers_put_them() {
         let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
-        for tree in ["kubepods", "a/kubepods", "kubepods.slice", "kubelet.slice/kubelet-kubepods.slice"] {
+        for tree in [
+            "kubepods",
+            "a/kubepods",
+            "kubepods.slice",
+            "kubelet.slice/kubelet-kubepods.slice",
+        ] {
             for way in ways_to(tree, uid) {
                 let below = way.strip_prefix(tree).unwrap().strip_prefix('/').unwrap();
                 let (class, name) = below.rsplit_once('/').unzip();
@@ -122,7 +142,13 @@ mod tests {
         ] {
             assert_eq!(container_id(name), Some("c0ffee"), "{name}");
         }
-        for name in ["crio-conmon-c0ffee.scope", "crio-conmon-c0ffee", "dev-hugepages.mount", "", ".scope"] {
+        for name in [
+            "crio-conmon-c0ffee.scope",
+            "crio-conmon-c0ffee",
+            "dev-hugepages.mount",
+            "",
+            ".scope",
+        ] {
             assert_eq!(container_id(name), None, "{name}");
         }
     }

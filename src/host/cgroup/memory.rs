@@ -41,7 +41,10 @@ impl Cgroups {
                 used.and_then(|used| used.parse().ok())
             }
         };
-        Ok(Memory { numa, bytes_to_move })
+        Ok(Memory {
+            numa,
+            bytes_to_move,
+        })
     }
 
     /// Sets the NUMA nodes that a cgroup's memory may come from.
@@ -72,15 +75,28 @@ pub(super) fn pages(text: &str, unit: u64) -> Vec<Pages> {
         let what = fields.next().unwrap_or_default();
         let what = what.split_once('=').map_or(what, |(what, _)| what);
         for field in fields {
-            let Some((node, count)) = field.strip_prefix('N').and_then(|field| field.split_once('=')) else {
+            let Some((node, count)) = field
+                .strip_prefix('N')
+                .and_then(|field| field.split_once('='))
+            else {
                 continue;
             };
-            let (Ok(numa), Ok(count)) = (node.parse::<u32>(), count.parse::<u64>()) else { continue };
-            let at = found.iter().position(|pages| pages.numa == numa).unwrap_or_else(|| {
-                found.push(Pages { numa, ..Pages::default() });
-                found.len() - 1
-            });
-            let Some(pages) = found.get_mut(at) else { continue };
+            let (Ok(numa), Ok(count)) = (node.parse::<u32>(), count.parse::<u64>()) else {
+                continue;
+            };
+            let at = found
+                .iter()
+                .position(|pages| pages.numa == numa)
+                .unwrap_or_else(|| {
+                    found.push(Pages {
+                        numa,
+                        ..Pages::default()
+                    });
+                    found.len() - 1
+                });
+            let Some(pages) = found.get_mut(at) else {
+                continue;
+            };
             match what {
                 "anon" => pages.anonymous = count.saturating_mul(unit),
                 "file" => pages.file = count.saturating_mul(unit),
@@ -97,10 +113,21 @@ mod tests {
 
     #[test]
     fn both_versions_say_where_memory_lies() {
-        let v1 = "total=7 N0=3 N1=4\nfile=2 N0=2 N1=0\nanon=5 N0=1 N1=4\nhierarchical_anon=9 N0=9 N1=0";
+        let v1 =
+            "total=7 N0=3 N1=4\nfile=2 N0=2 N1=0\nanon=5 N0=1 N1=4\nhierarchical_anon=9 N0=9 N1=0";
         let v2 = "anon N0=4096 N1=16384\nfile N0=8192 N1=0\nkernel_stack N0=1 N1=1";
-        let lies =
-            [Pages { numa: 0, file: 8192, anonymous: 4096 }, Pages { numa: 1, file: 0, anonymous: 16_384 }];
+        let lies = [
+            Pages {
+                numa: 0,
+                file: 8192,
+                anonymous: 4096,
+            },
+            Pages {
+                numa: 1,
+                file: 0,
+                anonymous: 16_384,
+            },
+        ];
         assert_eq!(pages(v1, 4096), lies);
         assert_eq!(pages(v2, 1), lies);
         assert_eq!(pages("anon Nx=1 N1 =2 N2=x\n\nN0=1", 1), []);

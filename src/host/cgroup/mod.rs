@@ -160,13 +160,22 @@ impl Cgroups {
     /// # Errors
     /// [`CgroupError::NoCpuset`] where no hierarchy has the cpuset controller.
     pub fn detect(root: &Path) -> Result<Self, CgroupError> {
-        let named = |names: &[&str]| names.iter().map(|name| root.join(name)).find(|path| path.is_dir());
+        let named = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| root.join(name))
+                .find(|path| path.is_dir())
+        };
         let cpu = named(&["cpu", "cpu,cpuacct"]);
         let cpuacct = named(&["cpuacct", "cpu,cpuacct"]);
         let v1 = root.join("cpuset");
         if v1.join("cpuset.cpus").exists() {
             let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
-            let others = others.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).collect();
+            let others = others
+                .iter()
+                .map(|name| root.join(name))
+                .filter(|path| path.is_dir())
+                .collect();
             let (memory, pids, systemd) = (named(&["memory"]), named(&["pids"]), None);
             return Ok(Self {
                 version: Version::V1,
@@ -180,12 +189,21 @@ impl Cgroups {
             });
         }
         for v2 in [root.to_owned(), root.join("unified")] {
-            let controllers = file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
-            let has = |controller: &str| controllers.split_whitespace().any(|name| name == controller);
+            let controllers =
+                file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
+            let has = |controller: &str| {
+                controllers
+                    .split_whitespace()
+                    .any(|name| name == controller)
+            };
             if has("cpuset") {
                 // In a hybrid set-up other controllers may still be v1 hierarchies.
                 let place = |controller: &str, v1: Option<PathBuf>| {
-                    if has(controller) { Some(v2.clone()) } else { v1 }
+                    if has(controller) {
+                        Some(v2.clone())
+                    } else {
+                        v1
+                    }
                 };
                 return Ok(Self {
                     version: Version::V2,
@@ -199,7 +217,9 @@ impl Cgroups {
                 });
             }
         }
-        Err(CgroupError::NoCpuset { root: root.to_owned() })
+        Err(CgroupError::NoCpuset {
+            root: root.to_owned(),
+        })
     }
 
     /// Notes whether systemd runs on the node whose `/run` is at `run`.
@@ -237,7 +257,12 @@ impl Cgroups {
             Version::V1 => (CpuSet::new(), Partition::Unsupported),
             Version::V2 => (self.exclusive(path)?, self.partition(path)?),
         };
-        Ok(Cpuset { cpus, effective, exclusive, partition })
+        Ok(Cpuset {
+            cpus,
+            effective,
+            exclusive,
+            partition,
+        })
     }
 
     /// Sets the CPUs of a cgroup (through systemd where it owns the cgroup), and makes way in the cgroups below it where the kernel wants that.
@@ -245,7 +270,9 @@ impl Cgroups {
     /// On v1 a cgroup's set must hold its children's: a container that has made cgroups of its own is narrowed from below.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         let busy = |error: &CgroupError| {
-            let CgroupError::File(FileError::Write { source, .. }) = error else { return false };
+            let CgroupError::File(FileError::Write { source, .. }) = error else {
+                return false;
+            };
             self.version == Version::V1 && source.kind() == io::ErrorKind::ResourceBusy
         };
         for _ in 1..TRIES {
@@ -283,8 +310,15 @@ impl Cgroups {
 
     /// The folders in which a tree's changes are to be watched: where CPUs, and where quotas are written.
     pub fn folders(&self, tree: &str) -> Vec<PathBuf> {
-        let roots = [Some(&self.cpuset), self.cpu.as_ref().filter(|cpu| **cpu != self.cpuset)];
-        roots.into_iter().flatten().map(|root| root.join(tree)).collect()
+        let roots = [
+            Some(&self.cpuset),
+            self.cpu.as_ref().filter(|cpu| **cpu != self.cpuset),
+        ];
+        roots
+            .into_iter()
+            .flatten()
+            .map(|root| root.join(tree))
+            .collect()
     }
 
     /// Whether the cgroups directly below one have CPU sets; on v2 the one above must hand the controller down.
@@ -303,7 +337,9 @@ impl Cgroups {
 
     /// Reads the CFS quota of a cgroup; `None` without a CPU controller.
     pub fn quota(&self, path: &str) -> Result<Option<Quota>, CgroupError> {
-        let Some(cpu) = &self.cpu else { return Ok(None) };
+        let Some(cpu) = &self.cpu else {
+            return Ok(None);
+        };
         Ok(quota::read(&cpu.join(path), self.cpu_version())?)
     }
 
@@ -344,13 +380,18 @@ impl Cgroups {
             }
             text => text?,
         };
-        let mut found: Vec<i32> = text.lines().filter_map(|line| i32::from_str(line).ok()).collect();
+        let mut found: Vec<i32> = text
+            .lines()
+            .filter_map(|line| i32::from_str(line).ok())
+            .collect();
         // A directory is linked to by itself, by the one above, and by each in it.
         if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {
             return Ok(found);
         }
         for child in self.children(path)? {
-            found.extend(ignore_gone(self.processes(&format!("{path}/{child}")))?.unwrap_or_default());
+            found.extend(
+                ignore_gone(self.processes(&format!("{path}/{child}")))?.unwrap_or_default(),
+            );
         }
         Ok(found)
     }
@@ -360,7 +401,11 @@ impl Cgroups {
         let path = self.cpuset.join(path);
         match xattr::get(&path, MARK) {
             Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
-            Err(source) => Err(CgroupError::Directory { operation: "read the mark of", path, source }),
+            Err(source) => Err(CgroupError::Directory {
+                operation: "read the mark of",
+                path,
+                source,
+            }),
         }
     }
 
@@ -375,7 +420,11 @@ impl Cgroups {
                 Err(error) => Err(error),
             },
         };
-        done.map_err(|source| CgroupError::Directory { operation: "mark", path, source })
+        done.map_err(|source| CgroupError::Directory {
+            operation: "mark",
+            path,
+            source,
+        })
     }
 
     /// Whether the kernel keeps extended attributes of cgroups: one is set on the top cgroup, read back and removed.
@@ -390,7 +439,11 @@ impl Cgroups {
             Ok(kept.as_deref() == Some(b"probe".as_slice()))
         })();
         let path = self.cpuset.clone();
-        tried.map_err(|source| CgroupError::Directory { operation: "mark", path, source })
+        tried.map_err(|source| CgroupError::Directory {
+            operation: "mark",
+            path,
+            source,
+        })
     }
 
     /// The names of the cgroups directly below one.
@@ -412,11 +465,18 @@ fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
 }
 
 fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
-    text.parse().map_err(|source| CgroupError::Malformed { path: path.to_owned(), source })
+    text.parse().map_err(|source| CgroupError::Malformed {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
-    let error = |source| CgroupError::Directory { operation: "list", path: path.to_owned(), source };
+    let error = |source| CgroupError::Directory {
+        operation: "list",
+        path: path.to_owned(),
+        source,
+    };
     let mut names = Vec::new();
     for entry in fs::read_dir(path).map_err(error)? {
         let entry = entry.map_err(error)?;

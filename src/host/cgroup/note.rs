@@ -31,7 +31,11 @@ impl Cgroups {
         let path = self.root().join(path);
         match xattr::get(&path, about.attribute()) {
             Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
-            Err(source) => Err(CgroupError::Directory { operation: "read the note on", path, source }),
+            Err(source) => Err(CgroupError::Directory {
+                operation: "read the note on",
+                path,
+                source,
+            }),
         }
     }
 
@@ -39,7 +43,12 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, the note is too long (64 KiB), or the right to write it is missing.
-    pub fn set_note(&self, path: &str, about: About, text: Option<&str>) -> Result<(), CgroupError> {
+    pub fn set_note(
+        &self,
+        path: &str,
+        about: About,
+        text: Option<&str>,
+    ) -> Result<(), CgroupError> {
         let path = self.root().join(path);
         let done = match text {
             Some(text) => xattr::set(&path, about.attribute(), text.as_bytes()),
@@ -49,6 +58,10 @@ impl Cgroups {
                 Err(error) => Err(error),
             },
         };
-        done.map_err(|source| CgroupError::Directory { operation: "put a note on", path, source })
+        done.map_err(|source| CgroupError::Directory {
+            operation: "put a note on",
+            path,
+            source,
+        })
     }
 }

@@ -130,8 +130,12 @@ impl Cgroups {
         }
         let control = self.root().join("cgroup.subtree_control");
         let before = file::read_value(&control)?;
-        let offered =
-            self.create(PROBE).map(|()| self.root().join(PROBE).join("cpuset.cpus.exclusive").exists());
+        let offered = self.create(PROBE).map(|()| {
+            self.root()
+                .join(PROBE)
+                .join("cpuset.cpus.exclusive")
+                .exists()
+        });
         let removed = self.remove(PROBE);
         let after = file::read_value(&control)?;
         for controller in enabled_by_create(&before, &after) {
@@ -158,7 +162,10 @@ impl Cgroups {
             let made = self.partition(&owner)?;
             if !made.is_live() {
                 let path = self.root().join(&owner).join(PARTITION);
-                return Err(CgroupError::Partition { path, says: made.to_string() });
+                return Err(CgroupError::Partition {
+                    path,
+                    says: made.to_string(),
+                });
             }
             self.set_cpus(&neighbour, &one)?;
             Ok(!self.partition(&owner)?.is_live())
@@ -179,7 +186,9 @@ impl Cgroups {
             return Ok(Partition::Unsupported);
         }
         let text = file::read_value_optional(&dir.join(PARTITION))?;
-        Ok(text.as_deref().map_or(Partition::Unsupported, Partition::read))
+        Ok(text
+            .as_deref()
+            .map_or(Partition::Unsupported, Partition::read))
     }
 
     /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); none where there is no such file.
@@ -196,12 +205,18 @@ impl Cgroups {
     /// # Errors
     /// EINVAL where another cgroup holds one of them: see [`Cgroups::in_the_way`].
     pub fn set_exclusive(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
-        Ok(file::write(&self.root().join(path).join("cpuset.cpus.exclusive"), &cpus.to_string())?)
+        Ok(file::write(
+            &self.root().join(path).join("cpuset.cpus.exclusive"),
+            &cpus.to_string(),
+        )?)
     }
 
     /// Makes a cgroup a partition, or a member again. It may succeed and not be in force: read [`Cgroups::partition`].
     pub fn set_partition(&self, path: &str, kind: Kind) -> Result<(), CgroupError> {
-        Ok(file::write(&self.root().join(path).join(PARTITION), kind.word())?)
+        Ok(file::write(
+            &self.root().join(path).join(PARTITION),
+            kind.word(),
+        )?)
     }
 
     /// The cgroups beside `path` that keep it from holding `cpus` as exclusive: they hold one of them themselves, or
@@ -214,7 +229,9 @@ impl Cgroups {
                 continue;
             }
             let other = join(parent, &other);
-            let Ok(now) = self.cpuset(&other) else { continue };
+            let Ok(now) = self.cpuset(&other) else {
+                continue;
+            };
             let swallowed = !now.cpus.is_empty() && now.cpus.is_subset(cpus);
             if !now.exclusive.is_disjoint(cpus) || (now.exclusive.is_empty() && swallowed) {
                 found.push(other);
@@ -266,9 +283,15 @@ impl Cgroups {
         };
         foreign("", false)?;
         for (path, holds_pods) in &ways {
-            let Some(cpuset) = ignore_gone(self.cpuset(path))? else { continue };
+            let Some(cpuset) = ignore_gone(self.cpuset(path))? else {
+                continue;
+            };
             let foreign = foreign(path, *holds_pods)?;
-            found.above.push(Above { path: path.clone(), cpuset, foreign });
+            found.above.push(Above {
+                path: path.clone(),
+                cpuset,
+                foreign,
+            });
         }
         Ok(found)
     }
@@ -311,14 +334,20 @@ impl Cgroups {
 
 /// The path of a cgroup directly below another; the top is the empty path.
 fn join(parent: &str, name: &str) -> String {
-    if parent.is_empty() { name.to_owned() } else { format!("{parent}/{name}") }
+    if parent.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{parent}/{name}")
+    }
 }
 
 /// The controllers that [`Cgroups::create`] has enabled, by `cgroup.subtree_control` before and after. Another program may have
 /// enabled others meanwhile.
 fn enabled_by_create(before: &str, after: &str) -> impl Iterator<Item = &'static str> {
     let has = |text: &str, name: &str| text.split_whitespace().any(|one| one == name);
-    ["cpuset", "cpu"].into_iter().filter(move |name| has(after, name) && !has(before, name))
+    ["cpuset", "cpu"]
+        .into_iter()
+        .filter(move |name| has(after, name) && !has(before, name))
 }
 
 #[cfg(test)]
@@ -329,9 +358,15 @@ mod tests {
     fn a_probe_leaves_the_controllers_as_they_were() {
         let enabled = |before, after| enabled_by_create(before, after).collect::<Vec<_>>();
         assert_eq!(enabled("", "cpuset cpu\n"), ["cpuset", "cpu"]);
-        assert_eq!(enabled("memory pids\n", "cpuset cpu memory pids\n"), ["cpuset", "cpu"]);
+        assert_eq!(
+            enabled("memory pids\n", "cpuset cpu memory pids\n"),
+            ["cpuset", "cpu"]
+        );
         assert_eq!(enabled("cpuset\n", "cpuset cpu\n"), ["cpu"]);
-        assert_eq!(enabled("cpuset cpu memory\n", "cpuset cpu memory\n"), [""; 0]);
+        assert_eq!(
+            enabled("cpuset cpu memory\n", "cpuset cpu memory\n"),
+            [""; 0]
+        );
         // Somebody else's change.
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
     }
@@ -342,7 +377,10 @@ mod tests {
         assert!(Partition::read("isolated").is_live());
         assert_eq!(Partition::read("member"), Partition::Valid(Kind::Member));
         let invalid = "root invalid (Parent is not a partition root)";
-        assert_eq!(Partition::read(invalid), Partition::Invalid(invalid.to_owned()));
+        assert_eq!(
+            Partition::read(invalid),
+            Partition::Invalid(invalid.to_owned())
+        );
         assert!(!Partition::read(invalid).is_live());
     }
 }

@@ -28,7 +28,8 @@ impl Cgroups {
                 // read while nothing is counted.
                 let below = self.children("").unwrap_or_default().into_iter().next();
                 let counted = |path: &str| {
-                    let text = file::read_value_optional(&self.root().join(path).join("cpu.pressure"));
+                    let text =
+                        file::read_value_optional(&self.root().join(path).join("cpu.pressure"));
                     text.is_ok_and(|text| text.is_some_and(|text| parse(&text).is_some()))
                 };
                 let counted = counted("") || below.is_some_and(|child| counted(&child));
@@ -40,11 +41,18 @@ impl Cgroups {
 
 pub(super) fn parse(text: &str) -> Option<Pressure> {
     let total = |kind: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
-        let total = line.split(' ').find_map(|field| field.strip_prefix("total="))?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
+        let total = line
+            .split(' ')
+            .find_map(|field| field.strip_prefix("total="))?;
         Some(Duration::from_micros(total.parse().ok()?))
     };
-    Some(Pressure { some: total("some")?, full: total("full") })
+    Some(Pressure {
+        some: total("some")?,
+        full: total("full"),
+    })
 }
 
 #[cfg(test)]
@@ -57,8 +65,18 @@ mod tests {
         let (some, full) = (Duration::from_micros(1500), Some(Duration::from_micros(7)));
         assert_eq!(parse(text), Some(Pressure { some, full }));
         // Before Linux 5.13 nothing is said of all tasks and the CPU.
-        assert_eq!(parse("some avg10=0.00 total=1500"), Some(Pressure { some, full: None }));
-        for nonsense in ["", "some", "some total=", "some total=-1", "something total=1", "full total=1"] {
+        assert_eq!(
+            parse("some avg10=0.00 total=1500"),
+            Some(Pressure { some, full: None })
+        );
+        for nonsense in [
+            "",
+            "some",
+            "some total=",
+            "some total=-1",
+            "something total=1",
+            "full total=1",
+        ] {
             assert_eq!(parse(nonsense), None, "{nonsense}");
         }
     }

@@ -49,9 +49,12 @@ pub(super) fn file(version: Version) -> &'static str {
 /// Reads the quota of the cgroup at `path`; `None` where it has no CPU controller.
 pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
     // With the library it takes three times as many calls, for every cgroup at every reconcile.
-    let read =
-        |name: &str| read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error));
-    let Some(limit) = read(file(version))? else { return Ok(None) };
+    let read = |name: &str| {
+        read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
+    };
+    let Some(limit) = read(file(version))? else {
+        return Ok(None);
+    };
     let (quota, period) = match version {
         Version::V1 => (limit, read("cpu.cfs_period_us")?),
         Version::V2 => {
@@ -65,7 +68,11 @@ pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, Quota
     // "No limit" is −1 on v1 and a word on v2.
     let quota = match quota.as_str() {
         "-1" | "max" => None,
-        number => Some(number.parse().map_err(|error| failed("read", path, error))?),
+        number => Some(
+            number
+                .parse()
+                .map_err(|error| failed("read", path, error))?,
+        ),
     };
     Ok(Some(Quota { quota, period }))
 }
@@ -75,7 +82,11 @@ pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, Quota
 /// The file must be there already: the library would create it in a directory that is no cgroup.
 pub(super) fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
     if !path.join(file(version)).exists() {
-        return Err(failed("write", path, std::io::Error::from(std::io::ErrorKind::NotFound)));
+        return Err(failed(
+            "write",
+            path,
+            std::io::Error::from(std::io::ErrorKind::NotFound),
+        ));
     }
     let limit = match quota.quota {
         Some(quota) => i64::try_from(quota).unwrap_or(i64::MAX),
@@ -91,7 +102,12 @@ fn failed(
     path: &Path,
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> QuotaError {
-    QuotaError { gone: !path.exists(), operation, path: path.to_owned(), source: source.into() }
+    QuotaError {
+        gone: !path.exists(),
+        operation,
+        path: path.to_owned(),
+        source: source.into(),
+    }
 }
 
 fn controller(path: &Path, version: Version) -> CpuController {
@@ -101,5 +117,8 @@ fn controller(path: &Path, version: Version) -> CpuController {
 
 /// The value that lifts a quota and keeps its period.
 pub fn lifted(quota: Quota) -> Quota {
-    Quota { quota: None, ..quota }
+    Quota {
+        quota: None,
+        ..quota
+    }
 }

@@ -129,13 +129,25 @@ impl Systemd {
         self.call(unit, property, set).map_err(|source| {
             let (unit, set, source) = (unit.to_owned(), set.clone(), Box::new(source));
             match *source {
-                zbus::Error::MethodError(..) => SystemdError::Refused { unit, property, set, source },
-                _ => SystemdError::Unreachable { unit, property, set, source },
+                zbus::Error::MethodError(..) => SystemdError::Refused {
+                    unit,
+                    property,
+                    set,
+                    source,
+                },
+                _ => SystemdError::Unreachable {
+                    unit,
+                    property,
+                    set,
+                    source,
+                },
             }
         })?;
         let deadline = Instant::now() + WRITTEN_WITHIN;
         loop {
-            let now = std::fs::read_to_string(file).ok().and_then(|text| text.parse::<CpuSet>().ok());
+            let now = std::fs::read_to_string(file)
+                .ok()
+                .and_then(|text| text.parse::<CpuSet>().ok());
             if now.as_ref() == Some(set) {
                 return Ok(());
             }
@@ -153,11 +165,15 @@ impl Systemd {
 
     /// Calls systemd on the kept connection, and on a new connection if the kept one is broken.
     fn call(&self, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
-        let mut kept = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = kept.take() {
             let done = set_property(&connection, unit, property, set);
-            let broken =
-                |error: &zbus::Error| !matches!(error, zbus::Error::MethodError(..)) && !is_timeout(error);
+            let broken = |error: &zbus::Error| {
+                !matches!(error, zbus::Error::MethodError(..)) && !is_timeout(error)
+            };
             if !done.as_ref().is_err_and(broken) {
                 // A connection on which a call timed out is closed, too: a late answer would be nobody's.
                 if !done.as_ref().is_err_and(is_timeout) {
@@ -185,19 +201,32 @@ impl Systemd {
         async_io::block_on(async {
             match select(pin!(connecting), limit).await {
                 Either::Left((connection, _)) => Ok(connection?.into()),
-                Either::Right(_) => Err(zbus::Error::from(io::Error::from(io::ErrorKind::TimedOut))),
+                Either::Right(_) => {
+                    Err(zbus::Error::from(io::Error::from(io::ErrorKind::TimedOut)))
+                }
             }
         })
     }
 }
 
 /// Sets a property of a unit until the next boot.
-fn set_property(connection: &Connection, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
+fn set_property(
+    connection: &Connection,
+    unit: &str,
+    property: &str,
+    set: &CpuSet,
+) -> zbus::Result<()> {
     // A property set on a slice that is gone would make systemd create that slice.
     connection.call_method(Some(SERVICE), MANAGER, Some(INTERFACE), "GetUnit", &unit)?;
     let (runtime, properties) = (true, [(property, Value::from(mask(set)))]);
     let arguments = (unit, runtime, properties.as_slice());
-    connection.call_method(Some(SERVICE), MANAGER, Some(INTERFACE), "SetUnitProperties", &arguments)?;
+    connection.call_method(
+        Some(SERVICE),
+        MANAGER,
+        Some(INTERFACE),
+        "SetUnitProperties",
+        &arguments,
+    )?;
     Ok(())
 }
 
@@ -221,7 +250,12 @@ fn mask(cpus: &CpuSet) -> Vec<u8> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::{Child, Command, Stdio};
@@ -237,12 +271,17 @@ mod tests {
         callers: Arc<Mutex<Vec<String>>>,
     }
 
-    #[allow(clippy::needless_pass_by_value, reason = "zbus gives the header by value")]
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "zbus gives the header by value"
+    )]
     #[zbus::interface(name = "org.freedesktop.systemd1.Manager")]
     impl Manager {
         fn get_unit(&self, unit: &str) -> zbus::fdo::Result<zbus::zvariant::OwnedObjectPath> {
             match unit {
-                "kubepods.slice" => Ok(zbus::zvariant::ObjectPath::from_static_str_unchecked("/unit").into()),
+                "kubepods.slice" => {
+                    Ok(zbus::zvariant::ObjectPath::from_static_str_unchecked("/unit").into())
+                }
                 _ => Err(zbus::fdo::Error::Failed(format!("Unit {unit} not loaded."))),
             }
         }
@@ -261,7 +300,10 @@ mod tests {
             let cpus = (0..8 * bytes.len()).filter(|cpu| bytes[cpu / 8] >> (cpu % 8) & 1 == 1);
             let cpus: CpuSet = cpus.map(|cpu| u32::try_from(cpu).unwrap()).collect();
             std::fs::write(&self.file, cpus.to_string()).unwrap();
-            self.callers.lock().unwrap().push(header.sender().unwrap().to_string());
+            self.callers
+                .lock()
+                .unwrap()
+                .push(header.sender().unwrap().to_string());
             Ok(())
         }
     }
@@ -282,20 +324,35 @@ mod tests {
                 "--nosyslog",
                 &format!("--address={address}"),
             ]);
-            let daemon =
-                command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("dbus-daemon starts");
-            let manager = || Manager { file: file.to_owned(), callers: Arc::clone(callers) };
+            let daemon = command
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("dbus-daemon starts");
+            let manager = || Manager {
+                file: file.to_owned(),
+                callers: Arc::clone(callers),
+            };
             let deadline = Instant::now() + Duration::from_secs(20);
             let systemd = loop {
                 let builder = zbus::blocking::connection::Builder::address(address).unwrap();
-                let builder = builder.name(SERVICE).unwrap().serve_at(MANAGER, manager()).unwrap();
+                let builder = builder
+                    .name(SERVICE)
+                    .unwrap()
+                    .serve_at(MANAGER, manager())
+                    .unwrap();
                 match builder.build() {
                     Ok(systemd) => break systemd,
-                    Err(error) => assert!(Instant::now() < deadline, "no bus at {address}: {error}"),
+                    Err(error) => {
+                        assert!(Instant::now() < deadline, "no bus at {address}: {error}")
+                    }
                 }
                 std::thread::sleep(Duration::from_millis(10));
             };
-            Self { daemon, _systemd: systemd }
+            Self {
+                daemon,
+                _systemd: systemd,
+            }
         }
     }
 
@@ -312,12 +369,23 @@ mod tests {
         let (file, socket) = (folder.path().join("cpuset.cpus"), folder.path().join("bus"));
         let address = format!("unix:path={}", socket.display());
         let callers = Arc::default();
-        let systemd = Systemd { address: Some(address.clone()), ..Systemd::default() };
-        let set = |unit: &str, cpus: &str| systemd.set(unit, Property::Cpus, &cpus.parse().unwrap(), &file);
+        let systemd = Systemd {
+            address: Some(address.clone()),
+            ..Systemd::default()
+        };
+        let set = |unit: &str, cpus: &str| {
+            systemd.set(unit, Property::Cpus, &cpus.parse().unwrap(), &file)
+        };
 
         let error = set("kubepods.slice", "1").unwrap_err();
-        assert!(matches!(error, SystemdError::Unreachable { .. }), "{error:?}");
-        assert!(error.to_string().contains("/run/dbus/system_bus_socket"), "{error}");
+        assert!(
+            matches!(error, SystemdError::Unreachable { .. }),
+            "{error:?}"
+        );
+        assert!(
+            error.to_string().contains("/run/dbus/system_bus_socket"),
+            "{error}"
+        );
 
         let bus = Bus::start(&address, &file, &callers);
         for cpus in ["0-1,9", "2", "16"] {
@@ -328,12 +396,19 @@ mod tests {
         assert!(matches!(error, SystemdError::Refused { .. }), "{error:?}");
         set("kubepods.slice", "3").unwrap();
         let seen = std::mem::take(&mut *callers.lock().unwrap());
-        assert_eq!(seen, vec![seen[0].clone(); 4], "one connection for all writes");
+        assert_eq!(
+            seen,
+            vec![seen[0].clone(); 4],
+            "one connection for all writes"
+        );
 
         let process = nix::unistd::Pid::from_raw(i32::try_from(bus.daemon.id()).unwrap());
         nix::sys::signal::kill(process, nix::sys::signal::SIGSTOP).unwrap();
         let error = set("kubepods.slice", "3").unwrap_err();
-        assert!(matches!(error, SystemdError::Unreachable { .. }), "{error:?}");
+        assert!(
+            matches!(error, SystemdError::Unreachable { .. }),
+            "{error:?}"
+        );
         nix::sys::signal::kill(process, nix::sys::signal::SIGCONT).unwrap();
         set("kubepods.slice", "7").unwrap();
         callers.lock().unwrap().clear();
@@ -341,12 +416,19 @@ mod tests {
         drop(bus);
         let _ = std::fs::remove_file(&socket);
         let error = set("kubepods.slice", "4").unwrap_err();
-        assert!(matches!(error, SystemdError::Unreachable { .. }), "{error:?}");
+        assert!(
+            matches!(error, SystemdError::Unreachable { .. }),
+            "{error:?}"
+        );
         let _bus = Bus::start(&address, &file, &callers);
         set("kubepods.slice", "5").unwrap();
         set("kubepods.slice", "6").unwrap();
         let seen = callers.lock().unwrap().clone();
-        assert_eq!(seen, vec![seen[0].clone(); 2], "one connection to the new bus");
+        assert_eq!(
+            seen,
+            vec![seen[0].clone(); 2],
+            "one connection to the new bus"
+        );
     }
 
     #[test]
@@ -355,10 +437,17 @@ mod tests {
         let socket = folder.path().join("bus");
         let _silent = UnixListener::bind(&socket).unwrap();
         let address = format!("unix:path={}", socket.display());
-        let systemd = Systemd { address: Some(address), ..Systemd::default() };
+        let systemd = Systemd {
+            address: Some(address),
+            ..Systemd::default()
+        };
         let file = folder.path().join("cpuset.cpus");
-        let error = systemd.set("kubepods.slice", Property::Cpus, &CpuSet::new(), &file).unwrap_err();
-        let SystemdError::Unreachable { source, .. } = error else { panic!("{error:?}") };
+        let error = systemd
+            .set("kubepods.slice", Property::Cpus, &CpuSet::new(), &file)
+            .unwrap_err();
+        let SystemdError::Unreachable { source, .. } = error else {
+            panic!("{error:?}")
+        };
         assert!(is_timeout(&source), "{source:?}");
     }
 
@@ -372,8 +461,16 @@ mod tests {
     fn units() {
         let scope = "kubepods.slice/kubepods-podx.slice/cri-containerd-c0ffee.scope";
         assert_eq!(unit(scope), Some("cri-containerd-c0ffee.scope"));
-        assert_eq!(unit("kubepods.slice/kubepods-podx.slice"), Some("kubepods-podx.slice"));
-        for path in ["kubepods/podx", "kubepods/podx/c0ffee", &format!("{scope}/inner.scope"), ""] {
+        assert_eq!(
+            unit("kubepods.slice/kubepods-podx.slice"),
+            Some("kubepods-podx.slice")
+        );
+        for path in [
+            "kubepods/podx",
+            "kubepods/podx/c0ffee",
+            &format!("{scope}/inner.scope"),
+            "",
+        ] {
             assert_eq!(unit(path), None, "{path}");
         }
     }

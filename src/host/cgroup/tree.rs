@@ -52,7 +52,8 @@ impl Cgroups {
     /// Reads every pod and container below `tree`; what vanishes meanwhile is left out. No tree means no pods.
     pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>, CgroupError> {
         let pods = self.pods(tree)?.into_iter();
-        pods.filter_map(|(path, uid)| self.pod(path, uid).transpose()).collect()
+        pods.filter_map(|(path, uid)| self.pod(path, uid).transpose())
+            .collect()
     }
 
     /// The pods below `tree`: the path and the uid of each.
@@ -78,10 +79,17 @@ impl Cgroups {
 
     /// The path of the pod with this uid below `tree`, if it has a cgroup there.
     pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>, CgroupError> {
-        if let Some(way) = layout::ways_to(tree, uid).into_iter().find(|way| self.exists(way)) {
+        if let Some(way) = layout::ways_to(tree, uid)
+            .into_iter()
+            .find(|way| self.exists(way))
+        {
             return Ok(Some(way));
         }
-        Ok(self.pods(tree)?.into_iter().find(|(_, other)| other == uid).map(|(path, _)| path))
+        Ok(self
+            .pods(tree)?
+            .into_iter()
+            .find(|(_, other)| other == uid)
+            .map(|(path, _)| path))
     }
 
     /// Reads a pod and its containers; `None` where it is gone.
@@ -93,8 +101,16 @@ impl Cgroups {
                     containers.extend(ignore_gone(self.container(format!("{path}/{name}"), id))?);
                 }
             }
-            let (cpuset, quota, mark) = (self.cpuset(&path)?, self.quota(&path)?, self.mark(&path)?);
-            Ok(PodCgroup { cpuset, quota, mark, path, uid, containers })
+            let (cpuset, quota, mark) =
+                (self.cpuset(&path)?, self.quota(&path)?, self.mark(&path)?);
+            Ok(PodCgroup {
+                cpuset,
+                quota,
+                mark,
+                path,
+                uid,
+                containers,
+            })
         };
         ignore_gone(read())
     }
@@ -118,7 +134,13 @@ impl Cgroups {
             match fs::create_dir(&dir) {
                 Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(CgroupError::Directory { operation: "make", path: dir, source }),
+                Err(source) => {
+                    return Err(CgroupError::Directory {
+                        operation: "make",
+                        path: dir,
+                        source,
+                    });
+                }
             }
         }
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
@@ -136,11 +158,17 @@ impl Cgroups {
             }
             Version::V2 => {
                 // In a hybrid set-up the CPU controller belongs to a v1 hierarchy.
-                let wanted =
-                    if self.cpu_version() == Version::V2 { &["cpuset", "cpu"][..] } else { &["cpuset"] };
+                let wanted = if self.cpu_version() == Version::V2 {
+                    &["cpuset", "cpu"][..]
+                } else {
+                    &["cpuset"]
+                };
                 let control = self.root().join(parent).join("cgroup.subtree_control");
                 let on = file::read(&control)?;
-                for name in wanted.iter().filter(|name| !on.split_whitespace().any(|one| one == **name)) {
+                for name in wanted
+                    .iter()
+                    .filter(|name| !on.split_whitespace().any(|one| one == **name))
+                {
                     file::write(&control, &format!("+{name}"))?;
                 }
             }
@@ -150,7 +178,9 @@ impl Cgroups {
 
     /// The `cgroup.procs` files through which a process joins the cgroup at `path`, one per hierarchy.
     pub fn procs_files(&self, path: &str) -> Vec<PathBuf> {
-        self.hierarchies().map(|root| root.join(path).join("cgroup.procs")).collect()
+        self.hierarchies()
+            .map(|root| root.join(path).join("cgroup.procs"))
+            .collect()
     }
 
     /// Removes a cgroup and all below it, in every hierarchy. Nothing there is fine; a process in it is an error.
@@ -202,13 +232,19 @@ impl Cgroups {
 }
 
 fn remove_tree(dir: PathBuf) -> Result<(), CgroupError> {
-    let Some(children) = ignore_gone(directories(&dir))? else { return Ok(()) };
+    let Some(children) = ignore_gone(directories(&dir))? else {
+        return Ok(());
+    };
     for child in children {
         remove_tree(dir.join(child))?;
     }
     match fs::remove_dir(&dir) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(CgroupError::Directory { operation: "remove", path: dir, source })
+            Err(CgroupError::Directory {
+                operation: "remove",
+                path: dir,
+                source,
+            })
         }
         _ => Ok(()),
     }

@@ -19,7 +19,9 @@ impl Unified {
     /// The one that is mounted at `cgroup_root`, or beside the controllers of version 1 in it.
     pub fn find(cgroup_root: &Path) -> Option<Self> {
         let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
-        let root = places.into_iter().find(|place| place.join("cgroup.controllers").exists())?;
+        let root = places
+            .into_iter()
+            .find(|place| place.join("cgroup.controllers").exists())?;
         Some(Self { root })
     }
 
@@ -51,7 +53,9 @@ impl Unified {
                 metadata => found.push(metadata?.ino()),
             }
             // A cgroup that is removed while it is listed ends the list.
-            let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            let folders = entries
+                .flatten()
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             left.extend(folders.map(|entry| entry.path()));
         }
         Ok(found)
@@ -81,8 +85,16 @@ mod tests {
         let unified = Unified::find(root.path()).unwrap();
         let below = root.path().join("pod/c1/init.scope");
         fs::create_dir_all(&below).unwrap();
-        fs::write(root.path().join("pod/cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
-        fs::write(root.path().join("pod/c1/cgroup.events"), "populated 0\nfrozen 1\n").unwrap();
+        fs::write(
+            root.path().join("pod/cgroup.events"),
+            "populated 1\nfrozen 0\n",
+        )
+        .unwrap();
+        fs::write(
+            root.path().join("pod/c1/cgroup.events"),
+            "populated 0\nfrozen 1\n",
+        )
+        .unwrap();
         let ids = unified.ids("pod").unwrap();
         assert_eq!(ids.len(), 3);
         assert!(ids.contains(&fs::metadata(&below).unwrap().ino()));

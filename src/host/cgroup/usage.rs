@@ -20,10 +20,14 @@ impl Cgroups {
     /// # Errors
     /// The cgroup is gone, or its file can't be read.
     pub fn usage(&self, path: &str) -> Result<Option<Usage>, CgroupError> {
-        let Some(cpuacct) = &self.cpuacct else { return Ok(None) };
+        let Some(cpuacct) = &self.cpuacct else {
+            return Ok(None);
+        };
         let dir = cpuacct.join(path);
         if let Some(text) = file::read_optional(&dir.join("cpuacct.usage_percpu"))? {
-            let times = text.split_whitespace().map(|ns| ns.parse().ok().map(Duration::from_nanos));
+            let times = text
+                .split_whitespace()
+                .map(|ns| ns.parse().ok().map(Duration::from_nanos));
             return Ok(times.collect::<Option<Vec<_>>>().map(Usage::PerCpu));
         }
         total(&dir)
@@ -32,7 +36,9 @@ impl Cgroups {
 
 fn total(dir: &Path) -> Result<Option<Usage>, CgroupError> {
     let text = file::read(&dir.join("cpu.stat"))?;
-    let used = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
+    let used = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
     Ok(used.map(|us| Usage::Total(Duration::from_micros(us))))
 }
 
@@ -46,8 +52,15 @@ mod tests {
         std::fs::write(dir.path().join("cgroup.controllers"), "cpuset cpu\n").unwrap();
         let cgroups = Cgroups::detect(dir.path()).unwrap();
         assert!(cgroups.usage("").unwrap_err().is_gone());
-        std::fs::write(dir.path().join("cpu.stat"), "usage_usec 1500\nuser_usec 1000\n").unwrap();
-        assert_eq!(cgroups.usage("").unwrap(), Some(Usage::Total(Duration::from_micros(1500))));
+        std::fs::write(
+            dir.path().join("cpu.stat"),
+            "usage_usec 1500\nuser_usec 1000\n",
+        )
+        .unwrap();
+        assert_eq!(
+            cgroups.usage("").unwrap(),
+            Some(Usage::Total(Duration::from_micros(1500)))
+        );
         std::fs::write(dir.path().join("cpuacct.usage_percpu"), "12 34 \n").unwrap();
         let both = vec![Duration::from_nanos(12), Duration::from_nanos(34)];
         assert_eq!(cgroups.usage("").unwrap(), Some(Usage::PerCpu(both)));

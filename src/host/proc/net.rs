@@ -54,7 +54,9 @@ impl Proc {
     }
 
     pub(super) fn read<'a>(&self, pid: i32, name: &str, reader: &'a mut Reader) -> Option<&'a str> {
-        reader.once(&self.dir.join(format!("{pid}/net/{name}"))).ok()
+        reader
+            .once(&self.dir.join(format!("{pid}/net/{name}")))
+            .ok()
     }
 }
 
@@ -66,7 +68,9 @@ pub(super) fn number(name: &str) -> Option<u64> {
 /// The text of `net/dev`: two lines that say what the columns are, then a line for each interface.
 pub(super) fn interfaces(text: &str) -> Option<Vec<(String, Traffic)>> {
     let lines = text.lines().skip(2).map(interface);
-    lines.filter(|line| !matches!(line, Some((name, _)) if name == "lo")).collect()
+    lines
+        .filter(|line| !matches!(line, Some((name, _)) if name == "lo"))
+        .collect()
 }
 
 fn interface(line: &str) -> Option<(String, Traffic)> {
@@ -76,10 +80,33 @@ fn interface(line: &str) -> Option<(String, Traffic)> {
     for value in &mut values {
         *value = columns.next()?.parse().ok()?;
     }
-    let [bytes, packets, errors, dropped, _, _, _, _, sent, sent_packets, sent_errors, sent_dropped, ..] =
-        values;
-    let receive = Counts { bytes, packets, errors, dropped };
-    let transmit = Counts { bytes: sent, packets: sent_packets, errors: sent_errors, dropped: sent_dropped };
+    let [
+        bytes,
+        packets,
+        errors,
+        dropped,
+        _,
+        _,
+        _,
+        _,
+        sent,
+        sent_packets,
+        sent_errors,
+        sent_dropped,
+        ..,
+    ] = values;
+    let receive = Counts {
+        bytes,
+        packets,
+        errors,
+        dropped,
+    };
+    let transmit = Counts {
+        bytes: sent,
+        packets: sent_packets,
+        errors: sent_errors,
+        dropped: sent_dropped,
+    };
     Some((name.trim().to_owned(), Traffic { receive, transmit }))
 }
 
@@ -98,8 +125,18 @@ veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
 
     #[test]
     fn interfaces_are_read_in_their_order() {
-        let receive = Counts { bytes: u64::MAX, packets: 2, errors: 3, dropped: 4 };
-        let transmit = Counts { bytes: 9, packets: 10, errors: 11, dropped: 12 };
+        let receive = Counts {
+            bytes: u64::MAX,
+            packets: 2,
+            errors: 3,
+            dropped: 4,
+        };
+        let transmit = Counts {
+            bytes: 9,
+            packets: 10,
+            errors: 11,
+            dropped: 12,
+        };
         let eth0 = ("eth0".to_owned(), Traffic { receive, transmit });
         let other = ("veth-very-long1".to_owned(), Traffic::default());
         assert_eq!(interfaces(DEV), Some(vec![eth0, other]));
@@ -107,12 +144,19 @@ veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
 
     #[test]
     fn what_is_cut_short_or_no_number_is_nothing() {
-        assert_eq!(interfaces(""), Some(Vec::new()), "a namespace without interfaces");
+        assert_eq!(
+            interfaces(""),
+            Some(Vec::new()),
+            "a namespace without interfaces"
+        );
         let last = DEV.find("eth0:").unwrap();
         for cut in last + 1..DEV.find(" 16\nveth").unwrap() {
             assert_eq!(interfaces(&DEV[..cut]), None, "{:?}", &DEV[last..cut]);
         }
-        assert_eq!(interfaces(&DEV.replace("18446744073709551615", "18446744073709551616")), None);
+        assert_eq!(
+            interfaces(&DEV.replace("18446744073709551615", "18446744073709551616")),
+            None
+        );
         assert_eq!(interfaces(&DEV.replace(" 11 12 ", " -1 12 ")), None);
     }
 

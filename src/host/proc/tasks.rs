@@ -30,18 +30,33 @@ pub struct Task {
 impl Proc {
     /// The threads of a process, each with its mask; nothing for a process that is gone.
     pub fn tasks(&self, pid: i32) -> Vec<Task> {
-        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else { return Vec::new() };
-        let ids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else {
+            return Vec::new();
+        };
+        let ids = tasks
+            .flatten()
+            .filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
         ids.filter_map(|tid| self.task(pid, tid)).collect()
     }
 
     fn task(&self, pid: i32, tid: i32) -> Option<Task> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
-        let allowed = status.lines().rev().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        let allowed = status
+            .lines()
+            .rev()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         let allowed = allowed.trim().parse().ok()?;
-        let sched = if self.counts_migrations { file::read_value(&dir.join("sched")).ok() } else { None };
-        Some(Task { tid, allowed, migrations: sched.as_deref().and_then(migrations) })
+        let sched = if self.counts_migrations {
+            file::read_value(&dir.join("sched")).ok()
+        } else {
+            None
+        };
+        Some(Task {
+            tid,
+            allowed,
+            migrations: sched.as_deref().and_then(migrations),
+        })
     }
 
     /// The root folder of a process, as the process sees it.
@@ -60,9 +75,11 @@ impl Proc {
     /// program. Until then `/proc/PID/environ` shows the runtime's environment. A worker that a training program forks
     /// also never executes a program, but its parent belongs to the container.
     pub fn awaits_exec(&self, pid: i32, container: &[i32]) -> bool {
-        let forked =
-            |stat: &Stat| StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_FORKNOEXEC);
-        self.stat(pid).is_some_and(|stat| forked(&stat) && !container.contains(&stat.ppid))
+        let forked = |stat: &Stat| {
+            StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_FORKNOEXEC)
+        };
+        self.stat(pid)
+            .is_some_and(|stat| forked(&stat) && !container.contains(&stat.ppid))
     }
 
     /// The variables with these names from the environment with which a process was started. No other variable is
@@ -80,7 +97,9 @@ impl Proc {
         }
         let pairs = text.split(|byte| *byte == 0).filter_map(|pair| {
             let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
-            names.contains(&name).then(|| (name.to_owned(), value.to_owned()))
+            names
+                .contains(&name)
+                .then(|| (name.to_owned(), value.to_owned()))
         });
         Some(pairs.collect())
     }
@@ -88,7 +107,9 @@ impl Proc {
 
 /// The number in the line `se.nr_migrations : 12`.
 fn migrations(sched: &str) -> Option<u64> {
-    let line = sched.lines().find_map(|line| line.strip_prefix("se.nr_migrations"))?;
+    let line = sched
+        .lines()
+        .find_map(|line| line.strip_prefix("se.nr_migrations"))?;
     line.trim_start().strip_prefix(':')?.trim().parse().ok()
 }
 
@@ -120,8 +141,16 @@ mod tests {
         let proc = Proc::new(root);
         let mut tasks = proc.tasks(7);
         tasks.sort_by_key(|task| task.tid);
-        let all = Task { tid: 7, allowed: "0-3,8".parse().unwrap(), migrations: Some(12) };
-        let one = Task { tid: 8, allowed: "2".parse().unwrap(), migrations: None };
+        let all = Task {
+            tid: 7,
+            allowed: "0-3,8".parse().unwrap(),
+            migrations: Some(12),
+        };
+        let one = Task {
+            tid: 8,
+            allowed: "2".parse().unwrap(),
+            migrations: None,
+        };
         assert_eq!(tasks, [all, one]);
         assert_eq!((proc.tasks(70), proc.no_migrations()), (vec![], None));
     }
@@ -130,7 +159,10 @@ mod tests {
     fn an_empty_environment_is_unknown() {
         let root = tempfile::tempdir().unwrap();
         write(root.path(), "7/environ", "");
-        assert_eq!(Proc::new(root.path()).variables(7, &["OMP_NUM_THREADS"]), None);
+        assert_eq!(
+            Proc::new(root.path()).variables(7, &["OMP_NUM_THREADS"]),
+            None
+        );
     }
 
     #[test]
@@ -146,7 +178,9 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        std::io::BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        std::io::BufReader::new(shell.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let child: i32 = line.trim().parse().unwrap();
         let parent = i32::try_from(shell.id()).unwrap();
         let proc = Proc::new(std::path::Path::new("/"));
@@ -158,7 +192,10 @@ mod tests {
         drop(shell.stdin.take());
         shell.wait().unwrap();
         assert_eq!(found, (true, false, false));
-        assert!(!proc.awaits_exec(child, &[child]), "a process that is gone awaits nothing");
+        assert!(
+            !proc.awaits_exec(child, &[child]),
+            "a process that is gone awaits nothing"
+        );
     }
 
     #[test]
@@ -170,9 +207,16 @@ mod tests {
             "PATH=/bin\0OMP_NUM_THREADS=4\0PASSWORD=x\0OMP_NUM=1\0A\0\0MKL=a=b\0",
         );
         let proc = Proc::new(root.path());
-        let found = proc.variables(7, &["OMP_NUM_THREADS", "MKL", "NONE"]).unwrap();
+        let found = proc
+            .variables(7, &["OMP_NUM_THREADS", "MKL", "NONE"])
+            .unwrap();
         let expected = [("MKL", "a=b"), ("OMP_NUM_THREADS", "4")];
-        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        assert_eq!(
+            found,
+            expected
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into()
+        );
         assert_eq!(proc.variables(8, &["OMP_NUM_THREADS"]), None);
         assert!(proc.no_migrations().is_some());
     }

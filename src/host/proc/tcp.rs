@@ -30,8 +30,16 @@ impl Proc {
     /// What TCP has counted in the network namespace of a process; `None` where that can't be read, or is not there.
     pub fn tcp(&self, pid: i32) -> Option<Tcp> {
         let mut reader = Reader::default();
-        let Segments { sent, retransmitted, .. } = self.segments(pid, &mut reader)?;
-        Some(Tcp { sent, retransmitted, timeouts: self.timeouts(pid, &mut reader)? })
+        let Segments {
+            sent,
+            retransmitted,
+            ..
+        } = self.segments(pid, &mut reader)?;
+        Some(Tcp {
+            sent,
+            retransmitted,
+            timeouts: self.timeouts(pid, &mut reader)?,
+        })
     }
 }
 
@@ -40,12 +48,24 @@ impl Proc {
 impl Tcp {
     /// Reads the texts of `net/snmp` and `net/netstat`; `None` where one of the counters is not in them.
     pub fn parse(snmp: &str, netstat: &str) -> Option<Self> {
-        let Segments { sent, retransmitted, .. } = Segments::parse(snmp)?;
-        Some(Self { sent, retransmitted, timeouts: Self::timeouts(netstat)? })
+        let Segments {
+            sent,
+            retransmitted,
+            ..
+        } = Segments::parse(snmp)?;
+        Some(Self {
+            sent,
+            retransmitted,
+            timeouts: Self::timeouts(netstat)?,
+        })
     }
 
     pub(super) fn timeouts(netstat: &str) -> Option<u64> {
-        columns(netstat, "TcpExt")?.find(|(name, _)| *name == "TCPTimeouts")?.1.parse().ok()
+        columns(netstat, "TcpExt")?
+            .find(|(name, _)| *name == "TCPTimeouts")?
+            .1
+            .parse()
+            .ok()
     }
 }
 
@@ -54,24 +74,44 @@ impl Tcp {
 impl Segments {
     /// Reads the text of `net/snmp`; `None` where one of the counters is not in it.
     pub fn parse(snmp: &str) -> Option<Self> {
-        let names = ["OutSegs", "RetransSegs", "AttemptFails", "EstabResets", "OutRsts"];
+        let names = [
+            "OutSegs",
+            "RetransSegs",
+            "AttemptFails",
+            "EstabResets",
+            "OutRsts",
+        ];
         let mut found = [None; 5];
         for (name, value) in columns(snmp, "Tcp")? {
-            if let Some((_, place)) = names.iter().zip(&mut found).find(|(known, _)| **known == name) {
+            if let Some((_, place)) = names
+                .iter()
+                .zip(&mut found)
+                .find(|(known, _)| **known == name)
+            {
                 *place = value.parse().ok();
             }
         }
         let [sent, retransmitted, attempts, resets, told] = found;
-        Some(Self { sent: sent?, retransmitted: retransmitted?, failures: [attempts?, resets?, told?] })
+        Some(Self {
+            sent: sent?,
+            retransmitted: retransmitted?,
+            failures: [attempts?, resets?, told?],
+        })
     }
 }
 
 /// Each name of a protocol's counters with the number below it: a line of names, and then a line of numbers. Kernels add
 /// columns, so that the place of one tells nothing.
 fn columns<'a>(text: &'a str, protocol: &str) -> Option<impl Iterator<Item = (&'a str, &'a str)>> {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(':'));
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(':'));
     let (names, numbers) = (lines.next()?, lines.next()?);
-    Some(names.split_ascii_whitespace().zip(numbers.split_ascii_whitespace()))
+    Some(
+        names
+            .split_ascii_whitespace()
+            .zip(numbers.split_ascii_whitespace()),
+    )
 }
 
 #[cfg(test)]
@@ -100,11 +140,21 @@ IpExt: 0 0
 
     #[test]
     fn counters_are_found_by_their_names() {
-        let tcp = Tcp { sent: 41_190, retransmitted: 17, timeouts: 9 };
+        let tcp = Tcp {
+            sent: 41_190,
+            retransmitted: 17,
+            timeouts: 9,
+        };
         assert_eq!(Tcp::parse(SNMP, NETSTAT), Some(tcp));
-        let expected = Segments { sent: 41_190, retransmitted: 17, failures: [52, 131, 204] };
+        let expected = Segments {
+            sent: 41_190,
+            retransmitted: 17,
+            failures: [52, 131, 204],
+        };
         assert_eq!(Segments::parse(SNMP), Some(expected));
-        let other = SNMP.replace("OutSegs", "New OutSegs").replace(" 41190 ", " 5 41190 ");
+        let other = SNMP
+            .replace("OutSegs", "New OutSegs")
+            .replace(" 41190 ", " 5 41190 ");
         assert_eq!(Tcp::parse(&other, NETSTAT), Some(tcp));
     }
 
@@ -112,10 +162,19 @@ IpExt: 0 0
     fn what_is_not_there_is_not_zero() {
         assert_eq!(Tcp::parse("", ""), None);
         assert_eq!(Tcp::parse(SNMP, ""), None);
-        assert_eq!(Tcp::parse(&SNMP.replace("RetransSegs", "Retrans"), NETSTAT), None);
+        assert_eq!(
+            Tcp::parse(&SNMP.replace("RetransSegs", "Retrans"), NETSTAT),
+            None
+        );
         assert_eq!(Tcp::parse(&SNMP.replace(" 17 ", " -1 "), NETSTAT), None);
-        assert_eq!(Tcp::parse(&SNMP.replace(" 17 ", " 18446744073709551616 "), NETSTAT), None);
-        assert_eq!(Tcp::parse(SNMP, &NETSTAT.replace("TcpExt:", "TcpExt")), None);
+        assert_eq!(
+            Tcp::parse(&SNMP.replace(" 17 ", " 18446744073709551616 "), NETSTAT),
+            None
+        );
+        assert_eq!(
+            Tcp::parse(SNMP, &NETSTAT.replace("TcpExt:", "TcpExt")),
+            None
+        );
         let end = SNMP.find(" 204 0\n").unwrap();
         for cut in 0..=end {
             assert_eq!(Tcp::parse(&SNMP[..cut], NETSTAT), None, "{cut}");

@@ -48,7 +48,11 @@ struct Way {
 impl Ways {
     /// With so many descriptors at most.
     pub fn new(descriptors: usize) -> Self {
-        Self { kept: Vec::new(), count: 0, most: descriptors / EACH }
+        Self {
+            kept: Vec::new(),
+            count: 0,
+            most: descriptors / EACH,
+        }
     }
 
     /// Leaves the way of what has had a number.
@@ -96,7 +100,12 @@ impl Ways {
     }
 
     /// See [`Proc::segments`].
-    pub fn segments(&mut self, proc: &Proc, through: Through, reader: &mut Reader) -> Option<Segments> {
+    pub fn segments(
+        &mut self,
+        proc: &Proc,
+        through: Through,
+        reader: &mut Reader,
+    ) -> Option<Segments> {
         Segments::parse(self.read(proc, through, "snmp", reader)?)
     }
 
@@ -119,7 +128,10 @@ impl Ways {
     }
 
     fn way(&self, through: Through) -> Option<&Way> {
-        self.kept.get(through.number)?.as_ref().filter(|way| way.pid == through.pid)
+        self.kept
+            .get(through.number)?
+            .as_ref()
+            .filter(|way| way.pid == through.pid)
     }
 }
 
@@ -129,10 +141,19 @@ impl Way {
     fn find(proc: &Path, pid: i32) -> Option<Self> {
         let place = |name: &str, flags: OFlag| {
             let path = proc.join(format!("{pid}/{name}"));
-            open(&path, flags | OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok()
+            open(
+                &path,
+                flags | OFlag::O_PATH | OFlag::O_CLOEXEC,
+                Mode::empty(),
+            )
+            .ok()
         };
         let namespace = place("ns/net", OFlag::O_NOFOLLOW)?;
-        Some(Self { pid, folder: place("net", OFlag::O_DIRECTORY)?, namespace })
+        Some(Self {
+            pid,
+            folder: place("net", OFlag::O_DIRECTORY)?,
+            namespace,
+        })
     }
 
     fn number(&self) -> Option<u64> {
@@ -140,7 +161,14 @@ impl Way {
     }
 
     fn open(&self, name: &str) -> Option<File> {
-        openat(&self.folder, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()).ok().map(File::from)
+        openat(
+            &self.folder,
+            name,
+            OFlag::O_RDONLY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )
+        .ok()
+        .map(File::from)
     }
 }
 
@@ -155,15 +183,22 @@ mod tests {
         let (proc, mut reader) = (Proc::new(Path::new("/")), Reader::default());
         let (mut ways, mut no_room) = (Ways::new(EACH), Ways::new(EACH - 1));
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let through = Through { pid: i32::try_from(child.id()).unwrap(), number: 3 };
+        let through = Through {
+            pid: i32::try_from(child.id()).unwrap(),
+            number: 3,
+        };
         let number = proc.network_namespace(through.pid);
         assert!(number.is_some());
         let dev = |ways: &mut Ways, reader: &mut Reader| {
             let seen = ways.traffic(&proc, through, reader)?;
             Some(seen.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
         };
-        let names: Vec<String> =
-            proc.traffic(through.pid, &mut reader).unwrap().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = proc
+            .traffic(through.pid, &mut reader)
+            .unwrap()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         for kept in [&mut ways, &mut no_room] {
             for _ in 0..2 {
                 assert_eq!(kept.network_namespace(&proc, through), number);
@@ -174,7 +209,10 @@ mod tests {
         }
         assert_eq!((ways.kept(), no_room.kept()), (1, 0));
         // There is no room for a second one.
-        let own = Through { pid: i32::try_from(std::process::id()).unwrap(), number: 4 };
+        let own = Through {
+            pid: i32::try_from(std::process::id()).unwrap(),
+            number: 4,
+        };
         assert_eq!(ways.network_namespace(&proc, own), number);
         assert_eq!(ways.kept(), 1);
         child.kill().unwrap();
@@ -192,10 +230,12 @@ mod tests {
         let make = |namespace: u64, sent: u64| {
             std::fs::create_dir_all(process.join("net")).unwrap();
             std::fs::create_dir_all(process.join("ns")).unwrap();
-            let text =
-                format!("Tcp: AttemptFails EstabResets OutSegs RetransSegs OutRsts\nTcp: 1 2 {sent} 4 5\n");
+            let text = format!(
+                "Tcp: AttemptFails EstabResets OutSegs RetransSegs OutRsts\nTcp: 1 2 {sent} 4 5\n"
+            );
             std::fs::write(process.join("net/snmp"), text).unwrap();
-            std::os::unix::fs::symlink(format!("net:[{namespace}]"), process.join("ns/net")).unwrap();
+            std::os::unix::fs::symlink(format!("net:[{namespace}]"), process.join("ns/net"))
+                .unwrap();
         };
         make(1, 30);
         let (proc, mut reader) = (Proc::new(folder.path()), Reader::default());

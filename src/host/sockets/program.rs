@@ -250,7 +250,8 @@ mod tests {
     #[test]
     fn the_programs_are_short_and_the_same_each_time() {
         let of = |depth, direction| program(5, 6, depth, direction);
-        let lengths = [Direction::Ingress, Direction::Egress].map(|way| of(1, way).bytes().len() / 8);
+        let lengths =
+            [Direction::Ingress, Direction::Egress].map(|way| of(1, way).bytes().len() / 8);
         assert!(
             lengths[0] < lengths[1] && lengths[1] < 200,
             "{lengths:?}: segments are judged where they leave"

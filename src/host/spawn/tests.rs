@@ -16,7 +16,11 @@ fn shell(script: &str) -> Spawn {
 
 fn output(process: &mut Process) -> String {
     let mut text = String::new();
-    process.take_stdout().unwrap().read_to_string(&mut text).unwrap();
+    process
+        .take_stdout()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     text
 }
 
@@ -28,11 +32,16 @@ fn is_alive(pid: u32) -> bool {
 fn only_the_given_environment_is_passed_on() {
     let launcher = Launcher::new().unwrap();
     let mut spawn = shell("exec env");
-    spawn.env.insert("TF_NUM_INTRAOP_THREADS".to_owned(), "3".to_owned());
+    spawn
+        .env
+        .insert("TF_NUM_INTRAOP_THREADS".to_owned(), "3".to_owned());
     let mut process = launcher.spawn(spawn).unwrap();
     let text = output(&mut process);
     assert!(text.contains("TF_NUM_INTRAOP_THREADS=3\n"), "{text}");
-    assert!(!text.contains("CARGO"), "the test's own environment leaked: {text}");
+    assert!(
+        !text.contains("CARGO"),
+        "the test's own environment leaked: {text}"
+    );
     assert!(process.wait().unwrap().success());
 }
 
@@ -82,7 +91,10 @@ fn an_error_names_the_file() {
     let mut spawn = shell("true");
     spawn.program = "/no/such/program".into();
     let error = launcher.spawn(spawn).unwrap_err();
-    assert!(matches!(&error, SpawnError::Start { .. }) && error.to_string().contains("/no/such/program"));
+    assert!(
+        matches!(&error, SpawnError::Start { .. })
+            && error.to_string().contains("/no/such/program")
+    );
 }
 
 #[test]
@@ -103,14 +115,24 @@ fn stops_gently_then_hard() {
     let launcher = Launcher::new().unwrap();
     let mut gentle = launcher.spawn(shell("exec sleep 60")).unwrap();
     assert!(gentle.try_wait().unwrap().is_none());
-    assert_eq!(gentle.stop(Duration::from_secs(10)).unwrap().signal(), Some(15));
+    assert_eq!(
+        gentle.stop(Duration::from_secs(10)).unwrap().signal(),
+        Some(15)
+    );
     // A second time it is history, and its id may be another's.
     gentle.kill(Signal::SIGKILL).unwrap();
 
-    let mut stubborn = launcher.spawn(shell("trap '' TERM; echo ready; while :; do sleep 1; done")).unwrap();
+    let mut stubborn = launcher
+        .spawn(shell("trap '' TERM; echo ready; while :; do sleep 1; done"))
+        .unwrap();
     let mut ready = String::new();
-    BufReader::new(stubborn.take_stdout().unwrap()).read_line(&mut ready).unwrap();
-    assert_eq!(stubborn.stop(Duration::from_millis(100)).unwrap().signal(), Some(9));
+    BufReader::new(stubborn.take_stdout().unwrap())
+        .read_line(&mut ready)
+        .unwrap();
+    assert_eq!(
+        stubborn.stop(Duration::from_millis(100)).unwrap().signal(),
+        Some(9)
+    );
 }
 
 #[test]
@@ -118,7 +140,10 @@ fn a_process_ends_with_the_launcher_and_not_before() {
     let launcher = Launcher::new().unwrap();
     // Started from a thread that ends at once: the parent-death signal must not come from there.
     let mut process = thread::scope(|scope| {
-        scope.spawn(|| launcher.spawn(shell("exec sleep 60")).unwrap()).join().unwrap()
+        scope
+            .spawn(|| launcher.spawn(shell("exec sleep 60")).unwrap())
+            .join()
+            .unwrap()
     });
     thread::sleep(Duration::from_millis(50));
     assert!(process.try_wait().unwrap().is_none());

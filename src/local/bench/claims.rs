@@ -24,12 +24,20 @@ pub struct Claim {
 /// The claims, all of one article: wide & deep models on hosts with 80 CPUs.
 pub(super) fn claims(plan: &Plan, effects: &[Effect], ways: &[OfWay], found: &Found) -> Vec<Claim> {
     let claim = |claimed, comparison, metric, but: Vec<String>| {
-        let effect = effects.iter().find(|one| one.comparison == comparison && one.metric == metric);
+        let effect = effects
+            .iter()
+            .find(|one| one.comparison == comparison && one.metric == metric);
         let here = match found.not_counted.get(&metric) {
             Some(reason) => format!("not counted here: {reason}"),
             None => effect.map_or_else(|| "not counted".to_owned(), |effect| effect.words.clone()),
         };
-        Claim { claimed, comparison, metric, here, but }
+        Claim {
+            claimed,
+            comparison,
+            metric,
+            here,
+            but,
+        }
     };
     let (pinned, threads) = (about_pinning(plan, found), about_threads(plan, ways));
     vec![
@@ -73,7 +81,9 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
     }
     let (busy, left) = plan.busy();
     if plan.is_full() && busy < left as f64 {
-        but.push(format!("the neighbours keep {busy:.1} CPUs busy, of {left} that the job leaves"));
+        but.push(format!(
+            "the neighbours keep {busy:.1} CPUs busy, of {left} that the job leaves"
+        ));
     }
     let free = plan.online.difference(&plan.reserved).len();
     if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
@@ -90,7 +100,8 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
     }
     if found.enforcement == "cpuset" {
         but.push(
-            "with enforcement cpuset, tasks outside the pods still run on the CPUs given away".to_owned(),
+            "with enforcement cpuset, tasks outside the pods still run on the CPUs given away"
+                .to_owned(),
         );
     }
     but
@@ -98,7 +109,9 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
 
 fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
     let mut but = Vec::new();
-    let host = plan.host_threads.map_or(plan.online.len() as u64, u64::from);
+    let host = plan
+        .host_threads
+        .map_or(plan.online.len() as u64, u64::from);
     let times = host as f64 / f64::from(plan.cpus);
     if times < 8.0 {
         but.push(format!(
@@ -106,7 +119,10 @@ fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
              the article's hosts: --host-threads 80 tells the programs what such a host would",
             plan.cpus
         ));
-    } else if let Some(told) = plan.host_threads.filter(|&told| told as usize != plan.online.len()) {
+    } else if let Some(told) = plan
+        .host_threads
+        .filter(|&told| told as usize != plan.online.len())
+    {
         but.push(format!(
             "the host's threads are those of a host of {}, on {}",
             counted(told, "CPU"),
@@ -143,17 +159,32 @@ mod tests {
 
     #[test]
     fn a_small_machine_says_what_it_cannot_show() {
-        let found = Found { enforcement: "cpuset".to_owned(), ..Found::default() };
-        let report = Report::new(plan(6), runs(6, |_, _| vec![(Metric::StepsPerSecond, 5.0)]), found);
-        let [pinning, speed, switches] = report.claims.as_slice() else { unreachable!("three claims") };
+        let found = Found {
+            enforcement: "cpuset".to_owned(),
+            ..Found::default()
+        };
+        let report = Report::new(
+            plan(6),
+            runs(6, |_, _| vec![(Metric::StepsPerSecond, 5.0)]),
+            found,
+        );
+        let [pinning, speed, switches] = report.claims.as_slice() else {
+            unreachable!("three claims")
+        };
         assert_eq!(pinning.here, "no difference beyond noise (+0 to +0 %)");
         let but = pinning.but.join("\n");
-        for says in ["without limits", "best effort", "only 1 of 2 CPUs", "enforcement cpuset"] {
+        for says in [
+            "without limits",
+            "best effort",
+            "only 1 of 2 CPUs",
+            "enforcement cpuset",
+        ] {
             assert!(but.contains(says), "{says}: {but}");
         }
         let but = speed.but.join("\n");
         assert!(
-            but.contains("only 2.0 times") && but.contains("pinned, the job has 7 threads both ways"),
+            but.contains("only 2.0 times")
+                && but.contains("pinned, the job has 7 threads both ways"),
             "{but}"
         );
         assert_eq!(switches.here, "not counted");
@@ -167,7 +198,11 @@ mod tests {
             plan.neighbours.request_milli_cpus = 2000;
             about_pinning(&plan, &Found::default()).join("\n")
         };
-        assert!(but(40).contains("the neighbours keep 0.4 CPUs busy, of 1 that"), "{}", but(40));
+        assert!(
+            but(40).contains("the neighbours keep 0.4 CPUs busy, of 1 that"),
+            "{}",
+            but(40)
+        );
         assert!(!but(100).contains("busy"), "{}", but(100));
     }
 
@@ -177,6 +212,9 @@ mod tests {
         plan.host_threads = Some(80);
         let report = Report::new(plan, runs(6, |_, _| vec![]), Found::default());
         let but = report.claims[1].but.join("\n");
-        assert!(but.contains("a host of 80 CPUs, on 2 CPUs") && !but.contains("only"), "{but}");
+        assert!(
+            but.contains("a host of 80 CPUs, on 2 CPUs") && !but.contains("only"),
+            "{but}"
+        );
     }
 }

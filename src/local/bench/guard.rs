@@ -28,11 +28,18 @@ impl Guard {
     pub(super) fn start(cgroup_root: &Path) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("can't find this program's own file")?;
         let mut command = Command::new(program);
-        command.args(["train", "sweep", "--cgroup-root"]).arg(cgroup_root);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(["train", "sweep", "--cgroup-root"])
+            .arg(cgroup_root);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         // What interrupts the bench from a terminal is not meant for it.
         command.process_group(0);
-        let child = command.spawn().context("can't start the process that clears away after a kill")?;
+        let child = command
+            .spawn()
+            .context("can't start the process that clears away after a kill")?;
         Ok(Self { child })
     }
 }

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::plan::{Cpus, Plan, Threads, Way, Work};
 use crate::pod::{
-    self, CPUS_ANNOTATION, Pod, Policy, THREADS_ANNOTATION, ThreadBasis, ThreadPolicy, thread_environment,
+    self, CPUS_ANNOTATION, Pod, Policy, THREADS_ANNOTATION, ThreadBasis, ThreadPolicy,
+    thread_environment,
 };
 
 /// The port of a parameter server.
@@ -59,14 +60,22 @@ pub enum Part {
 /// A manifest that its own reader refuses, which would be a defect.
 pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod>> {
     let address = |index: u32| Ipv4Addr::from(u32::from(NETWORK) + index);
-    let hosts: Vec<String> = (0..plan.ps).map(|index| format!("{}:{PORT}", address(index))).collect();
+    let hosts: Vec<String> = (0..plan.ps)
+        .map(|index| format!("{}:{PORT}", address(index)))
+        .collect();
     let hosts = hosts.join(",");
     let mut pods = Vec::new();
     for index in 0..plan.ps {
-        let member = Member { part: Part::Ps, index, cpus: plan.ps_cpus.max(1), own: plan.ps_cpus > 0 };
+        let member = Member {
+            part: Part::Ps,
+            index,
+            cpus: plan.ps_cpus.max(1),
+            own: plan.ps_cpus > 0,
+        };
         let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
         pod.args.extend(train("ps", index, &hosts));
-        pod.args.extend(["--listen".to_owned(), format!("{}:{PORT}", address(index))]);
+        pod.args
+            .extend(["--listen".to_owned(), format!("{}:{PORT}", address(index))]);
         pod.address = Some(address(index));
         pods.push(pod);
     }
@@ -75,7 +84,12 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
         pods.push(neighbour(plan, index, &uid)?);
     }
     for index in 0..plan.workers {
-        let member = Member { part: Part::Worker, index, cpus: plan.cpus, own: plan.cpus > 0 };
+        let member = Member {
+            part: Part::Worker,
+            index,
+            cpus: plan.cpus,
+            own: plan.cpus > 0,
+        };
         let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
         match &plan.work {
             Work::BuiltIn => {
@@ -86,7 +100,8 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
             Work::Command { line, .. } => {
                 pod.part = Part::Command;
                 pod.args = vec!["-c".to_owned(), line.clone()];
-                pod.env.insert("PINFOLD_BENCH_INDEX".to_owned(), index.to_string());
+                pod.env
+                    .insert("PINFOLD_BENCH_INDEX".to_owned(), index.to_string());
             }
         }
         pods.push(pod);
@@ -96,8 +111,16 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
 
 /// The variables that the agent gives a worker of a plan, and their values: with its own CPUs or its limit they are the same.
 pub fn right_variables(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
-    let member = Member { part: Part::Worker, index: 0, cpus: plan.cpus, own: true };
-    let right = Way { cpus: Cpus::Pinned, threads: Threads::Right };
+    let member = Member {
+        part: Part::Worker,
+        index: 0,
+        cpus: plan.cpus,
+        own: true,
+    };
+    let right = Way {
+        cpus: Cpus::Pinned,
+        threads: Threads::Right,
+    };
     let pod = member.pod(plan, right, &uid(0, 0))?;
     Ok(variables(&pod.pod, plan.cpus))
 }
@@ -108,7 +131,14 @@ fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
     let basis = ThreadBasis::exclusive(cpus, cpus, 1);
     let missing = pod::Container::default();
     let container = pod.containers.first().unwrap_or(&missing);
-    thread_environment(pod, container, &Policy::default(), &ThreadPolicy::default(), Some(basis)).variables
+    thread_environment(
+        pod,
+        container,
+        &Policy::default(),
+        &ThreadPolicy::default(),
+        Some(basis),
+    )
+    .variables
 }
 
 struct Member {
@@ -120,7 +150,11 @@ struct Member {
 
 impl Member {
     fn pod(&self, plan: &Plan, way: Way, uid: &str) -> anyhow::Result<BenchPod> {
-        let role = if self.part == Part::Ps { "ps" } else { "worker" };
+        let role = if self.part == Part::Ps {
+            "ps"
+        } else {
+            "worker"
+        };
         let exclusive = self.own && way.cpus == Cpus::Pinned;
         let manifest = |threads: Threads| {
             let mut annotations = serde_json::Map::new();
@@ -154,7 +188,10 @@ impl Member {
         };
         let mut pod = bench_pod(&manifest(way.threads), self.part, exclusive)?;
         if let (Threads::Host, Some(host)) = (way.threads, plan.host_threads) {
-            pod.env = variables(&bench_pod(&manifest(Threads::Right), self.part, exclusive)?.pod, host);
+            pod.env = variables(
+                &bench_pod(&manifest(Threads::Right), self.part, exclusive)?.pod,
+                host,
+            );
         }
         Ok(pod)
     }
@@ -173,20 +210,43 @@ fn neighbour(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
         "spec": { "containers": [{ "name": "noise", "image": "bench", "resources": resources }] },
     });
     let mut pod = bench_pod(&manifest, Part::Neighbour, false)?;
-    pod.args = ["train", "neighbour", "--threads", "1", "--busy", &busy].map(str::to_owned).to_vec();
+    pod.args = ["train", "neighbour", "--threads", "1", "--busy", &busy]
+        .map(str::to_owned)
+        .to_vec();
     Ok(pod)
 }
 
-fn bench_pod(manifest: &serde_json::Value, part: Part, exclusive: bool) -> anyhow::Result<BenchPod> {
+fn bench_pod(
+    manifest: &serde_json::Value,
+    part: Part,
+    exclusive: bool,
+) -> anyhow::Result<BenchPod> {
     let manifest = manifest.to_string();
     let pod = pod::parse(&manifest, "the bench's own manifest")?
         .pop()
         .context("the bench's manifest holds no pod")?;
-    Ok(BenchPod { pod, manifest, part, args: Vec::new(), env: BTreeMap::new(), address: None, exclusive })
+    Ok(BenchPod {
+        pod,
+        manifest,
+        part,
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        address: None,
+        exclusive,
+    })
 }
 
 fn train(role: &str, index: u32, hosts: &str) -> Vec<String> {
-    ["train", role, "--ps-hosts", hosts, "--task-index", &index.to_string()].map(str::to_owned).to_vec()
+    [
+        "train",
+        role,
+        "--ps-hosts",
+        hosts,
+        "--task-index",
+        &index.to_string(),
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 fn uid(run: usize, pod: usize) -> String {
@@ -200,13 +260,21 @@ mod tests {
     use crate::pod::{Entitlement, Qos};
 
     fn plan(cores: u32, wishes: Wishes) -> Plan {
-        let wishes = Wishes { rounds: 4, seconds: 2, neighbour_busy: 100, ..wishes };
+        let wishes = Wishes {
+            rounds: 4,
+            seconds: 2,
+            neighbour_busy: 100,
+            ..wishes
+        };
         Plan::new(wishes, &machine(cores), &"0".parse().unwrap()).unwrap()
     }
 
     fn owed(pod: &Pod) -> u32 {
         let policy = Policy::default();
-        pod.containers.iter().map(|one| Entitlement::cpus(&pod::entitlement(pod, one, &policy))).sum()
+        pod.containers
+            .iter()
+            .map(|one| Entitlement::cpus(&pod::entitlement(pod, one, &policy)))
+            .sum()
     }
 
     #[test]
@@ -219,9 +287,19 @@ mod tests {
                 let threads = variables(&pod.pod, 3);
                 let job = pod.part != Part::Neighbour;
                 let own = job && way.cpus == Cpus::Pinned;
-                assert_eq!((owed(&pod.pod) > 0, pod.exclusive), (own, own), "{way:?} {}", pod.pod.name);
+                assert_eq!(
+                    (owed(&pod.pod) > 0, pod.exclusive),
+                    (own, own),
+                    "{way:?} {}",
+                    pod.pod.name
+                );
                 let sized = job && way.threads == Threads::Right;
-                assert_eq!(!threads.is_empty(), sized, "{way:?} {}: {threads:?}", pod.pod.name);
+                assert_eq!(
+                    !threads.is_empty(),
+                    sized,
+                    "{way:?} {}: {threads:?}",
+                    pod.pod.name
+                );
                 assert!(pod.env.is_empty());
                 let qos = if job { Qos::Guaranteed } else { Qos::Burstable };
                 assert_eq!(pod::qos(&pod.pod), qos);
@@ -231,7 +309,13 @@ mod tests {
 
     #[test]
     fn a_larger_host_is_told_to_those_who_are_not_sized() {
-        let plan = plan(4, Wishes { host_threads: Some(80), ..Wishes::default() });
+        let plan = plan(
+            4,
+            Wishes {
+                host_threads: Some(80),
+                ..Wishes::default()
+            },
+        );
         for way in Way::ALL {
             let pods = pods(&plan, way, 0).unwrap();
             for pod in pods.iter().filter(|pod| pod.part != Part::Ps) {
@@ -240,13 +324,24 @@ mod tests {
                 assert_eq!(intra, told.then_some("80"), "{way:?} {}", pod.pod.name);
             }
         }
-        assert_eq!(right_variables(&plan).unwrap()["TF_NUM_INTRAOP_THREADS"], "1");
+        assert_eq!(
+            right_variables(&plan).unwrap()["TF_NUM_INTRAOP_THREADS"],
+            "1"
+        );
     }
 
     #[test]
     fn a_command_has_no_servers_and_no_network_of_its_own() {
         let command = Some("exec train".to_owned());
-        let plan = plan(8, Wishes { command, workers: Some(2), neighbours: Some(0), ..Wishes::default() });
+        let plan = plan(
+            8,
+            Wishes {
+                command,
+                workers: Some(2),
+                neighbours: Some(0),
+                ..Wishes::default()
+            },
+        );
         let pods = pods(&plan, Way::ALL[0], 0).unwrap();
         let parts: Vec<_> = pods.iter().map(|pod| (pod.part, pod.address)).collect();
         assert_eq!(parts, [(Part::Command, None); 2]);
@@ -257,11 +352,28 @@ mod tests {
     #[test]
     fn nobody_waits_for_who_is_started_later() {
         let order = |wishes| -> Vec<Part> {
-            let pods = pods(&plan(8, Wishes { neighbours: Some(1), ..wishes }), Way::ALL[0], 0).unwrap();
+            let pods = pods(
+                &plan(
+                    8,
+                    Wishes {
+                        neighbours: Some(1),
+                        ..wishes
+                    },
+                ),
+                Way::ALL[0],
+                0,
+            )
+            .unwrap();
             pods.iter().map(|pod| pod.part).collect()
         };
-        assert_eq!(order(Wishes::default()), [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]);
-        let command = Wishes { command: Some("true".to_owned()), ..Wishes::default() };
+        assert_eq!(
+            order(Wishes::default()),
+            [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]
+        );
+        let command = Wishes {
+            command: Some("true".to_owned()),
+            ..Wishes::default()
+        };
         assert_eq!(order(command), [Part::Neighbour, Part::Command]);
     }
 

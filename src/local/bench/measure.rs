@@ -94,7 +94,14 @@ impl<'a> Bench<'a> {
         local: &'a mut LocalNode,
         environment: &'a BTreeMap<String, String>,
     ) -> Self {
-        Self { plan, agent, local, environment, unsupported: BTreeMap::new(), number: 0 }
+        Self {
+            plan,
+            agent,
+            local,
+            environment,
+            unsupported: BTreeMap::new(),
+            number: 0,
+        }
     }
 
     /// Runs the job in one way and ends it.
@@ -137,7 +144,11 @@ impl<'a> Bench<'a> {
                 took.as_secs_f64(),
                 self.plan.seconds
             );
-            let made: Vec<f64> = heard.iter().zip(&base).map(|(one, base)| steps(one) - base).collect();
+            let made: Vec<f64> = heard
+                .iter()
+                .zip(&base)
+                .map(|(one, base)| steps(one) - base)
+                .collect();
             if took >= length && made.iter().sum::<f64>() > FEWEST {
                 let after = self.point(pods)?;
                 if let Some(stretches) = stretches(&heard, from, origin.elapsed()) {
@@ -159,13 +170,26 @@ impl<'a> Bench<'a> {
 
     /// Starts a pod as a runtime does: asks the agent, then makes the container with what it says. Returns when its process
     /// began, and who listens.
-    async fn start(&mut self, pod: &BenchPod, origin: Instant) -> anyhow::Result<(Instant, Option<Heard>)> {
-        let container = pod.pod.containers.first().context("a pod of the bench has no container")?;
+    async fn start(
+        &mut self,
+        pod: &BenchPod,
+        origin: Instant,
+    ) -> anyhow::Result<(Instant, Option<Heard>)> {
+        let container = pod
+            .pod
+            .containers
+            .first()
+            .context("a pod of the bench has no container")?;
         let admission = self.agent.create(&pod.pod, &container.name).await?;
-        let mut env = if pod.part == Part::Command { self.environment.clone() } else { BTreeMap::new() };
+        let mut env = if pod.part == Part::Command {
+            self.environment.clone()
+        } else {
+            BTreeMap::new()
+        };
         if pod.part == Part::Command {
             // Lines are heard when they are written, not when a buffer is full.
-            env.entry("PYTHONUNBUFFERED".to_owned()).or_insert_with(|| "1".to_owned());
+            env.entry("PYTHONUNBUFFERED".to_owned())
+                .or_insert_with(|| "1".to_owned());
         }
         env.extend(pod.env.clone());
         env.extend(admission.threads.variables);
@@ -198,11 +222,21 @@ impl<'a> Bench<'a> {
             args: pod.args.clone(),
             env,
             address: pod.address,
-            stderr: if command { Stderr::File(words) } else { Stderr::Inherit },
+            stderr: if command {
+                Stderr::File(words)
+            } else {
+                Stderr::Inherit
+            },
             hear,
         };
         let began = tokio::task::block_in_place(|| self.local.start(start))?;
-        Ok((began, listener.map(|listener| Heard { pod: pod.pod.name.clone(), listener })))
+        Ok((
+            began,
+            listener.map(|listener| Heard {
+                pod: pod.pod.name.clone(),
+                listener,
+            }),
+        ))
     }
 
     /// Where a command's standard error goes: beside the manifests, and away with them.
@@ -246,7 +280,10 @@ impl<'a> Bench<'a> {
                 anyhow::bail!("the output of {} can't be used: {trouble}", one.pod);
             }
         }
-        let mut look = Look { ended: Vec::new(), settled: true };
+        let mut look = Look {
+            ended: Vec::new(),
+            settled: true,
+        };
         for (place, pod) in pods.iter().enumerate() {
             let name = &pod.pod.name;
             if pod.part == Part::Command {
@@ -254,16 +291,30 @@ impl<'a> Bench<'a> {
             }
             match self.local.ended(name)? {
                 None => {}
-                Some(status) if pod.part == Part::Command && status.success() => look.ended.push(place),
+                Some(status) if pod.part == Part::Command && status.success() => {
+                    look.ended.push(place)
+                }
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended by itself ({status}){}",
-                    if pod.part == Part::Command { last_words(&self.words(name)) } else { String::new() }
+                    if pod.part == Part::Command {
+                        last_words(&self.words(name))
+                    } else {
+                        String::new()
+                    }
                 ),
             }
         }
-        let Some(snapshot) = self.agent.snapshot() else { return Ok(Look { settled: false, ..look }) };
+        let Some(snapshot) = self.agent.snapshot() else {
+            return Ok(Look {
+                settled: false,
+                ..look
+            });
+        };
         for pod in pods.iter().filter(|pod| pod.part != Part::Neighbour) {
-            let state = snapshot.containers.iter().find(|state| state.uid.as_deref() == pod.pod.cgroup_uid());
+            let state = snapshot
+                .containers
+                .iter()
+                .find(|state| state.uid.as_deref() == pod.pod.cgroup_uid());
             let own = state.and_then(|state| state.assigned.as_ref());
             let settled = match state {
                 Some(state) if pod.exclusive => own.is_some() && own == state.effective.as_ref(),
@@ -271,7 +322,9 @@ impl<'a> Bench<'a> {
                 None => false,
             };
             look.settled &= settled;
-            let note = state.and_then(|state| state.note.as_deref()).unwrap_or("the agent does not say why");
+            let note = state
+                .and_then(|state| state.note.as_deref())
+                .unwrap_or("the agent does not say why");
             anyhow::ensure!(
                 settled || began.elapsed() < PATIENCE,
                 "{} does not have the CPUs that it is to have: {note}",
@@ -294,16 +347,24 @@ impl<'a> Bench<'a> {
         let proc = Proc::new(Path::new("/"));
         let moved = match proc.no_migrations() {
             Some(reason) => {
-                self.unsupported.insert(MIGRATIONS.to_owned(), reason.to_owned());
+                self.unsupported
+                    .insert(MIGRATIONS.to_owned(), reason.to_owned());
                 None
             }
             None => {
                 let processes = job(pods).flat_map(|name| self.local.processes(name));
                 let tasks = processes.flat_map(|pid| proc.tasks(pid));
-                Some(tasks.filter_map(|task| Some((task.tid, task.migrations?))).collect())
+                Some(
+                    tasks
+                        .filter_map(|task| Some((task.tid, task.migrations?)))
+                        .collect(),
+                )
             }
         };
-        Ok(Point { sample: self.sample()?, moved })
+        Ok(Point {
+            sample: self.sample()?,
+            moved,
+        })
     }
 
     fn stepped(
@@ -317,7 +378,10 @@ impl<'a> Bench<'a> {
         let (before, after) = (&begin.sample, &end.sample);
         let seconds = (after.at - before.at).as_secs_f64();
         let rate: f64 = stretches.iter().map(|one| one.steps / one.seconds).sum();
-        let millis: Vec<f64> = stretches.iter().flat_map(|one| one.millis.iter().copied()).collect();
+        let millis: Vec<f64> = stretches
+            .iter()
+            .flat_map(|one| one.millis.iter().copied())
+            .collect();
         let names: Vec<&str> = job(pods).collect();
         let gained = |pick: fn(&Counters) -> Option<u64>| -> Option<f64> {
             let mut sum = 0;
@@ -344,8 +408,14 @@ impl<'a> Bench<'a> {
             (Metric::StepsPerSecond, Some(rate)),
             (Metric::StepMsP50, stats::percentile(&millis, 50)),
             (Metric::StepMsP99, stats::percentile(&millis, 99)),
-            (Metric::ContextSwitchesPerStep, per_step(|one| one.context_switches)),
-            (Metric::ThrottledPeriodsPerSecond, gained(|one| one.throttled_periods)),
+            (
+                Metric::ContextSwitchesPerStep,
+                per_step(|one| one.context_switches),
+            ),
+            (
+                Metric::ThrottledPeriodsPerSecond,
+                gained(|one| one.throttled_periods),
+            ),
             (Metric::MigrationsPerStep, moves),
             (Metric::CacheMissesPerStep, per_step(|one| one.llc_misses)),
         ];
@@ -355,9 +425,16 @@ impl<'a> Bench<'a> {
             seconds,
             steps: stretches.iter().map(|one| one.steps).sum(),
             thread_count: Some(
-                names.iter().filter_map(|name| after.pods.get(*name)).map(|one| one.threads).sum(),
+                names
+                    .iter()
+                    .filter_map(|name| after.pods.get(*name))
+                    .map(|one| one.threads)
+                    .sum(),
             ),
-            figures: figures.into_iter().filter_map(|(metric, value)| Some((metric, value?))).collect(),
+            figures: figures
+                .into_iter()
+                .filter_map(|(metric, value)| Some((metric, value?)))
+                .collect(),
         }
     }
 
@@ -379,7 +456,8 @@ impl<'a> Bench<'a> {
             let look = self.look(began, pods, &[])?;
             settled |= look.settled;
             for place in look.ended {
-                took.entry(place).or_insert_with(|| started[place].elapsed().as_secs_f64());
+                took.entry(place)
+                    .or_insert_with(|| started[place].elapsed().as_secs_f64());
             }
             anyhow::ensure!(
                 began.elapsed() < Duration::from_secs(self.plan.limit),
@@ -396,17 +474,37 @@ impl<'a> Bench<'a> {
         // Their cgroups are still there, and what they counted.
         let after = self.sample()?;
         let seconds = began.elapsed().as_secs_f64();
-        let throttled: Option<u64> =
-            job(pods).map(|name| after.pods.get(name).and_then(|one| one.throttled_periods)).sum();
+        let throttled: Option<u64> = job(pods)
+            .map(|name| after.pods.get(name).and_then(|one| one.throttled_periods))
+            .sum();
         let millis: Vec<f64> = took.values().map(|seconds| seconds * 1e3).collect();
         let figures = [
-            (Metric::StepsPerSecond, Some(took.values().map(|seconds| 1.0 / seconds).sum())),
+            (
+                Metric::StepsPerSecond,
+                Some(took.values().map(|seconds| 1.0 / seconds).sum()),
+            ),
             (Metric::StepMsP50, stats::quantile(&millis, 0.5)),
-            (Metric::ContextSwitchesPerStep, Some(switches as f64 / copies as f64)),
-            (Metric::ThrottledPeriodsPerSecond, throttled.map(|throttled| throttled as f64 / seconds)),
+            (
+                Metric::ContextSwitchesPerStep,
+                Some(switches as f64 / copies as f64),
+            ),
+            (
+                Metric::ThrottledPeriodsPerSecond,
+                throttled.map(|throttled| throttled as f64 / seconds),
+            ),
         ];
-        let figures = figures.into_iter().filter_map(|(metric, value)| Some((metric, value?))).collect();
-        Ok(Run { round, way, seconds, steps: copies as f64, thread_count: None, figures })
+        let figures = figures
+            .into_iter()
+            .filter_map(|(metric, value)| Some((metric, value?)))
+            .collect();
+        Ok(Run {
+            round,
+            way,
+            seconds,
+            steps: copies as f64,
+            thread_count: None,
+            figures,
+        })
     }
 }
 
@@ -420,7 +518,9 @@ impl Heard {
 
 /// The names of the pods that are the job.
 fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
-    pods.iter().filter(|pod| pod.part != Part::Neighbour).map(|pod| pod.pod.name.as_str())
+    pods.iter()
+        .filter(|pod| pod.part != Part::Neighbour)
+        .map(|pod| pod.pod.name.as_str())
 }
 
 fn steps(heard: &Heard) -> f64 {
@@ -438,7 +538,11 @@ fn stretches(heard: &[Heard], from: Duration, to: Duration) -> Option<Vec<Stretc
 fn migrations(before: &Point, after: &Point) -> Option<f64> {
     let (before, after) = (before.moved.as_ref()?, after.moved.as_ref()?);
     let gained = after.iter().map(|(tid, now)| {
-        let before = before.get(tid).copied().filter(|before| before <= now).unwrap_or(0);
+        let before = before
+            .get(tid)
+            .copied()
+            .filter(|before| before <= now)
+            .unwrap_or(0);
         now - before
     });
     Some(gained.sum::<u64>() as f64)
@@ -446,7 +550,9 @@ fn migrations(before: &Point, after: &Point) -> Option<f64> {
 
 /// Lets go of what a command has written, where it is very much: the file lies in memory, beside the runtime's own state.
 fn bound(words: &Path) {
-    let Ok(file) = std::fs::OpenOptions::new().write(true).open(words) else { return };
+    let Ok(file) = std::fs::OpenOptions::new().write(true).open(words) else {
+        return;
+    };
     if file.metadata().is_ok_and(|found| found.len() > KEPT) {
         // It is written at its end, wherever that is; if it can't be cut, the next look tries again.
         let _ = file.set_len(0);
@@ -455,13 +561,16 @@ fn bound(words: &Path) {
 
 /// Context switches of all processes that were started from here and have ended, their threads and descendants included.
 fn reaped() -> anyhow::Result<i64> {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("can't read what ended processes have used")?;
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
+        .context("can't read what ended processes have used")?;
     Ok(usage.voluntary_context_switches() + usage.involuntary_context_switches())
 }
 
 /// The end of what a command wrote to standard error.
 fn last_words(path: &Path) -> String {
-    let Ok(Some(text)) = file::read_optional(path) else { return String::new() };
+    let Ok(Some(text)) = file::read_optional(path) else {
+        return String::new();
+    };
     let start = text.ceil_char_boundary(text.len().saturating_sub(WORDS));
     match text[start..].trim() {
         "" => String::new(),

@@ -94,8 +94,15 @@ pub async fn run(
     stop: &CancellationToken,
     mut show: impl FnMut(&Progress),
 ) -> anyhow::Result<Option<Report>> {
-    let Options { plan, enforcement, cgroup_root } = options;
-    let theirs = Node::new(Config { cgroup_root: cgroup_root.clone(), ..Config::default() })?;
+    let Options {
+        plan,
+        enforcement,
+        cgroup_root,
+    } = options;
+    let theirs = Node::new(Config {
+        cgroup_root: cgroup_root.clone(),
+        ..Config::default()
+    })?;
     let _lock = agent::lock(theirs.cgroups.root())?;
     alone(&theirs)?;
     let config = Config {
@@ -105,15 +112,23 @@ pub async fn run(
         listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
         reserved: Some(plan.reserved.clone()),
         enforcement: *enforcement,
-        metrics: Metrics { shared_counters: SHARED_COUNTERS, ..Metrics::default() },
+        metrics: Metrics {
+            shared_counters: SHARED_COUNTERS,
+            ..Metrics::default()
+        },
         // No container runtime knows the bench's pods.
-        runtime: Runtime { nri: Asked::Never, ..Runtime::default() },
+        runtime: Runtime {
+            nri: Asked::Never,
+            ..Runtime::default()
+        },
         ..Config::default()
     };
     let mut node = Node::apart(config)?;
     anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
-    let (enforcement, enforcement_reason) =
-        (node.enforcement.name().to_owned(), node.enforcement_reason.clone());
+    let (enforcement, enforcement_reason) = (
+        node.enforcement.name().to_owned(),
+        node.enforcement_reason.clone(),
+    );
     let (environment, left_out) = environment(plan)?;
     // Declared first, so that it is dropped last: it clears away once the local node has let go of its lock.
     let _guard;
@@ -147,7 +162,12 @@ pub async fn run(
     closed.context("the bench ran, but could not clean up")?;
     let not_counted = not_counted(plan, &runs, &unsupported);
     let notes = notes(plan, &runs, &left_out);
-    let found = Found { enforcement, enforcement_reason, not_counted, notes };
+    let found = Found {
+        enforcement,
+        enforcement_reason,
+        not_counted,
+        notes,
+    };
     Ok(Some(Report::new(plan.clone(), runs, found)))
 }
 
@@ -160,12 +180,19 @@ async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
     Agent::start(node).await
 }
 
-async fn rounds(bench: &mut Bench<'_>, show: &mut impl FnMut(&Progress)) -> anyhow::Result<Vec<report::Run>> {
+async fn rounds(
+    bench: &mut Bench<'_>,
+    show: &mut impl FnMut(&Progress),
+) -> anyhow::Result<Vec<report::Run>> {
     let rounds = &bench.plan.rounds;
     let mut runs = Vec::new();
     for (round, ways) in rounds.iter().enumerate() {
         for &way in ways {
-            show(&Progress { done: runs.len(), runs: rounds.len() * ways.len(), way });
+            show(&Progress {
+                done: runs.len(),
+                runs: rounds.len() * ways.len(),
+                way,
+            });
             runs.push(bench.run(round, way).await?);
         }
     }
@@ -196,8 +223,9 @@ fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<Str
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    let (left_out, taken): (BTreeMap<_, _>, _) =
-        std::env::vars_os().filter_map(text).partition(|(name, _)| decided.contains_key(name));
+    let (left_out, taken): (BTreeMap<_, _>, _) = std::env::vars_os()
+        .filter_map(text)
+        .partition(|(name, _)| decided.contains_key(name));
     Ok((taken, left_out.into_keys().collect()))
 }
 
@@ -219,7 +247,10 @@ fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> 
             ));
         }
     }
-    if runs.iter().any(|run| run.figures.contains_key(&Metric::CacheMissesPerStep)) {
+    if runs
+        .iter()
+        .any(|run| run.figures.contains_key(&Metric::CacheMissesPerStep))
+    {
         notes.push(
             "LLC misses of a pinned task are all on its CPUs, those of a shared one are its cgroup's"
                 .to_owned(),
@@ -242,9 +273,10 @@ fn not_counted(
     unsupported: &BTreeMap<String, String>,
 ) -> BTreeMap<Metric, String> {
     let because = |metric: Metric| -> Option<(Metric, String)> {
-        let ways = Way::ALL
-            .into_iter()
-            .filter(|way| runs.iter().any(|run| run.way == *way && run.figures.contains_key(&metric)));
+        let ways = Way::ALL.into_iter().filter(|way| {
+            runs.iter()
+                .any(|run| run.way == *way && run.figures.contains_key(&metric))
+        });
         let ways = ways.count();
         let collector = match metric {
             Metric::CacheMissesPerStep => "caches",
@@ -275,7 +307,10 @@ mod tests {
     fn what_is_missing_has_a_reason() {
         let pinned_only = |_, way: Way| match way.cpus {
             Cpus::Shared => vec![(Metric::StepsPerSecond, 1.0)],
-            Cpus::Pinned => vec![(Metric::StepsPerSecond, 1.0), (Metric::CacheMissesPerStep, 5.0)],
+            Cpus::Pinned => vec![
+                (Metric::StepsPerSecond, 1.0),
+                (Metric::CacheMissesPerStep, 5.0),
+            ],
         };
         let unsupported = BTreeMap::from([("caches".to_owned(), "no such events".to_owned())]);
         let plan = report::tests::plan(2);

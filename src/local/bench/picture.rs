@@ -27,7 +27,13 @@ pub fn draw(report: &Report) -> String {
         super::plan::Work::BuiltIn => "the built-in training job".to_owned(),
         super::plan::Work::Command { line, .. } => shortened(line, 60),
     };
-    svg.text((20.0, 28.0), 17.0, Anchor::Start, INK, &format!("What pinning and sizing buy here: {work}"));
+    svg.text(
+        (20.0, 28.0),
+        17.0,
+        Anchor::Start,
+        INK,
+        &format!("What pinning and sizing buy here: {work}"),
+    );
     let subtitle = format!(
         "{}, {} reserved; {} of {}, {}; {}; {}; enforcement {}",
         counted(report.plan.online.len() as u64, "CPU"),
@@ -40,9 +46,21 @@ pub fn draw(report: &Report) -> String {
         report.found.enforcement,
     );
     svg.text((20.0, 46.0), 12.0, Anchor::Start, PALE, &subtitle);
-    runs(&mut svg, report, &Metric::StepsPerSecond.name(step), Metric::StepsPerSecond, (LEFT, 430.0));
+    runs(
+        &mut svg,
+        report,
+        &Metric::StepsPerSecond.name(step),
+        Metric::StepsPerSecond,
+        (LEFT, 430.0),
+    );
     let switches = Metric::ContextSwitchesPerStep;
-    runs(&mut svg, report, &switches.name(step), switches, (490.0, 850.0));
+    runs(
+        &mut svg,
+        report,
+        &switches.name(step),
+        switches,
+        (490.0, 850.0),
+    );
     ratios(&mut svg, report, step);
     svg.finish(WIDTH, HEIGHT)
 }
@@ -50,8 +68,17 @@ pub fn draw(report: &Report) -> String {
 /// Every run of each way as a dot, and the median as a line.
 fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, right): (f64, f64)) {
     svg.text((left, TOP - 4.0), 13.0, Anchor::Start, INK, title);
-    let top = report.runs.iter().filter_map(|run| run.figures.get(&metric)).copied().fold(0.0, f64::max);
-    let scale = if top > 0.0 { (BOTTOM - TOP - 10.0) / top } else { 0.0 };
+    let top = report
+        .runs
+        .iter()
+        .filter_map(|run| run.figures.get(&metric))
+        .copied()
+        .fold(0.0, f64::max);
+    let scale = if top > 0.0 {
+        (BOTTOM - TOP - 10.0) / top
+    } else {
+        0.0
+    };
     svg.line((left, BOTTOM), (right, BOTTOM), PALE, 1.0);
     let column = (right - left) / 4.0;
     for (way, place) in Way::ALL.into_iter().zip([0.5, 1.5, 2.5, 3.5]) {
@@ -62,11 +89,21 @@ fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, righ
                 svg.dot((middle + shift, BOTTOM - value * scale), 3.5, colour(way));
             }
         }
-        let summary = report.ways.iter().find(|one| one.way == way).and_then(|one| one.figures.get(&metric));
+        let summary = report
+            .ways
+            .iter()
+            .find(|one| one.way == way)
+            .and_then(|one| one.figures.get(&metric));
         if let Some(summary) = summary {
             let y = BOTTOM - summary.median * scale;
             svg.line((middle - 22.0, y), (middle + 22.0, y), INK, 2.0);
-            svg.text((middle + 25.0, y + 4.0), 11.0, Anchor::Start, INK, &short(summary.median));
+            svg.text(
+                (middle + 25.0, y + 4.0),
+                11.0,
+                Anchor::Start,
+                INK,
+                &short(summary.median),
+            );
         }
         let (cpus, threads) = way.name().split_once(", ").unwrap_or((way.name(), ""));
         svg.text((middle, BOTTOM + 15.0), 11.0, Anchor::Middle, INK, cpus);
@@ -76,23 +113,48 @@ fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, righ
 
 /// The comparisons in steps per second: the ratio's median as a dot, its spread as a line, beside the line of 1.
 fn ratios(svg: &mut Svg, report: &Report, step: &str) {
-    let title = format!("ratios of {}, median and spread over the rounds", Metric::StepsPerSecond.name(step));
+    let title = format!(
+        "ratios of {}, median and spread over the rounds",
+        Metric::StepsPerSecond.name(step)
+    );
     svg.text((20.0, ROWS - 24.0), 13.0, Anchor::Start, INK, &title);
     let of = |comparison| report.effect(comparison, Metric::StepsPerSecond);
-    let spreads: Vec<Spread> =
-        Comparison::ALL.into_iter().filter_map(|comparison| of(comparison)?.ratio).collect();
+    let spreads: Vec<Spread> = Comparison::ALL
+        .into_iter()
+        .filter_map(|comparison| of(comparison)?.ratio)
+        .collect();
     // On a scale of logarithms, where half as fast is as far from 1 as twice as fast.
     let far = |ratio: f64| if ratio > 0.0 { ratio.ln().abs() } else { 0.0 };
-    let furthest = spreads.iter().flat_map(|one| [one.low, one.high]).map(far).fold(0.05, f64::max) * 1.1;
+    let furthest = spreads
+        .iter()
+        .flat_map(|one| [one.low, one.high])
+        .map(far)
+        .fold(0.05, f64::max)
+        * 1.1;
     let middle = f64::midpoint(SCALE.0, SCALE.1);
     let at = |ratio: f64| {
-        let place = if ratio > 0.0 { ratio.ln() / furthest } else { -1.0 };
+        let place = if ratio > 0.0 {
+            ratio.ln() / furthest
+        } else {
+            -1.0
+        };
         middle + place.clamp(-1.0, 1.0) * (SCALE.1 - SCALE.0) / 2.0
     };
     let rows = Comparison::ALL.len() as f64;
-    svg.line((middle, ROWS - 12.0), (middle, ROWS + ROW * rows - 14.0), PALE, 1.0);
+    svg.line(
+        (middle, ROWS - 12.0),
+        (middle, ROWS + ROW * rows - 14.0),
+        PALE,
+        1.0,
+    );
     for mark in [(-furthest).exp(), 1.0, furthest.exp()] {
-        svg.text((at(mark), ROWS + ROW * rows + 2.0), 11.0, Anchor::Middle, PALE, &percent(mark));
+        svg.text(
+            (at(mark), ROWS + ROW * rows + 2.0),
+            11.0,
+            Anchor::Middle,
+            PALE,
+            &percent(mark),
+        );
     }
     let mut y = ROWS;
     for comparison in Comparison::ALL {
@@ -104,7 +166,13 @@ fn ratios(svg: &mut Svg, report: &Report, step: &str) {
                 svg.line((at(ratio.low), y), (at(ratio.high), y), ink, 3.0);
                 svg.dot((at(ratio.median), y), 5.0, ink);
             }
-            svg.text((SCALE.1 + 16.0, y + 4.0), 11.0, Anchor::Start, INK, &effect.words);
+            svg.text(
+                (SCALE.1 + 16.0, y + 4.0),
+                11.0,
+                Anchor::Start,
+                INK,
+                &effect.words,
+            );
         }
         y += ROW;
     }
@@ -137,7 +205,10 @@ mod tests {
 
     fn figures(round: usize, way: Way) -> Vec<(Metric, f64)> {
         let pinned = if way.cpus == Cpus::Pinned { 1.5 } else { 1.0 };
-        vec![(Metric::StepsPerSecond, (90.0 + round as f64) * pinned), (Metric::ContextSwitchesPerStep, 0.0)]
+        vec![
+            (Metric::StepsPerSecond, (90.0 + round as f64) * pinned),
+            (Metric::ContextSwitchesPerStep, 0.0),
+        ]
     }
 
     #[test]
@@ -145,16 +216,24 @@ mod tests {
         let report = Report::new(plan(6), some_runs(6, figures), Found::default());
         let svg = draw(&report);
         assert_eq!(svg.matches("<circle").count(), 2 * 24 + 7);
-        assert!(svg.contains("+50 % (+50 to +50 %)") && svg.contains("pinned vs shared, right threads"));
+        assert!(
+            svg.contains("+50 % (+50 to +50 %)") && svg.contains("pinned vs shared, right threads")
+        );
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 
     #[test]
     fn nothing_and_odd_names_are_drawn_too() {
         let mut plan = plan(1);
-        plan.work = Work::Command { line: "a <b> & \u{1}c".repeat(30), steps: None };
+        plan.work = Work::Command {
+            line: "a <b> & \u{1}c".repeat(30),
+            steps: None,
+        };
         let svg = draw(&Report::new(plan, Vec::new(), Found::default()));
         assert!(svg.contains("a &lt;b&gt; &amp;  c") && svg.ends_with("</svg>\n"));
-        assert!(!svg.contains('\u{1}') && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        assert!(
+            !svg.contains('\u{1}') && !svg.contains("NaN") && !svg.contains("inf"),
+            "{svg}"
+        );
     }
 }

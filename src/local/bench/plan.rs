@@ -168,10 +168,22 @@ pub enum PlanError {
 impl Way {
     /// All four: what is usual first.
     pub const ALL: [Self; 4] = [
-        Self { cpus: Cpus::Shared, threads: Threads::Host },
-        Self { cpus: Cpus::Shared, threads: Threads::Right },
-        Self { cpus: Cpus::Pinned, threads: Threads::Host },
-        Self { cpus: Cpus::Pinned, threads: Threads::Right },
+        Self {
+            cpus: Cpus::Shared,
+            threads: Threads::Host,
+        },
+        Self {
+            cpus: Cpus::Shared,
+            threads: Threads::Right,
+        },
+        Self {
+            cpus: Cpus::Pinned,
+            threads: Threads::Host,
+        },
+        Self {
+            cpus: Cpus::Pinned,
+            threads: Threads::Right,
+        },
     ];
 
     /// Its name for people.
@@ -189,7 +201,12 @@ impl Way {
 /// one leaves behind, and what the machine does meanwhile, meets all alike.
 pub fn rounds(count: usize) -> Vec<[Way; 4]> {
     const ORDERS: [[usize; 4]; 4] = [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]];
-    ORDERS.iter().cycle().take(count).map(|order| order.map(|way| Way::ALL[way])).collect()
+    ORDERS
+        .iter()
+        .cycle()
+        .take(count)
+        .map(|order| order.map(|way| Way::ALL[way]))
+        .collect()
 }
 
 // === impl Plan ===
@@ -203,31 +220,62 @@ impl Plan {
         let online = topology.online.clone();
         let free = online.difference(reserved).len();
         if free == 0 {
-            return Err(PlanError::NothingFree { online, reserved: reserved.clone() });
+            return Err(PlanError::NothingFree {
+                online,
+                reserved: reserved.clone(),
+            });
         }
         let room = u32::try_from(free).unwrap_or(u32::MAX);
-        let ps = if wishes.command.is_some() { 0 } else { wishes.ps.unwrap_or(1) };
-        let least = wishes.workers.unwrap_or(1).saturating_mul(wishes.cpus.unwrap_or(1));
-        let ps_cpus = wishes.ps_cpus.unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= room));
+        let ps = if wishes.command.is_some() {
+            0
+        } else {
+            wishes.ps.unwrap_or(1)
+        };
+        let least = wishes
+            .workers
+            .unwrap_or(1)
+            .saturating_mul(wishes.cpus.unwrap_or(1));
+        let ps_cpus = wishes
+            .ps_cpus
+            .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= room));
         let left = room.saturating_sub(ps.saturating_mul(ps_cpus));
-        let usual =
-            if wishes.command.is_none() && left / wishes.cpus.unwrap_or(1).max(1) >= 2 { 2 } else { 1 };
+        let usual = if wishes.command.is_none() && left / wishes.cpus.unwrap_or(1).max(1) >= 2 {
+            2
+        } else {
+            1
+        };
         let workers = wishes.workers.unwrap_or(usual).max(1);
-        let cpus = wishes.cpus.unwrap_or((left / workers).clamp(1, MODEST)).max(1);
+        let cpus = wishes
+            .cpus
+            .unwrap_or((left / workers).clamp(1, MODEST))
+            .max(1);
         let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
         if wanted > free as u64 {
-            let servers =
-                if ps > 0 { format!(" and {} of {ps_cpus}", counted(ps, "server")) } else { String::new() };
+            let servers = if ps > 0 {
+                format!(" and {} of {ps_cpus}", counted(ps, "server"))
+            } else {
+                String::new()
+            };
             let sum = format!("{} of {cpus}{servers}", counted(workers, "worker"));
-            return Err(PlanError::TooFew { wanted, sum, free, online, reserved: reserved.clone() });
+            return Err(PlanError::TooFew {
+                wanted,
+                sum,
+                free,
+                online,
+                reserved: reserved.clone(),
+            });
         }
-        let asked = 1000 * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
+        let asked = 1000
+            * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
         let neighbours = neighbours(&wishes, (1000 * online.len() as u64).saturating_sub(asked));
         Ok(Self {
             online,
             reserved: reserved.clone(),
             work: match wishes.command {
-                Some(line) => Work::Command { line, steps: wishes.pattern },
+                Some(line) => Work::Command {
+                    line,
+                    steps: wishes.pattern,
+                },
                 None => Work::BuiltIn,
             },
             workers,
@@ -256,9 +304,10 @@ impl Plan {
 
     /// How many CPUs the neighbours keep busy if they get them, and how many the job leaves.
     pub fn busy(&self) -> (f64, u64) {
-        let busy = f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
-        let job =
-            u64::from(self.workers) * u64::from(self.cpus) + u64::from(self.ps) * u64::from(self.ps_cpus);
+        let busy =
+            f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
+        let job = u64::from(self.workers) * u64::from(self.cpus)
+            + u64::from(self.ps) * u64::from(self.ps_cpus);
         (busy, (self.online.len() as u64).saturating_sub(job))
     }
 
@@ -278,9 +327,16 @@ pub use crate::text::counted;
 
 /// The neighbours that are wished for; else as many as it takes to ask for what is left of the node.
 fn neighbours(wishes: &Wishes, left: u64) -> Neighbours {
-    let count =
-        wishes.neighbours.unwrap_or_else(|| u32::try_from(left.div_ceil(1000)).unwrap_or(u32::MAX).max(1));
-    let fair = if count == 0 { 0 } else { left / u64::from(count) };
+    let count = wishes.neighbours.unwrap_or_else(|| {
+        u32::try_from(left.div_ceil(1000))
+            .unwrap_or(u32::MAX)
+            .max(1)
+    });
+    let fair = if count == 0 {
+        0
+    } else {
+        left / u64::from(count)
+    };
     Neighbours {
         count,
         busy_percent: wishes.neighbour_busy.clamp(1, 100),
@@ -312,12 +368,27 @@ pub(super) mod tests {
 
     fn plan(cores: u32, wishes: Wishes) -> Result<Plan, PlanError> {
         let topology = machine(cores);
-        let wishes = Wishes { rounds: 4, seconds: 2, neighbour_busy: 100, ..wishes };
-        Plan::new(wishes, &topology, &default_reserved(&topology, &CpuSet::new()))
+        let wishes = Wishes {
+            rounds: 4,
+            seconds: 2,
+            neighbour_busy: 100,
+            ..wishes
+        };
+        Plan::new(
+            wishes,
+            &topology,
+            &default_reserved(&topology, &CpuSet::new()),
+        )
     }
 
     fn sizes(plan: &Plan) -> [u32; 5] {
-        [plan.workers, plan.cpus, plan.ps, plan.ps_cpus, plan.neighbours.count]
+        [
+            plan.workers,
+            plan.cpus,
+            plan.ps,
+            plan.ps_cpus,
+            plan.neighbours.count,
+        ]
     }
 
     #[test]
@@ -328,8 +399,10 @@ pub(super) mod tests {
             let there: BTreeSet<Way> = rounds[..4].iter().map(|round| round[place]).collect();
             assert_eq!(there.len(), 4, "place {place}");
         }
-        let followers: BTreeSet<(Way, Way)> =
-            rounds[..4].iter().flat_map(|round| round.windows(2).map(|pair| (pair[0], pair[1]))).collect();
+        let followers: BTreeSet<(Way, Way)> = rounds[..4]
+            .iter()
+            .flat_map(|round| round.windows(2).map(|pair| (pair[0], pair[1])))
+            .collect();
         assert_eq!(followers.len(), 12, "each follows each other once");
     }
 
@@ -342,25 +415,61 @@ pub(super) mod tests {
             (8, [2, 3, 1, 1, 1]),
             (64, [2, 4, 1, 1, 55]),
         ] {
-            assert_eq!(sizes(&plan(cores, Wishes::default()).unwrap()), expected, "{cores} cores");
+            assert_eq!(
+                sizes(&plan(cores, Wishes::default()).unwrap()),
+                expected,
+                "{cores} cores"
+            );
         }
-        let command = || Wishes { command: Some("true".to_owned()), ..Wishes::default() };
+        let command = || Wishes {
+            command: Some("true".to_owned()),
+            ..Wishes::default()
+        };
         assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 1]);
         assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 4]);
         // The rest of a node of 2 is one neighbour's, which asks for as much as the command has.
         let full = plan(2, command()).unwrap();
-        assert_eq!((full.neighbours.request_milli_cpus, full.is_full()), (1000, true));
-        assert!(!plan(8, Wishes { neighbours: Some(0), ..Wishes::default() }).unwrap().is_full());
+        assert_eq!(
+            (full.neighbours.request_milli_cpus, full.is_full()),
+            (1000, true)
+        );
+        assert!(
+            !plan(
+                8,
+                Wishes {
+                    neighbours: Some(0),
+                    ..Wishes::default()
+                }
+            )
+            .unwrap()
+            .is_full()
+        );
     }
 
     #[test]
     fn too_few_cpus_are_said_with_numbers() {
-        let error = plan(2, Wishes { cpus: Some(2), ..Wishes::default() }).unwrap_err().to_string();
+        let error = plan(
+            2,
+            Wishes {
+                cpus: Some(2),
+                ..Wishes::default()
+            },
+        )
+        .unwrap_err()
+        .to_string();
         assert!(
             error.contains("2 CPUs of their own") && error.contains("only 1 can be given away"),
             "{error}"
         );
-        let error = plan(2, Wishes { ps_cpus: Some(1), ..Wishes::default() }).unwrap_err().to_string();
+        let error = plan(
+            2,
+            Wishes {
+                ps_cpus: Some(1),
+                ..Wishes::default()
+            },
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("1 worker of 1 and 1 server of 1"), "{error}");
         let error = plan(1, Wishes::default()).unwrap_err().to_string();
         assert!(error.contains("no CPU to give away"), "{error}");

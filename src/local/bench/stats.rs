@@ -64,7 +64,11 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let values = sorted(values);
     let last = values.len().checked_sub(1)?;
     let at = share.clamp(0.0, 1.0) * last as f64;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the last")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and the last"
+    )]
     let below = at.floor() as usize;
     let (low, high) = (values.get(below)?, values.get((below + 1).min(last))?);
     Some(low + (high - low) * (at - below as f64))
@@ -95,7 +99,10 @@ pub fn spread(values: &[f64]) -> Option<Spread> {
     let values = sorted(values);
     let count = values.len();
     // As many are left out at each end as the confidence allows.
-    let left_out = (0..count.div_ceil(2)).rev().find(|&k| confidence(count, k) >= WANTED).unwrap_or(0);
+    let left_out = (0..count.div_ceil(2))
+        .rev()
+        .find(|&k| confidence(count, k) >= WANTED)
+        .unwrap_or(0);
     Some(Spread {
         values: count,
         median: quantile(&values, 0.5)?,
@@ -141,7 +148,10 @@ pub fn mean_ratio(ratios: &[f64]) -> Option<f64> {
     if ratios.is_empty() {
         return None;
     }
-    let mean = ratios.iter().product::<f64>().powf(1.0 / ratios.len() as f64);
+    let mean = ratios
+        .iter()
+        .product::<f64>()
+        .powf(1.0 / ratios.len() as f64);
     mean.is_finite().then_some(mean)
 }
 
@@ -172,7 +182,14 @@ mod tests {
     #[test]
     fn known_quantiles() {
         let values = [7.0, 1.0, 3.0, 5.0];
-        for (share, expected) in [(0.0, 1.0), (0.25, 2.5), (0.5, 4.0), (0.75, 5.5), (1.0, 7.0), (2.0, 7.0)] {
+        for (share, expected) in [
+            (0.0, 1.0),
+            (0.25, 2.5),
+            (0.5, 4.0),
+            (0.75, 5.5),
+            (1.0, 7.0),
+            (2.0, 7.0),
+        ] {
             assert_eq!(quantile(&values, share), Some(expected), "{share}");
         }
         assert_eq!(quantile(&[], 0.5), None);
@@ -180,7 +197,10 @@ mod tests {
         for (percent, expected) in [(0, 1.0), (1, 1.0), (50, 50.0), (99, 99.0), (100, 100.0)] {
             assert_eq!(percentile(&hundred, percent), Some(expected), "{percent}");
         }
-        assert_eq!((percentile(&[4.0], 99), percentile(&[], 99)), (Some(4.0), None));
+        assert_eq!(
+            (percentile(&[4.0], 99), percentile(&[], 99)),
+            (Some(4.0), None)
+        );
     }
 
     /// From a printed table of the sign test: the confidence of an interval between the k-th values from both ends.
@@ -207,12 +227,26 @@ mod tests {
 
     #[test]
     fn known_spreads_and_verdicts() {
-        let of = |values: &[f64]| spread(values).map(|one| (one.low, one.median, one.high, verdict(&one)));
+        let of = |values: &[f64]| {
+            spread(values).map(|one| (one.low, one.median, one.high, verdict(&one)))
+        };
         assert_eq!(of(&[]), None);
-        assert_eq!(of(&[1.5, 1.6, 1.7, 1.4]), Some((1.4, 1.55, 1.7, Verdict::TooFew)));
-        assert_eq!(of(&[1.1, 1.2, 1.3, 1.4, 1.5]), Some((1.1, 1.3, 1.5, Verdict::More)));
-        assert_eq!(of(&[0.9, 0.8, 0.7, 0.6, 0.5]), Some((0.5, 0.7, 0.9, Verdict::Less)));
-        assert_eq!(of(&[0.9, 1.2, 1.3, 1.4, 1.5]), Some((0.9, 1.3, 1.5, Verdict::NoDifference)));
+        assert_eq!(
+            of(&[1.5, 1.6, 1.7, 1.4]),
+            Some((1.4, 1.55, 1.7, Verdict::TooFew))
+        );
+        assert_eq!(
+            of(&[1.1, 1.2, 1.3, 1.4, 1.5]),
+            Some((1.1, 1.3, 1.5, Verdict::More))
+        );
+        assert_eq!(
+            of(&[0.9, 0.8, 0.7, 0.6, 0.5]),
+            Some((0.5, 0.7, 0.9, Verdict::Less))
+        );
+        assert_eq!(
+            of(&[0.9, 1.2, 1.3, 1.4, 1.5]),
+            Some((0.9, 1.3, 1.5, Verdict::NoDifference))
+        );
         // Exactly 1 is covered.
         assert_eq!(of(&[1.0; 6]), Some((1.0, 1.0, 1.0, Verdict::NoDifference)));
         // With nine, one that is far off at each end changes nothing.
@@ -224,10 +258,17 @@ mod tests {
     fn ratios_are_numbers_or_nothing() {
         assert_eq!((ratio(3.0, 2.0), ratio(0.0, 2.0)), (Some(1.5), Some(0.0)));
         assert_eq!((ratio(1.0, 0.0), ratio(0.0, 0.0)), (None, None));
-        assert_eq!((mean_ratio(&[4.0, 1.0]), mean_ratio(&[])), (Some(2.0), None));
-        for (ratio, expected) in
-            [(1.2, "+20 %"), (0.6, "-40 %"), (1.0, "+0 %"), (0.998, "+0 %"), (3.0, "+200 %")]
-        {
+        assert_eq!(
+            (mean_ratio(&[4.0, 1.0]), mean_ratio(&[])),
+            (Some(2.0), None)
+        );
+        for (ratio, expected) in [
+            (1.2, "+20 %"),
+            (0.6, "-40 %"),
+            (1.0, "+0 %"),
+            (0.998, "+0 %"),
+            (3.0, "+200 %"),
+        ] {
             assert_eq!(percent(ratio), expected);
         }
     }

@@ -139,19 +139,32 @@ impl Listener {
 
     /// Hears a line of the built-in job, at a moment.
     pub fn job(&mut self, text: &[u8], at: Duration) {
-        let Ok(line) = serde_json::from_slice::<Line>(text) else { return };
+        let Ok(line) = serde_json::from_slice::<Line>(text) else {
+            return;
+        };
         // By the process's own clock: how long its line takes to get here, on busy CPUs, is no matter.
         let told = line.seconds.unwrap_or_default();
         let offset = *self.offset.get_or_insert(at.as_secs_f64() - told);
         let at = Duration::try_from_secs_f64(offset + told).unwrap_or(at);
-        let millis: Vec<f64> = line.step_ms.iter().map(|&millis| f64::from(millis)).collect();
-        self.push(Mark { at, steps: millis.len() as f64, millis, told: true });
+        let millis: Vec<f64> = line
+            .step_ms
+            .iter()
+            .map(|&millis| f64::from(millis))
+            .collect();
+        self.push(Mark {
+            at,
+            steps: millis.len() as f64,
+            millis,
+            told: true,
+        });
     }
 
     /// Hears a line of a command, at a moment.
     pub fn command(&mut self, pattern: &Pattern, text: &[u8], at: Duration) {
         let text = String::from_utf8_lossy(text);
-        let Some(found) = pattern.0.captures(&text) else { return };
+        let Some(found) = pattern.0.captures(&text) else {
+            return;
+        };
         let number = |name: &str| -> Option<f64> {
             let number: f64 = found.name(name)?.as_str().trim().parse().ok()?;
             (number.is_finite() && number >= 0.0).then_some(number)
@@ -161,22 +174,30 @@ impl Listener {
             (Some(count), _) => (count - self.counted.replace(count).unwrap_or(count)).max(0.0),
             (None, Some(text)) => {
                 let text = text.as_str();
-                self.trouble
-                    .get_or_insert_with(|| format!("the group step found {text:?}, which is no number"));
+                self.trouble.get_or_insert_with(|| {
+                    format!("the group step found {text:?}, which is no number")
+                });
                 return;
             }
             (None, None) => 1.0,
         };
         let told = number("ms").or_else(|| number("s").map(|seconds| seconds * 1e3));
         let since = || Some((at - self.marks.last()?.at.min(at)).as_secs_f64() * 1e3 / steps);
-        let each = told.or_else(since).filter(|millis| steps >= 1.0 && millis.is_finite());
+        let each = told
+            .or_else(since)
+            .filter(|millis| steps >= 1.0 && millis.is_finite());
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "bounded, and at least 1"
         )]
         let millis = each.map_or_else(Vec::new, |millis| vec![millis; steps.min(1e4) as usize]);
-        self.push(Mark { at, steps, millis, told: told.is_some() });
+        self.push(Mark {
+            at,
+            steps,
+            millis,
+            told: told.is_some(),
+        });
     }
 }
 
@@ -187,7 +208,8 @@ impl Stretch {
     /// not that of a step.
     pub fn is_clumped(&self) -> bool {
         let mean = self.seconds * 1e3 / self.steps;
-        !self.told && stats::percentile(&self.millis, 50).is_some_and(|median| median < mean * CLUMP)
+        !self.told
+            && stats::percentile(&self.millis, 50).is_some_and(|median| median < mean * CLUMP)
     }
 }
 
@@ -195,7 +217,10 @@ impl Stretch {
 pub fn stretch(marks: &[Mark], from: Duration, to: Duration) -> Option<Stretch> {
     let mut inside = marks.iter().filter(|mark| (from..=to).contains(&mark.at));
     let first = inside.next()?;
-    let mut stretch = Stretch { told: true, ..Stretch::default() };
+    let mut stretch = Stretch {
+        told: true,
+        ..Stretch::default()
+    };
     let mut last = None;
     for mark in inside {
         stretch.steps += mark.steps;
@@ -221,13 +246,26 @@ mod tests {
         for (line, at) in lines {
             listener.command(&pattern, line.as_bytes(), millis(*at));
         }
-        listener.marks().iter().map(|mark| (mark.steps, mark.millis.clone())).collect()
+        listener
+            .marks()
+            .iter()
+            .map(|mark| (mark.steps, mark.millis.clone()))
+            .collect()
     }
 
     #[test]
     fn a_line_that_matches_is_a_step() {
-        let lines = [("loading", 5), ("step 1", 100), ("step 2", 130), ("saved", 140), ("step 3", 180)];
-        assert_eq!(heard("^step", &lines), [(1.0, vec![]), (1.0, vec![30.0]), (1.0, vec![50.0])]);
+        let lines = [
+            ("loading", 5),
+            ("step 1", 100),
+            ("step 2", 130),
+            ("saved", 140),
+            ("step 3", 180),
+        ];
+        assert_eq!(
+            heard("^step", &lines),
+            [(1.0, vec![]), (1.0, vec![30.0]), (1.0, vec![50.0])]
+        );
     }
 
     #[test]
@@ -241,11 +279,23 @@ mod tests {
         ];
         assert_eq!(
             heard(r"^(?<step>\d+)/90 (?<ms>[\d.e]+)ms", &lines),
-            [(0.0, vec![]), (2.0, vec![6.0, 6.0]), (0.0, vec![]), (0.0, vec![]), (2.0, vec![5.0, 5.0])]
+            [
+                (0.0, vec![]),
+                (2.0, vec![6.0, 6.0]),
+                (0.0, vec![]),
+                (0.0, vec![]),
+                (2.0, vec![5.0, 5.0])
+            ]
         );
-        assert_eq!(heard(r"took (?<s>[\d.]+)", &[("took 0.25 s", 3)]), [(1.0, vec![250.0])]);
+        assert_eq!(
+            heard(r"took (?<s>[\d.]+)", &[("took 0.25 s", 3)]),
+            [(1.0, vec![250.0])]
+        );
         // Lines that are no text, and lines that come in the wrong order.
-        assert_eq!(heard("x", &[("x", 9), ("x", 3)]), [(1.0, vec![]), (1.0, vec![0.0])]);
+        assert_eq!(
+            heard("x", &[("x", 9), ("x", 3)]),
+            [(1.0, vec![]), (1.0, vec![0.0])]
+        );
         let mut listener = Listener::default();
         listener.command(&"a".parse().unwrap(), b"\xff\xfea", millis(1));
         assert_eq!(listener.marks().len(), 1);
@@ -254,16 +304,43 @@ mod tests {
     #[test]
     fn a_pattern_that_is_none_is_told() {
         let error = |text: &str| text.parse::<Pattern>().unwrap_err().to_string();
-        assert!(error("(").contains("no regular expression"), "{}", error("("));
-        assert!(error("(?<loss>x)").contains("the group loss means nothing"), "{}", error("(?<loss>x)"));
+        assert!(
+            error("(").contains("no regular expression"),
+            "{}",
+            error("(")
+        );
+        assert!(
+            error("(?<loss>x)").contains("the group loss means nothing"),
+            "{}",
+            error("(?<loss>x)")
+        );
     }
 
     #[test]
     fn a_stretch_is_between_marks() {
-        let mark = |at, steps: f64| Mark { at: millis(at), steps, millis: vec![1.0], told: true };
-        let marks = [mark(100, 7.0), mark(1000, 3.0), mark(1500, 2.0), mark(3000, 4.0), mark(9000, 9.0)];
+        let mark = |at, steps: f64| Mark {
+            at: millis(at),
+            steps,
+            millis: vec![1.0],
+            told: true,
+        };
+        let marks = [
+            mark(100, 7.0),
+            mark(1000, 3.0),
+            mark(1500, 2.0),
+            mark(3000, 4.0),
+            mark(9000, 9.0),
+        ];
         let found = stretch(&marks, millis(900), millis(3000)).unwrap();
-        assert_eq!(found, Stretch { steps: 6.0, seconds: 2.0, millis: vec![1.0, 1.0], told: true });
+        assert_eq!(
+            found,
+            Stretch {
+                steps: 6.0,
+                seconds: 2.0,
+                millis: vec![1.0, 1.0],
+                told: true
+            }
+        );
         assert_eq!(stretch(&marks, millis(3001), millis(9000)), None);
         assert_eq!(stretch(&[], millis(0), millis(9)), None);
     }
@@ -276,9 +353,12 @@ mod tests {
             for number in 0..1000 {
                 listener.command(&pattern, line.as_bytes(), at(number));
             }
-            stretch(listener.marks(), Duration::ZERO, millis(100_000)).unwrap().is_clumped()
+            stretch(listener.marks(), Duration::ZERO, millis(100_000))
+                .unwrap()
+                .is_clumped()
         };
-        let buffered = |number: u64| millis(number / 100 * 100) + Duration::from_micros(number % 100);
+        let buffered =
+            |number: u64| millis(number / 100 * 100) + Duration::from_micros(number % 100);
         assert!(clumped("x", "x", &buffered));
         assert!(!clumped("x", "x", &millis), "each line by itself");
         assert!(!clumped("(?<ms>1)", "1", &buffered), "times were told");
@@ -287,13 +367,26 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_told() {
         let mut listener = Listener::default();
-        listener.command(&"(?<step>[0-9,]+)".parse().unwrap(), b"1,000 steps", millis(1));
-        assert!(listener.trouble().unwrap().contains("\"1,000\", which is no number"));
+        listener.command(
+            &"(?<step>[0-9,]+)".parse().unwrap(),
+            b"1,000 steps",
+            millis(1),
+        );
+        assert!(
+            listener
+                .trouble()
+                .unwrap()
+                .contains("\"1,000\", which is no number")
+        );
         assert!(!listener.has_begun() && listener.marks().is_empty());
         let mut listener = Listener::default();
         let pattern: Pattern = "(?<step>[0-9]+) (?<ms>[0-9]+)".parse().unwrap();
         for number in 0..105 {
-            listener.command(&pattern, format!("{} 1", number * 10_000).as_bytes(), millis(number));
+            listener.command(
+                &pattern,
+                format!("{} 1", number * 10_000).as_bytes(),
+                millis(number),
+            );
             assert!(listener.has_begun());
         }
         assert!(listener.trouble().unwrap().contains("let fewer match"));
@@ -313,7 +406,11 @@ mod tests {
         listener.job(b"no line", millis(10_100));
         // Half a second late, and still told to be one second after.
         listener.job(line(1.5).as_bytes(), millis(11_500));
-        let at: Vec<_> = listener.marks().iter().map(|mark| (mark.at, mark.steps)).collect();
+        let at: Vec<_> = listener
+            .marks()
+            .iter()
+            .map(|mark| (mark.at, mark.steps))
+            .collect();
         assert_eq!(at, [(millis(10_000), 2.0), (millis(11_000), 2.0)]);
     }
 }

@@ -63,7 +63,11 @@ impl Clicks {
     pub fn new(geometry: Geometry, worker: u32) -> Self {
         let mut seeds = Random::new(geometry.seed);
         let (teacher, examples) = (seeds.bits(), seeds.bits());
-        Self { geometry, random: Random::new(examples ^ (u64::from(worker) << 32)), teacher }
+        Self {
+            geometry,
+            random: Random::new(examples ^ (u64::from(worker) << 32)),
+            teacher,
+        }
     }
 
     /// The next `size` examples.
@@ -80,14 +84,23 @@ impl Clicks {
             }
             // A sum of independent tastes grows with the root of their number; the 3 makes the classes clear.
             let chance = 1.0 / (1.0 + (-3.0 * score / (features as f32).sqrt()).exp());
-            labels.push(if self.random.unit() < chance { 1.0 } else { 0.0 });
+            labels.push(if self.random.unit() < chance {
+                1.0
+            } else {
+                0.0
+            });
         }
         let mut rows = ids.clone();
         rows.sort_unstable();
         rows.dedup();
-        let place = |id: &u32| u32::try_from(rows.partition_point(|row| row < id)).unwrap_or(u32::MAX);
+        let place =
+            |id: &u32| u32::try_from(rows.partition_point(|row| row < id)).unwrap_or(u32::MAX);
         let places = ids.iter().map(place).collect();
-        Batch { rows, places, labels }
+        Batch {
+            rows,
+            places,
+            labels,
+        }
     }
 
     /// A feature's value: low ones are far more frequent, as with real users and items.

@@ -55,8 +55,12 @@ pub fn threads(
     environment: impl Fn(&str) -> Option<String>,
     sys: &Path,
 ) -> Result<usize, OnlineError> {
-    let chosen =
-        names.iter().find_map(|name| environment(name)?.parse().ok().filter(|&count: &usize| count > 0));
+    let chosen = names.iter().find_map(|name| {
+        environment(name)?
+            .parse()
+            .ok()
+            .filter(|&count: &usize| count > 0)
+    });
     let count = match chosen {
         Some(count) => count,
         None => online_cpus(sys)?.len(),
@@ -78,13 +82,26 @@ impl Geometry {
     /// Lengths of the dense tensors, in order: weights and biases of the three layers.
     pub fn tensors(&self) -> [usize; 6] {
         let [first, second] = self.hidden.map(|units| units as usize);
-        [self.inputs() * first, first, first * second, second, second, 1]
+        [
+            self.inputs() * first,
+            first,
+            first * second,
+            second,
+            second,
+            1,
+        ]
     }
 }
 
 impl Default for Geometry {
     fn default() -> Self {
-        Self { features: 16, vocabulary: 2000, dim: 16, hidden: [128, 64], seed: 1 }
+        Self {
+            features: 16,
+            vocabulary: 2000,
+            dim: 16,
+            hidden: [128, 64],
+            seed: 1,
+        }
     }
 }
 

@@ -103,7 +103,11 @@ impl Model {
         let dx = self.product(count, &View::plain(&dh1, first), first, &w1t, inputs);
 
         let dense = [dw1, db1, dw2, db2, dw3, db3].concat();
-        Gradients { loss, rows: self.scatter(batch, &dx), dense }
+        Gradients {
+            loss,
+            rows: self.scatter(batch, &dx),
+            dense,
+        }
     }
 
     /// The examples' embeddings side by side: one row of inputs for each example.
@@ -148,16 +152,26 @@ impl Model {
                 }
             }
         };
-        self.pool.compute(count, depth * width, &mut out, Box::new(kernel));
+        self.pool
+            .compute(count, depth * width, &mut out, Box::new(kernel));
         Arc::new(out)
     }
 
     /// `a · b`, `count` rows of `width`, where `a` is `depth` wide.
-    fn product(&self, count: usize, a: &View, depth: usize, b: &Arc<Vec<f32>>, width: usize) -> Vec<f32> {
+    fn product(
+        &self,
+        count: usize,
+        a: &View,
+        depth: usize,
+        b: &Arc<Vec<f32>>,
+        width: usize,
+    ) -> Vec<f32> {
         let (a, b) = (a.clone(), Arc::clone(b));
         let mut out = Vec::with_capacity(count * width);
-        let kernel = move |rows: Range<usize>, out: &mut Vec<f32>| multiply(&a, depth, &b, width, rows, out);
-        self.pool.compute(count, depth * width, &mut out, Box::new(kernel));
+        let kernel =
+            move |rows: Range<usize>, out: &mut Vec<f32>| multiply(&a, depth, &b, width, rows, out);
+        self.pool
+            .compute(count, depth * width, &mut out, Box::new(kernel));
         out
     }
 
@@ -182,7 +196,8 @@ impl Model {
                 }
             }
         };
-        self.pool.compute(count, depth * width, &mut out, Box::new(kernel));
+        self.pool
+            .compute(count, depth * width, &mut out, Box::new(kernel));
         Arc::new(out)
     }
 }
@@ -191,11 +206,19 @@ impl Model {
 
 impl View {
     fn plain(values: &Arc<Vec<f32>>, width: usize) -> Self {
-        Self { values: Arc::clone(values), row: width, column: 1 }
+        Self {
+            values: Arc::clone(values),
+            row: width,
+            column: 1,
+        }
     }
 
     fn transposed(values: &Arc<Vec<f32>>, width: usize) -> Self {
-        Self { values: Arc::clone(values), row: 1, column: width }
+        Self {
+            values: Arc::clone(values),
+            row: 1,
+            column: width,
+        }
     }
 
     fn at(&self, row: usize, column: usize) -> f32 {
@@ -206,7 +229,14 @@ impl View {
 /// Some rows of `a · b`: `out`, which is empty, becomes `rows.len()` rows of `width`.
 ///
 /// Four rows at a time share each load of `b`. For each number the terms are added in the order of `depth`.
-fn multiply(a: &View, depth: usize, b: &[f32], width: usize, rows: Range<usize>, out: &mut Vec<f32>) {
+fn multiply(
+    a: &View,
+    depth: usize,
+    b: &[f32],
+    width: usize,
+    rows: Range<usize>,
+    out: &mut Vec<f32>,
+) {
     out.resize(rows.len() * width, 0.0);
     for (block, first) in out.chunks_mut(4 * width).zip(rows.step_by(4)) {
         if block.len() == 4 * width {
@@ -215,7 +245,10 @@ fn multiply(a: &View, depth: usize, b: &[f32], width: usize, rows: Range<usize>,
             let (r2, r3) = rest.split_at_mut(width);
             for (k, b) in b.chunks_exact(width).take(depth).enumerate() {
                 let [a0, a1, a2, a3] = [0, 1, 2, 3].map(|row| a.at(first + row, k));
-                let sums = r0.iter_mut().zip(r1.iter_mut()).zip(r2.iter_mut().zip(r3.iter_mut()));
+                let sums = r0
+                    .iter_mut()
+                    .zip(r1.iter_mut())
+                    .zip(r2.iter_mut().zip(r3.iter_mut()));
                 for (((s0, s1), (s2, s3)), b) in sums.zip(b) {
                     *s0 += a0 * b;
                     *s1 += a1 * b;
@@ -238,7 +271,9 @@ fn multiply(a: &View, depth: usize, b: &[f32], width: usize, rows: Range<usize>,
 
 /// A matrix of rows of `width`, transposed.
 fn transpose(values: &[f32], width: usize) -> Vec<f32> {
-    (0..width).flat_map(|column| values.iter().skip(column).step_by(width).copied()).collect()
+    (0..width)
+        .flat_map(|column| values.iter().skip(column).step_by(width).copied())
+        .collect()
 }
 
 fn column_sums(values: &[f32], width: usize) -> Vec<f32> {
@@ -272,12 +307,24 @@ mod tests {
     use super::super::data::Clicks;
     use super::*;
 
-    const SMALL: Geometry = Geometry { features: 3, vocabulary: 4, dim: 2, hidden: [5, 3], seed: 7 };
+    const SMALL: Geometry = Geometry {
+        features: 3,
+        vocabulary: 4,
+        dim: 2,
+        hidden: [5, 3],
+        seed: 7,
+    };
 
     fn start(geometry: Geometry, size: usize) -> (Batch, Vec<f32>, Vec<f32>) {
         let batch = Clicks::new(geometry, 0).batch(size);
-        let rows = batch.rows.iter().flat_map(|&row| initial_row(&geometry, row)).collect();
-        let dense = (0..6).flat_map(|tensor| initial_tensor(&geometry, tensor)).collect();
+        let rows = batch
+            .rows
+            .iter()
+            .flat_map(|&row| initial_row(&geometry, row))
+            .collect();
+        let dense = (0..6)
+            .flat_map(|tensor| initial_tensor(&geometry, tensor))
+            .collect();
         (batch, rows, dense)
     }
 
@@ -287,7 +334,10 @@ mod tests {
         let (batch, mut rows, mut dense) = start(SMALL, 8);
         // Away from the kinks of ReLU and from vanishing embeddings, where differences say nothing.
         rows.iter_mut().for_each(|value| *value *= 10.0);
-        dense.iter_mut().zip(1_u8..).for_each(|(value, n)| *value += f32::from(n % 5) * 0.05);
+        dense
+            .iter_mut()
+            .zip(1_u8..)
+            .for_each(|(value, n)| *value += f32::from(n % 5) * 0.05);
         let gradients = model.step(&batch, &rows, &dense);
         let loss = |rows: &[f32], dense: &[f32]| model.step(&batch, rows, dense).loss;
         let step = 1e-2_f32;
@@ -305,7 +355,13 @@ mod tests {
                 dense[index] += by;
                 loss(&rows, &dense)
             };
-            check("dense", index, moved(step), moved(-step), gradients.dense[index]);
+            check(
+                "dense",
+                index,
+                moved(step),
+                moved(-step),
+                gradients.dense[index],
+            );
         }
         for index in 0..rows.len() {
             let moved = |by: f32| {
@@ -313,17 +369,31 @@ mod tests {
                 rows[index] += by;
                 loss(&rows, &dense)
             };
-            check("row", index, moved(step), moved(-step), gradients.rows[index]);
+            check(
+                "row",
+                index,
+                moved(step),
+                moved(-step),
+                gradients.rows[index],
+            );
         }
-        let largest = gradients.dense.iter().chain(&gradients.rows).fold(0.0_f32, |max, g| max.max(g.abs()));
-        assert!(largest > 0.05, "gradients too small to be checked: {largest}");
+        let largest = gradients
+            .dense
+            .iter()
+            .chain(&gradients.rows)
+            .fold(0.0_f32, |max, g| max.max(g.abs()));
+        assert!(
+            largest > 0.05,
+            "gradients too small to be checked: {largest}"
+        );
     }
 
     #[test]
     fn the_number_of_threads_changes_nothing() {
         let geometry = Geometry::default();
         let (batch, rows, dense) = start(geometry, 50);
-        let step = |threads| Model::new(geometry, Pool::new(threads).unwrap()).step(&batch, &rows, &dense);
+        let step =
+            |threads| Model::new(geometry, Pool::new(threads).unwrap()).step(&batch, &rows, &dense);
         let alone = step(1);
         assert!(alone.loss > 0.1);
         for threads in [2, 3, 7] {

@@ -28,23 +28,27 @@ const REST: Duration = Duration::from_millis(1);
 pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::Result<()> {
     for index in 0..threads {
         let progress = Arc::clone(progress);
-        thread::Builder::new().name(format!("neighbour-{index}")).spawn(move || {
-            let mut random = Random::new(index as u64);
-            let mut memory: Vec<u64> = (0..WORDS).map(|_| random.bits()).collect();
-            let mut at = 0;
-            loop {
-                let start = Instant::now();
-                let begun = thread_cpu_time();
-                at = burst(&mut memory, at);
-                progress.step(start.elapsed(), None);
-                match busy {
-                    None if index % 2 == 1 => thread::sleep(REST),
-                    None => {}
-                    // By the CPU time that the burst took: one that had to wait for a CPU is no busier for it.
-                    Some(percent) => thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent)),
+        thread::Builder::new()
+            .name(format!("neighbour-{index}"))
+            .spawn(move || {
+                let mut random = Random::new(index as u64);
+                let mut memory: Vec<u64> = (0..WORDS).map(|_| random.bits()).collect();
+                let mut at = 0;
+                loop {
+                    let start = Instant::now();
+                    let begun = thread_cpu_time();
+                    at = burst(&mut memory, at);
+                    progress.step(start.elapsed(), None);
+                    match busy {
+                        None if index % 2 == 1 => thread::sleep(REST),
+                        None => {}
+                        // By the CPU time that the burst took: one that had to wait for a CPU is no busier for it.
+                        Some(percent) => {
+                            thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent))
+                        }
+                    }
                 }
-            }
-        })?;
+            })?;
     }
     Ok(())
 }
@@ -59,7 +63,9 @@ fn rest(worked: Duration, percent: u8) -> Duration {
 fn burst(memory: &mut [u64], mut at: usize) -> usize {
     for _ in 0..BURST {
         let word = &mut memory[at];
-        *word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        *word = word
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
         let next = (*word >> 32) as usize;
         at = next % WORDS;
     }
@@ -73,8 +79,20 @@ mod tests {
     #[test]
     fn the_rest_makes_the_share() {
         let worked = Duration::from_millis(12);
-        for (percent, rested) in [(100, 0), (75, 4), (50, 12), (25, 36), (1, 1188), (0, 1188), (200, 0)] {
-            assert_eq!(rest(worked, percent), Duration::from_millis(rested), "{percent} %");
+        for (percent, rested) in [
+            (100, 0),
+            (75, 4),
+            (50, 12),
+            (25, 36),
+            (1, 1188),
+            (0, 1188),
+            (200, 0),
+        ] {
+            assert_eq!(
+                rest(worked, percent),
+                Duration::from_millis(rested),
+                "{percent} %"
+            );
         }
     }
 
@@ -87,9 +105,15 @@ mod tests {
             assert!(at < WORDS);
         }
         let touched = |part: &[u64]| {
-            part.iter().zip(1..).filter(|&(word, _): &(&u64, u32)| *word > WORDS as u64).count()
+            part.iter()
+                .zip(1..)
+                .filter(|&(word, _): &(&u64, u32)| *word > WORDS as u64)
+                .count()
         };
         let quarters: Vec<usize> = memory.chunks(WORDS / 4).map(touched).collect();
-        assert!(quarters.iter().all(|&count| count > WORDS / 8), "{quarters:?}");
+        assert!(
+            quarters.iter().all(|&count| count > WORDS / 8),
+            "{quarters:?}"
+        );
     }
 }

@@ -75,14 +75,20 @@ impl Pool {
             broken: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Self { shared, helpers: Vec::new() };
+        let mut pool = Self {
+            shared,
+            helpers: Vec::new(),
+        };
         for block in 1..threads.max(1) {
             let slot = Arc::new(Slot::default());
             let (shared, own) = (Arc::clone(&pool.shared), Arc::clone(&slot));
             let thread = thread::Builder::new()
                 .name(format!("intra-op-{block}"))
                 .spawn(move || help(block, &shared, &own))?;
-            pool.helpers.push(Helper { thread: Some(thread), slot });
+            pool.helpers.push(Helper {
+                thread: Some(thread),
+                slot,
+            });
         }
         Ok(pool)
     }
@@ -103,8 +109,17 @@ impl Pool {
             return kernel(0..rows, out);
         }
         self.shared.pending.store(blocks - 1, Ordering::Release);
-        let task = Task { kernel, rows, blocks, caller: thread::current() };
-        *self.shared.task.write().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        let task = Task {
+            kernel,
+            rows,
+            blocks,
+            caller: thread::current(),
+        };
+        *self
+            .shared
+            .task
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Some(task);
         let called = &self.helpers[..blocks - 1];
         for helper in called {
             helper.slot.calls.fetch_add(1, Ordering::Release);
@@ -116,11 +131,24 @@ impl Pool {
         self.shared.run(0, out);
         wait(|| self.shared.pending.load(Ordering::Acquire) == 0);
         for helper in called {
-            out.append(&mut helper.slot.output.lock().unwrap_or_else(PoisonError::into_inner));
+            out.append(
+                &mut helper
+                    .slot
+                    .output
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
         }
         // The kernel's borrowed tensors are given back before the caller goes on.
-        *self.shared.task.write().unwrap_or_else(PoisonError::into_inner) = None;
-        assert!(!self.shared.broken.load(Ordering::Acquire), "a block of the loop panicked");
+        *self
+            .shared
+            .task
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = None;
+        assert!(
+            !self.shared.broken.load(Ordering::Acquire),
+            "a block of the loop panicked"
+        );
     }
 }
 
@@ -162,7 +190,9 @@ impl Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("pending", &self.pending).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("pending", &self.pending)
+            .finish_non_exhaustive()
     }
 }
 
@@ -212,8 +242,9 @@ mod tests {
 
     fn squares(pool: &Pool, rows: usize) -> Vec<f32> {
         let mut out = vec![99.0; 3];
-        let kernel =
-            |range: Range<usize>, out: &mut Vec<f32>| out.extend(range.map(|row| (row * row) as f32));
+        let kernel = |range: Range<usize>, out: &mut Vec<f32>| {
+            out.extend(range.map(|row| (row * row) as f32))
+        };
         pool.compute(rows, MIN_BLOCK, &mut out, Box::new(kernel));
         out
     }
@@ -225,7 +256,11 @@ mod tests {
             assert_eq!(pool.threads(), threads);
             for rows in [0, 1, 2, 5, 7, 100] {
                 let expected: Vec<f32> = (0..rows).map(|row| (row * row) as f32).collect();
-                assert_eq!(squares(&pool, rows), expected, "{threads} threads, {rows} rows");
+                assert_eq!(
+                    squares(&pool, rows),
+                    expected,
+                    "{threads} threads, {rows} rows"
+                );
             }
         }
     }
@@ -259,8 +294,9 @@ mod tests {
     #[should_panic(expected = "a block of the loop panicked")]
     fn a_panic_in_a_block_reaches_the_caller() {
         let pool = Pool::new(2).unwrap();
-        let kernel =
-            |rows: Range<usize>, _: &mut Vec<f32>| assert_eq!(rows.start, 0, "not the caller's block");
+        let kernel = |rows: Range<usize>, _: &mut Vec<f32>| {
+            assert_eq!(rows.start, 0, "not the caller's block")
+        };
         pool.compute(4, MIN_BLOCK, &mut Vec::new(), Box::new(kernel));
     }
 }

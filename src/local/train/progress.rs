@@ -127,7 +127,11 @@ impl Progress {
         let (mut window, steps, seconds) = {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
             let steps = self.steps.load(Ordering::Relaxed);
-            (std::mem::take(&mut *window), steps, self.began.elapsed().as_secs_f64())
+            (
+                std::mem::take(&mut *window),
+                steps,
+                self.began.elapsed().as_secs_f64(),
+            )
         };
         window.millis.sort_unstable_by(f32::total_cmp);
         let percentile = |percent: usize| {
@@ -176,22 +180,26 @@ impl Progress {
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         signals.thread_block()?;
         let progress = Arc::clone(self);
-        thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            // A failure to wait is as good a reason to end as a signal.
-            let _ = signals.wait();
-            let _ = progress.report();
-            std::process::exit(0);
-        })?;
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                // A failure to wait is as good a reason to end as a signal.
+                let _ = signals.wait();
+                let _ = progress.report();
+                std::process::exit(0);
+            })?;
         let progress = Arc::clone(self);
         let period = if self.each { SHORT_PERIOD } else { PERIOD };
-        thread::Builder::new().name("progress".to_owned()).spawn(move || {
-            loop {
-                thread::sleep(period);
-                if progress.report().is_err() {
-                    std::process::exit(0);
+        thread::Builder::new()
+            .name("progress".to_owned())
+            .spawn(move || {
+                loop {
+                    thread::sleep(period);
+                    if progress.report().is_err() {
+                        std::process::exit(0);
+                    }
                 }
-            }
-        })?;
+            })?;
         Ok(())
     }
 }
@@ -204,13 +212,19 @@ mod tests {
     fn a_line_covers_the_steps_since_the_last_one() {
         let progress = Progress::new(Role::Worker, 3, 2);
         for millis in 1..=100 {
-            progress.step(Duration::from_millis(millis), Some(if millis % 2 == 0 { 0.5 } else { 0.25 }));
+            progress.step(
+                Duration::from_millis(millis),
+                Some(if millis % 2 == 0 { 0.5 } else { 0.25 }),
+            );
         }
         progress.received(10);
         progress.sent(20);
         let line = progress.line();
         assert_eq!((line.steps, line.loss), (100, Some(0.375)));
-        assert_eq!((line.step_ms_p50, line.step_ms_p99), (Some(50.0), Some(99.0)));
+        assert_eq!(
+            (line.step_ms_p50, line.step_ms_p99),
+            (Some(50.0), Some(99.0))
+        );
         let text = serde_json::to_string(&progress.line()).unwrap();
         assert_eq!(
             text,
@@ -224,7 +238,8 @@ mod tests {
         let progress = Progress::telling(Role::Worker, 0, 1, true);
         progress.step(Duration::from_millis(3), None);
         progress.step(Duration::from_millis(1), None);
-        let line: Line = serde_json::from_str(&serde_json::to_string(&progress.line()).unwrap()).unwrap();
+        let line: Line =
+            serde_json::from_str(&serde_json::to_string(&progress.line()).unwrap()).unwrap();
         assert_eq!((line.steps, line.step_ms), (2, vec![1.0, 3.0]));
         assert!(line.seconds.is_some_and(|seconds| seconds >= 0.0));
         assert_eq!(progress.line().step_ms, Vec::<f32>::new());

@@ -103,17 +103,28 @@ impl Server {
     ///
     /// See [`PsError`].
     pub fn bind(options: Options, progress: Arc<Progress>) -> Result<Self, PsError> {
-        let listener = TcpListener::bind(&options.listen)
-            .map_err(|source| PsError::Listen { address: options.listen.clone(), source })?;
+        let listener = TcpListener::bind(&options.listen).map_err(|source| PsError::Listen {
+            address: options.listen.clone(),
+            source,
+        })?;
         let threads = options.threads;
         let parameters = Arc::new(Parameters::new(options));
         let queue = Arc::new(Queue::default());
         for index in 0..threads.max(1) {
-            let (parameters, queue, progress) =
-                (Arc::clone(&parameters), Arc::clone(&queue), Arc::clone(&progress));
-            start(format!("inter-op-{index}"), move || work(&parameters, &queue, &progress))?;
+            let (parameters, queue, progress) = (
+                Arc::clone(&parameters),
+                Arc::clone(&queue),
+                Arc::clone(&progress),
+            );
+            start(format!("inter-op-{index}"), move || {
+                work(&parameters, &queue, &progress)
+            })?;
         }
-        Ok(Self { listener, queue, progress })
+        Ok(Self {
+            listener,
+            queue,
+            progress,
+        })
     }
 
     /// Where it listens, the port chosen by the kernel included.
@@ -137,7 +148,10 @@ impl Server {
                 // The worker gave up before it was its turn.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(source) => {
-                    return Err(PsError::System { operation: "accept a connection", source });
+                    return Err(PsError::System {
+                        operation: "accept a connection",
+                        source,
+                    });
                 }
             };
             let (queue, progress) = (Arc::clone(&self.queue), Arc::clone(&self.progress));
@@ -152,7 +166,10 @@ impl Server {
 
 fn start(name: String, work: impl FnOnce() + Send + 'static) -> Result<(), PsError> {
     let started = thread::Builder::new().name(name).spawn(work);
-    started.map(drop).map_err(|source| PsError::System { operation: "start a thread", source })
+    started.map(drop).map_err(|source| PsError::System {
+        operation: "start a thread",
+        source,
+    })
 }
 
 /// Reads a connection's requests until it ends.
@@ -165,14 +182,22 @@ fn read(mut stream: TcpStream, queue: &Queue, progress: &Progress) -> Result<(),
             other => other?,
         };
         progress.received(bytes);
-        queue.push(Job { request, since: Instant::now(), answer: Arc::clone(&answer) });
+        queue.push(Job {
+            request,
+            since: Instant::now(),
+            answer: Arc::clone(&answer),
+        });
     }
 }
 
 /// An inter-op thread's life.
 fn work(parameters: &Parameters, queue: &Queue, progress: &Progress) {
     loop {
-        let Job { request, since, answer } = queue.pop();
+        let Job {
+            request,
+            since,
+            answer,
+        } = queue.pop();
         let reply = parameters.serve(&request).unwrap_or_else(Reply::Refused);
         let mut stream = answer.lock().unwrap_or_else(PoisonError::into_inner);
         match wire::send(&mut *stream, &reply) {
@@ -188,7 +213,10 @@ fn work(parameters: &Parameters, queue: &Queue, progress: &Progress) {
 
 impl Queue {
     fn push(&self, job: Job) {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
+        self.jobs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(job);
         self.arrived.notify_one();
     }
 
@@ -198,7 +226,10 @@ impl Queue {
             if let Some(job) = jobs.pop_front() {
                 return job;
             }
-            jobs = self.arrived.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            jobs = self
+                .arrived
+                .wait(jobs)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -215,15 +246,25 @@ impl Parameters {
         }
         let dense = (0..geometry.tensors().len()).zip((0..options.shards).cycle());
         let dense = dense.filter(|&(_, shard)| shard == options.shard);
-        let dense = dense.map(|(tensor, _)| Mutex::new(initial_tensor(&geometry, tensor))).collect();
-        Self { options, stripes: stripes.into_iter().map(Mutex::new).collect(), dense }
+        let dense = dense
+            .map(|(tensor, _)| Mutex::new(initial_tensor(&geometry, tensor)))
+            .collect();
+        Self {
+            options,
+            stripes: stripes.into_iter().map(Mutex::new).collect(),
+            dense,
+        }
     }
 
     /// Answers a request, or says why not.
     fn serve(&self, request: &Request) -> Result<Reply, String> {
         match request {
             Request::Hello(geometry, shard, shards) => {
-                let own = (&self.options.geometry, &self.options.shard, &self.options.shards);
+                let own = (
+                    &self.options.geometry,
+                    &self.options.shard,
+                    &self.options.shards,
+                );
                 if (geometry, shard, shards) != own {
                     return Err(format!(
                         "this server has {:?} as shard {} of {}: start servers and workers with the same shapes \
@@ -242,16 +283,28 @@ impl Parameters {
                 for tensor in &self.dense {
                     dense.extend_from_slice(&tensor.lock().unwrap_or_else(PoisonError::into_inner));
                 }
-                Ok(Reply::Values { rows: values, dense })
+                Ok(Reply::Values {
+                    rows: values,
+                    dense,
+                })
             }
-            Request::Push { rows, row_gradients, dense_gradients } => {
+            Request::Push {
+                rows,
+                row_gradients,
+                dense_gradients,
+            } => {
                 self.push(rows, row_gradients, dense_gradients)?;
                 Ok(Reply::Done)
             }
         }
     }
 
-    fn push(&self, rows: &[u32], row_gradients: &[f32], dense_gradients: &[f32]) -> Result<(), String> {
+    fn push(
+        &self,
+        rows: &[u32],
+        row_gradients: &[f32],
+        dense_gradients: &[f32],
+    ) -> Result<(), String> {
         // Checked before anything is changed.
         if row_gradients.len() != rows.len() * self.dim() {
             return Err(format!(
@@ -260,8 +313,11 @@ impl Parameters {
                 counted(rows.len(), "row")
             ));
         }
-        let lens =
-            || self.dense.iter().map(|tensor| tensor.lock().unwrap_or_else(PoisonError::into_inner).len());
+        let lens = || {
+            self.dense
+                .iter()
+                .map(|tensor| tensor.lock().unwrap_or_else(PoisonError::into_inner).len())
+        };
         if dense_gradients.len() != lens().sum::<usize>() {
             return Err(format!(
                 "{} came for the gradients of this shard",
@@ -272,7 +328,9 @@ impl Parameters {
             return Err(format!("row {row} is not in this shard"));
         }
         for (&row, gradient) in rows.iter().zip(row_gradients.chunks_exact(self.dim())) {
-            self.with_row(row, |values| descend(values, gradient, self.options.embedding_rate))?;
+            self.with_row(row, |values| {
+                descend(values, gradient, self.options.embedding_rate)
+            })?;
         }
         let mut rest = dense_gradients;
         for tensor in &self.dense {
@@ -297,7 +355,9 @@ impl Parameters {
             return Err(format!("row {row} is not in this shard"));
         }
         let local = (row / self.options.shards) as usize;
-        let mut stripe = self.stripes[local % STRIPES].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stripe = self.stripes[local % STRIPES]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         use_it(&mut stripe[local / STRIPES * self.dim()..][..self.dim()]);
         Ok(())
     }
@@ -313,7 +373,13 @@ fn descend(values: &mut [f32], gradient: &[f32], rate: f32) {
 mod tests {
     use super::*;
 
-    const TINY: Geometry = Geometry { features: 3, vocabulary: 50, dim: 2, hidden: [4, 3], seed: 5 };
+    const TINY: Geometry = Geometry {
+        features: 3,
+        vocabulary: 50,
+        dim: 2,
+        hidden: [4, 3],
+        seed: 5,
+    };
 
     fn shard(shard: u32, shards: u32) -> Parameters {
         Parameters::new(Options {
@@ -328,7 +394,9 @@ mod tests {
     }
 
     fn pull(parameters: &Parameters, rows: &[u32]) -> (Vec<f32>, Vec<f32>) {
-        match parameters.serve(&Request::Pull { rows: rows.to_vec() }) {
+        match parameters.serve(&Request::Pull {
+            rows: rows.to_vec(),
+        }) {
             Ok(Reply::Values { rows, dense }) => (rows, dense),
             other => panic!("{other:?}"),
         }
@@ -342,7 +410,11 @@ mod tests {
                 let owners = all.iter().filter(|shard| shard.owns(row)).count();
                 assert_eq!(owners, 1);
                 let owner = &all[(row % shards) as usize];
-                assert_eq!(pull(owner, &[row]).0, initial_row(&TINY, row), "row {row} of {shards}");
+                assert_eq!(
+                    pull(owner, &[row]).0,
+                    initial_row(&TINY, row),
+                    "row {row} of {shards}"
+                );
             }
             let dense: usize = all.iter().map(|shard| pull(shard, &[]).1.len()).sum();
             assert_eq!(dense, TINY.tensors().iter().sum::<usize>());
@@ -361,7 +433,12 @@ mod tests {
         assert_eq!(parameters.serve(&push), Ok(Reply::Done));
         let (moved_row, moved_dense) = pull(&parameters, &[7]);
         assert_eq!(moved_row, [row[0] - 2.0, row[1] + 2.0]);
-        assert!(moved_dense.iter().zip(&dense).all(|(new, old)| *new == old - 0.125));
+        assert!(
+            moved_dense
+                .iter()
+                .zip(&dense)
+                .all(|(new, old)| *new == old - 0.125)
+        );
     }
 
     #[test]
@@ -369,11 +446,12 @@ mod tests {
         let parameters = shard(1, 2);
         let before = pull(&parameters, &[1, 149]);
         let dense = vec![1.0; before.1.len()];
-        let push = |rows: &[u32], row_gradients: Vec<f32>, dense_gradients: Vec<f32>| Request::Push {
-            rows: rows.to_vec(),
-            row_gradients,
-            dense_gradients,
-        };
+        let push =
+            |rows: &[u32], row_gradients: Vec<f32>, dense_gradients: Vec<f32>| Request::Push {
+                rows: rows.to_vec(),
+                row_gradients,
+                dense_gradients,
+            };
         for request in [
             Request::Pull { rows: vec![2] },
             Request::Pull { rows: vec![151] },
@@ -385,6 +463,9 @@ mod tests {
             assert!(parameters.serve(&request).is_err(), "{request:?}");
         }
         assert_eq!(pull(&parameters, &[1, 149]), before);
-        assert_eq!(parameters.serve(&Request::Hello(TINY, 1, 2)), Ok(Reply::Done));
+        assert_eq!(
+            parameters.serve(&Request::Hello(TINY, 1, 2)),
+            Ok(Reply::Done)
+        );
     }
 }

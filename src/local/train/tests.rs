@@ -5,7 +5,13 @@ use super::progress::{Progress, Role};
 use super::worker::WorkerError;
 use super::{Geometry, MAX_THREADS, ps, threads, worker};
 
-const SMALL: Geometry = Geometry { features: 6, vocabulary: 30, dim: 4, hidden: [16, 8], seed: 11 };
+const SMALL: Geometry = Geometry {
+    features: 6,
+    vocabulary: 30,
+    dim: 4,
+    hidden: [16, 8],
+    seed: 11,
+};
 
 fn ps_options(shard: u32, shards: u32) -> ps::Options {
     ps::Options {
@@ -66,8 +72,9 @@ fn two_workers_learn_with_one_server() {
         assert!(*last < first - 0.1, "from {first} to {last}");
         assert_eq!(worker.line().steps, 570);
     }
-    let sum =
-        |count: fn(&super::progress::Line) -> u64| losses.iter().map(|(.., w)| count(&w.line())).sum::<u64>();
+    let sum = |count: fn(&super::progress::Line) -> u64| {
+        losses.iter().map(|(.., w)| count(&w.line())).sum::<u64>()
+    };
     // The last answer may be read before the server has counted it.
     let deadline = Instant::now() + Duration::from_secs(5);
     while served.line().steps < 2 * (2 * 570 + 3) && Instant::now() < deadline {
@@ -75,13 +82,18 @@ fn two_workers_learn_with_one_server() {
     }
     let line = served.line();
     assert_eq!(line.steps, 2 * (2 * 570 + 3), "hellos, pulls and pushes");
-    assert_eq!((line.bytes_in, line.bytes_out), (sum(|line| line.bytes_out), sum(|line| line.bytes_in)));
+    assert_eq!(
+        (line.bytes_in, line.bytes_out),
+        (sum(|line| line.bytes_out), sum(|line| line.bytes_in))
+    );
 }
 
 #[test]
 fn the_number_of_servers_changes_nothing_for_one_worker() {
     let train = |shards: u32| {
-        let hosts: Vec<String> = (0..shards).map(|shard| serve(ps_options(shard, shards)).0).collect();
+        let hosts: Vec<String> = (0..shards)
+            .map(|shard| serve(ps_options(shard, shards)).0)
+            .collect();
         let progress = Progress::new(Role::Worker, 0, 2);
         worker::train(&worker_options(hosts, 0, 60), &progress).unwrap();
         progress.line().loss.unwrap()
@@ -95,7 +107,10 @@ fn a_worker_waits_for_a_server_that_is_late() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let host = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let late = ps::Options { listen: host.clone(), ..ps_options(0, 1) };
+    let late = ps::Options {
+        listen: host.clone(),
+        ..ps_options(0, 1)
+    };
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         serve(late)
@@ -110,10 +125,16 @@ fn a_worker_waits_for_a_server_that_is_late() {
 fn a_worker_gives_up_with_a_sentence() {
     let progress = Progress::new(Role::Worker, 0, 2);
     let patience = Duration::from_millis(300);
-    let nowhere = worker::Options { patience, ..worker_options(vec!["127.0.0.1:1".to_owned()], 0, 5) };
+    let nowhere = worker::Options {
+        patience,
+        ..worker_options(vec!["127.0.0.1:1".to_owned()], 0, 5)
+    };
     let start = Instant::now();
     let error = worker::train(&nowhere, &progress).unwrap_err();
-    assert!(matches!(&error, WorkerError::Lost { host, .. } if host == "127.0.0.1:1"), "{error:?}");
+    assert!(
+        matches!(&error, WorkerError::Lost { host, .. } if host == "127.0.0.1:1"),
+        "{error:?}"
+    );
     assert!(start.elapsed() >= patience);
 
     let (host, _) = serve(ps_options(0, 1));
@@ -133,15 +154,37 @@ fn threads_come_from_the_environment_or_from_the_host() {
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("online"), "0-15,64\n").unwrap();
     let count = |env: &[(&str, &str)]| {
-        let get = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        threads(&["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"], get, sys.path()).unwrap()
+        let get = |name: &str| {
+            env.iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        threads(
+            &["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"],
+            get,
+            sys.path(),
+        )
+        .unwrap()
     };
     assert_eq!(count(&[]), 17);
     assert_eq!(count(&[("OMP_NUM_THREADS", "3")]), 3);
-    assert_eq!(count(&[("OMP_NUM_THREADS", "3"), ("TF_NUM_INTRAOP_THREADS", "2")]), 2);
+    assert_eq!(
+        count(&[("OMP_NUM_THREADS", "3"), ("TF_NUM_INTRAOP_THREADS", "2")]),
+        2
+    );
     for nonsense in ["0", "-1", "", "many", "1.5"] {
-        assert_eq!(count(&[("TF_NUM_INTRAOP_THREADS", nonsense)]), 17, "{nonsense:?}");
-        assert_eq!(count(&[("TF_NUM_INTRAOP_THREADS", nonsense), ("OMP_NUM_THREADS", "4")]), 4);
+        assert_eq!(
+            count(&[("TF_NUM_INTRAOP_THREADS", nonsense)]),
+            17,
+            "{nonsense:?}"
+        );
+        assert_eq!(
+            count(&[
+                ("TF_NUM_INTRAOP_THREADS", nonsense),
+                ("OMP_NUM_THREADS", "4")
+            ]),
+            4
+        );
     }
     assert_eq!(count(&[("OMP_NUM_THREADS", "999999")]), MAX_THREADS);
 }

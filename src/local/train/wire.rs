@@ -88,7 +88,10 @@ pub fn send(stream: &mut impl Write, message: &impl Message) -> Result<u64, Wire
     let mut frame = vec![0; 4];
     message.encode(&mut frame);
     let body = frame.len() - 4;
-    let length = u32::try_from(body).ok().filter(|_| body <= MAX_FRAME).ok_or(WireError::TooLong(body))?;
+    let length = u32::try_from(body)
+        .ok()
+        .filter(|_| body <= MAX_FRAME)
+        .ok_or(WireError::TooLong(body))?;
     frame[..4].copy_from_slice(&length.to_le_bytes());
     stream.write_all(&frame)?;
     Ok(frame.len() as u64)
@@ -124,7 +127,13 @@ impl Message for Request {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Hello(geometry, shard, shards) => {
-                let Geometry { features, vocabulary, dim, hidden: [first, second], seed } = *geometry;
+                let Geometry {
+                    features,
+                    vocabulary,
+                    dim,
+                    hidden: [first, second],
+                    seed,
+                } = *geometry;
                 out.push(1);
                 for value in [features, vocabulary, dim, first, second, *shard, *shards] {
                     out.extend(value.to_le_bytes());
@@ -135,7 +144,11 @@ impl Message for Request {
                 out.push(2);
                 put(out, rows, |id| id.to_le_bytes());
             }
-            Self::Push { rows, row_gradients, dense_gradients } => {
+            Self::Push {
+                rows,
+                row_gradients,
+                dense_gradients,
+            } => {
                 out.push(3);
                 put(out, rows, |id| id.to_le_bytes());
                 put(out, row_gradients, |value| value.to_le_bytes());
@@ -145,7 +158,10 @@ impl Message for Request {
     }
 
     fn decode(frame: &[u8]) -> Result<Self, WireError> {
-        let mut body = Body { rest: frame, what: "request" };
+        let mut body = Body {
+            rest: frame,
+            what: "request",
+        };
         let request = match body.byte()? {
             1 => {
                 let mut word = || body.word();
@@ -153,9 +169,21 @@ impl Message for Request {
                 let hidden = [word()?, word()?];
                 let (shard, shards) = (word()?, word()?);
                 let seed = u64::from(word()?) | u64::from(word()?) << 32;
-                Self::Hello(Geometry { features, vocabulary, dim, hidden, seed }, shard, shards)
+                Self::Hello(
+                    Geometry {
+                        features,
+                        vocabulary,
+                        dim,
+                        hidden,
+                        seed,
+                    },
+                    shard,
+                    shards,
+                )
             }
-            2 => Self::Pull { rows: body.list(u32::from_le_bytes)? },
+            2 => Self::Pull {
+                rows: body.list(u32::from_le_bytes)?,
+            },
             3 => Self::Push {
                 rows: body.list(u32::from_le_bytes)?,
                 row_gradients: body.list(f32::from_le_bytes)?,
@@ -187,11 +215,21 @@ impl Message for Reply {
     }
 
     fn decode(frame: &[u8]) -> Result<Self, WireError> {
-        let mut body = Body { rest: frame, what: "reply" };
+        let mut body = Body {
+            rest: frame,
+            what: "reply",
+        };
         let reply = match body.byte()? {
             1 => Self::Done,
-            2 => Self::Values { rows: body.list(f32::from_le_bytes)?, dense: body.list(f32::from_le_bytes)? },
-            3 => return Ok(Self::Refused(String::from_utf8_lossy(body.rest).into_owned())),
+            2 => Self::Values {
+                rows: body.list(f32::from_le_bytes)?,
+                dense: body.list(f32::from_le_bytes)?,
+            },
+            3 => {
+                return Ok(Self::Refused(
+                    String::from_utf8_lossy(body.rest).into_owned(),
+                ));
+            }
             _ => return Err(WireError::Malformed("reply")),
         };
         body.end()?;
@@ -217,27 +255,46 @@ struct Body<'a> {
 
 impl Body<'_> {
     fn byte(&mut self) -> Result<u8, WireError> {
-        let (&byte, rest) = self.rest.split_first().ok_or(WireError::Malformed(self.what))?;
+        let (&byte, rest) = self
+            .rest
+            .split_first()
+            .ok_or(WireError::Malformed(self.what))?;
         self.rest = rest;
         Ok(byte)
     }
 
     fn word(&mut self) -> Result<u32, WireError> {
-        let (&bytes, rest) = self.rest.split_first_chunk().ok_or(WireError::Malformed(self.what))?;
+        let (&bytes, rest) = self
+            .rest
+            .split_first_chunk()
+            .ok_or(WireError::Malformed(self.what))?;
         self.rest = rest;
         Ok(u32::from_le_bytes(bytes))
     }
 
     fn list<T>(&mut self, item: impl Fn([u8; 4]) -> T) -> Result<Vec<T>, WireError> {
         let count = self.word()? as usize;
-        let bytes = count.checked_mul(4).filter(|&bytes| bytes <= self.rest.len());
-        let (items, rest) = self.rest.split_at(bytes.ok_or(WireError::Malformed(self.what))?);
+        let bytes = count
+            .checked_mul(4)
+            .filter(|&bytes| bytes <= self.rest.len());
+        let (items, rest) = self
+            .rest
+            .split_at(bytes.ok_or(WireError::Malformed(self.what))?);
         self.rest = rest;
-        Ok(items.as_chunks().0.iter().map(|&bytes| item(bytes)).collect())
+        Ok(items
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&bytes| item(bytes))
+            .collect())
     }
 
     fn end(&self) -> Result<(), WireError> {
-        if self.rest.is_empty() { Ok(()) } else { Err(WireError::Malformed(self.what)) }
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(WireError::Malformed(self.what))
+        }
     }
 }
 
@@ -247,9 +304,18 @@ mod tests {
 
     fn requests() -> Vec<Request> {
         vec![
-            Request::Hello(Geometry { seed: u64::MAX - 3, ..Geometry::default() }, 1, 2),
+            Request::Hello(
+                Geometry {
+                    seed: u64::MAX - 3,
+                    ..Geometry::default()
+                },
+                1,
+                2,
+            ),
             Request::Pull { rows: vec![] },
-            Request::Pull { rows: vec![0, 5, u32::MAX] },
+            Request::Pull {
+                rows: vec![0, 5, u32::MAX],
+            },
             Request::Push {
                 rows: vec![3],
                 row_gradients: vec![1.5, -0.0],
@@ -261,14 +327,20 @@ mod tests {
     fn replies() -> Vec<Reply> {
         vec![
             Reply::Done,
-            Reply::Values { rows: vec![1.0, 2.0], dense: vec![] },
+            Reply::Values {
+                rows: vec![1.0, 2.0],
+                dense: vec![],
+            },
             Reply::Refused("no such row".to_owned()),
         ]
     }
 
     fn check<M: Message + PartialEq + std::fmt::Debug>(messages: &[M]) {
         let mut stream = Vec::new();
-        let sent: u64 = messages.iter().map(|message| send(&mut stream, message).unwrap()).sum();
+        let sent: u64 = messages
+            .iter()
+            .map(|message| send(&mut stream, message).unwrap())
+            .sum();
         assert_eq!(sent, stream.len() as u64);
         let mut rest = &stream[..];
         for message in messages {
@@ -290,37 +362,63 @@ mod tests {
             send(&mut whole, &request).unwrap();
             for end in 1..whole.len() {
                 let cut = receive::<Request>(&mut &whole[..end]);
-                assert!(matches!(cut, Err(WireError::Io(_))), "{request:?} cut at {end}: {cut:?}");
+                assert!(
+                    matches!(cut, Err(WireError::Io(_))),
+                    "{request:?} cut at {end}: {cut:?}"
+                );
                 // The same bytes in a frame that claims to be whole.
                 if let Some(body) = whole.get(4..end) {
-                    assert!(matches!(Request::decode(body), Err(WireError::Malformed(_))));
+                    assert!(matches!(
+                        Request::decode(body),
+                        Err(WireError::Malformed(_))
+                    ));
                 }
             }
             let mut longer = whole[4..].to_vec();
             longer.push(0);
-            assert!(matches!(Request::decode(&longer), Err(WireError::Malformed(_))));
+            assert!(matches!(
+                Request::decode(&longer),
+                Err(WireError::Malformed(_))
+            ));
         }
     }
 
     #[test]
     fn a_claimed_length_is_not_believed() {
         let mut frame = u32::MAX.to_le_bytes().to_vec();
-        assert!(matches!(receive::<Request>(&mut &frame[..]), Err(WireError::TooLong(_))));
+        assert!(matches!(
+            receive::<Request>(&mut &frame[..]),
+            Err(WireError::TooLong(_))
+        ));
         frame = u32::try_from(MAX_FRAME).unwrap().to_le_bytes().to_vec();
-        assert!(matches!(receive::<Request>(&mut &frame[..]), Err(WireError::Io(_))));
+        assert!(matches!(
+            receive::<Request>(&mut &frame[..]),
+            Err(WireError::Io(_))
+        ));
         // A list that claims more items than its frame has.
         let mut body = vec![2];
         body.extend(u32::MAX.to_le_bytes());
-        assert!(matches!(Request::decode(&body), Err(WireError::Malformed(_))));
-        assert!(matches!(Request::decode(&[9]), Err(WireError::Malformed(_))));
+        assert!(matches!(
+            Request::decode(&body),
+            Err(WireError::Malformed(_))
+        ));
+        assert!(matches!(
+            Request::decode(&[9]),
+            Err(WireError::Malformed(_))
+        ));
         assert!(matches!(Reply::decode(&[]), Err(WireError::Malformed(_))));
     }
 
     #[test]
     fn a_message_too_long_is_not_sent() {
-        let request = Request::Pull { rows: vec![0; MAX_FRAME / 4 + 1] };
+        let request = Request::Pull {
+            rows: vec![0; MAX_FRAME / 4 + 1],
+        };
         let mut stream = Vec::new();
-        assert!(matches!(send(&mut stream, &request), Err(WireError::TooLong(_))));
+        assert!(matches!(
+            send(&mut stream, &request),
+            Err(WireError::TooLong(_))
+        ));
         assert!(stream.is_empty());
     }
 }

@@ -106,11 +106,17 @@ enum Cause {
 ///
 /// See [`WorkerError`].
 pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> {
-    let pool = Pool::new(options.threads)
-        .map_err(|source| WorkerError::Threads { threads: options.threads, source })?;
+    let pool = Pool::new(options.threads).map_err(|source| WorkerError::Threads {
+        threads: options.threads,
+        source,
+    })?;
     let model = Model::new(options.geometry, pool);
     let mut clicks = Clicks::new(options.geometry, options.index);
-    let mut servers = Servers { options, progress, streams: Vec::new() };
+    let mut servers = Servers {
+        options,
+        progress,
+        streams: Vec::new(),
+    };
     for _ in 0..options.steps.unwrap_or(u64::MAX) {
         let start = Instant::now();
         let batch = clicks.batch(options.batch);
@@ -128,7 +134,11 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
                     servers.streams.clear();
                     let patience = options.patience;
                     if lost_since.get_or_insert_with(Instant::now).elapsed() >= patience {
-                        return Err(WorkerError::Lost { host, patience, source });
+                        return Err(WorkerError::Lost {
+                            host,
+                            patience,
+                            source,
+                        });
                     }
                     thread::sleep(RETRY);
                 }
@@ -148,7 +158,14 @@ impl Servers<'_> {
         self.connect()?;
         let shards = self.streams.len();
         let owned: Vec<Vec<u32>> = (0..shards)
-            .map(|shard| batch.rows.iter().copied().filter(|&row| row as usize % shards == shard).collect())
+            .map(|shard| {
+                batch
+                    .rows
+                    .iter()
+                    .copied()
+                    .filter(|&row| row as usize % shards == shard)
+                    .collect()
+            })
             .collect();
         for (shard, rows) in owned.iter().enumerate() {
             self.send(shard, &Request::Pull { rows: rows.clone() })?;
@@ -160,14 +177,27 @@ impl Servers<'_> {
                 Reply::Done | Reply::Refused(_) => return Err(Failure::unexpected(shard)),
             }
         }
-        let layout = Layout { geometry: &self.options.geometry, batch, shards };
+        let layout = Layout {
+            geometry: &self.options.geometry,
+            batch,
+            shards,
+        };
         let (rows, dense) = layout.join(&values)?;
 
         let gradients = model.step(batch, &rows, &dense);
 
         let parts = layout.split(&gradients.rows, &gradients.dense);
-        for (shard, (rows, (row_gradients, dense_gradients))) in owned.into_iter().zip(parts).enumerate() {
-            self.send(shard, &Request::Push { rows, row_gradients, dense_gradients })?;
+        for (shard, (rows, (row_gradients, dense_gradients))) in
+            owned.into_iter().zip(parts).enumerate()
+        {
+            self.send(
+                shard,
+                &Request::Push {
+                    rows,
+                    row_gradients,
+                    dense_gradients,
+                },
+            )?;
         }
         (0..shards).try_for_each(|shard| self.done(shard))?;
         Ok(gradients.loss)
@@ -180,7 +210,10 @@ impl Servers<'_> {
         let shards = u32::try_from(self.options.ps_hosts.len()).unwrap_or(u32::MAX);
         for (host, shard) in self.options.ps_hosts.iter().zip(0..) {
             let place = self.streams.len();
-            let failed = |source| Failure { shard: place, cause: Cause::Wire(WireError::Io(source)) };
+            let failed = |source| Failure {
+                shard: place,
+                cause: Cause::Wire(WireError::Io(source)),
+            };
             let stream = open(host, self.options.patience).map_err(failed)?;
             self.streams.push(stream);
             self.send(place, &Request::Hello(self.options.geometry, shard, shards))?;
@@ -198,17 +231,26 @@ impl Servers<'_> {
 
     fn send(&mut self, shard: usize, request: &Request) -> Result<(), Failure> {
         let sent = wire::send(&mut self.streams[shard], request);
-        let bytes = sent.map_err(|source| Failure { shard, cause: Cause::Wire(source) })?;
+        let bytes = sent.map_err(|source| Failure {
+            shard,
+            cause: Cause::Wire(source),
+        })?;
         self.progress.sent(bytes);
         Ok(())
     }
 
     fn receive(&mut self, shard: usize) -> Result<Reply, Failure> {
         let received = wire::receive(&mut self.streams[shard]);
-        let (reply, bytes) = received.map_err(|source| Failure { shard, cause: Cause::Wire(source) })?;
+        let (reply, bytes) = received.map_err(|source| Failure {
+            shard,
+            cause: Cause::Wire(source),
+        })?;
         self.progress.received(bytes);
         match reply {
-            Reply::Refused(reason) => Err(Failure { shard, cause: Cause::Refused(reason) }),
+            Reply::Refused(reason) => Err(Failure {
+                shard,
+                cause: Cause::Refused(reason),
+            }),
             reply => Ok(reply),
         }
     }
@@ -216,7 +258,10 @@ impl Servers<'_> {
 
 impl Failure {
     fn unexpected(shard: usize) -> Self {
-        Self { shard, cause: Cause::Wire(WireError::Malformed("reply")) }
+        Self {
+            shard,
+            cause: Cause::Wire(WireError::Malformed("reply")),
+        }
     }
 }
 
@@ -252,22 +297,38 @@ impl Layout<'_> {
     /// The batch's rows and all dense tensors, in order.
     fn join(&self, parts: &[Part]) -> Result<Part, Failure> {
         let dim = self.geometry.dim as usize;
-        let mut rest: Vec<(&[f32], &[f32])> =
-            parts.iter().map(|(rows, dense)| (rows.as_slice(), dense.as_slice())).collect();
+        let mut rest: Vec<(&[f32], &[f32])> = parts
+            .iter()
+            .map(|(rows, dense)| (rows.as_slice(), dense.as_slice()))
+            .collect();
         let mut rows = Vec::with_capacity(self.batch.rows.len() * dim);
         for &row in &self.batch.rows {
             let shard = row as usize % self.shards;
-            let (values, after) = rest[shard].0.split_at_checked(dim).ok_or(Failure::unexpected(shard))?;
+            let (values, after) = rest[shard]
+                .0
+                .split_at_checked(dim)
+                .ok_or(Failure::unexpected(shard))?;
             rows.extend_from_slice(values);
             rest[shard].0 = after;
         }
         let mut dense = Vec::with_capacity(self.geometry.tensors().iter().sum());
-        for (len, shard) in self.geometry.tensors().into_iter().zip((0..self.shards).cycle()) {
-            let (values, after) = rest[shard].1.split_at_checked(len).ok_or(Failure::unexpected(shard))?;
+        for (len, shard) in self
+            .geometry
+            .tensors()
+            .into_iter()
+            .zip((0..self.shards).cycle())
+        {
+            let (values, after) = rest[shard]
+                .1
+                .split_at_checked(len)
+                .ok_or(Failure::unexpected(shard))?;
             dense.extend_from_slice(values);
             rest[shard].1 = after;
         }
-        match rest.iter().position(|(rows, dense)| !rows.is_empty() || !dense.is_empty()) {
+        match rest
+            .iter()
+            .position(|(rows, dense)| !rows.is_empty() || !dense.is_empty())
+        {
             Some(shard) => Err(Failure::unexpected(shard)),
             None => Ok((rows, dense)),
         }
@@ -276,11 +337,23 @@ impl Layout<'_> {
     /// The inverse of [`Layout::join`].
     fn split(&self, rows: &[f32], dense: &[f32]) -> Vec<Part> {
         let mut parts = vec![Part::default(); self.shards];
-        for (&row, values) in self.batch.rows.iter().zip(rows.chunks_exact(self.geometry.dim as usize)) {
-            parts[row as usize % self.shards].0.extend_from_slice(values);
+        for (&row, values) in self
+            .batch
+            .rows
+            .iter()
+            .zip(rows.chunks_exact(self.geometry.dim as usize))
+        {
+            parts[row as usize % self.shards]
+                .0
+                .extend_from_slice(values);
         }
         let mut rest = dense;
-        for (len, shard) in self.geometry.tensors().into_iter().zip((0..self.shards).cycle()) {
+        for (len, shard) in self
+            .geometry
+            .tensors()
+            .into_iter()
+            .zip((0..self.shards).cycle())
+        {
             let (values, after) = rest.split_at(len);
             parts[shard].1.extend_from_slice(values);
             rest = after;
@@ -295,15 +368,29 @@ mod tests {
 
     #[test]
     fn what_is_joined_splits_again() {
-        let geometry = Geometry { features: 3, vocabulary: 10, dim: 2, hidden: [4, 3], seed: 1 };
+        let geometry = Geometry {
+            features: 3,
+            vocabulary: 10,
+            dim: 2,
+            hidden: [4, 3],
+            seed: 1,
+        };
         let batch = Clicks::new(geometry, 0).batch(6);
         let numbers = |count: usize| (0_u16..).take(count).map(f32::from).collect::<Vec<f32>>();
         let rows = numbers(batch.rows.len() * 2);
         let dense = numbers(geometry.tensors().iter().sum());
         for shards in [1, 2, 3, 8] {
-            let layout = Layout { geometry: &geometry, batch: &batch, shards };
+            let layout = Layout {
+                geometry: &geometry,
+                batch: &batch,
+                shards,
+            };
             let mut parts = layout.split(&rows, &dense);
-            assert_eq!(layout.join(&parts).unwrap(), (rows.clone(), dense.clone()), "{shards} shards");
+            assert_eq!(
+                layout.join(&parts).unwrap(),
+                (rows.clone(), dense.clone()),
+                "{shards} shards"
+            );
             // A server that answers too little or too much is found out.
             parts[0].1.push(0.0);
             assert!(layout.join(&parts).is_err());

@@ -26,10 +26,17 @@ const TOO_FEW: &str = "counters take more descriptors than the process may open 
 const NOT_OPENED: &str = "counters can't be opened on all of its CPUs";
 
 /// The family of each event.
-static COUNTED: [&Family; EVENTS] =
-    [&CONTAINER_CPU_CYCLES, &CONTAINER_INSTRUCTIONS, &CONTAINER_LLC_REFERENCES, &CONTAINER_LLC_MISSES];
+static COUNTED: [&Family; EVENTS] = [
+    &CONTAINER_CPU_CYCLES,
+    &CONTAINER_INSTRUCTIONS,
+    &CONTAINER_LLC_REFERENCES,
+    &CONTAINER_LLC_MISSES,
+];
 static SECOND_LEVEL: [&Family; 2] = [&CONTAINER_L2_REFERENCES, &CONTAINER_L2_MISSES];
-static TIMES: [&Family; 2] = [&CONTAINER_PERF_ENABLED_SECONDS, &CONTAINER_PERF_RUNNING_SECONDS];
+static TIMES: [&Family; 2] = [
+    &CONTAINER_PERF_ENABLED_SECONDS,
+    &CONTAINER_PERF_RUNNING_SECONDS,
+];
 
 /// What must last from one scrape to the next.
 #[derive(Debug)]
@@ -57,11 +64,17 @@ pub(in crate::metrics) struct Caches {
 impl Caches {
     /// Of these events, with so many descriptors for containers that share their CPUs.
     pub(in crate::metrics) fn new(events: Events, shared: usize) -> Self {
-        Self { shared: Shared::new(shared), times: &TIMES, ..Self::of(events.to_vec(), &COUNTED) }
+        Self {
+            shared: Shared::new(shared),
+            times: &TIMES,
+            ..Self::of(events.to_vec(), &COUNTED)
+        }
     }
 
     /// Of the second-level cache.
-    pub(in crate::metrics) fn second_level(events: Result<[Event; 2], String>) -> Result<Self, String> {
+    pub(in crate::metrics) fn second_level(
+        events: Result<[Event; 2], String>,
+    ) -> Result<Self, String> {
         events.map(|events| Self::of(events.to_vec(), &SECOND_LEVEL))
     }
 
@@ -82,7 +95,11 @@ impl Caches {
     /// Writes the families of every owner.
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
         if !self.tally.is_empty() {
-            let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
+            let there: HashSet<&str> = scrape
+                .subjects
+                .iter()
+                .map(|subject| subject.cgroup)
+                .collect();
             self.tally.keep(|cgroup| there.contains(cgroup));
         }
         if let Some((at, reason)) = &self.unsupported
@@ -94,9 +111,16 @@ impl Caches {
         let owners: Vec<Owner<'_>> = scrape
             .subjects
             .iter()
-            .filter_map(|subject| Some(Owner { cgroup: subject.cgroup, cpus: subject.in_force()? }))
+            .filter_map(|subject| {
+                Some(Owner {
+                    cgroup: subject.cgroup,
+                    cpus: subject.in_force()?,
+                })
+            })
             .collect();
-        let opened = self.follow(scrape, &owners).and_then(|left_out| self.probe(scrape).map(|()| left_out));
+        let opened = self
+            .follow(scrape, &owners)
+            .and_then(|left_out| self.probe(scrape).map(|()| left_out));
         match opened {
             Ok((complete, mut left_out)) => {
                 let (opened, without) = self.shared.follow(scrape, &self.events, &mut self.tally);
@@ -104,7 +128,10 @@ impl Caches {
                 let own = self.read(scrape);
                 let shared = self.shared.read(scrape, &mut self.tally) && opened;
                 self.write(page, scrape);
-                Outcome::LeftOut { complete: complete && own && shared, reasons: left_out }
+                Outcome::LeftOut {
+                    complete: complete && own && shared,
+                    reasons: left_out,
+                }
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -125,7 +152,11 @@ impl Caches {
         owners: &[Owner<'_>],
     ) -> Result<(bool, BTreeMap<String, usize>), PerfError> {
         // The second-level cache has its own.
-        let plan = plan(&self.counted, owners, perf::descriptors() / (EVENTS + SECOND_LEVEL.len()));
+        let plan = plan(
+            &self.counted,
+            owners,
+            perf::descriptors() / (EVENTS + SECOND_LEVEL.len()),
+        );
         plan.close.into_iter().for_each(|cpu| self.close(cpu));
         let mut left_out = BTreeMap::new();
         if plan.short > 0 {
@@ -142,7 +173,9 @@ impl Caches {
                     self.groups.insert(cpu, group);
                     self.counted.insert(cpu, owner.cgroup.to_owned());
                 }
-                Err(error @ (PerfError::NotHere | PerfError::NotPermitted)) if self.groups.is_empty() => {
+                Err(error @ (PerfError::NotHere | PerfError::NotPermitted))
+                    if self.groups.is_empty() =>
+                {
                     return Err(error);
                 }
                 Err(error) => {
@@ -152,7 +185,10 @@ impl Caches {
             }
         }
         // A part of an owner's CPUs would tell something, and nobody could say what.
-        let part = self.counted.iter().filter(|(_, cgroup)| failed.contains(cgroup.as_str()));
+        let part = self
+            .counted
+            .iter()
+            .filter(|(_, cgroup)| failed.contains(cgroup.as_str()));
         let part: Vec<u32> = part.map(|(cpu, _)| *cpu).collect();
         part.into_iter().for_each(|cpu| self.close(cpu));
         if !failed.is_empty() {
@@ -163,7 +199,9 @@ impl Caches {
 
     /// Opens counters for a moment, so that it is known what is offered here before there is an owner.
     fn probe(&mut self, scrape: &Scrape<'_>) -> Result<(), PerfError> {
-        let Some(cpu) = scrape.snapshot.online.first().filter(|_| !self.offered) else { return Ok(()) };
+        let Some(cpu) = scrape.snapshot.online.first().filter(|_| !self.offered) else {
+            return Ok(());
+        };
         match Group::open(cpu, &self.events) {
             Err(error @ (PerfError::NotHere | PerfError::NotPermitted)) => return Err(error),
             opened => self.offered = opened.is_ok(),
@@ -200,19 +238,30 @@ impl Caches {
     /// Writes the totals of those that are counted now. Of an event that one of a container's CPUs doesn't have, it has no
     /// series: the others' sum would be taken for all of them.
     fn write(&self, page: &mut Page, scrape: &Scrape<'_>) {
-        let mut counts: Vec<Lines> = self.families.iter().map(|family| page.lines(family)).collect();
+        let mut counts: Vec<Lines> = self
+            .families
+            .iter()
+            .map(|family| page.lines(family))
+            .collect();
         let mut times: Vec<Lines> = self.times.iter().map(|family| page.lines(family)).collect();
         let mut has: HashMap<&str, [bool; EVENTS]> = self.shared.has().collect();
         for (group, cgroup) in self.groups.values().zip(self.counted.values()) {
             let all = has.entry(cgroup).or_insert([true; EVENTS]);
-            all.iter_mut().zip(group.has()).for_each(|(all, has)| *all &= has);
+            all.iter_mut()
+                .zip(group.has())
+                .for_each(|(all, has)| *all &= has);
         }
         for subject in &scrape.subjects {
-            let (Some(has), Some(totals)) = (has.get(subject.cgroup), self.tally.totals(subject.cgroup))
+            let (Some(has), Some(totals)) =
+                (has.get(subject.cgroup), self.tally.totals(subject.cgroup))
             else {
                 continue;
             };
-            for ((lines, count), _) in counts.iter_mut().zip(totals.counts).zip(has).filter(|(_, has)| **has)
+            for ((lines, count), _) in counts
+                .iter_mut()
+                .zip(totals.counts)
+                .zip(has)
+                .filter(|(_, has)| **has)
             {
                 lines.put(&subject.labels, count);
             }
@@ -220,6 +269,9 @@ impl Caches {
                 lines.put(&subject.labels, Duration::from_nanos(time));
             }
         }
-        counts.into_iter().chain(times).for_each(|lines| page.add(lines));
+        counts
+            .into_iter()
+            .chain(times)
+            .for_each(|lines| page.add(lines));
     }
 }

@@ -14,8 +14,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::super::families::{
-    PEER_RECEIVE_BYTES, PEER_TRANSMIT_BYTES, POD_TCP_BUSY_SECONDS, POD_TCP_CONNECTIONS, POD_TCP_RTT_SECONDS,
-    POD_TCP_RWND_LIMITED_SECONDS, POD_TCP_SNDBUF_LIMITED_SECONDS,
+    PEER_RECEIVE_BYTES, PEER_TRANSMIT_BYTES, POD_TCP_BUSY_SECONDS, POD_TCP_CONNECTIONS,
+    POD_TCP_RTT_SECONDS, POD_TCP_RWND_LIMITED_SECONDS, POD_TCP_SNDBUF_LIMITED_SECONDS,
 };
 use super::super::{Page, Peer, Sources, Unknown, lock};
 use super::{Outcome, Scrape, of_pod, sockets, subjects};
@@ -54,15 +54,27 @@ struct Seen {
 impl Connections {
     pub(in crate::metrics) fn new(cgroup_root: &Path, peers: usize) -> Self {
         let (tally, book) = (Tally::new(peers), Book::default());
-        let seen = Mutex::new(Seen { tally, book, outcome: Outcome::Complete });
-        Self { unified: Unified::find(cgroup_root), peers, seen }
+        let seen = Mutex::new(Seen {
+            tally,
+            book,
+            outcome: Outcome::Complete,
+        });
+        Self {
+            unified: Unified::find(cgroup_root),
+            peers,
+            seen,
+        }
     }
 
     pub(in crate::metrics) fn unknown(&self) -> Unknown {
         lock(&self.seen).book.unknown()
     }
 
-    pub(in crate::metrics) fn know(&self, job: Job, peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
+    pub(in crate::metrics) fn know(
+        &self,
+        job: Job,
+        peers: impl IntoIterator<Item = (IpAddr, Peer)>,
+    ) {
         lock(&self.seen).book.tell(job, peers);
     }
 
@@ -70,8 +82,11 @@ impl Connections {
     pub(in crate::metrics) fn look(&self, sources: &Sources, snapshot: &Snapshot) {
         let used = proc::thread_cpu_time();
         let subjects = subjects(snapshot);
-        let Places { places, mut unsupported, mut complete } =
-            places::of(&subjects, sources, self.unified.as_ref());
+        let Places {
+            places,
+            mut unsupported,
+            mut complete,
+        } = places::of(&subjects, sources, self.unified.as_ref());
         let stops: Vec<_> = places.iter().map(|place| place.stop.clone()).collect();
         let mut toured = Duration::ZERO;
         let mut found = Vec::with_capacity(places.len());
@@ -90,12 +105,20 @@ impl Connections {
         if let Err(error) = netns::tour(&stops, &mut visit) {
             unsupported = Some(error.to_string());
         }
-        let there: HashSet<&str> =
-            subjects.iter().filter_map(|subject| Some(subject.cgroup.rsplit_once('/')?.0)).collect();
+        let there: HashSet<&str> = subjects
+            .iter()
+            .filter_map(|subject| Some(subject.cgroup.rsplit_once('/')?.0))
+            .collect();
         let mut seen = lock(&self.seen);
-        let jobs = if self.peers > 0 { peers::jobs(&subjects) } else { HashMap::new() };
+        let jobs = if self.peers > 0 {
+            peers::jobs(&subjects)
+        } else {
+            HashMap::new()
+        };
         seen.book.begin(&jobs);
-        let found = found.iter().filter_map(|(at, connections)| Some((places.get(*at)?, connections)));
+        let found = found
+            .iter()
+            .filter_map(|(at, connections)| Some((places.get(*at)?, connections)));
         for (place, connections) in found.clone() {
             if let Owners::One(pod) = &place.owners
                 && let Some((job, peer)) = jobs.get(pod)
@@ -112,7 +135,10 @@ impl Connections {
             None => Outcome::of(complete),
         };
         drop(seen);
-        sources.cost("connections", toured + proc::thread_cpu_time().saturating_sub(used));
+        sources.cost(
+            "connections",
+            toured + proc::thread_cpu_time().saturating_sub(used),
+        );
     }
 
     pub(super) fn collect(&self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
@@ -125,7 +151,9 @@ impl Connections {
         let mut received = page.lines(&PEER_RECEIVE_BYTES);
         let mut sent = page.lines(&PEER_TRANSMIT_BYTES);
         for (path, state) in sockets::pods(&scrape.subjects).into_values() {
-            let Some(pod) = seen.tally.of(path) else { continue };
+            let Some(pod) = seen.tally.of(path) else {
+                continue;
+            };
             let labels = of_pod(state);
             for (state, count) in State::ALL.iter().zip(pod.states) {
                 // One that was there once goes down to zero; one that never was is left out.
@@ -134,17 +162,28 @@ impl Connections {
                 }
             }
             rtt.put_histogram(&labels, &BOUNDS, &pod.rtt.counts, pod.rtt.sum.as_secs_f64());
-            let lines = [(&mut busy, pod.busy), (&mut receiver, pod.receiver), (&mut buffer, pod.buffer)];
+            let lines = [
+                (&mut busy, pod.busy),
+                (&mut receiver, pod.receiver),
+                (&mut buffer, pod.buffer),
+            ];
             for (lines, micros) in lines {
                 lines.put(&labels, micros as f64 / 1e6);
             }
             for (peer, bytes) in &pod.peers {
-                let role = peer.as_ref().map_or(Role::Other, |peer| peer.role).to_string();
+                let role = peer
+                    .as_ref()
+                    .map_or(Role::Other, |peer| peer.role)
+                    .to_string();
                 let (namespace, name) = match peer {
                     Some(peer) => (state.namespace.as_str(), peer.pod.as_str()),
                     None => ("", ""),
                 };
-                let more = [("peer_namespace", namespace), ("peer_pod", name), ("peer_role", &role)];
+                let more = [
+                    ("peer_namespace", namespace),
+                    ("peer_pod", name),
+                    ("peer_role", &role),
+                ];
                 received.put_with(&labels, &more, bytes.received);
                 sent.put_with(&labels, &more, bytes.sent);
             }
@@ -171,8 +210,13 @@ impl Seen {
             Owners::One(pod) => tally.note(pod, found.iter(), jobs.get(pod), book),
             Owners::ByCgroup(pods) => {
                 // What is told of the one whole connection is told of all.
-                if found.iter().any(|one| one.measured.is_some() && one.cgroup.is_none()) {
-                    return Some("the kernel does not tell whose a socket is: it takes Linux 5.9".to_owned());
+                if found
+                    .iter()
+                    .any(|one| one.measured.is_some() && one.cgroup.is_none())
+                {
+                    return Some(
+                        "the kernel does not tell whose a socket is: it takes Linux 5.9".to_owned(),
+                    );
                 }
                 for (pod, ids) in pods {
                     let own = |one: &&Connection| one.cgroup.is_some_and(|id| ids.contains(&id));
@@ -188,7 +232,9 @@ impl Seen {
 fn tells_nothing(error: &std::io::Error) -> bool {
     use nix::libc::{EACCES, ENOENT, EOPNOTSUPP, EPERM, EPROTONOSUPPORT};
     let lasting = [ENOENT, EOPNOTSUPP, EPROTONOSUPPORT, EPERM, EACCES];
-    error.raw_os_error().is_some_and(|code| lasting.contains(&code))
+    error
+        .raw_os_error()
+        .is_some_and(|code| lasting.contains(&code))
 }
 
 fn said(error: &std::io::Error) -> String {

@@ -39,6 +39,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             Err(_) => complete = false,
         }
     }
-    [usage, periods, throttled, held_back].into_iter().for_each(|lines| page.add(lines));
+    [usage, periods, throttled, held_back]
+        .into_iter()
+        .for_each(|lines| page.add(lines));
     Outcome::of(complete)
 }

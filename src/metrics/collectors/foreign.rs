@@ -20,7 +20,10 @@ pub(in crate::metrics) struct Foreign {
 
 impl Foreign {
     pub(in crate::metrics) fn new(root: &Path) -> Self {
-        Self { watcher: Watcher::new(root), times: ForeignTimes::default() }
+        Self {
+            watcher: Watcher::new(root),
+            times: ForeignTimes::default(),
+        }
     }
 
     /// Writes the two families of every owner; without what it takes to know, there is no series and no success.
@@ -29,7 +32,10 @@ impl Foreign {
         let owners = || {
             scrape.subjects.iter().filter_map(|subject| {
                 // With less than all of it in force, the rest would look like somebody else's doing.
-                let cpus = subject.state.own().filter(|own| subject.state.effective.as_ref() == Some(own))?;
+                let cpus = subject
+                    .state
+                    .own()
+                    .filter(|own| subject.state.effective.as_ref() == Some(own))?;
                 Some((subject, cpus))
             })
         };
@@ -37,15 +43,21 @@ impl Foreign {
             self.times.sweep();
             return Outcome::Complete;
         }
-        let first = self.watcher.prepare(cgroups).and_then(|()| self.watcher.look(cgroups));
+        let first = self
+            .watcher
+            .prepare(cgroups)
+            .and_then(|()| self.watcher.look(cgroups));
         let in_time = owners().take_while(|_| !scrape.is_late());
-        let usages: Vec<Option<Usage>> =
-            in_time.map(|(subject, _)| cgroups.usage(subject.cgroup).ok().flatten()).collect();
+        let usages: Vec<Option<Usage>> = in_time
+            .map(|(subject, _)| cgroups.usage(subject.cgroup).ok().flatten())
+            .collect();
         // Between two looks that lie too far apart nothing can be told; what is not told now is told by the next scrape.
         if usages.len() < owners().count() {
             return Outcome::Partial;
         }
-        let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else { return Outcome::Partial };
+        let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else {
+            return Outcome::Partial;
+        };
         let mut complete = true;
         let mut seconds = page.lines(&CONTAINER_FOREIGN_CPU_SECONDS);
         let mut error = page.lines(&CONTAINER_FOREIGN_CPU_ERROR_SECONDS);
@@ -54,7 +66,9 @@ impl Foreign {
                 complete = false;
                 continue;
             };
-            let foreign = self.times.note(subject.cgroup, cpus, &first, &usage, &second);
+            let foreign = self
+                .times
+                .note(subject.cgroup, cpus, &first, &usage, &second);
             seconds.put(&subject.labels, foreign.seconds);
             error.put(&subject.labels, foreign.error_seconds);
         }

@@ -33,10 +33,24 @@ pub(super) struct Look {
 
 impl Look {
     /// What these threads show, of a container that may run on `cpus`.
-    pub(super) fn new(cpus: &CpuSet, tasks: &[Task], variables: Option<BTreeMap<String, String>>) -> Self {
-        let allowed = tasks.iter().fold(CpuSet::new(), |all, task| all.union(&task.allowed));
-        let bound = tasks.iter().filter(|task| !cpus.is_subset(&task.allowed)).count();
-        Self { cpus: cpus.clone(), allowed, bound, variables }
+    pub(super) fn new(
+        cpus: &CpuSet,
+        tasks: &[Task],
+        variables: Option<BTreeMap<String, String>>,
+    ) -> Self {
+        let allowed = tasks
+            .iter()
+            .fold(CpuSet::new(), |all, task| all.union(&task.allowed));
+        let bound = tasks
+            .iter()
+            .filter(|task| !cpus.is_subset(&task.allowed))
+            .count();
+        Self {
+            cpus: cpus.clone(),
+            allowed,
+            bound,
+            variables,
+        }
     }
 }
 
@@ -71,11 +85,15 @@ pub(super) struct Known {
 impl Known {
     /// Takes in what was counted in this scrape.
     pub(super) fn count(&mut self, now: Instant) {
-        let Some((threads, delay)) = self.counted else { return };
+        let Some((threads, delay)) = self.counted else {
+            return;
+        };
         self.threads = threads;
         self.most = self.most.max(threads);
-        let total =
-            self.usage.zip(delay).map(|(usage, delay)| usage + Duration::from_nanos(delay).as_secs_f64());
+        let total = self
+            .usage
+            .zip(delay)
+            .map(|(usage, delay)| usage + Duration::from_nanos(delay).as_secs_f64());
         // What can't be told now leaves no average that begins before.
         let Some(total) = total else {
             (self.point, self.runnable) = (None, None);
@@ -99,7 +117,12 @@ impl Known {
         let mut moved = HashMap::with_capacity(tasks.len());
         for task in tasks {
             let Some(now) = task.migrations else { continue };
-            let before = self.moved.get(&task.tid).copied().filter(|before| *before <= now).unwrap_or(0);
+            let before = self
+                .moved
+                .get(&task.tid)
+                .copied()
+                .filter(|before| *before <= now)
+                .unwrap_or(0);
             total = Some(total.unwrap_or(0).saturating_add(now - before));
             moved.insert(task.tid, now);
         }
@@ -168,10 +191,17 @@ impl Book {
     pub(super) fn order(&self, containers: &[(usize, &CpuSet)]) -> Vec<usize> {
         let turn = |(number, cpus): &(usize, &CpuSet)| {
             let known = self.known.get(*number)?;
-            known.look.as_ref().filter(|look| look.cpus == **cpus).map(|_| known.turn)
+            known
+                .look
+                .as_ref()
+                .filter(|look| look.cpus == **cpus)
+                .map(|_| known.turn)
         };
-        let mut order: Vec<(Option<u64>, usize)> =
-            containers.iter().enumerate().map(|(place, one)| (turn(one), place)).collect();
+        let mut order: Vec<(Option<u64>, usize)> = containers
+            .iter()
+            .enumerate()
+            .map(|(place, one)| (turn(one), place))
+            .collect();
         order.sort_unstable();
         order.into_iter().map(|(_, place)| place).collect()
     }
@@ -187,7 +217,11 @@ mod tests {
 
     fn tasks(list: &[(i32, &str, u64)]) -> Vec<Task> {
         list.iter()
-            .map(|&(tid, cpus, moved)| Task { tid, allowed: set(cpus), migrations: Some(moved) })
+            .map(|&(tid, cpus, moved)| Task {
+                tid,
+                allowed: set(cpus),
+                migrations: Some(moved),
+            })
             .collect()
     }
 
@@ -212,7 +246,11 @@ mod tests {
         assert_eq!(see(&[]), None, "nothing was seen yet");
         assert_eq!(see(&[(1, "0", 5), (2, "0", 7)]), Some(12));
         assert_eq!(see(&[(1, "0", 6)]), Some(13));
-        assert_eq!(see(&[(1, "0", 2), (3, "0", 1)]), Some(16), "another thread with its id");
+        assert_eq!(
+            see(&[(1, "0", 2), (3, "0", 1)]),
+            Some(16),
+            "another thread with its id"
+        );
         assert_eq!(see(&[]), Some(16));
     }
 
@@ -224,14 +262,27 @@ mod tests {
             known.counted = Some((threads, delay.map(|delay| 1_000_000_000 * delay)));
             known.usage = Some(usage);
             known.count(start + Duration::from_secs_f64(seconds));
-            (known.most, known.runnable.map(|runnable| (runnable * 100.0).round() / 100.0))
+            (
+                known.most,
+                known
+                    .runnable
+                    .map(|runnable| (runnable * 100.0).round() / 100.0),
+            )
         };
         assert_eq!(count(0.0, 4, 100.0, Some(50)), (4, None));
         assert_eq!(count(10.0, 6, 115.0, Some(60)), (6, Some(2.5)));
-        assert_eq!(count(10.5, 1, 118.0, Some(60)), (6, Some(2.5)), "too soon to tell anew");
+        assert_eq!(
+            count(10.5, 1, 118.0, Some(60)),
+            (6, Some(2.5)),
+            "too soon to tell anew"
+        );
         assert_eq!(count(20.0, 1, 116.0, Some(60)), (6, Some(0.1)));
         assert_eq!(count(30.0, 1, 116.0, None), (6, None));
-        assert_eq!(count(40.0, 1, 116.0, Some(99)), (6, None), "nothing to compare with");
+        assert_eq!(
+            count(40.0, 1, 116.0, Some(99)),
+            (6, None),
+            "nothing to compare with"
+        );
     }
 
     #[test]
@@ -242,7 +293,10 @@ mod tests {
         assert_eq!(book.order(&containers), [0, 1, 2]);
         for number in [1, 0, 2] {
             let turn = book.next_turn();
-            let look = Look { cpus: cpus.clone(), ..Look::default() };
+            let look = Look {
+                cpus: cpus.clone(),
+                ..Look::default()
+            };
             book.change(number, |known| known.see(look, &[], turn));
         }
         assert_eq!(book.order(&containers), [1, 0, 2]);
@@ -251,9 +305,17 @@ mod tests {
             [2, 1, 0],
             "the last runs on others now"
         );
-        assert_eq!(book.order(&[(0, &cpus), (1, &cpus), (3, &cpus)]), [2, 1, 0], "a new one");
+        assert_eq!(
+            book.order(&[(0, &cpus), (1, &cpus), (3, &cpus)]),
+            [2, 1, 0],
+            "a new one"
+        );
         book.forget(1);
-        assert_eq!(book.order(&containers), [1, 0, 2], "another one with its number");
+        assert_eq!(
+            book.order(&containers),
+            [1, 0, 2],
+            "another one with its number"
+        );
         book.forget(9);
     }
 

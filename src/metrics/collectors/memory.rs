@@ -20,7 +20,11 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
                 for pages in pages.unwrap_or_default() {
                     let numa = pages.numa.to_string();
                     for (kind, count) in [("anon", pages.anonymous), ("file", pages.file)] {
-                        bytes.put_with(&subject.labels, &[("numa_node", &numa), ("type", kind)], count);
+                        bytes.put_with(
+                            &subject.labels,
+                            &[("numa_node", &numa), ("type", kind)],
+                            count,
+                        );
                     }
                 }
             }
@@ -31,7 +35,8 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     match counted || !complete {
         true => Outcome::of(complete),
         false => Outcome::Unsupported(
-            "the memory controller is not there, or its kernel was built without CONFIG_NUMA".to_owned(),
+            "the memory controller is not there, or its kernel was built without CONFIG_NUMA"
+                .to_owned(),
         ),
     }
 }

@@ -28,8 +28,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::families::{
-    COLLECTOR_CONTAINERS_LEFT_OUT, COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS, COLLECTOR_SUCCESS,
-    COLLECTOR_UNSUPPORTED,
+    COLLECTOR_CONTAINERS_LEFT_OUT, COLLECTOR_CPU_SECONDS, COLLECTOR_DURATION_SECONDS,
+    COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
 };
 use super::page::{Labels, Lines, Page};
 use super::{Sources, lock};
@@ -86,7 +86,11 @@ enum Outcome {
 
 impl Outcome {
     fn of(complete: bool) -> Self {
-        if complete { Self::Complete } else { Self::Partial }
+        if complete {
+            Self::Complete
+        } else {
+            Self::Partial
+        }
     }
 }
 
@@ -97,7 +101,10 @@ impl Subject<'_> {
     /// it may run on others, too, the kernel does not hold what was assigned, and there is no telling who else is on them.
     fn in_force(&self) -> Option<CpuSet> {
         let effective = self.state.effective.as_ref()?;
-        self.state.own().filter(|own| effective.is_subset(own)).map(|_| effective.clone())
+        self.state
+            .own()
+            .filter(|own| effective.is_subset(own))
+            .map(|_| effective.clone())
     }
 }
 
@@ -113,7 +120,9 @@ impl Scrape<'_> {
     fn networks(&self) -> &Networks {
         let of = || {
             let mut ways = lock(&self.sources.ways);
-            Networks::of(&self.subjects, &self.sources.proc, &mut ways, || self.is_late())
+            Networks::of(&self.subjects, &self.sources.proc, &mut ways, || {
+                self.is_late()
+            })
         };
         self.networks.get_or_init(of)
     }
@@ -132,24 +141,40 @@ pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page, until:
     run.collector("state", &mut scrape, state::collect);
     run.collector("cgroup", &mut scrape, cpu::collect);
     run.collector("threads", &mut scrape, threads::collect);
-    run.collector("tasks", &mut scrape, |page, scrape| lock(&sources.tasks).collect(page, scrape));
+    run.collector("tasks", &mut scrape, |page, scrape| {
+        lock(&sources.tasks).collect(page, scrape)
+    });
     run.collector("pressure", &mut scrape, pressure::collect);
     run.collector("memory", &mut scrape, memory::collect);
-    run.collector("foreign", &mut scrape, |page, scrape| lock(&sources.foreign).collect(page, scrape));
-    run.collector("caches", &mut scrape, |page, scrape| lock(&sources.caches).collect(page, scrape));
-    run.collector("l2", &mut scrape, |page, scrape| match &mut *lock(&sources.second_level) {
-        Ok(second_level) => second_level.collect(page, scrape),
-        Err(reason) => Outcome::Unsupported(reason.clone()),
+    run.collector("foreign", &mut scrape, |page, scrape| {
+        lock(&sources.foreign).collect(page, scrape)
     });
-    run.collector("resctrl", &mut scrape, |page, scrape| lock(&sources.resctrl).collect(page, scrape));
+    run.collector("caches", &mut scrape, |page, scrape| {
+        lock(&sources.caches).collect(page, scrape)
+    });
+    run.collector("l2", &mut scrape, |page, scrape| {
+        match &mut *lock(&sources.second_level) {
+            Ok(second_level) => second_level.collect(page, scrape),
+            Err(reason) => Outcome::Unsupported(reason.clone()),
+        }
+    });
+    run.collector("resctrl", &mut scrape, |page, scrape| {
+        lock(&sources.resctrl).collect(page, scrape)
+    });
     run.collector("network", &mut scrape, network::collect);
-    run.collector("tcp", &mut scrape, |page, scrape| lock(&sources.timeouts).collect(page, scrape));
+    run.collector("tcp", &mut scrape, |page, scrape| {
+        lock(&sources.timeouts).collect(page, scrape)
+    });
     run.collector("rdma", &mut scrape, rdma::collect);
     if let Some(connections) = &sources.connections {
-        run.collector("connections", &mut scrape, |page, scrape| connections.collect(page, scrape));
+        run.collector("connections", &mut scrape, |page, scrape| {
+            connections.collect(page, scrape)
+        });
     }
     if let Some(sockets) = &sources.sockets {
-        run.collector("sockets", &mut scrape, |page, scrape| lock(sockets).collect(page, scrape));
+        run.collector("sockets", &mut scrape, |page, scrape| {
+            lock(sockets).collect(page, scrape)
+        });
     }
     run.page()
 }
@@ -160,11 +185,23 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     let mut subjects: Vec<Subject<'_>> = Vec::with_capacity(snapshot.containers.len());
     let mut places = HashMap::with_capacity(snapshot.containers.len());
     for state in &snapshot.containers {
-        let Some(cgroup) = state.cgroup.as_deref() else { continue };
+        let Some(cgroup) = state.cgroup.as_deref() else {
+            continue;
+        };
         let labels = of_container(state);
-        let new = Subject { state, cgroup, number: 0, labels, processes: None, threads: None };
+        let new = Subject {
+            state,
+            cgroup,
+            number: 0,
+            labels,
+            processes: None,
+            threads: None,
+        };
         let name = (&state.namespace, &state.pod, &state.container);
-        match places.get(&name).and_then(|at: &usize| subjects.get_mut(*at)) {
+        match places
+            .get(&name)
+            .and_then(|at: &usize| subjects.get_mut(*at))
+        {
             Some(there) if there.state.running => {}
             Some(there) => *there = new,
             None => {
@@ -187,7 +224,10 @@ fn numbered<'a>(mut subjects: Vec<Subject<'a>>, sources: &Sources) -> Vec<Subjec
         ways.forget(number);
     };
     let numbers = lock(&sources.places).assign(subjects.iter().map(|subject| subject.cgroup), gone);
-    subjects.iter_mut().zip(numbers).for_each(|(subject, number)| subject.number = number);
+    subjects
+        .iter_mut()
+        .zip(numbers)
+        .for_each(|(subject, number)| subject.number = number);
     subjects
 }
 
@@ -229,18 +269,34 @@ impl<'a> Run<'a> {
         let (start, used) = (Instant::now(), proc::thread_cpu_time());
         scrape.until = self.until.min(start + DEADLINE);
         // The page's time is up: a collector that has not begun counts as failed.
-        let outcome = if scrape.is_late() { Outcome::Partial } else { collector(&mut self.page, scrape) };
+        let outcome = if scrape.is_late() {
+            Outcome::Partial
+        } else {
+            collector(&mut self.page, scrape)
+        };
         let used = proc::thread_cpu_time().saturating_sub(used);
         let labels = Labels::new(&[("collector", name)]);
         self.duration.put(&labels, start.elapsed().as_secs_f64());
-        self.cpu.put(&labels, self.sources.cost(name, used).as_secs_f64());
-        let failed = matches!(outcome, Outcome::Partial | Outcome::LeftOut { complete: false, .. });
+        self.cpu
+            .put(&labels, self.sources.cost(name, used).as_secs_f64());
+        let failed = matches!(
+            outcome,
+            Outcome::Partial
+                | Outcome::LeftOut {
+                    complete: false,
+                    ..
+                }
+        );
         self.success.put(&labels, !failed);
         match outcome {
-            Outcome::Unsupported(reason) => self.unsupported.put_with(&labels, &[("reason", &reason)], true),
+            Outcome::Unsupported(reason) => {
+                self.unsupported
+                    .put_with(&labels, &[("reason", &reason)], true)
+            }
             Outcome::LeftOut { reasons, .. } => {
                 for (reason, containers) in reasons {
-                    self.left_out.put_with(&labels, &[("reason", &reason)], containers);
+                    self.left_out
+                        .put_with(&labels, &[("reason", &reason)], containers);
                 }
             }
             Outcome::Complete | Outcome::Partial => {}
@@ -248,8 +304,18 @@ impl<'a> Run<'a> {
     }
 
     fn page(self) -> Page {
-        let Self { mut page, duration, cpu, success, unsupported, left_out, .. } = self;
-        [duration, cpu, success, unsupported, left_out].into_iter().for_each(|lines| page.add(lines));
+        let Self {
+            mut page,
+            duration,
+            cpu,
+            success,
+            unsupported,
+            left_out,
+            ..
+        } = self;
+        [duration, cpu, success, unsupported, left_out]
+            .into_iter()
+            .for_each(|lines| page.add(lines));
         page.without_room()
     }
 }
@@ -260,7 +326,11 @@ fn of_pod(state: &ContainerState) -> Labels {
 }
 
 fn of_container(state: &ContainerState) -> Labels {
-    Labels::new(&[("namespace", &state.namespace), ("pod", &state.pod), ("container", &state.container)])
+    Labels::new(&[
+        ("namespace", &state.namespace),
+        ("pod", &state.pod),
+        ("container", &state.container),
+    ])
 }
 
 #[cfg(test)]

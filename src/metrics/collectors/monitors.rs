@@ -44,7 +44,10 @@ pub(super) fn name(uid: &str, container: &str) -> Option<String> {
 /// Those that come first come first; among equals, those that are there already. Groups of ours that nobody wants are what a
 /// pod has left that is gone, or an agent that has ended.
 pub(super) fn plan(there: &BTreeMap<String, CpuSet>, wanted: &[Wanted], room: usize) -> Plan {
-    let mut order: Vec<&Wanted> = wanted.iter().filter(|wanted| !wanted.cpus.is_empty()).collect();
+    let mut order: Vec<&Wanted> = wanted
+        .iter()
+        .filter(|wanted| !wanted.cpus.is_empty())
+        .collect();
     order.sort_by_key(|wanted| (!wanted.first, !there.contains_key(&wanted.name)));
     let mut plan = Plan::default();
     let mut chosen: BTreeMap<&str, &CpuSet> = BTreeMap::new();
@@ -59,7 +62,9 @@ pub(super) fn plan(there: &BTreeMap<String, CpuSet>, wanted: &[Wanted], room: us
         }
     }
     // Monitors are free before they are asked for.
-    let orphans = there.keys().filter(|name| !chosen.contains_key(name.as_str()));
+    let orphans = there
+        .keys()
+        .filter(|name| !chosen.contains_key(name.as_str()));
     plan.steps.extend(orphans.cloned().map(Step::Remove));
     for (name, cpus) in chosen {
         let now = there.get(name);
@@ -96,10 +101,16 @@ impl Moved {
     /// Takes note of what a counter shows, and returns what it has added up to since it was first seen.
     pub(super) fn note(&mut self, cgroup: &str, key: Key, now: u64) -> u64 {
         let counters = self.containers.entry(cgroup.to_owned()).or_default();
-        let counter = counters.entry(key).or_insert(Counter { total: 0, last: now });
+        let counter = counters.entry(key).or_insert(Counter {
+            total: 0,
+            last: now,
+        });
         // Less than before: it began again, and all that it shows has come since.
         let more = now.checked_sub(counter.last).unwrap_or(now);
-        *counter = Counter { total: counter.total.saturating_add(more), last: now };
+        *counter = Counter {
+            total: counter.total.saturating_add(more),
+            last: now,
+        };
         counter.total
     }
 
@@ -140,7 +151,9 @@ mod tests {
     }
 
     fn there(list: &[(&str, &str)]) -> BTreeMap<String, CpuSet> {
-        list.iter().map(|(name, cpus)| ((*name).to_owned(), set(cpus))).collect()
+        list.iter()
+            .map(|(name, cpus)| ((*name).to_owned(), set(cpus)))
+            .collect()
     }
 
     fn carry_out(there: &mut BTreeMap<String, CpuSet>, plan: &Plan) {
@@ -150,7 +163,9 @@ mod tests {
                 Step::Make(name) => assert_eq!(there.insert(name, CpuSet::new()), None),
                 Step::Bind(name, cpus) => {
                     // As the kernel does: CPUs leave the group that had them.
-                    there.values_mut().for_each(|others| *others = others.difference(&cpus));
+                    there
+                        .values_mut()
+                        .for_each(|others| *others = others.difference(&cpus));
                     *there.get_mut(&name).unwrap() = cpus;
                 }
             }
@@ -160,14 +175,24 @@ mod tests {
     #[test]
     fn groups_follow_the_owners() {
         let mut groups = there(&[("gone", "1"), ("a", "2-3")]);
-        let plan_ = plan(&groups, &wanted(&[("a", "3-4", false), ("b", "2", false), ("c", "", false)]), 9);
+        let plan_ = plan(
+            &groups,
+            &wanted(&[("a", "3-4", false), ("b", "2", false), ("c", "", false)]),
+            9,
+        );
         let steps = [
             Step::Remove("gone".to_owned()),
             Step::Bind("a".to_owned(), set("3-4")),
             Step::Make("b".to_owned()),
             Step::Bind("b".to_owned(), set("2")),
         ];
-        assert_eq!(plan_, Plan { steps: steps.to_vec(), short: 0 });
+        assert_eq!(
+            plan_,
+            Plan {
+                steps: steps.to_vec(),
+                short: 0
+            }
+        );
         carry_out(&mut groups, &plan_);
         assert_eq!(groups, there(&[("a", "3-4"), ("b", "2")]));
     }
@@ -182,7 +207,12 @@ mod tests {
             carry_out(&mut groups, &plan);
             (groups.into_keys().collect::<Vec<_>>(), plan.short)
         };
-        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let owned = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(3), (owned(&["a", "ps", "z"]), 0));
         assert_eq!(names(2), (owned(&["ps", "z"]), 1));
         assert_eq!(names(1), (owned(&["ps"]), 2));
@@ -192,9 +222,13 @@ mod tests {
     #[test]
     fn names_are_what_the_kernel_takes() {
         assert_eq!(name("0a-1b", "main").as_deref(), Some("pinfold-0a-1b-main"));
-        for (uid, container) in
-            [("../..", "main"), ("a", "b/c"), ("a", "b\n"), ("a", "ä"), ("a", &"x".repeat(200))]
-        {
+        for (uid, container) in [
+            ("../..", "main"),
+            ("a", "b/c"),
+            ("a", "b\n"),
+            ("a", "ä"),
+            ("a", &"x".repeat(200)),
+        ] {
             assert_eq!(name(uid, container), None, "{uid} {container}");
         }
     }
@@ -210,9 +244,17 @@ mod tests {
         );
         assert_eq!(moved.note("a", key(), 700), 200);
         assert_eq!(moved.note("a", ("1".to_owned(), "total"), 5), 0);
-        assert_eq!(moved.note("a", key(), 50), 250, "the file system was mounted anew");
+        assert_eq!(
+            moved.note("a", key(), 50),
+            250,
+            "the file system was mounted anew"
+        );
         moved.restart("a");
-        assert_eq!(moved.note("a", key(), 60), 310, "the group was made anew, and passed what it had");
+        assert_eq!(
+            moved.note("a", key(), 60),
+            310,
+            "the group was made anew, and passed what it had"
+        );
         moved.keep(|_| false);
         assert!(moved.containers.is_empty());
     }

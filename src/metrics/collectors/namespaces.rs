@@ -77,7 +77,9 @@ impl Networks {
             one.state.pod == other.state.pod && one.state.namespace == other.state.namespace
         };
         for containers in subjects.chunk_by(is_same) {
-            let Some(Subject { state, .. }) = containers.first() else { continue };
+            let Some(Subject { state, .. }) = containers.first() else {
+                continue;
+            };
             let new = || Seen {
                 labels: of_pod(state),
                 host_network: false,
@@ -85,13 +87,18 @@ impl Networks {
                 process: None,
                 namespace: None,
             };
-            let pod = pods.entry((&state.namespace, &state.pod)).or_insert_with(new);
+            let pod = pods
+                .entry((&state.namespace, &state.pod))
+                .or_insert_with(new);
             for subject in containers {
                 pod.host_network |= subject.state.host_network;
                 pod.known &= subject.processes.is_some();
                 let process = || {
                     let pid = *subject.processes.as_ref()?.first()?;
-                    Some(Through { pid, number: subject.number })
+                    Some(Through {
+                        pid,
+                        number: subject.number,
+                    })
                 };
                 pod.process = pod.process.or_else(process);
             }
@@ -106,7 +113,9 @@ impl Networks {
                 *users.entry(namespace).or_default() += 1;
             }
         }
-        let complete = pods.values().all(|pod| pod.known || pod.namespace.is_some());
+        let complete = pods
+            .values()
+            .all(|pod| pod.known || pod.namespace.is_some());
         let network = |pod: Seen| {
             // The node's own counters repeated for each such pod would be a wrong number, so there is none; the same goes
             // for a namespace that several pods share.
@@ -116,7 +125,12 @@ impl Networks {
                 (_, Some(namespace)) if users.get(&namespace) == Some(&1) => Scope::Pod,
                 _ => Scope::Unknown,
             };
-            Some(Network { labels: pod.labels, process: pod.process?, namespace: pod.namespace, scope })
+            Some(Network {
+                labels: pod.labels,
+                process: pod.process?,
+                namespace: pod.namespace,
+                scope,
+            })
         };
         let pods = pods.into_values().filter_map(network).collect();
         Self { pods, complete }

@@ -6,7 +6,8 @@
 use super::super::families::{
     Family, POD_NETWORK_RECEIVE_BYTES, POD_NETWORK_RECEIVE_ERRORS, POD_NETWORK_RECEIVE_PACKETS,
     POD_NETWORK_RECEIVE_PACKETS_DROPPED, POD_NETWORK_SCOPE, POD_NETWORK_TRANSMIT_BYTES,
-    POD_NETWORK_TRANSMIT_ERRORS, POD_NETWORK_TRANSMIT_PACKETS, POD_NETWORK_TRANSMIT_PACKETS_DROPPED,
+    POD_NETWORK_TRANSMIT_ERRORS, POD_NETWORK_TRANSMIT_PACKETS,
+    POD_NETWORK_TRANSMIT_PACKETS_DROPPED,
 };
 use super::super::lock;
 use super::super::page::{Labels, Lines, Page};
@@ -19,13 +20,27 @@ type Count = fn(&Traffic) -> u64;
 /// The families of an interface, and what each is of its counters.
 const FAMILIES: [(&Family, Count); 8] = [
     (&POD_NETWORK_RECEIVE_BYTES, |traffic| traffic.receive.bytes),
-    (&POD_NETWORK_RECEIVE_PACKETS, |traffic| traffic.receive.packets),
-    (&POD_NETWORK_RECEIVE_ERRORS, |traffic| traffic.receive.errors),
-    (&POD_NETWORK_RECEIVE_PACKETS_DROPPED, |traffic| traffic.receive.dropped),
-    (&POD_NETWORK_TRANSMIT_BYTES, |traffic| traffic.transmit.bytes),
-    (&POD_NETWORK_TRANSMIT_PACKETS, |traffic| traffic.transmit.packets),
-    (&POD_NETWORK_TRANSMIT_ERRORS, |traffic| traffic.transmit.errors),
-    (&POD_NETWORK_TRANSMIT_PACKETS_DROPPED, |traffic| traffic.transmit.dropped),
+    (&POD_NETWORK_RECEIVE_PACKETS, |traffic| {
+        traffic.receive.packets
+    }),
+    (&POD_NETWORK_RECEIVE_ERRORS, |traffic| {
+        traffic.receive.errors
+    }),
+    (&POD_NETWORK_RECEIVE_PACKETS_DROPPED, |traffic| {
+        traffic.receive.dropped
+    }),
+    (&POD_NETWORK_TRANSMIT_BYTES, |traffic| {
+        traffic.transmit.bytes
+    }),
+    (&POD_NETWORK_TRANSMIT_PACKETS, |traffic| {
+        traffic.transmit.packets
+    }),
+    (&POD_NETWORK_TRANSMIT_ERRORS, |traffic| {
+        traffic.transmit.errors
+    }),
+    (&POD_NETWORK_TRANSMIT_PACKETS_DROPPED, |traffic| {
+        traffic.transmit.dropped
+    }),
 ];
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
@@ -41,8 +56,12 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         }
         scopes.put_with(&pod.labels, &[("scope", pod.scope.name())], true);
         if pod.scope == Scope::Pod {
-            let traffic = ways.traffic(&scrape.sources.proc, pod.process, &mut reader).unwrap_or_default();
-            traffic.iter().for_each(|(interface, traffic)| put(&mut lines, &pod.labels, interface, traffic));
+            let traffic = ways
+                .traffic(&scrape.sources.proc, pod.process, &mut reader)
+                .unwrap_or_default();
+            traffic
+                .iter()
+                .for_each(|(interface, traffic)| put(&mut lines, &pod.labels, interface, traffic));
         }
     }
     page.add(scopes);

@@ -39,8 +39,13 @@ impl Places {
         let mut assigned = Vec::with_capacity(last.len());
         for (at, path) in cgroups.enumerate() {
             // Mostly they are those of the last time, in the same order.
-            let same = last.get(at).copied().filter(|number| self.path(*number) == Some(path));
-            let number = same.or_else(|| self.numbers.get(path).copied()).unwrap_or_else(|| self.take(path));
+            let same = last
+                .get(at)
+                .copied()
+                .filter(|number| self.path(*number) == Some(path));
+            let number = same
+                .or_else(|| self.numbers.get(path).copied())
+                .unwrap_or_else(|| self.take(path));
             if let Some(Some(place)) = self.taken.get_mut(number) {
                 place.seen = self.scrape;
             }
@@ -73,7 +78,10 @@ impl Places {
     }
 
     fn take(&mut self, path: &str) -> usize {
-        let place = Some(Place { path: path.to_owned(), seen: 0 });
+        let place = Some(Place {
+            path: path.to_owned(),
+            seen: 0,
+        });
         let number = match self.free.pop() {
             Some(number) => number,
             None => {
@@ -106,10 +114,22 @@ mod tests {
     #[test]
     fn who_stays_keeps_the_number_and_who_goes_leaves_it() {
         let mut places = Places::default();
-        assert_eq!(assign(&mut places, &["a", "b", "c"]), (vec![0, 1, 2], vec![]));
-        assert_eq!(assign(&mut places, &["a", "b", "c"]), (vec![0, 1, 2], vec![]));
-        assert_eq!(assign(&mut places, &["c", "a", "a"]), (vec![2, 0, 0], vec![1]));
-        assert_eq!(assign(&mut places, &["d", "a", "e", "c"]), (vec![1, 0, 3, 2], vec![]));
+        assert_eq!(
+            assign(&mut places, &["a", "b", "c"]),
+            (vec![0, 1, 2], vec![])
+        );
+        assert_eq!(
+            assign(&mut places, &["a", "b", "c"]),
+            (vec![0, 1, 2], vec![])
+        );
+        assert_eq!(
+            assign(&mut places, &["c", "a", "a"]),
+            (vec![2, 0, 0], vec![1])
+        );
+        assert_eq!(
+            assign(&mut places, &["d", "a", "e", "c"]),
+            (vec![1, 0, 3, 2], vec![])
+        );
         assert_eq!(assign(&mut places, &[]), (vec![], vec![0, 1, 2, 3]));
         assert_eq!((places.numbers.len(), places.free.len()), (0, 4));
     }

@@ -22,8 +22,14 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             Ok(pressures) => {
                 for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
                     let some = pressure.map(|pressure| pressure.some);
-                    let kinds = [("some", some), ("full", pressure.and_then(|pressure| pressure.full))];
-                    for (kind, time) in kinds.into_iter().filter_map(|(kind, time)| Some((kind, time?))) {
+                    let kinds = [
+                        ("some", some),
+                        ("full", pressure.and_then(|pressure| pressure.full)),
+                    ];
+                    for (kind, time) in kinds
+                        .into_iter()
+                        .filter_map(|(kind, time)| Some((kind, time?)))
+                    {
                         let more = [("resource", resource), ("kind", kind)];
                         seconds.put_with(&subject.labels, &more, time);
                     }

@@ -16,10 +16,26 @@ use crate::host::rdma::{self, COUNTERS, Port};
 
 /// The families of data and packets, of the node and of a pod, by the counter's name; all others are events.
 const FAMILIES: [(&str, &Family, &Family); 4] = [
-    ("port_xmit_data", &NODE_RDMA_PORT_TRANSMIT_BYTES, &POD_RDMA_TRANSMIT_BYTES),
-    ("port_rcv_data", &NODE_RDMA_PORT_RECEIVE_BYTES, &POD_RDMA_RECEIVE_BYTES),
-    ("port_xmit_packets", &NODE_RDMA_PORT_TRANSMIT_PACKETS, &POD_RDMA_TRANSMIT_PACKETS),
-    ("port_rcv_packets", &NODE_RDMA_PORT_RECEIVE_PACKETS, &POD_RDMA_RECEIVE_PACKETS),
+    (
+        "port_xmit_data",
+        &NODE_RDMA_PORT_TRANSMIT_BYTES,
+        &POD_RDMA_TRANSMIT_BYTES,
+    ),
+    (
+        "port_rcv_data",
+        &NODE_RDMA_PORT_RECEIVE_BYTES,
+        &POD_RDMA_RECEIVE_BYTES,
+    ),
+    (
+        "port_xmit_packets",
+        &NODE_RDMA_PORT_TRANSMIT_PACKETS,
+        &POD_RDMA_TRANSMIT_PACKETS,
+    ),
+    (
+        "port_rcv_packets",
+        &NODE_RDMA_PORT_RECEIVE_PACKETS,
+        &POD_RDMA_RECEIVE_PACKETS,
+    ),
 ];
 
 /// The machine's first process, where we see the machine's own process ids (`hostPID`).
@@ -29,7 +45,11 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     // In a pod, our own /sys shows the devices of the pod's namespace; the machine's first process sees the node's.
     let of_node = rdma::folder(&scrape.sources.proc.root_of(FIRST_PROCESS));
     let root = &scrape.sources.root;
-    let folder = if of_node.is_dir() { of_node } else { rdma::folder(root) };
+    let folder = if of_node.is_dir() {
+        of_node
+    } else {
+        rdma::folder(root)
+    };
     if !folder.is_dir() {
         // The class is there as soon as the kernel's module is loaded, in every namespace.
         return Outcome::Unsupported(format!(
@@ -40,7 +60,10 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let ports = rdma::ports(&folder);
     let mut node = FAMILIES.map(|(_, family, _)| Lines::of(family));
     let mut pods = FAMILIES.map(|(_, _, family)| Lines::of(family));
-    let (mut state, mut events) = (Lines::of(&NODE_RDMA_PORT_STATE), Lines::of(&NODE_RDMA_PORT_EVENTS));
+    let (mut state, mut events) = (
+        Lines::of(&NODE_RDMA_PORT_STATE),
+        Lines::of(&NODE_RDMA_PORT_EVENTS),
+    );
     let mut hardware = Lines::of(&NODE_RDMA_HW);
     for port in &ports {
         let labels = labels(port);
@@ -48,7 +71,11 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         for (name, count) in COUNTERS.iter().zip(port.counts) {
             let event = FAMILIES.iter().all(|(other, ..)| other != name);
             if let Some(count) = count.filter(|_| event) {
-                events.put_with(&labels, &[("event", name.strip_prefix("port_").unwrap_or(name))], count);
+                events.put_with(
+                    &labels,
+                    &[("event", name.strip_prefix("port_").unwrap_or(name))],
+                    count,
+                );
             }
         }
         if let Some(name) = &port.state {
@@ -63,24 +90,43 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     let (networks, mut complete) = (scrape.networks(), true);
     // Where all devices are in all namespaces, no pod has one for itself, and nobody's root need be entered.
     let exclusive = rdma::is_exclusive(root);
-    for pod in networks.pods.iter().filter(|pod| exclusive && pod.scope == Scope::Pod) {
+    for pod in networks
+        .pods
+        .iter()
+        .filter(|pod| exclusive && pod.scope == Scope::Pod)
+    {
         if scrape.is_late() {
             complete = false;
             break;
         }
         let of_process = scrape.sources.proc.root_of(pod.process.pid);
         // In a tree of files there is nothing that the kernel shows.
-        let held = if root == Path::new("/") { rdma::Held::of(&of_process) } else { None };
+        let held = if root == Path::new("/") {
+            rdma::Held::of(&of_process)
+        } else {
+            None
+        };
         let theirs = match &held {
             Some(held) => held.path(),
             None if root == Path::new("/") => continue,
             None => rdma::folder(&of_process),
         };
-        for port in rdma::ports(&theirs).iter().filter(|port| !shared.contains(port.device.as_str())) {
-            put(&mut pods, &pod.labels, &[("device", &port.device), ("port", &port.port)], port);
+        for port in rdma::ports(&theirs)
+            .iter()
+            .filter(|port| !shared.contains(port.device.as_str()))
+        {
+            put(
+                &mut pods,
+                &pod.labels,
+                &[("device", &port.device), ("port", &port.port)],
+                port,
+            );
         }
     }
-    node.into_iter().chain(pods).chain([state, events, hardware]).for_each(|lines| page.add(lines));
+    node.into_iter()
+        .chain(pods)
+        .chain([state, events, hardware])
+        .for_each(|lines| page.add(lines));
     Outcome::of(complete)
 }
 

@@ -40,13 +40,21 @@ struct Group<'a, 'b> {
 
 impl Monitors {
     pub(in crate::metrics) fn new(resctrl: Resctrl) -> Self {
-        Self { resctrl, moved: Moved::default(), refused: BTreeMap::new() }
+        Self {
+            resctrl,
+            moved: Moved::default(),
+            refused: BTreeMap::new(),
+        }
     }
 
     /// Writes the two families of every owner that has a group.
     pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
         if !self.moved.is_empty() {
-            let there: HashSet<&str> = scrape.subjects.iter().map(|subject| subject.cgroup).collect();
+            let there: HashSet<&str> = scrape
+                .subjects
+                .iter()
+                .map(|subject| subject.cgroup)
+                .collect();
             self.moved.keep(|cgroup| there.contains(cgroup));
         }
         let room = match self.resctrl.room() {
@@ -64,15 +72,21 @@ impl Monitors {
         let groups: Vec<Group<'_, '_>> = subjects.filter_map(group).collect();
         let mut left_out: BTreeMap<String, usize> = BTreeMap::new();
         self.refused.retain(|name, (at, cpus, _)| {
-            at.elapsed() < AGAIN && groups.iter().any(|it| it.wanted.name == *name && it.wanted.cpus == *cpus)
+            at.elapsed() < AGAIN
+                && groups
+                    .iter()
+                    .any(|it| it.wanted.name == *name && it.wanted.cpus == *cpus)
         });
-        let asked = groups.iter().filter(|group| !self.refused.contains_key(&group.wanted.name));
+        let asked = groups
+            .iter()
+            .filter(|group| !self.refused.contains_key(&group.wanted.name));
         let wanted: Vec<Wanted> = asked.map(|group| group.wanted.clone()).collect();
         let Plan { steps, short } = match self.resctrl.groups() {
             Ok(there) => plan(&there, &wanted, room),
             Err(error) => return partial(&error),
         };
-        let mut leave = |reason: &str, count: usize| *left_out.entry(reason.to_owned()).or_default() += count;
+        let mut leave =
+            |reason: &str, count: usize| *left_out.entry(reason.to_owned()).or_default() += count;
         if short > 0 {
             leave(EXHAUSTED, short);
         }
@@ -109,17 +123,27 @@ impl Monitors {
         if unknown > 0 {
             leave(UNAVAILABLE, unknown);
         }
-        Outcome::LeftOut { complete: complete && read, reasons: left_out }
+        Outcome::LeftOut {
+            complete: complete && read,
+            reasons: left_out,
+        }
     }
 
     /// Takes note of a group that can't have these CPUs, and gives its monitor back; says whether that went well.
     fn refuse(&mut self, name: &str, cpus: &CpuSet, says: &str) -> bool {
         let theirs = says.contains("belong to parent");
-        let reason =
-            if theirs { CONTROLLED.to_owned() } else { format!("the kernel does not bind its CPUs: {says}") };
+        let reason = if theirs {
+            CONTROLLED.to_owned()
+        } else {
+            format!("the kernel does not bind its CPUs: {says}")
+        };
         tracing::debug!("{name} on {}: {reason}", cpus.in_words());
-        self.refused.insert(name.to_owned(), (Instant::now(), cpus.clone(), reason));
-        self.resctrl.remove(name).inspect_err(|error| tracing::debug!("{error}")).is_ok()
+        self.refused
+            .insert(name.to_owned(), (Instant::now(), cpus.clone(), reason));
+        self.resctrl
+            .remove(name)
+            .inspect_err(|error| tracing::debug!("{error}"))
+            .is_ok()
     }
 
     fn carry_out(&mut self, step: &Step, groups: &[Group<'_, '_>]) -> Result<(), ResctrlError> {
@@ -137,7 +161,12 @@ impl Monitors {
 
     /// Writes what the groups have counted. A cache that can't be told has no series in this scrape, and the others have. Says
     /// whether all could be read, and of how many containers the hardware did not tell all.
-    fn read(&mut self, page: &mut Page, scrape: &Scrape<'_>, groups: &[Group<'_, '_>]) -> (bool, usize) {
+    fn read(
+        &mut self,
+        page: &mut Page,
+        scrape: &Scrape<'_>,
+        groups: &[Group<'_, '_>],
+    ) -> (bool, usize) {
         let mut occupancy = Lines::of(&CONTAINER_LLC_OCCUPANCY_BYTES);
         let mut bandwidth = Lines::of(&CONTAINER_MEMORY_BANDWIDTH_BYTES);
         let (mut complete, mut unknown) = (true, 0);
@@ -153,7 +182,9 @@ impl Monitors {
             };
             // Where the hardware has too few counters, it is a setting who gets one, and nothing is lacking.
             let tells = |domain: &Domain| {
-                [domain.occupancy, domain.total, domain.local].iter().all(|it| *it != Some(Count::Unknown))
+                [domain.occupancy, domain.total, domain.local]
+                    .iter()
+                    .all(|it| *it != Some(Count::Unknown))
             };
             unknown += usize::from(!domains.iter().all(tells));
             for domain in domains {
@@ -164,7 +195,11 @@ impl Monitors {
                 for (scope, count) in [("total", domain.total), ("local", domain.local)] {
                     if let Some(Count::Bytes(bytes)) = count {
                         let bytes = self.moved.note(subject.cgroup, (id.clone(), scope), bytes);
-                        bandwidth.put_with(&subject.labels, &[("l3_domain", &id), ("scope", scope)], bytes);
+                        bandwidth.put_with(
+                            &subject.labels,
+                            &[("l3_domain", &id), ("scope", scope)],
+                            bytes,
+                        );
                     }
                 }
             }
@@ -184,7 +219,14 @@ fn partial(error: &ResctrlError) -> Outcome {
 fn group<'a, 'b>(subject: &'a Subject<'b>) -> Option<Group<'a, 'b>> {
     let cpus = subject.in_force()?;
     let name = name(subject.state.uid.as_deref()?, &subject.state.container)?;
-    Some(Group { subject, wanted: Wanted { name, cpus, first: subject.state.role == Role::Ps } })
+    Some(Group {
+        subject,
+        wanted: Wanted {
+            name,
+            cpus,
+            first: subject.state.role == Role::Ps,
+        },
+    })
 }
 
 #[cfg(test)]

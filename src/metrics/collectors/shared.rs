@@ -50,7 +50,10 @@ impl Counted {
 
 impl Shared {
     pub(super) fn new(budget: usize) -> Self {
-        Self { budget, ..Self::default() }
+        Self {
+            budget,
+            ..Self::default()
+        }
     }
 
     /// Closes and opens counters so that they are those of the containers that come first. Says whether it came to its end, and
@@ -72,14 +75,27 @@ impl Shared {
         let each = online.len().saturating_mul(events.len()).max(1);
         let wanted: Vec<(&str, u8)> = match self.budget {
             0 => Vec::new(),
-            _ => scrape.subjects.iter().filter_map(|one| Some((one.cgroup, rank(one)?))).collect(),
+            _ => scrape
+                .subjects
+                .iter()
+                .filter_map(|one| Some((one.cgroup, rank(one)?)))
+                .collect(),
         };
-        let chosen = choose(|cgroup| self.open.contains_key(cgroup), &wanted, self.budget / each);
+        let chosen = choose(
+            |cgroup| self.open.contains_key(cgroup),
+            &wanted,
+            self.budget / each,
+        );
         let stay: HashSet<&str> = chosen.iter().copied().collect();
-        let ended: Vec<String> =
-            self.open.keys().filter(|cgroup| !stay.contains(cgroup.as_str())).cloned().collect();
+        let ended: Vec<String> = self
+            .open
+            .keys()
+            .filter(|cgroup| !stay.contains(cgroup.as_str()))
+            .cloned()
+            .collect();
         ended.iter().for_each(|cgroup| self.close(cgroup, tally));
-        let mut leave = |reason: &str, count: usize| *left_out.entry(reason.to_owned()).or_default() += count;
+        let mut leave =
+            |reason: &str, count: usize| *left_out.entry(reason.to_owned()).or_default() += count;
         if wanted.len() > chosen.len() {
             leave(OVER_BUDGET, wanted.len() - chosen.len());
         }
@@ -96,13 +112,21 @@ impl Shared {
                 leave(NO_CGROUP, 1);
                 continue;
             };
-            let groups: Result<BTreeMap<u32, Group>, PerfError> =
-                online.iter().map(|cpu| Ok((cpu, Group::open_in(&folder, cpu, events)?))).collect();
+            let groups: Result<BTreeMap<u32, Group>, PerfError> = online
+                .iter()
+                .map(|cpu| Ok((cpu, Group::open_in(&folder, cpu, events)?)))
+                .collect();
             match groups {
                 Ok(groups) => {
                     self.number += 1;
                     tally.begin(cgroup);
-                    self.open.insert(cgroup.to_owned(), Counted { number: self.number, groups });
+                    self.open.insert(
+                        cgroup.to_owned(),
+                        Counted {
+                            number: self.number,
+                            groups,
+                        },
+                    );
                 }
                 Err(error) => {
                     tracing::debug!("{cgroup}: {error}");
@@ -115,7 +139,10 @@ impl Shared {
 
     fn close(&mut self, cgroup: &str, tally: &mut Tally) {
         if let Some(counted) = self.open.remove(cgroup) {
-            counted.groups.keys().for_each(|cpu| tally.forget(counted.slot(*cpu)));
+            counted
+                .groups
+                .keys()
+                .for_each(|cpu| tally.forget(counted.slot(*cpu)));
         }
     }
 
@@ -143,7 +170,9 @@ impl Shared {
         self.open.iter().map(|(cgroup, counted)| {
             let mut all = [true; EVENTS];
             for group in counted.groups.values() {
-                all.iter_mut().zip(group.has()).for_each(|(all, has)| *all &= has);
+                all.iter_mut()
+                    .zip(group.has())
+                    .for_each(|(all, has)| *all &= has);
             }
             (cgroup.as_str(), all)
         })

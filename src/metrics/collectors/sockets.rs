@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::super::families::{
     Family, POD_NETWORK_SOCKET_RECEIVE_BYTES, POD_NETWORK_SOCKET_RECEIVE_PACKETS,
-    POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS, POD_TCP_RETRANSMITTED_SEGMENTS,
-    POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
+    POD_NETWORK_SOCKET_TRANSMIT_BYTES, POD_NETWORK_SOCKET_TRANSMIT_PACKETS,
+    POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
 use super::super::page::{Labels, Page};
 use super::namespaces::Scope;
@@ -18,15 +18,25 @@ use crate::pin::snapshot::ContainerState;
 type Count = fn(&Counts) -> u64;
 
 const FAMILIES: [(&Family, Count); 4] = [
-    (&POD_NETWORK_SOCKET_RECEIVE_BYTES, |counts| counts.receive.bytes),
-    (&POD_NETWORK_SOCKET_RECEIVE_PACKETS, |counts| counts.receive.packets),
-    (&POD_NETWORK_SOCKET_TRANSMIT_BYTES, |counts| counts.transmit.bytes),
-    (&POD_NETWORK_SOCKET_TRANSMIT_PACKETS, |counts| counts.transmit.packets),
+    (&POD_NETWORK_SOCKET_RECEIVE_BYTES, |counts| {
+        counts.receive.bytes
+    }),
+    (&POD_NETWORK_SOCKET_RECEIVE_PACKETS, |counts| {
+        counts.receive.packets
+    }),
+    (&POD_NETWORK_SOCKET_TRANSMIT_BYTES, |counts| {
+        counts.transmit.bytes
+    }),
+    (&POD_NETWORK_SOCKET_TRANSMIT_PACKETS, |counts| {
+        counts.transmit.packets
+    }),
 ];
 
 const TCP_FAMILIES: [(&Family, Count); 3] = [
     (&POD_TCP_SENT_SEGMENTS, |counts| counts.tcp.sent),
-    (&POD_TCP_RETRANSMITTED_SEGMENTS, |counts| counts.tcp.retransmitted),
+    (&POD_TCP_RETRANSMITTED_SEGMENTS, |counts| {
+        counts.tcp.retransmitted
+    }),
     (&POD_TCP_TIMEOUTS, |counts| counts.tcp.timeouts),
 ];
 
@@ -46,7 +56,12 @@ pub(in crate::metrics) struct Sockets {
 impl Sockets {
     pub(in crate::metrics) fn new(cgroup_root: &Path, trees: &[String]) -> Self {
         let (cgroup_root, trees) = (cgroup_root.to_owned(), trees.to_vec());
-        let mut sockets = Self { cgroup_root, trees, counter: Ok(None), logged: None };
+        let mut sockets = Self {
+            cgroup_root,
+            trees,
+            counter: Ok(None),
+            logged: None,
+        };
         sockets.begin();
         sockets
     }
@@ -64,7 +79,11 @@ impl Sockets {
                     tracing::warn!("the pods' sockets are not counted: {reason}");
                     self.logged = Some(reason.clone());
                 }
-                if error.is_lasting() { Err(reason) } else { Ok(None) }
+                if error.is_lasting() {
+                    Err(reason)
+                } else {
+                    Ok(None)
+                }
             }
         };
     }
@@ -107,16 +126,24 @@ fn write(
     let mut lines = FAMILIES.map(|(family, _)| page.lines(family));
     let mut of_tcp = TCP_FAMILIES.map(|(family, _)| page.more_lines(family));
     for (path, state) in pods.values() {
-        let Some(counts) = look.pods.get(*path) else { continue };
+        let Some(counts) = look.pods.get(*path) else {
+            continue;
+        };
         let labels = of_pod(state);
-        lines.iter_mut().zip(FAMILIES).for_each(|(lines, (_, count))| lines.put(&labels, count(counts)));
+        lines
+            .iter_mut()
+            .zip(FAMILIES)
+            .for_each(|(lines, (_, count))| lines.put(&labels, count(counts)));
         // A pod has either source for as long as it is there: another one would look like a jump, or like a new start.
         if on_host.contains(&labels) {
             let of_tcp = of_tcp.iter_mut().zip(TCP_FAMILIES);
             of_tcp.for_each(|(lines, (_, count))| lines.put(&labels, count(counts)));
         }
     }
-    lines.into_iter().chain(of_tcp).for_each(|lines| page.add(lines));
+    lines
+        .into_iter()
+        .chain(of_tcp)
+        .for_each(|lines| page.add(lines));
 }
 
 /// The pods by name, each with its cgroup. Of two with one name, the one that runs is meant.
@@ -125,8 +152,12 @@ pub(super) fn pods<'a>(
 ) -> BTreeMap<(&'a str, &'a str), (&'a str, &'a ContainerState)> {
     let mut pods: BTreeMap<_, (&str, &ContainerState)> = BTreeMap::new();
     for subject in subjects {
-        let Some(cgroup) = subject.state.cgroup.as_deref() else { continue };
-        let Some((pod, _)) = cgroup.rsplit_once('/') else { continue };
+        let Some(cgroup) = subject.state.cgroup.as_deref() else {
+            continue;
+        };
+        let Some((pod, _)) = cgroup.rsplit_once('/') else {
+            continue;
+        };
         let name = (subject.state.namespace.as_str(), subject.state.pod.as_str());
         let there = pods.entry(name).or_insert((pod, subject.state));
         if subject.state.running && !there.1.running {
@@ -137,7 +168,11 @@ pub(super) fn pods<'a>(
 }
 
 fn failed(error: &SocketsError) -> Outcome {
-    if error.is_lasting() { Outcome::Unsupported(said(error)) } else { Outcome::Partial }
+    if error.is_lasting() {
+        Outcome::Unsupported(said(error))
+    } else {
+        Outcome::Partial
+    }
 }
 
 /// An error with what is behind it.

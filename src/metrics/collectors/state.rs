@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::super::families::{
-    CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO, CONTAINER_THREADS_EXPECTED,
-    ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
+    CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO,
+    CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
 };
 use super::super::page::{Labels, Page};
 use super::{Outcome, Scrape, of_pod};
@@ -24,8 +24,14 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         cpus.put_with(&Labels::default(), &[("state", state)], set.len());
     }
     page.add(cpus);
-    let (enforcement, reason) = (snapshot.enforcement.name(), snapshot.enforcement_reason.as_str());
-    page.add_info(&ENFORCEMENT_INFO, &[("enforcement", enforcement), ("reason", reason)]);
+    let (enforcement, reason) = (
+        snapshot.enforcement.name(),
+        snapshot.enforcement_reason.as_str(),
+    );
+    page.add_info(
+        &ENFORCEMENT_INFO,
+        &[("enforcement", enforcement), ("reason", reason)],
+    );
     pods(page, scrape);
     containers(page, scrape);
     Outcome::Complete
@@ -38,15 +44,25 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
         one.pod == other.pod && one.namespace == other.namespace
     };
     for containers in scrape.snapshot.containers.chunk_by(is_same) {
-        let owned: usize = containers.iter().filter_map(ContainerState::own).map(CpuSet::len).sum();
-        let Some(first) = containers.first() else { continue };
-        pods.entry((&first.namespace, &first.pod)).or_insert((first, 0)).1 += owned;
+        let owned: usize = containers
+            .iter()
+            .filter_map(ContainerState::own)
+            .map(CpuSet::len)
+            .sum();
+        let Some(first) = containers.first() else {
+            continue;
+        };
+        pods.entry((&first.namespace, &first.pod))
+            .or_insert((first, 0))
+            .1 += owned;
     }
     let (mut info, mut owned) = (page.lines(&POD_INFO), page.lines(&POD_OWNED_CPUS));
     for (container, cpus) in pods.into_values() {
         let labels = of_pod(container);
         let (role, qos) = (container.role.to_string(), container.qos.to_string());
-        let index = container.index.map_or_else(String::new, |index| index.to_string());
+        let index = container
+            .index
+            .map_or_else(String::new, |index| index.to_string());
         let more = [
             ("uid", container.uid.as_deref().unwrap_or_default()),
             // Not `job`, which Prometheus takes for what it scrapes.
@@ -54,7 +70,14 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
             ("role", &role),
             ("replica_index", &index),
             ("qos", &qos),
-            ("host_network", if container.host_network { "true" } else { "false" }),
+            (
+                "host_network",
+                if container.host_network {
+                    "true"
+                } else {
+                    "false"
+                },
+            ),
         ];
         info.put_with(&labels, &more, true);
         owned.put(&labels, cpus);
@@ -64,10 +87,14 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
 }
 
 fn containers(page: &mut Page, scrape: &Scrape<'_>) {
-    let (mut assigned, mut allowed) =
-        (page.lines(&CONTAINER_CPUS_ASSIGNED), page.lines(&CONTAINER_CPUS_ALLOWED));
-    let (mut info, mut expected) =
-        (page.lines(&CONTAINER_CPUSET_INFO), page.lines(&CONTAINER_THREADS_EXPECTED));
+    let (mut assigned, mut allowed) = (
+        page.lines(&CONTAINER_CPUS_ASSIGNED),
+        page.lines(&CONTAINER_CPUS_ALLOWED),
+    );
+    let (mut info, mut expected) = (
+        page.lines(&CONTAINER_CPUSET_INFO),
+        page.lines(&CONTAINER_THREADS_EXPECTED),
+    );
     for subject in &scrape.subjects {
         let own = subject.state.own();
         assigned.put(&subject.labels, own.map_or(0, |cpus| cpus.len()));
@@ -81,5 +108,7 @@ fn containers(page: &mut Page, scrape: &Scrape<'_>) {
         let threads = subject.state.threads.expected_threads;
         expected.put_known(&subject.labels, threads.map(|threads| threads as f64));
     }
-    [assigned, allowed, info, expected].into_iter().for_each(|lines| page.add(lines));
+    [assigned, allowed, info, expected]
+        .into_iter()
+        .for_each(|lines| page.add(lines));
 }

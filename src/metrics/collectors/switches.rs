@@ -42,10 +42,18 @@ impl Switchboard {
         if self.containers.len() <= number {
             self.containers.resize_with(number + 1, Container::default);
         }
-        let Some(Container { tasks: known, total }) = self.containers.get_mut(number) else {
+        let Some(Container {
+            tasks: known,
+            total,
+        }) = self.containers.get_mut(number)
+        else {
             return Scheduled::default();
         };
-        if known.iter().map(|(id, _)| id).eq(tasks.iter().map(|(id, _)| id)) {
+        if known
+            .iter()
+            .map(|(id, _)| id)
+            .eq(tasks.iter().map(|(id, _)| id))
+        {
             for ((id, task), (_, now)) in known.iter_mut().zip(tasks) {
                 task.note(now, || began(*id), total);
             }
@@ -55,7 +63,10 @@ impl Switchboard {
         let mut listed = HashSet::new();
         // One that is on its way from one cgroup to another below may be listed twice.
         for (id, now) in tasks.iter().filter(|(id, _)| listed.insert(*id)) {
-            let mut task = before.remove(id).unwrap_or_else(|| Task { began: began(*id), ..Task::default() });
+            let mut task = before.remove(id).unwrap_or_else(|| Task {
+                began: began(*id),
+                ..Task::default()
+            });
             task.note(now, || began(*id), total);
             known.push((*id, task));
         }
@@ -65,7 +76,10 @@ impl Switchboard {
     /// Of how many containers anything is known.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
-        self.containers.iter().filter(|container| !container.tasks.is_empty()).count()
+        self.containers
+            .iter()
+            .filter(|container| !container.tasks.is_empty())
+            .count()
     }
 
     /// Forgets the container that has had a number.
@@ -86,13 +100,28 @@ impl Task {
             // to compare, less than before means another one with the same id, which counts from zero.
             let same = self.began.is_some() && began() == self.began;
             if !same {
-                *self = Self { began: began(), ..Self::default() };
+                *self = Self {
+                    began: began(),
+                    ..Self::default()
+                };
             }
         }
         for (total, before, now) in [
-            (&mut total.voluntary, &mut self.counted.voluntary, now.voluntary),
-            (&mut total.involuntary, &mut self.counted.involuntary, now.involuntary),
-            (&mut total.run_delay, &mut self.counted.run_delay, now.run_delay),
+            (
+                &mut total.voluntary,
+                &mut self.counted.voluntary,
+                now.voluntary,
+            ),
+            (
+                &mut total.involuntary,
+                &mut self.counted.involuntary,
+                now.involuntary,
+            ),
+            (
+                &mut total.run_delay,
+                &mut self.counted.run_delay,
+                now.run_delay,
+            ),
         ] {
             *total += now.saturating_sub(*before);
             *before = now.max(*before);
@@ -113,7 +142,14 @@ mod tests {
 
     fn threads(list: &[(i32, u64, u64)]) -> Vec<(i32, Scheduled)> {
         let scheduled = |&(tid, voluntary, involuntary)| {
-            (tid, Scheduled { voluntary, involuntary, run_delay: 100 * involuntary })
+            (
+                tid,
+                Scheduled {
+                    voluntary,
+                    involuntary,
+                    run_delay: 100 * involuntary,
+                },
+            )
         };
         list.iter().map(scheduled).collect()
     }
@@ -125,8 +161,11 @@ mod tests {
     #[test]
     fn a_process_that_counts_less_for_a_moment_is_the_same() {
         let mut board = Switchboard::default();
-        let mut process =
-            |voluntary, began| board.add(0, &threads(&[(1, voluntary, 0)]), |_| began).voluntary;
+        let mut process = |voluntary, began| {
+            board
+                .add(0, &threads(&[(1, voluntary, 0)]), |_| began)
+                .voluntary
+        };
         assert_eq!(process(1000, Some(5)), 1000);
         assert_eq!(process(1200, Some(5)), 1200);
         assert_eq!(process(1100, Some(5)), 1200);
@@ -143,7 +182,11 @@ mod tests {
         assert_eq!(add(&mut board, &[(1, 10, 1), (2, 20, 2)]).voluntary, 30);
         assert_eq!(
             add(&mut board, &[(1, 15, 1)]),
-            Scheduled { voluntary: 35, involuntary: 3, run_delay: 300 }
+            Scheduled {
+                voluntary: 35,
+                involuntary: 3,
+                run_delay: 300
+            }
         );
         assert_eq!(add(&mut board, &[(1, 15, 1), (2, 3, 0)]).voluntary, 38);
     }
@@ -151,10 +194,23 @@ mod tests {
     #[test]
     fn the_order_is_of_no_matter_and_who_is_listed_twice_counts_once() {
         let mut board = Switchboard::default();
-        assert_eq!(add(&mut board, &[(1, 10, 0), (2, 20, 0), (1, 10, 0)]).voluntary, 30);
+        assert_eq!(
+            add(&mut board, &[(1, 10, 0), (2, 20, 0), (1, 10, 0)]).voluntary,
+            30
+        );
         assert_eq!(add(&mut board, &[(2, 21, 0), (1, 10, 0)]).voluntary, 31);
-        assert_eq!(add(&mut board, &[(2, 21, 0), (1, 11, 0), (2, 21, 0), (2, 25, 0)]).voluntary, 32);
-        assert_eq!(add(&mut board, &[(3, 5, 0), (1, 12, 0), (2, 22, 0)]).voluntary, 39);
+        assert_eq!(
+            add(
+                &mut board,
+                &[(2, 21, 0), (1, 11, 0), (2, 21, 0), (2, 25, 0)]
+            )
+            .voluntary,
+            32
+        );
+        assert_eq!(
+            add(&mut board, &[(3, 5, 0), (1, 12, 0), (2, 22, 0)]).voluntary,
+            39
+        );
     }
 
     #[test]

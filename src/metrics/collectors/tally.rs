@@ -29,9 +29,13 @@ pub(super) struct Plan {
 /// An owner is counted on all of its CPUs or on none: a part of them would tell something, and nobody could say what. Those
 /// that are counted already come first, so that nobody's counters begin anew for the sake of somebody else's.
 pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usize) -> Plan {
-    let is_open = |owner: &Owner<'_>, cpu| open.get(&cpu).is_some_and(|cgroup| cgroup == owner.cgroup);
-    let mut order: Vec<(usize, &Owner<'_>)> =
-        owners.iter().enumerate().filter(|(_, owner)| !owner.cpus.is_empty()).collect();
+    let is_open =
+        |owner: &Owner<'_>, cpu| open.get(&cpu).is_some_and(|cgroup| cgroup == owner.cgroup);
+    let mut order: Vec<(usize, &Owner<'_>)> = owners
+        .iter()
+        .enumerate()
+        .filter(|(_, owner)| !owner.cpus.is_empty())
+        .collect();
     order.sort_by_key(|(_, owner)| !owner.cpus.iter().any(|cpu| is_open(owner, cpu)));
     let mut plan = Plan::default();
     let mut chosen: BTreeMap<u32, usize> = BTreeMap::new();
@@ -43,10 +47,18 @@ pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usi
         }
         chosen.extend(owner.cpus.iter().map(|cpu| (cpu, place)));
     }
-    let stays =
-        |cpu: u32| chosen.get(&cpu).and_then(|place| owners.get(*place)).is_some_and(|it| is_open(it, cpu));
+    let stays = |cpu: u32| {
+        chosen
+            .get(&cpu)
+            .and_then(|place| owners.get(*place))
+            .is_some_and(|it| is_open(it, cpu))
+    };
     plan.close = open.keys().copied().filter(|cpu| !stays(*cpu)).collect();
-    plan.open = chosen.iter().map(|(cpu, place)| (*cpu, *place)).filter(|(cpu, _)| !stays(*cpu)).collect();
+    plan.open = chosen
+        .iter()
+        .map(|(cpu, place)| (*cpu, *place))
+        .filter(|(cpu, _)| !stays(*cpu))
+        .collect();
     plan
 }
 
@@ -59,7 +71,11 @@ pub(super) fn choose<'a>(
 ) -> Vec<&'a str> {
     let mut order: Vec<&(&str, u8)> = wanted.iter().collect();
     order.sort_by_key(|(cgroup, rank)| (*rank, !is_open(cgroup)));
-    order.into_iter().take(most).map(|(cgroup, _)| *cgroup).collect()
+    order
+        .into_iter()
+        .take(most)
+        .map(|(cgroup, _)| *cgroup)
+        .collect()
 }
 
 /// What containers have counted so far.
@@ -117,7 +133,9 @@ impl Tally {
         if running > 0 {
             let values = reading.values.iter().zip(&last.reading.values);
             for (count, (now, before)) in total.counts.iter_mut().zip(values) {
-                let raw = now.unwrap_or_default().saturating_sub(before.unwrap_or_default());
+                let raw = now
+                    .unwrap_or_default()
+                    .saturating_sub(before.unwrap_or_default());
                 *count = count.saturating_add(scaled(raw, last.waiting, running));
             }
             last.waiting = 0;
@@ -158,20 +176,33 @@ mod tests {
     use super::*;
 
     fn owners<'a>(list: &[(&'a str, &str)]) -> Vec<Owner<'a>> {
-        list.iter().map(|(cgroup, cpus)| Owner { cgroup, cpus: cpus.parse().unwrap() }).collect()
+        list.iter()
+            .map(|(cgroup, cpus)| Owner {
+                cgroup,
+                cpus: cpus.parse().unwrap(),
+            })
+            .collect()
     }
 
     fn carry_out(open: &mut BTreeMap<u32, String>, owners: &[Owner<'_>], most: usize) -> Plan {
         let plan = plan(open, owners, most);
         plan.close.iter().for_each(|cpu| drop(open.remove(cpu)));
         for (cpu, place) in &plan.open {
-            assert_eq!(open.insert(*cpu, owners[*place].cgroup.to_owned()), None, "{cpu} was open");
+            assert_eq!(
+                open.insert(*cpu, owners[*place].cgroup.to_owned()),
+                None,
+                "{cpu} was open"
+            );
         }
         plan
     }
 
     fn reading(enabled: u64, running: u64, count: u64) -> Reading {
-        Reading { enabled, running, values: [Some(count), Some(2 * count), None, Some(0)] }
+        Reading {
+            enabled,
+            running,
+            values: [Some(count), Some(2 * count), None, Some(0)],
+        }
     }
 
     #[test]
@@ -179,23 +210,56 @@ mod tests {
         let mut open = BTreeMap::new();
         let first = owners(&[("a", "2-3"), ("b", "4")]);
         let plan = carry_out(&mut open, &first, 9);
-        assert_eq!(plan, Plan { close: vec![], open: vec![(2, 0), (3, 0), (4, 1)], short: 0 });
-        assert_eq!(carry_out(&mut open, &first, 9), Plan::default(), "a second plan is empty");
+        assert_eq!(
+            plan,
+            Plan {
+                close: vec![],
+                open: vec![(2, 0), (3, 0), (4, 1)],
+                short: 0
+            }
+        );
+        assert_eq!(
+            carry_out(&mut open, &first, 9),
+            Plan::default(),
+            "a second plan is empty"
+        );
         // One CPU goes from a to b, one to nobody.
         let plan = carry_out(&mut open, &owners(&[("a", ""), ("b", "3-4")]), 9);
-        assert_eq!(plan, Plan { close: vec![2, 3], open: vec![(3, 1)], short: 0 });
+        assert_eq!(
+            plan,
+            Plan {
+                close: vec![2, 3],
+                open: vec![(3, 1)],
+                short: 0
+            }
+        );
         assert_eq!(carry_out(&mut open, &[], 9).close, [3, 4]);
     }
 
     #[test]
     fn an_owner_is_counted_whole_and_the_counted_come_first() {
         let mut open = BTreeMap::new();
-        let plan = carry_out(&mut open, &owners(&[("a", "0-3"), ("b", "4-5"), ("c", "6")]), 3);
+        let plan = carry_out(
+            &mut open,
+            &owners(&[("a", "0-3"), ("b", "4-5"), ("c", "6")]),
+            3,
+        );
         assert_eq!((plan.open, plan.short), (vec![(4, 1), (5, 1), (6, 2)], 1));
-        let plan = carry_out(&mut open, &owners(&[("a", "0"), ("b", "4-5"), ("c", "6")]), 3);
-        assert_eq!((plan.open, plan.short), (vec![], 1), "nobody's counters end for a's");
+        let plan = carry_out(
+            &mut open,
+            &owners(&[("a", "0"), ("b", "4-5"), ("c", "6")]),
+            3,
+        );
+        assert_eq!(
+            (plan.open, plan.short),
+            (vec![], 1),
+            "nobody's counters end for a's"
+        );
         let plan = carry_out(&mut open, &owners(&[("a", "0"), ("c", "6")]), 3);
-        assert_eq!((plan.close, plan.open, plan.short), (vec![4, 5], vec![(0, 0)], 0));
+        assert_eq!(
+            (plan.close, plan.open, plan.short),
+            (vec![4, 5], vec![(0, 0)], 0)
+        );
     }
 
     #[test]
@@ -220,13 +284,30 @@ mod tests {
         assert_eq!(tally.totals("a").unwrap().counts, [20, 40, 0, 0]);
         // Each span has its own ratio: scaled over all its life, the count would now go down to 80.
         assert!(tally.note("a", 0, &reading(200, 150, 60)));
-        let totals = Totals { enabled: 200, running: 150, counts: [70, 140, 0, 0] };
+        let totals = Totals {
+            enabled: 200,
+            running: 150,
+            counts: [70, 140, 0, 0],
+        };
         assert_eq!(tally.totals("a"), Some(&totals));
         // No turn at all: the time is told, and the count waits for the next turn.
         assert!(tally.note("a", 0, &reading(300, 150, 60)));
-        assert_eq!(tally.totals("a"), Some(&Totals { enabled: 300, ..totals }));
+        assert_eq!(
+            tally.totals("a"),
+            Some(&Totals {
+                enabled: 300,
+                ..totals
+            })
+        );
         assert!(tally.note("a", 0, &reading(400, 250, 160)));
-        assert_eq!(tally.totals("a"), Some(&Totals { enabled: 400, running: 250, counts: [270, 540, 0, 0] }));
+        assert_eq!(
+            tally.totals("a"),
+            Some(&Totals {
+                enabled: 400,
+                running: 250,
+                counts: [270, 540, 0, 0]
+            })
+        );
     }
 
     #[test]
@@ -244,7 +325,11 @@ mod tests {
         tally.note("a", 1, &reading(20, 20, 3));
         assert_eq!(
             tally.totals("a"),
-            Some(&Totals { enabled: 130, running: 130, counts: [1008, 2016, 0, 0] })
+            Some(&Totals {
+                enabled: 130,
+                running: 130,
+                counts: [1008, 2016, 0, 0]
+            })
         );
         tally.keep(|cgroup| cgroup == "b");
         assert_eq!(tally.totals("a"), None);
@@ -254,7 +339,10 @@ mod tests {
     fn a_cpu_that_went_offline_counts_no_more() {
         let mut tally = Tally::default();
         assert!(tally.note("a", 0, &reading(100, 100, 10)));
-        assert!(!tally.note("a", 0, &reading(100, 100, 10)), "its time stands still");
+        assert!(
+            !tally.note("a", 0, &reading(100, 100, 10)),
+            "its time stands still"
+        );
         assert_eq!(tally.totals("a").unwrap().counts[0], 10);
         tally.forget(0);
         assert!(tally.note("a", 0, &reading(50, 50, 4)), "opened anew");

@@ -56,7 +56,8 @@ pub struct ThreadTruth {
 impl Tasks {
     /// Takes note of how many threads a container has, and of what they have waited, in nanoseconds.
     pub(super) fn note_threads(&mut self, number: usize, threads: usize, run_delay: Option<u64>) {
-        self.book.change(number, |known| known.counted = Some((threads, run_delay)));
+        self.book
+            .change(number, |known| known.counted = Some((threads, run_delay)));
     }
 
     /// Takes note of the CPU time that a container has used.
@@ -85,18 +86,25 @@ impl Tasks {
                 counted = known.counted.take().is_some();
                 known.usage = None;
             });
-            let Some(known) = self.book.known(subject.number).filter(|_| counted) else { continue };
+            let Some(known) = self.book.known(subject.number).filter(|_| counted) else {
+                continue;
+            };
             migrations.put_known(&subject.labels, known.migrations);
             if let Some(look) = look_of(known, subject.state) {
                 bound.put(&subject.labels, look.bound);
                 allowed.put(&subject.labels, look.allowed.len());
             }
             if let Some(verdict) = judge(known, subject.state, scrape.snapshot) {
-                let more = [("verdict", verdict.finding.name()), ("cause", verdict.cause)];
+                let more = [
+                    ("verdict", verdict.finding.name()),
+                    ("cause", verdict.cause),
+                ];
                 verdicts.put_with(&subject.labels, &more, true);
             }
         }
-        [bound, allowed, migrations, verdicts].into_iter().for_each(|lines| page.add(lines));
+        [bound, allowed, migrations, verdicts]
+            .into_iter()
+            .for_each(|lines| page.add(lines));
         match proc.no_migrations() {
             Some(reason) => Outcome::Unsupported(reason.to_owned()),
             None => Outcome::Complete,
@@ -110,20 +118,29 @@ impl Tasks {
             return;
         }
         let start = thread_cpu_time();
-        let turns = |subject: &Subject<'_>| subject.processes.as_ref().is_some_and(|all| !all.is_empty());
+        let turns = |subject: &Subject<'_>| {
+            subject
+                .processes
+                .as_ref()
+                .is_some_and(|all| !all.is_empty())
+        };
         let subjects: Vec<(&Subject<'_>, &CpuSet)> = scrape
             .subjects
             .iter()
             .filter(|subject| turns(subject))
             .filter_map(|subject| Some((subject, subject.state.effective.as_ref()?)))
             .collect();
-        let containers: Vec<(usize, &CpuSet)> =
-            subjects.iter().map(|(subject, cpus)| (subject.number, *cpus)).collect();
+        let containers: Vec<(usize, &CpuSet)> = subjects
+            .iter()
+            .map(|(subject, cpus)| (subject.number, *cpus))
+            .collect();
         for place in self.book.order(&containers) {
             if scrape.is_late() || thread_cpu_time().saturating_sub(start) >= room {
                 break;
             }
-            let Some((subject, cpus)) = subjects.get(place) else { continue };
+            let Some((subject, cpus)) = subjects.get(place) else {
+                continue;
+            };
             let processes = subject.processes.as_deref().unwrap_or_default();
             let (tasks, variables) = tasks(proc, processes);
             let look = Look::new(cpus, &tasks, variables);
@@ -133,7 +150,8 @@ impl Tasks {
                 known.processes = processes.len();
             });
         }
-        self.book.spent(room, thread_cpu_time().saturating_sub(start));
+        self.book
+            .spent(room, thread_cpu_time().saturating_sub(start));
     }
 
     /// What is known of the threads of the container with this number; nothing of one that has none, or that no scrape has
@@ -170,8 +188,13 @@ fn tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<BTreeMap<String, 
         all.extend(tasks);
     }
     sizes.sort_unstable();
-    let largest = sizes.into_iter().find(|(_, pid)| !proc.awaits_exec(*pid, processes));
-    (all, largest.and_then(|(_, pid)| proc.variables(pid, &THREAD_VARIABLES)))
+    let largest = sizes
+        .into_iter()
+        .find(|(_, pid)| !proc.awaits_exec(*pid, processes));
+    (
+        all,
+        largest.and_then(|(_, pid)| proc.variables(pid, &THREAD_VARIABLES)),
+    )
 }
 
 /// The latest look, where it was at the CPUs that the container has now.

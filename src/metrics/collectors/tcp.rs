@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::super::families::{POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS};
+use super::super::families::{
+    POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
+};
 use super::super::lock;
 use super::super::page::{Labels, Page};
 use super::namespaces::{Network, Scope};
@@ -56,20 +58,24 @@ impl Timeouts {
                 break;
             }
             let now = Instant::now();
-            let counted = ways.segments(proc, pod.process, &mut reader).and_then(|segments| {
-                let known = before.remove(&pod.process.pid).filter(|read| read.holds(pod, &segments, now));
-                let read = match known {
-                    Some(read) => read,
-                    None => Read {
-                        at: now,
-                        labels: pod.labels.clone(),
-                        namespace: pod.namespace,
-                        segments,
-                        timeouts: ways.timeouts(proc, pod.process, &mut reader)?,
-                    },
-                };
-                Some((segments, read))
-            });
+            let counted = ways
+                .segments(proc, pod.process, &mut reader)
+                .and_then(|segments| {
+                    let known = before
+                        .remove(&pod.process.pid)
+                        .filter(|read| read.holds(pod, &segments, now));
+                    let read = match known {
+                        Some(read) => read,
+                        None => Read {
+                            at: now,
+                            labels: pod.labels.clone(),
+                            namespace: pod.namespace,
+                            segments,
+                            timeouts: ways.timeouts(proc, pod.process, &mut reader)?,
+                        },
+                    };
+                    Some((segments, read))
+                });
             let Some((segments, read)) = counted else {
                 // A process that has ended meanwhile has nothing to tell.
                 complete &= proc.network_namespace(pod.process.pid).is_none();
@@ -80,7 +86,9 @@ impl Timeouts {
             lines.put(&pod.labels, read.timeouts);
             self.read.insert(pod.process.pid, read);
         }
-        [sent, retransmitted, lines].into_iter().for_each(|lines| page.add(lines));
+        [sent, retransmitted, lines]
+            .into_iter()
+            .for_each(|lines| page.add(lines));
         Outcome::of(complete)
     }
 }
@@ -114,22 +122,63 @@ mod tests {
 
     #[test]
     fn timeouts_are_read_anew_when_something_may_have_run_out() {
-        let counted = Segments { sent: 100, retransmitted: 5, failures: [1, 2, 3] };
+        let counted = Segments {
+            sent: 100,
+            retransmitted: 5,
+            failures: [1, 2, 3],
+        };
         let now = Instant::now();
         let namespace = Some(1);
         let labels = pod("a", 1).labels;
-        let read = Read { at: now, labels, namespace, segments: counted, timeouts: 4 };
+        let read = Read {
+            at: now,
+            labels,
+            namespace,
+            segments: counted,
+            timeouts: 4,
+        };
         let holds = |pod: &Network, segments: &Segments, later| {
             read.holds(pod, segments, now + Duration::from_secs(later))
         };
         assert!(holds(&pod("a", 1), &counted, 0));
-        assert!(holds(&pod("a", 1), &Segments { sent: 1000, ..counted }, 59));
+        assert!(holds(
+            &pod("a", 1),
+            &Segments {
+                sent: 1000,
+                ..counted
+            },
+            59
+        ));
         assert!(!holds(&pod("a", 1), &counted, 60));
-        assert!(!holds(&pod("a", 1), &Segments { retransmitted: 6, ..counted }, 0));
+        assert!(!holds(
+            &pod("a", 1),
+            &Segments {
+                retransmitted: 6,
+                ..counted
+            },
+            0
+        ));
         for failures in [[2, 2, 3], [1, 3, 3], [1, 2, 4]] {
-            assert!(!holds(&pod("a", 1), &Segments { failures, ..counted }, 0));
+            assert!(!holds(
+                &pod("a", 1),
+                &Segments {
+                    failures,
+                    ..counted
+                },
+                0
+            ));
         }
-        assert!(!holds(&pod("a", 1), &Segments { sent: 99, ..counted }, 0), "another namespace");
+        assert!(
+            !holds(
+                &pod("a", 1),
+                &Segments {
+                    sent: 99,
+                    ..counted
+                },
+                0
+            ),
+            "another namespace"
+        );
         assert!(!holds(&pod("a", 2), &counted, 0));
         assert!(!holds(&pod("b", 1), &counted, 0));
     }

@@ -12,8 +12,10 @@ use crate::host::proc::{Proc, Scheduled};
 use crate::host::taskstats::Taskstats;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let (mut threads, mut switches) =
-        (page.lines(&CONTAINER_THREADS), page.lines(&CONTAINER_CONTEXT_SWITCHES));
+    let (mut threads, mut switches) = (
+        page.lines(&CONTAINER_THREADS),
+        page.lines(&CONTAINER_CONTEXT_SWITCHES),
+    );
     let mut delay = page.lines(&CONTAINER_CPU_RUN_DELAY_SECONDS);
     let proc = &scrape.sources.proc;
     let unsupported = proc.no_run_delay();
@@ -38,19 +40,26 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         };
         // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
         let known = subject.threads.filter(|known| *known >= processes.len());
-        let known = known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
+        let known =
+            known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
         let began = |id: i32| if by_process { proc.began(id) } else { None };
         let total = board.add(subject.number, &seen, began);
         let waited = unsupported.is_none().then_some(total.run_delay);
         tasks.note_threads(subject.number, known, waited);
         threads.put(&subject.labels, known);
         switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
-        switches.put_with(&subject.labels, &[("kind", "involuntary")], total.involuntary);
+        switches.put_with(
+            &subject.labels,
+            &[("kind", "involuntary")],
+            total.involuntary,
+        );
         if unsupported.is_none() {
             delay.put(&subject.labels, Duration::from_nanos(total.run_delay));
         }
     }
-    [threads, switches, delay].into_iter().for_each(|lines| page.add(lines));
+    [threads, switches, delay]
+        .into_iter()
+        .for_each(|lines| page.add(lines));
     match unsupported.filter(|_| complete) {
         Some(reason) => Outcome::Unsupported(reason.to_owned()),
         None => Outcome::of(complete),
@@ -59,9 +68,18 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
 
 /// What was counted for each process, or for each thread where the kernel does not let us ask for processes; `None` where it
 /// does not say.
-fn count(proc: &Proc, taskstats: Option<&mut Taskstats>, processes: &[i32]) -> Option<Vec<(i32, Scheduled)>> {
+fn count(
+    proc: &Proc,
+    taskstats: Option<&mut Taskstats>,
+    processes: &[i32],
+) -> Option<Vec<(i32, Scheduled)>> {
     let Some(taskstats) = taskstats else {
-        return Some(processes.iter().flat_map(|pid| proc.threads(*pid)).collect());
+        return Some(
+            processes
+                .iter()
+                .flat_map(|pid| proc.threads(*pid))
+                .collect(),
+        );
     };
     let mut seen = Vec::with_capacity(processes.len());
     for pid in processes {

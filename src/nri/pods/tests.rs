@@ -1,5 +1,7 @@
 use super::*;
-use crate::nri::{LinuxContainer, LinuxNamespace, LinuxPodSandbox, LinuxResources, Signed, Unsigned};
+use crate::nri::{
+    LinuxContainer, LinuxNamespace, LinuxPodSandbox, LinuxResources, Signed, Unsigned,
+};
 use crate::pod::qos;
 
 fn sandbox(cgroup_parent: &str) -> PodSandbox {
@@ -18,7 +20,11 @@ fn sandbox(cgroup_parent: &str) -> PodSandbox {
 /// A container as the kubelet has it made: thousandths of CPUs asked for, thousandths and bytes capped; 0 for unset.
 fn container(name: &str, request: u64, limit: u64, memory: i64) -> Container {
     let shares = (request * 1024 / 1000).clamp(2, 262_144);
-    let quota = if limit == 0 { 0 } else { (limit * 100).max(1000) };
+    let quota = if limit == 0 {
+        0
+    } else {
+        (limit * 100).max(1000)
+    };
     given(name, shares, i64::try_from(quota).unwrap(), memory)
 }
 
@@ -29,19 +35,31 @@ fn given(name: &str, shares: u64, quota: i64, memory: i64) -> Container {
         period: Some(Unsigned { value: 100_000 }),
         ..LinuxCpu::default()
     };
-    let memory = LinuxMemory { limit: Some(Signed { value: memory }) };
-    let resources = LinuxResources { cpu: Some(cpu), memory: Some(memory), ..LinuxResources::default() };
+    let memory = LinuxMemory {
+        limit: Some(Signed { value: memory }),
+    };
+    let resources = LinuxResources {
+        cpu: Some(cpu),
+        memory: Some(memory),
+        ..LinuxResources::default()
+    };
     Container {
         id: format!("id-{name}"),
         name: name.to_owned(),
         pod_sandbox_id: "s".to_owned(),
-        linux: Some(LinuxContainer { resources: Some(resources), ..LinuxContainer::default() }),
+        linux: Some(LinuxContainer {
+            resources: Some(resources),
+            ..LinuxContainer::default()
+        }),
         ..Container::default()
     }
 }
 
 fn cpus(container: &pod::Container) -> (Option<u64>, Option<u64>) {
-    (container.resources.cpu_request, container.resources.cpu_limit)
+    (
+        container.resources.cpu_request,
+        container.resources.cpu_limit,
+    )
 }
 
 const GUARANTEED: &str = "/kubepods/pod8f0d6986-3554";
@@ -50,18 +68,46 @@ const BURSTABLE: &str = "/kubepods/burstable/pod8f0d6986-3554";
 #[test]
 fn both_drivers_name_the_class_and_the_uid() {
     let cases = [
-        ("/kubepods/pod8f0d6986-3554", Some(Qos::Guaranteed), Some("8f0d6986-3554")),
-        ("/kubepods/burstable/pod8f0d6986-3554", Some(Qos::Burstable), Some("8f0d6986-3554")),
-        ("kubepods/besteffort/pod1/", Some(Qos::BestEffort), Some("1")),
-        ("/kubelet/kubepods/burstable/pod1", Some(Qos::Burstable), Some("1")),
-        ("kubepods-pod8f0d6986_3554.slice", Some(Qos::Guaranteed), Some("8f0d6986-3554")),
-        ("kubepods-burstable-pod8f0d6986_3554.slice", Some(Qos::Burstable), Some("8f0d6986-3554")),
+        (
+            "/kubepods/pod8f0d6986-3554",
+            Some(Qos::Guaranteed),
+            Some("8f0d6986-3554"),
+        ),
+        (
+            "/kubepods/burstable/pod8f0d6986-3554",
+            Some(Qos::Burstable),
+            Some("8f0d6986-3554"),
+        ),
+        (
+            "kubepods/besteffort/pod1/",
+            Some(Qos::BestEffort),
+            Some("1"),
+        ),
+        (
+            "/kubelet/kubepods/burstable/pod1",
+            Some(Qos::Burstable),
+            Some("1"),
+        ),
+        (
+            "kubepods-pod8f0d6986_3554.slice",
+            Some(Qos::Guaranteed),
+            Some("8f0d6986-3554"),
+        ),
+        (
+            "kubepods-burstable-pod8f0d6986_3554.slice",
+            Some(Qos::Burstable),
+            Some("8f0d6986-3554"),
+        ),
         (
             "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice",
             Some(Qos::BestEffort),
             Some("1"),
         ),
-        ("kubelet-kubepods-podabc.slice", Some(Qos::Guaranteed), Some("abc")),
+        (
+            "kubelet-kubepods-podabc.slice",
+            Some(Qos::Guaranteed),
+            Some("abc"),
+        ),
         ("/k8s.io", None, None),
         ("system.slice", None, None),
         ("/kubepods/pod", None, None),
@@ -70,7 +116,11 @@ fn both_drivers_name_the_class_and_the_uid() {
         ("/machine/pod1", None, Some("1")),
     ];
     for (parent, class, uid) in cases {
-        assert_eq!((qos_class(parent), pod_uid(parent).as_deref()), (class, uid), "{parent}");
+        assert_eq!(
+            (qos_class(parent), pod_uid(parent).as_deref()),
+            (class, uid),
+            "{parent}"
+        );
     }
 }
 
@@ -93,7 +143,11 @@ fn every_request_and_limit_of_the_kubelet_comes_back() {
 fn periods_other_than_the_usual_one_come_back_too() {
     for period in [1000, 5000, 10_000, 99_999, 1_000_000] {
         for millis in [1000, 1500, 7999, 64_000] {
-            assert_eq!(limit(forward(millis, period).unwrap(), period), Some(millis), "{millis} of {period}");
+            assert_eq!(
+                limit(forward(millis, period).unwrap(), period),
+                Some(millis),
+                "{millis} of {period}"
+            );
         }
     }
     assert_eq!(limit(u64::MAX, 1), None);
@@ -124,23 +178,41 @@ fn only_what_the_kubelet_calls_guaranteed_is() {
     let alike = container("c", 2000, 2000, 1 << 30);
     for parent in [BURSTABLE, "/k8s.io", ""] {
         let got = pod(&sandbox(parent), [&alike]);
-        assert_eq!(cpus(&got.containers[0]), (Some(2000), Some(2000)), "{parent}");
+        assert_eq!(
+            cpus(&got.containers[0]),
+            (Some(2000), Some(2000)),
+            "{parent}"
+        );
         assert_eq!(got.containers[0].resources.memory_request, None);
         assert_eq!(qos(&got), Qos::Burstable, "{parent}");
     }
-    let nothing = pod(&sandbox("/kubepods/besteffort/pod1"), [&container("c", 0, 0, 0)]);
-    assert_eq!((qos(&nothing), nothing.qos_reported), (Qos::BestEffort, Some(Qos::BestEffort)));
+    let nothing = pod(
+        &sandbox("/kubepods/besteffort/pod1"),
+        [&container("c", 0, 0, 0)],
+    );
+    assert_eq!(
+        (qos(&nothing), nothing.qos_reported),
+        (Qos::BestEffort, Some(Qos::BestEffort))
+    );
     assert_eq!(nothing.containers[0].resources, Resources::default());
 }
 
 #[test]
 fn whoever_debugs_a_guaranteed_pod_does_not_change_it() {
     let app = container("c", 2000, 2000, 1 << 30);
-    let got = pod(&sandbox(GUARANTEED), [&app, &container("debugger", 0, 0, 0)]);
+    let got = pod(
+        &sandbox(GUARANTEED),
+        [&app, &container("debugger", 0, 0, 0)],
+    );
     assert_eq!(got.containers.len(), 1);
     assert_eq!(qos(&got), Qos::Guaranteed);
     // In any other class such a container is an ordinary one.
-    assert_eq!(pod(&sandbox(BURSTABLE), [&app, &container("plain", 0, 0, 0)]).containers.len(), 2);
+    assert_eq!(
+        pod(&sandbox(BURSTABLE), [&app, &container("plain", 0, 0, 0)])
+            .containers
+            .len(),
+        2
+    );
 }
 
 #[test]
@@ -153,7 +225,10 @@ fn the_stopped_the_strangers_and_the_older_are_left_out() {
     let mut stranger = container("stranger", 1000, 1000, 1);
     stranger.pod_sandbox_id = "other".to_owned();
     let nameless = container("", 1000, 1000, 1);
-    let got = pod(&sandbox(GUARANTEED), [&old, &new, &stopped, &stranger, &nameless]);
+    let got = pod(
+        &sandbox(GUARANTEED),
+        [&old, &new, &stopped, &stranger, &nameless],
+    );
     assert_eq!(got.containers.len(), 1);
     assert_eq!(got.containers[0].runtime_id.as_deref(), Some("new"));
 }
@@ -180,22 +255,38 @@ fn the_rest_of_a_pod() {
     sent.args = vec![text("sh"), text("-c")];
     sent.annotations = [(text("io.kubernetes.cri.image-name"), text("tf:2"))].into();
     assert_eq!(
-        (sent.variable("A"), sent.variable("EMPTY"), sent.variable("none")),
+        (
+            sent.variable("A"),
+            sent.variable("EMPTY"),
+            sent.variable("none")
+        ),
         (Some("3"), Some(""), None)
     );
     let got = pod(&sandbox, [&sent]);
     assert_eq!(got.to_string(), "default/ps-0");
-    assert_eq!(got.labels.clone().into_iter().collect::<Vec<_>>(), [(text("app"), text("ps"))]);
+    assert_eq!(
+        got.labels.clone().into_iter().collect::<Vec<_>>(),
+        [(text("app"), text("ps"))]
+    );
     let keys: Vec<&String> = got.annotations.keys().collect();
     assert_eq!(keys, ["pinfold.io/cpus"]);
     assert_eq!(got.cgroup_uid(), Some("8f0d6986-3554"));
     let app = &got.containers[0];
-    assert_eq!((app.image.as_str(), app.args.join(" ")), ("tf:2", text("sh -c")));
+    assert_eq!(
+        (app.image.as_str(), app.args.join(" ")),
+        ("tf:2", text("sh -c"))
+    );
     assert_eq!(app.env.get("A"), Some(&EnvSource::Value(text("3"))));
-    assert_eq!((app.env.len(), app.env_from, app.kind), (2, false, ContainerKind::App));
+    assert_eq!(
+        (app.env.len(), app.env_from, app.kind),
+        (2, false, ContainerKind::App)
+    );
 
     assert!(!got.host_network);
-    let of = |kind: &str| LinuxNamespace { kind: kind.to_owned(), path: String::new() };
+    let of = |kind: &str| LinuxNamespace {
+        kind: kind.to_owned(),
+        path: String::new(),
+    };
     let linux = sandbox.linux.as_mut().unwrap();
     linux.namespaces = vec![of("pid"), of("network")];
     assert!(!pod(&sandbox, []).host_network);
@@ -205,7 +296,16 @@ fn the_rest_of_a_pod() {
 
 #[test]
 fn an_event_that_tells_next_to_nothing_is_taken() {
-    let got = pod(&PodSandbox::default(), [&Container { name: "c".to_owned(), ..Container::default() }]);
-    assert_eq!((got.uid, got.qos_reported, got.containers.len()), (None, None, 1));
+    let got = pod(
+        &PodSandbox::default(),
+        [&Container {
+            name: "c".to_owned(),
+            ..Container::default()
+        }],
+    );
+    assert_eq!(
+        (got.uid, got.qos_reported, got.containers.len()),
+        (None, None, 1)
+    );
     assert_eq!(got.containers[0].resources, Resources::default());
 }

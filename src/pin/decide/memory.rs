@@ -13,25 +13,50 @@ type Claims = BTreeMap<String, BTreeMap<String, CpuSet>>;
 ///
 /// Whoever is bound already is served first, so that nobody loses his place to one who comes later. A machine that
 /// doesn't tell its NUMA nodes' memory, or a container without a limit, binds nothing.
-pub(super) fn follow(asked: &[Asked<'_>], claims: &Claims, ledger: &Ledger, topology: &Topology) -> Claims {
-    let mut room: BTreeMap<u32, u64> =
-        topology.numa.iter().filter_map(|numa| Some((numa.id, numa.memory_bytes?))).collect();
+pub(super) fn follow(
+    asked: &[Asked<'_>],
+    claims: &Claims,
+    ledger: &Ledger,
+    topology: &Topology,
+) -> Claims {
+    let mut room: BTreeMap<u32, u64> = topology
+        .numa
+        .iter()
+        .filter_map(|numa| Some((numa.id, numa.memory_bytes?)))
+        .collect();
     let mut found = Claims::new();
     if room.len() < 2 {
         return found;
     }
-    let bound = |key: &str, name: &str| ledger.memory.get(key).is_some_and(|bound| bound.contains_key(name));
+    let bound = |key: &str, name: &str| {
+        ledger
+            .memory
+            .get(key)
+            .is_some_and(|bound| bound.contains_key(name))
+    };
     for first in [true, false] {
-        for pod in asked.iter().filter(|pod| pod.wishes.memory == Memory::Follow) {
+        for pod in asked
+            .iter()
+            .filter(|pod| pod.wishes.memory == Memory::Follow)
+        {
             for container in &pod.pod.containers {
-                let claim = claims.get(&pod.key).and_then(|claims| claims.get(&container.name));
-                let (Some(claim), Some(limit)) = (claim, container.resources.memory_limit) else { continue };
+                let claim = claims
+                    .get(&pod.key)
+                    .and_then(|claims| claims.get(&container.name));
+                let (Some(claim), Some(limit)) = (claim, container.resources.memory_limit) else {
+                    continue;
+                };
                 if bound(&pod.key, &container.name) != first {
                     continue;
                 }
-                let Some(numa) = topology.numa_of(claim) else { continue };
+                let Some(numa) = topology.numa_of(claim) else {
+                    continue;
+                };
                 if take(&mut room, &numa, limit) {
-                    found.entry(pod.key.clone()).or_default().insert(container.name.clone(), numa);
+                    found
+                        .entry(pod.key.clone())
+                        .or_default()
+                        .insert(container.name.clone(), numa);
                 }
             }
         }
@@ -41,8 +66,13 @@ pub(super) fn follow(asked: &[Asked<'_>], claims: &Claims, ledger: &Ledger, topo
 
 /// Takes bytes from NUMA nodes together, the same from each as far as they have it; takes nothing if there are too few.
 fn take(room: &mut BTreeMap<u32, u64>, numa: &CpuSet, bytes: u64) -> bool {
-    let mut free: Vec<(u32, u64)> = numa.iter().map(|id| (id, room.get(&id).copied().unwrap_or(0))).collect();
-    let total = free.iter().fold(0_u64, |sum, (_, free)| sum.saturating_add(*free));
+    let mut free: Vec<(u32, u64)> = numa
+        .iter()
+        .map(|id| (id, room.get(&id).copied().unwrap_or(0)))
+        .collect();
+    let total = free
+        .iter()
+        .fold(0_u64, |sum, (_, free)| sum.saturating_add(*free));
     if total < bytes {
         return false;
     }
@@ -70,7 +100,11 @@ mod tests {
         assert!(take(&mut room, &both, 80));
         assert_eq!(room, BTreeMap::from([(0, 50), (1, 0)]));
         assert!(!take(&mut room, &both, 51));
-        assert_eq!(room, BTreeMap::from([(0, 50), (1, 0)]), "nothing is taken in vain");
+        assert_eq!(
+            room,
+            BTreeMap::from([(0, 50), (1, 0)]),
+            "nothing is taken in vain"
+        );
         assert!(take(&mut room, &both, 50));
     }
 }

@@ -36,7 +36,10 @@ impl<'a> Placing<'a> {
         Self {
             inputs,
             asked,
-            barred: inputs.reserved.union(&ledger.barred).union(&ledger.exclusive()),
+            barred: inputs
+                .reserved
+                .union(&ledger.barred)
+                .union(&ledger.exclusive()),
             claims: ledger.claims.clone(),
             notes: BTreeMap::new(),
             moves: Vec::new(),
@@ -69,7 +72,10 @@ impl<'a> Placing<'a> {
         }
         let own = usable(mine);
         let cores = own.iter().map(|cpu| self.inputs.topology.core_of(cpu));
-        cores.fold(CpuSet::new(), |all, core| all.union(&core)).difference(&own).intersection(from)
+        cores
+            .fold(CpuSet::new(), |all, core| all.union(&core))
+            .difference(&own)
+            .intersection(from)
     }
 
     /// Keeps what a pod's containers are still owed, and takes back what they are not.
@@ -83,15 +89,25 @@ impl<'a> Placing<'a> {
         }
         let idle = mine.remove(IDLE).unwrap_or_default();
         mine.retain(|name, cpus| {
-            let Some(wanted) = pod.wanted(name) else { return false };
+            let Some(wanted) = pod.wanted(name) else {
+                return false;
+            };
             if wanted < cpus.len() {
                 // Whole cores may not come out even: some CPUs of its own are then as good as others.
                 let request = pod.wishes.request(wanted, &near);
                 let rest = self.inputs.placer.place_as(cpus, &request);
                 // It has them already: that it lies on too many NUMA nodes is no reason to forget its other wishes.
-                let anywhere = Request { fewest_numa: false, ..request };
+                let anywhere = Request {
+                    fewest_numa: false,
+                    ..request
+                };
                 let rest = rest.or_else(|_| self.inputs.placer.place_as(cpus, &anywhere));
-                let rest = rest.or_else(|_| self.inputs.placer.place(cpus, wanted).map_err(Refusal::from));
+                let rest = rest.or_else(|_| {
+                    self.inputs
+                        .placer
+                        .place(cpus, wanted)
+                        .map_err(Refusal::from)
+                });
                 if let Ok(rest) = rest {
                     *cpus = rest.cpus;
                 }
@@ -111,7 +127,12 @@ impl<'a> Placing<'a> {
         let has = |name: &str| mine.get(name).map_or(0, CpuSet::len);
         let missing: Vec<(&str, usize)> = pod
             .owed()
-            .map(|(container, cpus)| (container.name.as_str(), cpus.saturating_sub(has(&container.name))))
+            .map(|(container, cpus)| {
+                (
+                    container.name.as_str(),
+                    cpus.saturating_sub(has(&container.name)),
+                )
+            })
             .filter(|(_, cpus)| *cpus > 0)
             .collect();
         if missing.is_empty() {
@@ -119,7 +140,10 @@ impl<'a> Placing<'a> {
         }
         if let Some(note) = self.inputs.suspended.or_else(|| self.absent(pod)) {
             for (name, _) in missing {
-                let note = Note { text: note.to_owned(), refused: false };
+                let note = Note {
+                    text: note.to_owned(),
+                    refused: false,
+                };
                 self.notes.insert((pod.index, name.to_owned()), note);
             }
             return;
@@ -129,24 +153,42 @@ impl<'a> Placing<'a> {
         if mine.is_empty() && self.make_room(&pod.wishes.request(total, &near)) {
             for (name, _) in missing {
                 let text = "gets its CPUs when others have moved away".to_owned();
-                self.notes.insert((pod.index, name.to_owned()), Note { text, refused: false });
+                self.notes.insert(
+                    (pod.index, name.to_owned()),
+                    Note {
+                        text,
+                        refused: false,
+                    },
+                );
             }
             return;
         }
         // Placed together first and then divided: siblings on a core are pod mates rather than strangers.
-        let mut together = self.place(&pod.wishes.request(total, &near)).map(|placement| placement.cpus).ok();
+        let mut together = self
+            .place(&pod.wishes.request(total, &near))
+            .map(|placement| placement.cpus)
+            .ok();
         for (name, cpus) in missing {
             let request = pod.wishes.request(cpus, &near);
-            let own = self.claims.get(&pod.key).and_then(|mine| mine.get(name)).cloned().unwrap_or_default();
+            let own = self
+                .claims
+                .get(&pod.key)
+                .and_then(|mine| mine.get(name))
+                .cloned()
+                .unwrap_or_default();
             let placed = match &together {
                 _ if !own.is_empty() => self.place_beside(&own, &request),
-                Some(set) => self.inputs.placer.place_as(set, &request).or_else(|_| self.place(&request)),
+                Some(set) => self
+                    .inputs
+                    .placer
+                    .place_as(set, &request)
+                    .or_else(|_| self.place(&request)),
                 None => self.place(&request),
             };
             match placed {
                 Ok(placement) => {
-                    together =
-                        together.map(|set| set.difference(&placement.cpus).difference(&placement.idle));
+                    together = together
+                        .map(|set| set.difference(&placement.cpus).difference(&placement.idle));
                     let mine = self.claims.entry(pod.key.clone()).or_default();
                     let claim = mine.entry(name.to_owned()).or_default();
                     *claim = claim.union(&placement.cpus);
@@ -156,10 +198,19 @@ impl<'a> Placing<'a> {
                     let text = match own.len() {
                         0 => format!("stays in the shared pool: {error}"),
                         some => {
-                            format!("keeps the {} that it has, and gets no more: {error}", cpu_count(some))
+                            format!(
+                                "keeps the {} that it has, and gets no more: {error}",
+                                cpu_count(some)
+                            )
                         }
                     };
-                    self.notes.insert((pod.index, name.to_owned()), Note { text, refused: true });
+                    self.notes.insert(
+                        (pod.index, name.to_owned()),
+                        Note {
+                            text,
+                            refused: true,
+                        },
+                    );
                 }
             }
         }
@@ -167,7 +218,9 @@ impl<'a> Placing<'a> {
 
     fn add_idle(&mut self, pod: &Asked<'_>) {
         let free = self.free();
-        let Some(mine) = self.claims.get(&pod.key) else { return };
+        let Some(mine) = self.claims.get(&pod.key) else {
+            return;
+        };
         let idle = self.idle(pod, mine, &free);
         if let Some(mine) = self.claims.get_mut(&pod.key).filter(|_| !idle.is_empty()) {
             let had = mine.entry(IDLE.to_owned()).or_default();
@@ -178,7 +231,9 @@ impl<'a> Placing<'a> {
     /// Why a pod can't be given anything yet.
     fn absent(&self, pod: &Asked<'_>) -> Option<&'static str> {
         match (self.inputs.here?, pod.pod.cgroup_uid()) {
-            (_, None) => Some("stays in the shared pool: its cgroup can't be found without metadata.uid"),
+            (_, None) => {
+                Some("stays in the shared pool: its cgroup can't be found without metadata.uid")
+            }
             (here, Some(uid)) if !here.contains(uid) => {
                 Some("gets its CPUs when its first container is there")
             }
@@ -195,11 +250,21 @@ impl<'a> Placing<'a> {
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
         let topology = self.inputs.topology;
         let free = self.free();
-        let llcs = topology.llcs().into_iter().filter(|llc| !llc.is_disjoint(own));
-        let numa = topology.numa.iter().map(|numa| numa.cpus.clone()).filter(|numa| !numa.is_disjoint(own));
+        let llcs = topology
+            .llcs()
+            .into_iter()
+            .filter(|llc| !llc.is_disjoint(own));
+        let numa = topology
+            .numa
+            .iter()
+            .map(|numa| numa.cpus.clone())
+            .filter(|numa| !numa.is_disjoint(own));
         let whole = |sets: Vec<CpuSet>| sets.iter().fold(CpuSet::new(), |all, set| all.union(set));
         for around in [whole(llcs.collect()), whole(numa.collect())] {
-            if let Ok(placement) = self.inputs.placer.place_beside(&free.intersection(&around), own, request)
+            if let Ok(placement) =
+                self.inputs
+                    .placer
+                    .place_beside(&free.intersection(&around), own, request)
             {
                 return Ok(placement);
             }
@@ -230,18 +295,29 @@ impl<'a> Placing<'a> {
                 let movable = pod
                     .filter(|pod| pod.wishes.movable)
                     .map(|pod| pod.wishes.request(cpus.len(), &self.near(pod)));
-                owners.push(Owner { cpus: cpus.clone(), idle, movable });
+                owners.push(Owner {
+                    cpus: cpus.clone(),
+                    idle,
+                    movable,
+                });
                 names.push((key.clone(), name.clone()));
             }
         }
-        let Some(repacking) = self.inputs.placer.repack(&self.free(), &owners, request, left) else {
+        let Some(repacking) = self
+            .inputs
+            .placer
+            .repack(&self.free(), &owners, request, left)
+        else {
             return false;
         };
         for step in repacking.moves {
-            let (Some((key, name)), Some(owner)) = (names.get(step.owner), owners.get(step.owner)) else {
+            let (Some((key, name)), Some(owner)) = (names.get(step.owner), owners.get(step.owner))
+            else {
                 continue;
             };
-            let Some(pod) = self.asked.iter().find(|pod| pod.key == *key) else { continue };
+            let Some(pod) = self.asked.iter().find(|pod| pod.key == *key) else {
+                continue;
+            };
             if let Some(claims) = self.claims.get_mut(key) {
                 claims.insert(name.clone(), step.to.cpus.clone());
                 if let Some(idle) = claims.remove(IDLE) {

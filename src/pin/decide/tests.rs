@@ -35,7 +35,11 @@ fn pod(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
         namespace: "train".to_owned(),
         name: uid.to_owned(),
         uid: Some(uid.into()),
-        labels: [("training.kubeflow.org/replica-type".to_owned(), "worker".to_owned())].into(),
+        labels: [(
+            "training.kubeflow.org/replica-type".to_owned(),
+            "worker".to_owned(),
+        )]
+        .into(),
         containers: containers.iter().map(container).collect(),
         ..Pod::default()
     }
@@ -78,8 +82,12 @@ fn ledger(claims: &[(&str, &str, &str)]) -> Ledger {
 }
 
 fn cpus(decisions: &Decisions) -> Vec<String> {
-    let list =
-        |decision: &Decision| decision.cpus.as_ref().map_or_else(|| "shared".to_owned(), CpuSet::to_string);
+    let list = |decision: &Decision| {
+        decision
+            .cpus
+            .as_ref()
+            .map_or_else(|| "shared".to_owned(), CpuSet::to_string)
+    };
     decisions.containers.iter().map(list).collect()
 }
 
@@ -88,16 +96,31 @@ fn the_reserved_core_is_kept_and_the_rest_is_dealt() {
     let decisions = decided(&[app("a", 8), app("b", 6), app("c", 1)], &Ledger::default());
     assert_eq!(cpus(&decisions), ["8-15", "2-7", "shared"]);
     assert_eq!(decisions.desired.shared(), set("0-1"));
-    assert!(decisions.containers[2].note.as_deref().unwrap().contains("1 wanted, 0 free"));
+    assert!(
+        decisions.containers[2]
+            .note
+            .as_deref()
+            .unwrap()
+            .contains("1 wanted, 0 free")
+    );
     assert_eq!(decisions.desired.whole, ["a", "b"]);
 }
 
 #[test]
 fn what_runs_stays_wherever_it_is() {
     // Spread as no placement would have it, on a reserved CPU even: moving it would be worse.
-    let decisions = decided(&[app("b", 2), app("a", 3)], &ledger(&[("a", "main", "0,5,9")]));
+    let decisions = decided(
+        &[app("b", 2), app("a", 3)],
+        &ledger(&[("a", "main", "0,5,9")]),
+    );
     assert_eq!(cpus(&decisions)[1], "0,5,9");
-    assert!(decisions.containers[0].cpus.as_ref().unwrap().is_disjoint(&set("0-1,5,9")));
+    assert!(
+        decisions.containers[0]
+            .cpus
+            .as_ref()
+            .unwrap()
+            .is_disjoint(&set("0-1,5,9"))
+    );
 }
 
 #[test]
@@ -110,20 +133,32 @@ fn a_stranger_keeps_its_claim() {
 #[test]
 fn a_claim_that_is_owed_no_more_is_dropped() {
     let mut shared = app("a", 6);
-    shared.annotations.insert(pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
+    shared
+        .annotations
+        .insert(pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
     let pods = [shared, app("b", 10)];
     let decisions = decided(&pods, &ledger(&[("a", "main", "8-13")]));
     assert!(!decisions.desired.claims.contains_key("a"));
     // Its CPUs are another's only once they are nobody's.
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
-    assert_eq!(cpus(&decided(&pods, &Ledger::default()))[1].parse::<CpuSet>().unwrap().len(), 10);
+    assert_eq!(
+        cpus(&decided(&pods, &Ledger::default()))[1]
+            .parse::<CpuSet>()
+            .unwrap()
+            .len(),
+        10
+    );
 }
 
 #[test]
 fn a_claim_grows_and_shrinks_where_it_is() {
     let held = ledger(&[("a", "main", "8-11")]);
     let grown = decided(&[app("a", 6)], &held);
-    assert!(set("8-11").is_subset(grown.containers[0].cpus.as_ref().unwrap()), "{:?}", cpus(&grown));
+    assert!(
+        set("8-11").is_subset(grown.containers[0].cpus.as_ref().unwrap()),
+        "{:?}",
+        cpus(&grown)
+    );
     assert_eq!(grown.containers[0].cpus.as_ref().unwrap().len(), 6);
     let shrunk = decided(&[app("a", 2)], &held);
     assert_eq!(cpus(&shrunk), ["8-9"]);
@@ -131,7 +166,13 @@ fn a_claim_grows_and_shrinks_where_it_is() {
 
 #[test]
 fn pod_mates_share_a_core_rather_than_two_with_strangers() {
-    let pair = pod("a", &[("one", ContainerKind::App, 1000), ("two", ContainerKind::App, 1000)]);
+    let pair = pod(
+        "a",
+        &[
+            ("one", ContainerKind::App, 1000),
+            ("two", ContainerKind::App, 1000),
+        ],
+    );
     assert_eq!(cpus(&decided(&[pair], &Ledger::default())), ["2", "3"]);
 }
 
@@ -155,7 +196,13 @@ fn init_containers_run_inside_and_sidecars_count() {
 
 #[test]
 fn a_pod_that_fits_in_part_gets_a_part() {
-    let two = pod("a", &[("big", ContainerKind::App, 12_000), ("small", ContainerKind::App, 4000)]);
+    let two = pod(
+        "a",
+        &[
+            ("big", ContainerKind::App, 12_000),
+            ("small", ContainerKind::App, 4000),
+        ],
+    );
     let decisions = decided(&[two], &Ledger::default());
     assert_eq!(decisions.containers[0].cpus.as_ref().unwrap().len(), 12);
     assert_eq!(decisions.containers[1].cpus, None);
@@ -168,7 +215,13 @@ fn a_pod_whose_cgroup_cannot_be_found_takes_nothing() {
     nameless.uid = None;
     let decisions = decided(&[nameless], &Ledger::default());
     assert_eq!(cpus(&decisions), ["shared"]);
-    assert!(decisions.containers[0].note.as_deref().unwrap().contains("metadata.uid"));
+    assert!(
+        decisions.containers[0]
+            .note
+            .as_deref()
+            .unwrap()
+            .contains("metadata.uid")
+    );
     assert_eq!(decisions.desired.shared(), machine().online);
 }
 
@@ -176,14 +229,24 @@ fn a_pod_whose_cgroup_cannot_be_found_takes_nothing() {
 fn a_pod_that_is_not_here_yet_takes_nothing() {
     let decisions = decided(&[app("later", 8), app("a", 8)], &Ledger::default());
     assert_eq!(cpus(&decisions), ["shared", "8-15"]);
-    assert!(decisions.containers[0].note.as_deref().unwrap().contains("when its first container is there"));
+    assert!(
+        decisions.containers[0]
+            .note
+            .as_deref()
+            .unwrap()
+            .contains("when its first container is there")
+    );
 }
 
 /// Two NUMA nodes have 6 and 4 free CPUs, others the rest.
 fn fewest(containers: &[(&str, ContainerKind, u64)], more: &[(&str, &str, &str)]) -> Decisions {
     let mut pod = pod("a", containers);
-    pod.annotations.insert("pinfold.io/numa".to_owned(), "fewest".to_owned());
-    decided(&[pod], &ledger(&[&[("gone", "main", "8-11")], more].concat()))
+    pod.annotations
+        .insert("pinfold.io/numa".to_owned(), "fewest".to_owned());
+    decided(
+        &[pod],
+        &ledger(&[&[("gone", "main", "8-11")], more].concat()),
+    )
 }
 
 #[test]
@@ -195,29 +258,69 @@ fn who_wants_the_fewest_numa_nodes_shares_rather_than_being_split() {
     let note = "stays in the shared pool: 7 CPUs need 1 NUMA node, \
                 and no NUMA node has more than 6 free CPUs: 6 on 0, 4 on 1";
     assert_eq!(refused.containers[0].note.as_deref(), Some(note));
-    assert_eq!(cpus(&one(10)), ["2-7,12-15"], "nobody has 10 CPUs on one NUMA node");
+    assert_eq!(
+        cpus(&one(10)),
+        ["2-7,12-15"],
+        "nobody has 10 CPUs on one NUMA node"
+    );
     // Without the wish it is split.
-    assert_eq!(cpus(&decided(&[app("a", 7)], &ledger(&[("gone", "main", "8-11")]))), ["2-7,12"]);
+    assert_eq!(
+        cpus(&decided(
+            &[app("a", 7)],
+            &ledger(&[("gone", "main", "8-11")])
+        )),
+        ["2-7,12"]
+    );
 }
 
 #[test]
 fn growth_counts_with_what_is_there() {
-    let grown = |to: u64| fewest(&[("main", ContainerKind::App, to * 1000)], &[("a", "main", "4-7")]);
+    let grown = |to: u64| {
+        fewest(
+            &[("main", ContainerKind::App, to * 1000)],
+            &[("a", "main", "4-7")],
+        )
+    };
     assert_eq!(cpus(&grown(6)), ["2-7"]);
     let refused = grown(8);
     assert_eq!(cpus(&refused), ["4-7"]);
     let note = refused.containers[0].note.as_deref().unwrap();
-    assert!(note.starts_with("keeps the 4 CPUs that it has") && note.contains("more than 2 free"), "{note}");
-    assert_eq!(cpus(&grown(9))[0].parse::<CpuSet>().unwrap().len(), 9, "nobody has 9 on one NUMA node");
-    assert_eq!(cpus(&fewest(&[("main", ContainerKind::App, 2000)], &[("a", "main", "6-7,12-13")])), ["6-7"]);
+    assert!(
+        note.starts_with("keeps the 4 CPUs that it has") && note.contains("more than 2 free"),
+        "{note}"
+    );
+    assert_eq!(
+        cpus(&grown(9))[0].parse::<CpuSet>().unwrap().len(),
+        9,
+        "nobody has 9 on one NUMA node"
+    );
+    assert_eq!(
+        cpus(&fewest(
+            &[("main", ContainerKind::App, 2000)],
+            &[("a", "main", "6-7,12-13")]
+        )),
+        ["6-7"]
+    );
     // Split already, as it was before it had the wish: it gives back as it would without, and gets no more.
     assert_eq!(
-        cpus(&fewest(&[("main", ContainerKind::App, 3000)], &[("a", "main", "6-7,12-13")])),
+        cpus(&fewest(
+            &[("main", ContainerKind::App, 3000)],
+            &[("a", "main", "6-7,12-13")]
+        )),
         ["6-7,12"]
     );
-    let stuck = fewest(&[("main", ContainerKind::App, 6000)], &[("a", "main", "6-7,12-13")]);
+    let stuck = fewest(
+        &[("main", ContainerKind::App, 6000)],
+        &[("a", "main", "6-7,12-13")],
+    );
     assert_eq!(cpus(&stuck), ["6-7,12-13"]);
-    assert!(stuck.containers[0].note.as_deref().unwrap().contains("the 4 that it has are on 2"));
+    assert!(
+        stuck.containers[0]
+            .note
+            .as_deref()
+            .unwrap()
+            .contains("the 4 that it has are on 2")
+    );
 }
 
 #[test]
@@ -226,9 +329,21 @@ fn notes_of_one_cpu_are_in_the_singular() {
     let others = [("gone", "main", "4-15"), ("a", "main", "2")];
     let grown = decided(&[app("a", 3)], &ledger(&others));
     let note = grown.containers[0].note.as_deref().unwrap();
-    assert!(note.starts_with("keeps the 1 CPU that it has, and gets no more: "), "{note}");
-    let whole = |wanted: usize| Refusal::NotWholeCores { wanted, less: 0, more: 2 }.to_string();
-    assert!(whole(1).starts_with("1 CPU is no sum of") && whole(3).starts_with("3 CPUs are no sum of"));
+    assert!(
+        note.starts_with("keeps the 1 CPU that it has, and gets no more: "),
+        "{note}"
+    );
+    let whole = |wanted: usize| {
+        Refusal::NotWholeCores {
+            wanted,
+            less: 0,
+            more: 2,
+        }
+        .to_string()
+    };
+    assert!(
+        whole(1).starts_with("1 CPU is no sum of") && whole(3).starts_with("3 CPUs are no sum of")
+    );
 }
 
 #[test]
@@ -242,7 +357,13 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
     assert_eq!(cpus(&pair(4, 4)), ["12-15", "2-5"]);
     let one_stays = pair(5, 5);
     assert_eq!(cpus(&one_stays), ["2-6", "shared"]);
-    assert!(one_stays.containers[1].note.as_deref().unwrap().contains("no NUMA node has more than 4"));
+    assert!(
+        one_stays.containers[1]
+            .note
+            .as_deref()
+            .unwrap()
+            .contains("no NUMA node has more than 4")
+    );
 }
 
 #[test]
@@ -254,10 +375,24 @@ fn default_reserved_cpus_are_a_core_that_nobody_owns() {
     assert_eq!(reserved(""), core(0).to_string());
     assert_eq!(reserved(&core(0).to_string()), core(1).to_string());
     let half = core(0).first().unwrap().to_string();
-    assert_eq!(reserved(&half), core(1).to_string(), "a whole core before a part of a lower one");
-    let rest = topology.online.difference(&core(1)).union(&set(&core(1).first().unwrap().to_string()));
-    assert_eq!(reserved(&rest.to_string()), core(1).iter().last().unwrap().to_string());
-    assert_eq!(reserved(&topology.online.to_string()), "", "every CPU is owned");
+    assert_eq!(
+        reserved(&half),
+        core(1).to_string(),
+        "a whole core before a part of a lower one"
+    );
+    let rest = topology
+        .online
+        .difference(&core(1))
+        .union(&set(&core(1).first().unwrap().to_string()));
+    assert_eq!(
+        reserved(&rest.to_string()),
+        core(1).iter().last().unwrap().to_string()
+    );
+    assert_eq!(
+        reserved(&topology.online.to_string()),
+        "",
+        "every CPU is owned"
+    );
 }
 
 #[test]
@@ -282,8 +417,11 @@ fn the_last_shared_cpu_is_never_assigned() {
         here: Some(&here),
     };
     let decisions = decide(&inputs, &Ledger::default());
-    let owned: Vec<usize> =
-        decisions.containers.iter().map(|one| one.cpus.as_ref().map_or(0, CpuSet::len)).collect();
+    let owned: Vec<usize> = decisions
+        .containers
+        .iter()
+        .map(|one| one.cpus.as_ref().map_or(0, CpuSet::len))
+        .collect();
     assert_eq!(owned, [topology.online.len() - 1, 0]);
     assert_eq!(decisions.desired.shared().len(), 1);
 }

@@ -39,7 +39,11 @@ impl Machine {
         for &(one, length) in &self.cpus[cpu] {
             let end = now + length;
             if one == who && now < at {
-                let cut = if ticks && end > at { (at - at % self.tick).max(now) } else { at.min(end) };
+                let cut = if ticks && end > at {
+                    (at - at % self.tick).max(now)
+                } else {
+                    at.min(end)
+                };
                 sum += cut - now;
             }
             now = end;
@@ -48,7 +52,9 @@ impl Machine {
     }
 
     fn on_all(&self, at: u64, who: Who, ticks: bool) -> u64 {
-        (0..self.cpus.len()).map(|cpu| self.time(cpu, at, who, ticks)).sum()
+        (0..self.cpus.len())
+            .map(|cpu| self.time(cpu, at, who, ticks))
+            .sum()
     }
 
     /// Idle time as the tick samples it: a whole tick whenever it finds the CPU idle.
@@ -126,7 +132,9 @@ impl Machine {
             from: Duration::from_nanos(from),
             to: Duration::from_nanos(to),
             clocks: clocks.collect(),
-            all: self.per_cpu.then(|| (0..self.cpus.len()).map(all).collect()),
+            all: self
+                .per_cpu
+                .then(|| (0..self.cpus.len()).map(all).collect()),
             interrupts_apart: false,
         }
     }
@@ -136,8 +144,14 @@ impl Machine {
             let own = (0..self.cpus.len()).map(|cpu| self.time(cpu, at, Who::Owner, true));
             return Usage::PerCpu(own.map(Duration::from_nanos).collect());
         }
-        let stolen = if self.stolen_is_the_owners { self.on_all(at, Who::Stolen, true) } else { 0 };
-        Usage::Total(Duration::from_nanos(self.on_all(at, Who::Owner, true) + stolen))
+        let stolen = if self.stolen_is_the_owners {
+            self.on_all(at, Who::Stolen, true)
+        } else {
+            0
+        };
+        Usage::Total(Duration::from_nanos(
+            self.on_all(at, Who::Owner, true) + stolen,
+        ))
     }
 
     fn cpu_set(&self) -> CpuSet {
@@ -161,16 +175,24 @@ fn machine() -> impl Strategy<Value = Machine> {
     let cpus = proptest::collection::vec(cpu, 1..4);
     let ticks = prop_oneof![Just(MS), Just(4 * MS), Just(10 * MS)];
     let known = prop_oneof![Just(0), 0..1000 * MS];
-    (cpus, ticks, any::<bool>(), any::<bool>(), known, any::<bool>()).prop_map(
-        |(cpus, tick, stolen_is_the_owners, sampled, turns_known, per_cpu)| Machine {
-            cpus,
-            tick,
-            stolen_is_the_owners,
-            sampled,
-            turns_known,
-            per_cpu,
-        },
+    (
+        cpus,
+        ticks,
+        any::<bool>(),
+        any::<bool>(),
+        known,
+        any::<bool>(),
     )
+        .prop_map(
+            |(cpus, tick, stolen_is_the_owners, sampled, turns_known, per_cpu)| Machine {
+                cpus,
+                tick,
+                stolen_is_the_owners,
+                sampled,
+                turns_known,
+                per_cpu,
+            },
+        )
 }
 
 proptest! {
@@ -208,7 +230,11 @@ proptest! {
 
 /// A look at one CPU.
 fn look(ms: u64, idle: u64) -> Look {
-    let clock = Clock { idle: Duration::from_millis(idle), lag: TICK, ..Clock::default() };
+    let clock = Clock {
+        idle: Duration::from_millis(idle),
+        lag: TICK,
+        ..Clock::default()
+    };
     Look {
         from: Duration::from_millis(ms),
         to: Duration::from_millis(ms),
@@ -244,11 +270,20 @@ fn time_between_two_sets_is_left_out() {
     note("1", 0, 0, 0);
     // The owner was elsewhere, and this CPU is not in the looks.
     let said = note("1", 1000, 0, 0);
-    assert!((said.seconds - 1.0).abs() <= said.error_seconds + 1e-9, "{said:?}");
+    assert!(
+        (said.seconds - 1.0).abs() <= said.error_seconds + 1e-9,
+        "{said:?}"
+    );
     assert_eq!(note("2", 5000, 0, 0), said);
-    assert_eq!(note("1", 9000, 0, 0), said, "the first reading of a tenure says nothing yet");
+    assert_eq!(
+        note("1", 9000, 0, 0),
+        said,
+        "the first reading of a tenure says nothing yet"
+    );
     let later = note("1", 10_000, 0, 1000);
-    assert!((later.seconds - said.seconds).abs() < 0.04 && later.error_seconds > said.error_seconds);
+    assert!(
+        (later.seconds - said.seconds).abs() < 0.04 && later.error_seconds > said.error_seconds
+    );
     // A container of the same name whose usage starts at zero is another.
     assert_eq!(note("1", 20_000, 0, 5), later);
 }
@@ -284,7 +319,8 @@ fn what_is_not_noted_is_forgotten() {
 fn every_source_of_error_counts_at_its_worst() {
     let mut times = ForeignTimes::default();
     let cpus = "1".parse().unwrap();
-    let mut note = |ms, idle, used| times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle));
+    let mut note =
+        |ms, idle, used| times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle));
     note(0, 0, 0);
     // Two idle times of just under 10 ms are not shown, nor is the owner's last tick: nothing of this was foreign.
     let said = note(130, 0, 100);

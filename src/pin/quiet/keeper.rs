@@ -68,7 +68,11 @@ pub struct Keeper {
 impl Keeper {
     /// A keeper of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(root: &Path) -> Self {
-        Self { knobs: Knobs::new(root), refused: BTreeMap::new(), irqbalance: false }
+        Self {
+            knobs: Knobs::new(root),
+            refused: BTreeMap::new(),
+            irqbalance: false,
+        }
     }
 
     /// One that knows systemd's slices too, if systemd owns the cgroups; those that hold pods are not its business.
@@ -93,7 +97,10 @@ impl Keeper {
     pub fn turn(&mut self, situation: &Situation<'_>, cgroups: &Cgroups, path: &str) -> Report {
         let mut report = Report::default();
         if let Err(reason) = self.try_turn(&mut report, situation, cgroups, path) {
-            report.failed.push(Failed { reason, what: Vec::new() });
+            report.failed.push(Failed {
+                reason,
+                what: Vec::new(),
+            });
         }
         let exclusive = situation.exclusive;
         let meddles = self.irqbalance && situation.options.irqs && !exclusive.is_empty();
@@ -115,7 +122,8 @@ impl Keeper {
             Err(error) => return Err(chain(&error)),
         };
         let note = Note::parse(text.as_deref()).map_err(|error| chain(&error))?;
-        self.refused.retain(|irq, name| self.knobs.irq_name(*irq) == *name);
+        self.refused
+            .retain(|irq, name| self.knobs.irq_name(*irq) == *name);
         let refused = self.refused.keys().copied().map(Knob::Irq).collect();
         let kinds = situation.kinds(&note);
         if kinds.is_empty() {
@@ -147,8 +155,13 @@ impl Keeper {
         if situation.options.irqs {
             report.managed = self.managed(&seen.values, situation.exclusive);
         }
-        let turned = plan.writes.iter().find(|write| write.knob == Knob::Workqueues);
-        let turned = turned.filter(|write| !failures.contains(&write.knob)).map(|write| &write.cpus);
+        let turned = plan
+            .writes
+            .iter()
+            .find(|write| write.knob == Knob::Workqueues);
+        let turned = turned
+            .filter(|write| !failures.contains(&write.knob))
+            .map(|write| &write.cpus);
         let allowed = turned.or(seen.values.get(&Knob::Workqueues)).cloned();
         report.workqueues = allowed.map(|allowed| (allowed, turned.is_some()));
         keep(&settled, ahead.as_deref())?;
@@ -159,13 +172,20 @@ impl Keeper {
     fn write(&mut self, plan: &Plan, report: &mut Report) -> BTreeSet<Knob> {
         let mut failures = BTreeSet::new();
         for write in &plan.writes {
-            let Write { knob, cpus, back, .. } = write;
+            let Write {
+                knob, cpus, back, ..
+            } = write;
             let reason = match self.knobs.set(knob, cpus) {
                 Ok(()) => match self.knobs.get(knob) {
                     Ok(Some(now)) if now != *cpus => format!("written, but {now} is in force"),
                     // Gone is done: there is nothing left to keep away.
                     Ok(_) => {
-                        if *back { &mut report.restored } else { &mut report.moved }.push(knob.to_string());
+                        if *back {
+                            &mut report.restored
+                        } else {
+                            &mut report.moved
+                        }
+                        .push(knob.to_string());
                         continue;
                     }
                     Err(reason) => reason,
@@ -191,7 +211,11 @@ impl Keeper {
         let refused = self.refused.iter().filter(|(_, name)| !name.is_empty());
         let managed = refused.filter_map(|(irq, name)| {
             let cpus = values.get(&Knob::Irq(*irq))?.intersection(exclusive);
-            (!cpus.is_empty()).then(|| Managed { irq: *irq, name: name.clone(), cpus })
+            (!cpus.is_empty()).then(|| Managed {
+                irq: *irq,
+                name: name.clone(),
+                cpus,
+            })
         });
         managed.collect()
     }
@@ -206,8 +230,15 @@ impl Report {
         if !self.managed.is_empty() {
             let irqs = self.managed.iter().map(|one| one.irq).collect();
             let names: BTreeSet<&str> = self.managed.iter().map(|one| one.name.as_str()).collect();
-            let cpus = self.managed.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
-            let stay = if self.managed.len() == 1 { "IRQ" } else { "IRQs" };
+            let cpus = self
+                .managed
+                .iter()
+                .fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+            let stay = if self.managed.len() == 1 {
+                "IRQ"
+            } else {
+                "IRQs"
+            };
             sentences.push(format!(
                 "on exclusive {}: {stay} {} ({}), which the kernel manages itself, mostly one per CPU for what that CPU asks \
                  of the device; fewer queues (a parameter of the driver), or isolcpus=managed_irq at boot, keep the CPUs free",
@@ -217,8 +248,14 @@ impl Report {
             ));
         }
         for Failed { reason, what } in &self.failed {
-            let what = if what.is_empty() { String::new() } else { format!(" ({})", what.join(", ")) };
-            sentences.push(format!("exclusive CPUs are not as quiet as asked: {reason}{what}"));
+            let what = if what.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", what.join(", "))
+            };
+            sentences.push(format!(
+                "exclusive CPUs are not as quiet as asked: {reason}{what}"
+            ));
         }
         if let Some(cpus) = &self.irqbalance {
             sentences.push(format!(
@@ -234,7 +271,8 @@ impl Report {
 /// Whether the kernel says that nobody may move this interrupt.
 fn refusal(error: &TurnError) -> bool {
     use nix::libc::{EIO, EPERM};
-    let TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) = error else {
+    let TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) = error
+    else {
         return false;
     };
     [EIO, EPERM].map(Some).contains(&source.raw_os_error())
@@ -251,8 +289,15 @@ fn cause(error: &TurnError) -> String {
 }
 
 fn fail(report: &mut Report, reason: String, what: String) {
-    match report.failed.iter_mut().find(|failed| failed.reason == reason) {
+    match report
+        .failed
+        .iter_mut()
+        .find(|failed| failed.reason == reason)
+    {
         Some(failed) => failed.what.push(what),
-        None => report.failed.push(Failed { reason, what: vec![what] }),
+        None => report.failed.push(Failed {
+            reason,
+            what: vec![what],
+        }),
     }
 }

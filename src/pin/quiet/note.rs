@@ -95,8 +95,13 @@ impl Note {
     /// # Errors
     /// See [`NoteError`]; nothing must be turned then, since what was there before is not known.
     pub fn parse(text: Option<&str>) -> Result<Self, NoteError> {
-        let Some(text) = text else { return Ok(Self::default()) };
-        let malformed = |source| NoteError::Malformed { text: text.to_owned(), source };
+        let Some(text) = text else {
+            return Ok(Self::default());
+        };
+        let malformed = |source| NoteError::Malformed {
+            text: text.to_owned(),
+            source,
+        };
         // The version first: what a later one holds need not be what this one knows.
         #[derive(Deserialize)]
         struct Versioned {
@@ -110,17 +115,26 @@ impl Note {
         let mut entries = BTreeMap::new();
         let mut left = MOST;
         for group in read.groups {
-            let entry = Entry { before: group.before, ours: group.ours.into_iter().collect() };
+            let entry = Entry {
+                before: group.before,
+                ours: group.ours.into_iter().collect(),
+            };
             let mut numbers = |text: &str| numbers(text, 1 + entry.ours.len(), &mut left);
             let mut knobs: Vec<Knob> = numbers(&group.irqs)?.into_iter().map(Knob::Irq).collect();
             knobs.extend(group.new_irqs.then_some(Knob::NewIrqs));
             knobs.extend(group.workqueues.then_some(Knob::Workqueues));
             for (device, queues) in group.receive {
-                let knob = |queue| Knob::Receive { device: device.clone(), queue };
+                let knob = |queue| Knob::Receive {
+                    device: device.clone(),
+                    queue,
+                };
                 knobs.extend(numbers(&queues)?.into_iter().map(knob));
             }
             for (device, queues) in group.transmit {
-                let knob = |queue| Knob::Transmit { device: device.clone(), queue };
+                let knob = |queue| Knob::Transmit {
+                    device: device.clone(),
+                    queue,
+                };
                 knobs.extend(numbers(&queues)?.into_iter().map(knob));
             }
             knobs.extend(group.slices.into_iter().map(Knob::Slice));
@@ -138,9 +152,16 @@ impl Note {
         for (knob, entry) in &self.entries {
             histories.entry(entry).or_default().push(knob);
         }
-        let groups = histories.into_iter().map(|(entry, knobs)| group(entry, &knobs)).collect();
+        let groups = histories
+            .into_iter()
+            .map(|(entry, knobs)| group(entry, &knobs))
+            .collect();
         // Strings, numbers and maps with string keys always serialise.
-        serde_json::to_string(&Text { version: VERSION, groups }).ok()
+        serde_json::to_string(&Text {
+            version: VERSION,
+            groups,
+        })
+        .ok()
     }
 }
 
@@ -166,7 +187,10 @@ fn group(entry: &Entry, knobs: &[&Knob]) -> Group {
     }
     group.irqs = ranges(&irqs);
     let texts = |queues: BTreeMap<String, BTreeSet<u32>>| {
-        queues.into_iter().map(|(device, queues)| (device, ranges(&queues))).collect()
+        queues
+            .into_iter()
+            .map(|(device, queues)| (device, ranges(&queues)))
+            .collect()
     };
     (group.receive, group.transmit) = (texts(receive), texts(transmit));
     group
@@ -185,20 +209,28 @@ pub(super) fn ranges(numbers: &BTreeSet<u32>) -> String {
             _ => parts.push((number, number)),
         }
     }
-    let parts = parts
-        .into_iter()
-        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
+    let parts = parts.into_iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
+    });
     parts.collect::<Vec<_>>().join(",")
 }
 
 /// The numbers of knobs that have so many sets each; `left` is how many sets the rest of the note may have.
 fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, NoteError> {
-    let wrong = || NoteError::Numbers { text: text.to_owned() };
+    let wrong = || NoteError::Numbers {
+        text: text.to_owned(),
+    };
     let mut numbers = Vec::new();
     for part in text.split(',').filter(|_| !text.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) =
-            (first.parse().map_err(|_| wrong())?, last.parse().map_err(|_| wrong())?);
+        let (first, last): (u32, u32) = (
+            first.parse().map_err(|_| wrong())?,
+            last.parse().map_err(|_| wrong())?,
+        );
         let count = last.checked_sub(first).ok_or_else(wrong)? as usize;
         let wanted = count.saturating_add(1).saturating_mul(sets);
         *left = left.checked_sub(wanted).ok_or_else(wrong)?;
@@ -213,18 +245,26 @@ mod tests {
 
     fn entry(before: &str, ours: &[&str]) -> Entry {
         let ours = ours.iter().map(|ours| ours.parse().unwrap()).collect();
-        Entry { before: before.parse().unwrap(), ours }
+        Entry {
+            before: before.parse().unwrap(),
+            ours,
+        }
     }
 
     fn queue(queue: u32) -> Knob {
-        Knob::Receive { device: "eth0".to_owned(), queue }
+        Knob::Receive {
+            device: "eth0".to_owned(),
+            queue,
+        }
     }
 
     #[test]
     fn text_and_back() {
         let wide = entry("0-7", &["0-1,4-7", "0-3"]);
-        let mut entries: BTreeMap<Knob, Entry> =
-            [24, 25, 26, 40].into_iter().map(|irq| (Knob::Irq(irq), wide.clone())).collect();
+        let mut entries: BTreeMap<Knob, Entry> = [24, 25, 26, 40]
+            .into_iter()
+            .map(|irq| (Knob::Irq(irq), wide.clone()))
+            .collect();
         entries.insert(Knob::Workqueues, wide);
         entries.insert(queue(0), entry("2", &["0"]));
         entries.insert(queue(1), entry("2", &["0"]));
@@ -243,9 +283,13 @@ mod tests {
     fn foreign_notes_are_named() {
         let parse = |text: &str| Note::parse(Some(text)).unwrap_err();
         assert!(matches!(parse("hello"), NoteError::Malformed { .. }));
-        assert!(matches!(parse(r#"{"version":2,"other":1}"#), NoteError::Version { version: 2 }));
+        assert!(matches!(
+            parse(r#"{"version":2,"other":1}"#),
+            NoteError::Version { version: 2 }
+        ));
         for irqs in ["x", "3-1", "0-4294967295", "1,,2", "0-1048575,5"] {
-            let text = format!(r#"{{"version":1,"groups":[{{"before":"0","ours":[],"irqs":"{irqs}"}}]}}"#);
+            let text =
+                format!(r#"{{"version":1,"groups":[{{"before":"0","ours":[],"irqs":"{irqs}"}}]}}"#);
             assert!(matches!(parse(&text), NoteError::Numbers { .. }), "{irqs}");
         }
     }
@@ -253,13 +297,19 @@ mod tests {
     #[test]
     fn what_would_not_fit_in_memory_is_refused() {
         let note = |groups: &[&str]| {
-            Note::parse(Some(&format!(r#"{{"version":1,"groups":[{}]}}"#, groups.join(","))))
+            Note::parse(Some(&format!(
+                r#"{{"version":1,"groups":[{}]}}"#,
+                groups.join(",")
+            )))
         };
         let many = r#"{"before":"0","ours":["1"],"irqs":"0-99999"}"#;
         let others = r#"{"before":"0","ours":["1"],"receive":{"a":"0-99999"}}"#;
         let sets = r#"{"before":"0","ours":["1","2","3"],"irqs":"0-99999"}"#;
         assert_eq!(note(&[many]).unwrap().entries().len(), 100_000);
-        assert!(matches!(note(&[many, others]), Err(NoteError::Numbers { .. })));
+        assert!(matches!(
+            note(&[many, others]),
+            Err(NoteError::Numbers { .. })
+        ));
         assert!(matches!(note(&[sets]), Err(NoteError::Numbers { .. })));
     }
 
@@ -270,13 +320,24 @@ mod tests {
         for irq in 0..8000 {
             let before = CpuSet::from_iter([irq % 512]);
             if irq % 512 < 256 {
-                entries
-                    .insert(Knob::Irq(24 + irq), Entry { before, ours: ["256-511".parse().unwrap()].into() });
+                entries.insert(
+                    Knob::Irq(24 + irq),
+                    Entry {
+                        before,
+                        ours: ["256-511".parse().unwrap()].into(),
+                    },
+                );
             }
         }
         for queue in 0..1024 {
             let device = format!("eth{}", queue / 128);
-            entries.insert(Knob::Receive { device, queue: queue % 128 }, entry("0-511", &["256-511"]));
+            entries.insert(
+                Knob::Receive {
+                    device,
+                    queue: queue % 128,
+                },
+                entry("0-511", &["256-511"]),
+            );
         }
         let length = Note::new(entries).text().unwrap().len();
         assert!(length < 48 * 1024, "{length} bytes");

@@ -9,14 +9,25 @@ fn set(list: &str) -> CpuSet {
 }
 
 fn receive(queue: u32) -> Knob {
-    Knob::Receive { device: "eth0".to_owned(), queue }
+    Knob::Receive {
+        device: "eth0".to_owned(),
+        queue,
+    }
 }
 
 fn transmit(queue: u32) -> Knob {
-    Knob::Transmit { device: "eth0".to_owned(), queue }
+    Knob::Transmit {
+        device: "eth0".to_owned(),
+        queue,
+    }
 }
 
-const ALL: Quiet = Quiet { irqs: true, workqueues: true, packet_steering: true, system_slices: true };
+const ALL: Quiet = Quiet {
+    irqs: true,
+    workqueues: true,
+    packet_steering: true,
+    system_slices: true,
+};
 
 /// A kernel: its knobs, and a note on a cgroup.
 #[derive(Debug, Clone)]
@@ -33,7 +44,10 @@ struct Kernel {
 impl Kernel {
     fn new(knobs: &[(Knob, &str)]) -> Self {
         Self {
-            knobs: knobs.iter().map(|(knob, list)| (knob.clone(), set(list))).collect(),
+            knobs: knobs
+                .iter()
+                .map(|(knob, list)| (knob.clone(), set(list)))
+                .collect(),
             managed: BTreeSet::new(),
             note: None,
             online: set("0-7"),
@@ -45,14 +59,23 @@ impl Kernel {
     fn plan(&self, options: Quiet, exclusive: &CpuSet) -> Plan {
         let note = Note::parse(self.note.as_deref()).unwrap();
         let (isolated, online) = (&self.isolated.intersection(exclusive), &self.online);
-        let situation = Situation { options, exclusive, isolated, online };
+        let situation = Situation {
+            options,
+            exclusive,
+            isolated,
+            online,
+        };
         let kinds = situation.kinds(&note);
         let values = self
             .knobs
             .iter()
             .filter(|(knob, _)| kinds.contains(&knob.kind()))
             .map(|(k, v)| (k.clone(), v.clone()));
-        let seen = Seen { values: values.collect(), kinds, unreadable: BTreeMap::new() };
+        let seen = Seen {
+            values: values.collect(),
+            kinds,
+            unreadable: BTreeMap::new(),
+        };
         plan(&situation, &self.refused, &seen, &note)
     }
 
@@ -122,7 +145,11 @@ fn each_kind_has_its_rule() {
     ] {
         assert_eq!(kernel.holds(&knob), list, "{knob}");
     }
-    assert_eq!(kernel.run(ALL, "2-3"), 0, "the second time there is nothing to do");
+    assert_eq!(
+        kernel.run(ALL, "2-3"),
+        0,
+        "the second time there is nothing to do"
+    );
     // As far as it is shared then, it goes back.
     kernel.run(ALL, "3");
     assert_eq!(kernel.holds(&Knob::Irq(2)), "2");
@@ -143,21 +170,38 @@ fn work_queues_are_off_isolated_cpus_whatever_is_asked_for() {
         (kernel.holds(&Knob::Irq(1)), kernel.holds(&Knob::Workqueues)),
         ("0-7".into(), "0-1,3-7".into())
     );
-    kernel.run(Quiet { workqueues: true, ..Quiet::default() }, "2-3");
+    kernel.run(
+        Quiet {
+            workqueues: true,
+            ..Quiet::default()
+        },
+        "2-3",
+    );
     assert_eq!(kernel.holds(&Knob::Workqueues), "0-1,4-7");
     kernel.isolated = CpuSet::new();
     assert_eq!(kernel.run(Quiet::default(), "2-3"), 1);
-    assert_eq!((kernel.holds(&Knob::Workqueues), &kernel.note), ("0-7".into(), &None));
+    assert_eq!(
+        (kernel.holds(&Knob::Workqueues), &kernel.note),
+        ("0-7".into(), &None)
+    );
 }
 
 #[test]
 fn what_others_wrote_since_is_left_alone() {
-    let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Irq(2), "0-7"), (Knob::Irq(3), "0-7")]);
+    let mut kernel = Kernel::new(&[
+        (Knob::Irq(1), "0-7"),
+        (Knob::Irq(2), "0-7"),
+        (Knob::Irq(3), "0-7"),
+    ]);
     kernel.run(ALL, "2-3");
     kernel.knobs.insert(Knob::Irq(1), set("5"));
     kernel.knobs.insert(Knob::Irq(2), set("1-2"));
     kernel.run(ALL, "2-3");
-    assert_eq!(kernel.holds(&Knob::Irq(2)), "1", "it must not touch owned CPUs, whoever says so");
+    assert_eq!(
+        kernel.holds(&Knob::Irq(2)),
+        "1",
+        "it must not touch owned CPUs, whoever says so"
+    );
     kernel.run(ALL, "");
     assert_eq!(kernel.holds(&Knob::Irq(1)), "5");
     assert_eq!(kernel.holds(&Knob::Irq(2)), "1-2");
@@ -177,17 +221,31 @@ fn what_the_kernel_manages_is_tried_once() {
 
 #[test]
 fn missing_data_forgets_nothing() {
-    let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (receive(0), "0-7"), (receive(1), "0-7")]);
+    let mut kernel = Kernel::new(&[
+        (Knob::Irq(1), "0-7"),
+        (receive(0), "0-7"),
+        (receive(1), "0-7"),
+    ]);
     kernel.run(ALL, "2-3");
     let note = Note::parse(kernel.note.as_deref()).unwrap();
     let (exclusive, isolated, refused) = (set("2-3"), CpuSet::new(), BTreeSet::new());
-    let situation =
-        Situation { options: ALL, exclusive: &exclusive, isolated: &isolated, online: &kernel.online };
-    let mut seen = Seen { kinds: [Kind::PacketSteering].into(), ..Seen::default() };
+    let situation = Situation {
+        options: ALL,
+        exclusive: &exclusive,
+        isolated: &isolated,
+        online: &kernel.online,
+    };
+    let mut seen = Seen {
+        kinds: [Kind::PacketSteering].into(),
+        ..Seen::default()
+    };
     seen.unreadable.insert(receive(0), "why".to_owned());
     let plan = plan(&situation, &refused, &seen, &note);
     // The one queue can't be read; the other is gone with its device; of interrupts nothing is known.
-    assert_eq!(plan.ahead.entries().keys().collect::<Vec<_>>(), [&Knob::Irq(1), &receive(0)]);
+    assert_eq!(
+        plan.ahead.entries().keys().collect::<Vec<_>>(),
+        [&Knob::Irq(1), &receive(0)]
+    );
     assert_eq!(plan.writes, []);
 }
 

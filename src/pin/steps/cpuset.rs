@@ -14,7 +14,9 @@ use std::collections::BTreeMap;
 
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
 use super::super::mark::{IDLE, Mark, union, usable};
-use super::marks::{claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable, written_before};
+use super::marks::{
+    claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable, written_before,
+};
 use super::memory;
 use super::release::undo_partitions;
 use super::{Desired, Reason, Step, cpus};
@@ -23,7 +25,12 @@ use crate::cpu::CpuSet;
 pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> Vec<Step> {
     let shared = desired.shared();
     let common = shared.difference(&ledger.exclusive());
-    let mut plan = Phases { common, shared, undo: undo_partitions(observed), ..Phases::default() };
+    let mut plan = Phases {
+        common,
+        shared,
+        undo: undo_partitions(observed),
+        ..Phases::default()
+    };
     for pod in &observed.pods {
         plan.pod(pod, desired);
     }
@@ -102,27 +109,52 @@ impl Phases {
             // Nothing is owned here: the pod gets back what it had, wide enough for its containers.
             if let Some(mark) = marked {
                 let wide = mark.before.cpus.intersection(&desired.online);
-                let wide = if wide.is_empty() { desired.online.clone() } else { wide.union(&held) };
+                let wide = if wide.is_empty() {
+                    desired.online.clone()
+                } else {
+                    wide.union(&held)
+                };
                 if *own != wide {
                     self.pods_wide.push(cpus(path, wide, Reason::Pod));
                 }
-                self.quotas_back.extend(give_back_quota(path, pod.cgroup.quota, marked));
+                self.quotas_back
+                    .extend(give_back_quota(path, pod.cgroup.quota, marked));
                 self.lost.push(forget(path));
             }
             return;
         }
         let lift = desired.whole.contains(uid);
-        let mut next = next_mark(marked, claims.clone(), names, own, pod.cgroup.quota.filter(|_| lift));
+        let mut next = next_mark(
+            marked,
+            claims.clone(),
+            names,
+            own,
+            pod.cgroup.quota.filter(|_| lift),
+        );
         next.confirmed = desired.is_confirmed(uid, marked);
         if marked != Some(&next) {
-            let gains = !next.cpus().is_subset(&marked.map(Mark::cpus).unwrap_or_default());
-            let step = Step::Mark { path: path.clone(), mark: Some(next) };
-            if gains { self.gain.push(step) } else { self.lost.push(step) }
+            let gains = !next
+                .cpus()
+                .is_subset(&marked.map(Mark::cpus).unwrap_or_default());
+            let step = Step::Mark {
+                path: path.clone(),
+                mark: Some(next),
+            };
+            if gains {
+                self.gain.push(step)
+            } else {
+                self.lost.push(step)
+            }
         }
         if !on_the_way.is_subset(own) {
-            self.pods_wide.push(cpus(path, on_the_way.clone(), Reason::Pod));
+            self.pods_wide
+                .push(cpus(path, on_the_way.clone(), Reason::Pod));
         }
-        let wide = if on_the_way.is_subset(own) { own } else { &on_the_way };
+        let wide = if on_the_way.is_subset(own) {
+            own
+        } else {
+            &on_the_way
+        };
         if held != *wide {
             self.pods_narrow.push(cpus(path, held, Reason::Pod));
         }
@@ -130,7 +162,8 @@ impl Phases {
             self.lift.extend(lift_quota(path, pod.cgroup.quota));
         } else if names.is_some() {
             // Of a pod that nobody told us of it isn't known whether all its containers own CPUs.
-            self.quotas_back.extend(give_back_quota(path, pod.cgroup.quota, marked));
+            self.quotas_back
+                .extend(give_back_quota(path, pod.cgroup.quota, marked));
         }
     }
 
@@ -152,8 +185,10 @@ impl Phases {
         let name = container.name.as_deref().unwrap_or_default();
         let own = &container.cgroup.cpuset.cpus;
         let marked = container.mark.as_ref();
-        let inside =
-            desired.inside.get(&pod.cgroup.uid).is_some_and(|inside| inside.iter().any(|one| one == name));
+        let inside = desired
+            .inside
+            .get(&pod.cgroup.uid)
+            .is_some_and(|inside| inside.iter().any(|one| one == name));
         let claim = claims
             .get(name)
             .map(|claim| claim.intersection(&desired.online))
@@ -182,31 +217,52 @@ impl Phases {
             // On v2 an unwritten cgroup has what its pod has, so what is in force counts as well as what was written.
             *own == target && in_force.is_subset(&target)
         };
-        let claimed = if owner { claim_of(claims, name) } else { BTreeMap::new() };
+        let claimed = if owner {
+            claim_of(claims, name)
+        } else {
+            BTreeMap::new()
+        };
         let quota = container.cgroup.quota.filter(|_| owner);
         let none = CpuSet::new();
-        let before = if reason == Reason::Own { written_before(own, &target, &none) } else { own };
+        let before = if reason == Reason::Own {
+            written_before(own, &target, &none)
+        } else {
+            own
+        };
         let mut next = next_mark(marked, claimed, names, before, quota);
         next.by_id = owner && container.by_id;
         if owner {
             next = memory::note(next, container, &pod.cgroup.uid, desired);
-            self.lift.extend(memory::bind(container, &pod.cgroup.uid, desired));
+            self.lift
+                .extend(memory::bind(container, &pod.cgroup.uid, desired));
         } else {
-            self.quotas_back.extend(memory::give_back(container, &desired.all_memory));
+            self.quotas_back
+                .extend(memory::give_back(container, &desired.all_memory));
             next.before.numa = None;
         }
         let loses = !in_force.union(own).is_subset(&target);
         // A container that nobody ever narrowed and that has its set already needs no mark.
         if marked != Some(&next) && (owner || marked.is_some() || !settled) {
             let gains = owner || marked.is_none();
-            let step = Step::Mark { path: path.clone(), mark: Some(next) };
-            if gains { self.gain.push(step) } else { self.lost.push(step) }
+            let step = Step::Mark {
+                path: path.clone(),
+                mark: Some(next),
+            };
+            if gains {
+                self.gain.push(step)
+            } else {
+                self.lost.push(step)
+            }
         }
         let mut now = None;
         if !settled {
             if loses {
                 let rest = own.intersection(&target);
-                let way = if owner && !rest.is_empty() { rest } else { self.common.clone() };
+                let way = if owner && !rest.is_empty() {
+                    rest
+                } else {
+                    self.common.clone()
+                };
                 let way = if way.is_empty() { target.clone() } else { way };
                 if *own != way || !in_force.is_subset(&way) {
                     self.narrow.push(cpus(path, way.clone(), Reason::Narrow));
@@ -214,14 +270,19 @@ impl Phases {
                 }
             }
             if now.as_ref() != Some(&target) {
-                let last = if reason == Reason::Own { &mut self.own } else { &mut self.share };
+                let last = if reason == Reason::Own {
+                    &mut self.own
+                } else {
+                    &mut self.share
+                };
                 last.push(cpus(path, target.clone(), reason));
             }
         }
         if owner {
             self.lift.extend(lift_quota(path, container.cgroup.quota));
         } else {
-            self.quotas_back.extend(give_back_quota(path, container.cgroup.quota, marked));
+            self.quotas_back
+                .extend(give_back_quota(path, container.cgroup.quota, marked));
         }
         (target, now.unwrap_or_default())
     }

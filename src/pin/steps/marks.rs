@@ -15,15 +15,24 @@ pub(super) fn next_mark(
     own: &CpuSet,
     limited: Option<Quota>,
 ) -> Mark {
-    let noted =
-        marked.map_or_else(|| Before { cpus: own.clone(), ..Before::default() }, |mark| mark.before.clone());
+    let noted = marked.map_or_else(
+        || Before {
+            cpus: own.clone(),
+            ..Before::default()
+        },
+        |mark| mark.before.clone(),
+    );
     // A quota that is in force again was written by the kubelet since: it is what to put back.
     let quota = match limited.filter(|quota| quota.quota.is_some()) {
         Some(quota) => Some(quota),
         None if claims.is_empty() => None,
         None => noted.quota,
     };
-    let mut mark = Mark::new(Before { cpus: noted.cpus, quota, numa: noted.numa });
+    let mut mark = Mark::new(Before {
+        cpus: noted.cpus,
+        quota,
+        numa: noted.numa,
+    });
     if let Some((namespace, pod)) = names.filter(|_| !claims.is_empty()) {
         (mark.namespace, mark.pod) = (namespace.clone(), pod.clone());
     } else if let Some(marked) = marked.filter(|_| !claims.is_empty()) {
@@ -40,7 +49,11 @@ pub(super) fn written_before<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a Cpu
 
 /// The part of a pod's claims that is one container's.
 pub(super) fn claim_of(claims: &BTreeMap<String, CpuSet>, name: &str) -> BTreeMap<String, CpuSet> {
-    claims.get_key_value(name).map(|(name, cpus)| (name.clone(), cpus.clone())).into_iter().collect()
+    claims
+        .get_key_value(name)
+        .map(|(name, cpus)| (name.clone(), cpus.clone()))
+        .into_iter()
+        .collect()
 }
 
 /// Whether there is a mark and it is none that we understand: its cgroup is left alone.
@@ -51,18 +64,29 @@ pub(super) fn unreadable(mark: Option<&Mark>, text: Option<&str>) -> bool {
 /// Lifts a quota that limits.
 pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
     let quota = now.filter(|quota| quota.quota.is_some())?;
-    Some(Step::Quota { path: path.to_owned(), quota: lifted(quota) })
+    Some(Step::Quota {
+        path: path.to_owned(),
+        quota: lifted(quota),
+    })
 }
 
 /// Puts back a quota that was lifted.
 pub(super) fn give_back_quota(path: &str, now: Option<Quota>, mark: Option<&Mark>) -> Option<Step> {
     // One that is limited again was set by somebody else since, and that is the newer will.
     let limited = now.is_some_and(|quota| quota.quota.is_some());
-    let quota = mark.and_then(|mark| mark.before.quota).filter(|_| !limited)?;
-    Some(Step::Quota { path: path.to_owned(), quota })
+    let quota = mark
+        .and_then(|mark| mark.before.quota)
+        .filter(|_| !limited)?;
+    Some(Step::Quota {
+        path: path.to_owned(),
+        quota,
+    })
 }
 
 /// Takes a mark off.
 pub(super) fn forget(path: &str) -> Step {
-    Step::Mark { path: path.to_owned(), mark: None }
+    Step::Mark {
+        path: path.to_owned(),
+        mark: None,
+    }
 }

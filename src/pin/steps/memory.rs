@@ -12,22 +12,42 @@ const MOVABLE: u64 = 64 << 20;
 ///
 /// On cgroup v2 the kernel moves pages at once when a NUMA node is taken away. A container that uses much memory
 /// already keeps what it has; one that only gains NUMA nodes loses no page.
-pub(super) fn wanted(container: &ObservedContainer, uid: &str, desired: &Desired) -> Option<CpuSet> {
+pub(super) fn wanted(
+    container: &ObservedContainer,
+    uid: &str,
+    desired: &Desired,
+) -> Option<CpuSet> {
     let now = &container.cgroup.memory.numa;
     let numa = chosen(container, uid, desired)?;
-    let bound = container.mark.as_ref().is_some_and(|mark| mark.before.numa.is_some());
+    let bound = container
+        .mark
+        .as_ref()
+        .is_some_and(|mark| mark.before.numa.is_some());
     let only_gains = bound && !now.is_empty() && now.is_subset(numa);
-    let moves_little = container.cgroup.memory.bytes_to_move.is_some_and(|bytes| bytes <= MOVABLE);
+    let moves_little = container
+        .cgroup
+        .memory
+        .bytes_to_move
+        .is_some_and(|bytes| bytes <= MOVABLE);
     let may_move = bound && desired.movable.contains(uid);
     (now != numa && (only_gains || moves_little || may_move)).then(|| numa.clone())
 }
 
-fn chosen<'a>(container: &ObservedContainer, uid: &str, desired: &'a Desired) -> Option<&'a CpuSet> {
+fn chosen<'a>(
+    container: &ObservedContainer,
+    uid: &str,
+    desired: &'a Desired,
+) -> Option<&'a CpuSet> {
     desired.memory.get(uid)?.get(container.name.as_deref()?)
 }
 
 /// Notes in a container's next mark what it had before its memory is bound for the first time.
-pub(super) fn note(mut next: Mark, container: &ObservedContainer, uid: &str, desired: &Desired) -> Mark {
+pub(super) fn note(
+    mut next: Mark,
+    container: &ObservedContainer,
+    uid: &str,
+    desired: &Desired,
+) -> Mark {
     if next.before.numa.is_some() {
         return next;
     }
@@ -47,7 +67,10 @@ pub(super) fn note(mut next: Mark, container: &ObservedContainer, uid: &str, des
 /// Binds a container's memory.
 pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) -> Option<Step> {
     let numa = wanted(container, uid, desired)?;
-    Some(Step::Memory { path: container.cgroup.path.clone(), numa })
+    Some(Step::Memory {
+        path: container.cgroup.path.clone(),
+        numa,
+    })
 }
 
 /// Gives a container the NUMA nodes that it had; that moves no page.
@@ -56,6 +79,8 @@ pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<S
     // One that was empty can't be made so again while it has processes; all NUMA nodes mean the same.
     let numa = if had.is_empty() { all } else { had };
     let path = container.cgroup.path.clone();
-    (container.cgroup.memory.numa != *numa && !numa.is_empty())
-        .then(|| Step::Memory { path, numa: numa.clone() })
+    (container.cgroup.memory.numa != *numa && !numa.is_empty()).then(|| Step::Memory {
+        path,
+        numa: numa.clone(),
+    })
 }

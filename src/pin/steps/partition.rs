@@ -74,7 +74,11 @@ impl<'a> Planner<'a> {
         }
         let live = self.live.contains_key(path);
         let in_force = live.then(|| cpus.intersection(&self.desired.online));
-        self.steps.push(Step::Exclusive { path: path.to_owned(), cpus: cpus.clone(), in_force });
+        self.steps.push(Step::Exclusive {
+            path: path.to_owned(),
+            cpus: cpus.clone(),
+            in_force,
+        });
         self.held.insert(path, cpus);
     }
 
@@ -84,21 +88,34 @@ impl<'a> Planner<'a> {
 
     /// What a cgroup can't be without now: live partitions below it, and what strangers hold.
     fn needed(&self, path: &str) -> CpuSet {
-        let live =
-            self.live.keys().filter(|leaf| is_below(leaf, path)).filter_map(|leaf| self.held.get(leaf));
-        let strangers = self.strangers.iter().filter(|(other, _)| *other == path || is_below(other, path));
+        let live = self
+            .live
+            .keys()
+            .filter(|leaf| is_below(leaf, path))
+            .filter_map(|leaf| self.held.get(leaf));
+        let strangers = self
+            .strangers
+            .iter()
+            .filter(|(other, _)| *other == path || is_below(other, path));
         union(live).union(&union(strangers.map(|(_, cpus)| cpus)))
     }
 
     /// What a cgroup above the pods shall hold in the end.
     fn wanted_above(&self, path: &str) -> CpuSet {
-        let pods = self.pods.iter().filter(|place| is_below(&place.pod.cgroup.path, path));
+        let pods = self
+            .pods
+            .iter()
+            .filter(|place| is_below(&place.pod.cgroup.path, path));
         union(pods.map(|place| &place.target)).union(&self.needed(path))
     }
 
     fn aboves(&self) -> impl DoubleEndedIterator<Item = &'a str> + use<'a> {
         let observed: &'a Observed = self.observed;
-        observed.around.above.iter().map(|above| above.path.as_str())
+        observed
+            .around
+            .above
+            .iter()
+            .map(|above| above.path.as_str())
     }
 
     fn mend(&mut self) {
@@ -116,7 +133,9 @@ impl<'a> Planner<'a> {
             self.hold(path, self.held(path).union(&self.needed(path)));
         }
         for index in 0..self.pods.len() {
-            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else { continue };
+            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else {
+                continue;
+            };
             let pod: &'a ObservedPod = place.pod;
             let path = pod.cgroup.path.as_str();
             self.hold(path, self.held(path).union(&self.needed(path)));
@@ -126,7 +145,9 @@ impl<'a> Planner<'a> {
     /// A live isolated partition becomes one with load balancing before it gets other CPUs.
     fn balance(&mut self) {
         for index in 0..self.leaves.len() {
-            let Some(leaf) = self.leaves.get(index) else { continue };
+            let Some(leaf) = self.leaves.get(index) else {
+                continue;
+            };
             let container: &'a ObservedContainer = leaf.container;
             let path = container.cgroup.path.as_str();
             let gives_up = self.live.get(path) == Some(&Kind::Isolated) && leaf.kind == Kind::Root;
@@ -140,7 +161,11 @@ impl<'a> Planner<'a> {
     fn become_kind(&mut self, path: &'a str, kind: Kind, cpus: &CpuSet) {
         if self.live.get(path) != Some(&kind) {
             let in_force = Some(cpus.intersection(&self.desired.online));
-            self.steps.push(Step::Partition { path: path.to_owned(), kind, in_force });
+            self.steps.push(Step::Partition {
+                path: path.to_owned(),
+                kind,
+                in_force,
+            });
             self.live.insert(path, kind);
         }
     }
@@ -149,9 +174,14 @@ impl<'a> Planner<'a> {
         let mut steps = Vec::new();
         for place in &self.pods {
             if let Some(next) = place.next_mark(self.desired)
-                && !next.cpus().is_subset(&place.pod.mark.as_ref().map(Mark::cpus).unwrap_or_default())
+                && !next
+                    .cpus()
+                    .is_subset(&place.pod.mark.as_ref().map(Mark::cpus).unwrap_or_default())
             {
-                steps.push(Step::Mark { path: place.pod.cgroup.path.clone(), mark: Some(next) });
+                steps.push(Step::Mark {
+                    path: place.pod.cgroup.path.clone(),
+                    mark: Some(next),
+                });
             }
         }
         for leaf in &self.leaves {
@@ -171,11 +201,18 @@ impl<'a> Planner<'a> {
                 next = memory::note(next, leaf.container, uid, self.desired);
             }
             if leaf.container.mark.as_ref() != Some(&next) {
-                steps.push(Step::Mark { path: leaf.container.cgroup.path.clone(), mark: Some(next) });
+                steps.push(Step::Mark {
+                    path: leaf.container.cgroup.path.clone(),
+                    mark: Some(next),
+                });
             }
         }
         self.steps.append(&mut steps);
-        for place in self.pods.iter().filter(|place| place.claims.contains_key(IDLE)) {
+        for place in self
+            .pods
+            .iter()
+            .filter(|place| place.claims.contains_key(IDLE))
+        {
             let there = |container: &ObservedContainer| container.name.as_deref() == Some(IDLE);
             if !place.pod.containers.iter().any(there) {
                 let path = format!("{}/{IDLE_CGROUP}", place.pod.cgroup.path);
@@ -222,7 +259,9 @@ impl<'a> Planner<'a> {
 
     fn shrink(&mut self) {
         for index in 0..self.leaves.len() {
-            let Some(leaf) = self.leaves.get(index) else { continue };
+            let Some(leaf) = self.leaves.get(index) else {
+                continue;
+            };
             let container: &'a ObservedContainer = leaf.container;
             let path = container.cgroup.path.as_str();
             let rest = self.held(path).intersection(&leaf.target);
@@ -242,16 +281,26 @@ impl<'a> Planner<'a> {
     /// Cgroups above partitions let go of what is not needed, from below; `early`, they keep what they will need again.
     fn trim(&mut self, early: bool) {
         for index in 0..self.pods.len() {
-            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else { continue };
+            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else {
+                continue;
+            };
             let pod: &'a ObservedPod = place.pod;
             let path = pod.cgroup.path.as_str();
             let wanted = place.target.union(&self.needed(path));
-            let cpus = if early { self.held(path).intersection(&wanted) } else { wanted };
+            let cpus = if early {
+                self.held(path).intersection(&wanted)
+            } else {
+                wanted
+            };
             self.hold(path, cpus);
         }
         for path in self.aboves().rev() {
             let wanted = self.wanted_above(path);
-            let cpus = if early { self.held(path).intersection(&wanted) } else { wanted };
+            let cpus = if early {
+                self.held(path).intersection(&wanted)
+            } else {
+                wanted
+            };
             self.hold(path, cpus);
         }
     }
@@ -268,15 +317,28 @@ impl<'a> Planner<'a> {
             }
             // Pods that own nothing now are forgotten at the very end.
             if let Some(next) = place.next_mark(self.desired)
-                && next.cpus().is_subset(&marked.map(Mark::cpus).unwrap_or_default())
+                && next
+                    .cpus()
+                    .is_subset(&marked.map(Mark::cpus).unwrap_or_default())
                 && marked != Some(&next)
             {
-                steps.push(Step::Mark { path: cgroup.path.clone(), mark: Some(next) });
+                steps.push(Step::Mark {
+                    path: cgroup.path.clone(),
+                    mark: Some(next),
+                });
             }
         }
-        for leaf in self.leaves.iter().filter(|leaf| !leaf.owner || leaf.target.is_empty()) {
+        for leaf in self
+            .leaves
+            .iter()
+            .filter(|leaf| !leaf.owner || leaf.target.is_empty())
+        {
             let cgroup = &leaf.container.cgroup;
-            steps.extend(give_back_quota(&cgroup.path, cgroup.quota, leaf.container.mark.as_ref()));
+            steps.extend(give_back_quota(
+                &cgroup.path,
+                cgroup.quota,
+                leaf.container.mark.as_ref(),
+            ));
             // One that owned CPUs and does not now may still need to know what it had.
             if let (Some(mark), Some(place)) = (&leaf.container.mark, self.pods.get(leaf.pod))
                 && !mark.claims.is_empty()
@@ -284,7 +346,10 @@ impl<'a> Planner<'a> {
                 && !self.is_done(leaf)
             {
                 let next = leaf.next_mark(place);
-                steps.push(Step::Mark { path: cgroup.path.clone(), mark: Some(next) });
+                steps.push(Step::Mark {
+                    path: cgroup.path.clone(),
+                    mark: Some(next),
+                });
             }
         }
         self.steps.append(&mut steps);
@@ -295,7 +360,9 @@ impl<'a> Planner<'a> {
         for leaf in &self.leaves {
             let container: &'a ObservedContainer = leaf.container;
             let path = container.cgroup.path.as_str();
-            let Some(place) = self.pods.get(leaf.pod) else { continue };
+            let Some(place) = self.pods.get(leaf.pod) else {
+                continue;
+            };
             let pod: &'a ObservedPod = place.pod;
             let stays = self.held(path).intersection(&leaf.target);
             if self.live.contains_key(path) && stays.is_disjoint(&self.desired.online) {
@@ -334,14 +401,22 @@ impl<'a> Planner<'a> {
             self.hold(path, self.held(path).union(&self.wanted_above(path)));
         }
         for index in 0..self.pods.len() {
-            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else { continue };
+            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else {
+                continue;
+            };
             let pod: &'a ObservedPod = place.pod;
             let path = pod.cgroup.path.as_str();
             let cpus = self.held(path).union(&place.target);
             self.hold(path, cpus);
         }
         for index in 0..self.leaves.len() {
-            let Some(leaf) = self.leaves.get(index).filter(|leaf| !leaf.target.is_empty()) else { continue };
+            let Some(leaf) = self
+                .leaves
+                .get(index)
+                .filter(|leaf| !leaf.target.is_empty())
+            else {
+                continue;
+            };
             let (container, kind): (&'a ObservedContainer, _) = (leaf.container, leaf.kind);
             let path = container.cgroup.path.as_str();
             let target = leaf.target.clone();
@@ -352,11 +427,13 @@ impl<'a> Planner<'a> {
 
     /// Whether a container has what it had before our first write, or needs nothing back.
     fn is_done(&self, leaf: &Leaf<'_>) -> bool {
-        let untouched =
-            |mark: &Mark| mark.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty();
+        let untouched = |mark: &Mark| {
+            mark.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
+        };
         leaf.target.is_empty()
             && leaf.container.mark.as_ref().is_none_or(|mark| {
-                untouched(mark) || leaf.container.cgroup.cpuset.cpus == had(mark, &self.desired.online)
+                untouched(mark)
+                    || leaf.container.cgroup.cpuset.cpus == had(mark, &self.desired.online)
             })
     }
 
@@ -370,17 +447,32 @@ impl<'a> Planner<'a> {
                 if !leaf.target.is_empty() {
                     steps.extend(lift_quota(&cgroup.path, cgroup.quota));
                 }
-                let uid = self.pods.get(leaf.pod).map(|place| place.pod.cgroup.uid.as_str());
-                steps.extend(memory::bind(leaf.container, uid.unwrap_or_default(), self.desired));
+                let uid = self
+                    .pods
+                    .get(leaf.pod)
+                    .map(|place| place.pod.cgroup.uid.as_str());
+                steps.extend(memory::bind(
+                    leaf.container,
+                    uid.unwrap_or_default(),
+                    self.desired,
+                ));
                 continue;
             }
             steps.extend(memory::give_back(leaf.container, &self.desired.all_memory));
             if leaf.container.name.as_deref() == Some(IDLE) {
-                last.push(Step::Remove { path: cgroup.path.clone() });
+                last.push(Step::Remove {
+                    path: cgroup.path.clone(),
+                });
                 continue;
             }
-            let (Some(mark), true) = (&leaf.container.mark, leaf.target.is_empty()) else { continue };
-            let near = self.pods.get(leaf.pod).map(|place| place.target.clone()).unwrap_or_default();
+            let (Some(mark), true) = (&leaf.container.mark, leaf.target.is_empty()) else {
+                continue;
+            };
+            let near = self
+                .pods
+                .get(leaf.pod)
+                .map(|place| place.target.clone())
+                .unwrap_or_default();
             let had = match self.newer(leaf) {
                 Some(newer) => newer.intersection(&self.desired.online),
                 None => had(mark, &self.desired.online),
@@ -391,9 +483,16 @@ impl<'a> Planner<'a> {
             }
             // What it had, but for its pod's partitions.
             let back = had.difference(&near);
-            let back = if back.is_empty() { self.desired.shared() } else { back };
+            let back = if back.is_empty() {
+                self.desired.shared()
+            } else {
+                back
+            };
             let whole = back == had;
-            if cgroup.cpuset.cpus != back && !back.is_empty() && self.too_near(leaf).as_ref() != Some(&back) {
+            if cgroup.cpuset.cpus != back
+                && !back.is_empty()
+                && self.too_near(leaf).as_ref() != Some(&back)
+            {
                 steps.push(cpus(&cgroup.path, back, Reason::Share));
             }
             if whole {
@@ -405,7 +504,9 @@ impl<'a> Planner<'a> {
             if self.desired.whole.contains(&cgroup.uid) && !place.claims.is_empty() {
                 steps.extend(lift_quota(&cgroup.path, cgroup.quota));
             }
-            let Some(mark) = &place.pod.mark else { continue };
+            let Some(mark) = &place.pod.mark else {
+                continue;
+            };
             // Another enforcement may have narrowed it.
             let had = had(mark, &self.desired.online);
             if !cgroup.cpuset.cpus.is_empty() && cgroup.cpuset.cpus != had {

@@ -13,22 +13,43 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
     let mut back = Vec::new();
     for pod in &observed.pods {
         let Some(mark) = &pod.mark else { continue };
-        back.extend(wide(&pod.cgroup.path, &pod.cgroup.cpuset.cpus, mark, online));
-        back.extend(give_back_quota(&pod.cgroup.path, pod.cgroup.quota, Some(mark)));
+        back.extend(wide(
+            &pod.cgroup.path,
+            &pod.cgroup.cpuset.cpus,
+            mark,
+            online,
+        ));
+        back.extend(give_back_quota(
+            &pod.cgroup.path,
+            pod.cgroup.quota,
+            Some(mark),
+        ));
     }
     for container in observed.containers() {
-        let Some(mark) = &container.mark else { continue };
+        let Some(mark) = &container.mark else {
+            continue;
+        };
         let cgroup = &container.cgroup;
         back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(mark)));
         back.extend(wide(&cgroup.path, &cgroup.cpuset.cpus, mark, online));
         back.extend(memory::give_back(container, all_memory));
     }
     // Marks last: until then a release that is cut short can be done again.
-    let pods = observed.pods.iter().filter(|pod| pod.mark.is_some()).map(|pod| &pod.cgroup.path);
-    let containers = observed.containers().filter(|container| container.mark.is_some());
+    let pods = observed
+        .pods
+        .iter()
+        .filter(|pod| pod.mark.is_some())
+        .map(|pod| &pod.cgroup.path);
+    let containers = observed
+        .containers()
+        .filter(|container| container.mark.is_some());
     let marked = pods.chain(containers.map(|container| &container.cgroup.path));
-    let idle = observed.containers().filter(|container| container.name.as_deref() == Some(IDLE));
-    let gone = idle.map(|container| Step::Remove { path: container.cgroup.path.clone() });
+    let idle = observed
+        .containers()
+        .filter(|container| container.name.as_deref() == Some(IDLE));
+    let gone = idle.map(|container| Step::Remove {
+        path: container.cgroup.path.clone(),
+    });
     steps.append(&mut back);
     steps.extend(marked.map(|path| forget(path)));
     steps.extend(gone);
@@ -58,11 +79,20 @@ pub(super) fn had(mark: &Mark, online: &CpuSet) -> CpuSet {
 pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
     let (mut steps, mut undo) = (Vec::new(), Vec::new());
     let live_below = |path: &str| {
-        let below = observed.pods.iter().filter(|pod| is_below(&pod.cgroup.path, path));
-        below.map(live).fold(CpuSet::new(), |all, cpus| all.union(&cpus))
+        let below = observed
+            .pods
+            .iter()
+            .filter(|pod| is_below(&pod.cgroup.path, path));
+        below
+            .map(live)
+            .fold(CpuSet::new(), |all, cpus| all.union(&cpus))
     };
     for above in &observed.around.above {
-        steps.extend(reach(&above.path, &above.cpuset.exclusive, &live_below(&above.path)));
+        steps.extend(reach(
+            &above.path,
+            &above.cpuset.exclusive,
+            &live_below(&above.path),
+        ));
     }
     // What cgroups below the ones above go on holding, since it is not ours to take.
     let mut kept: Vec<(&str, CpuSet)> = Vec::new();
@@ -74,10 +104,17 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
                 in_pod = in_pod.union(&cpuset.exclusive);
                 continue;
             }
-            if !matches!(cpuset.partition, Partition::Valid(Kind::Member) | Partition::Unsupported) {
+            if !matches!(
+                cpuset.partition,
+                Partition::Valid(Kind::Member) | Partition::Unsupported
+            ) {
                 undo.push(member(&container.cgroup.path));
             }
-            undo.extend(trim(&container.cgroup.path, &cpuset.exclusive, &CpuSet::new()));
+            undo.extend(trim(
+                &container.cgroup.path,
+                &cpuset.exclusive,
+                &CpuSet::new(),
+            ));
         }
         let mut now = pod.cgroup.cpuset.exclusive.clone();
         let mut left = now.clone();
@@ -91,9 +128,18 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
     }
     for above in observed.around.above.iter().rev() {
         let now = above.cpuset.exclusive.union(&live_below(&above.path));
-        let below = kept.iter().filter(|(path, _)| is_below(path, &above.path)).map(|(_, cpus)| cpus);
-        let further = observed.around.above.iter().filter(|other| is_below(&other.path, &above.path));
-        let left = union(below).union(&above.foreign).union(&union(further.map(|other| &other.foreign)));
+        let below = kept
+            .iter()
+            .filter(|(path, _)| is_below(path, &above.path))
+            .map(|(_, cpus)| cpus);
+        let further = observed
+            .around
+            .above
+            .iter()
+            .filter(|other| is_below(&other.path, &above.path));
+        let left = union(below)
+            .union(&above.foreign)
+            .union(&union(further.map(|other| &other.foreign)));
         undo.extend(trim(&above.path, &now, &left));
     }
     steps.append(&mut undo);
@@ -102,14 +148,25 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
 
 /// The CPUs of a pod's live partitions.
 fn live(pod: &ObservedPod) -> CpuSet {
-    let cpusets = pod.containers.iter().map(|container| &container.cgroup.cpuset);
-    union(cpusets.filter(|cpuset| cpuset.partition.is_live()).map(|cpuset| &cpuset.exclusive))
+    let cpusets = pod
+        .containers
+        .iter()
+        .map(|container| &container.cgroup.cpuset);
+    union(
+        cpusets
+            .filter(|cpuset| cpuset.partition.is_live())
+            .map(|cpuset| &cpuset.exclusive),
+    )
 }
 
 /// Gives a cgroup back what is live below it.
 fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
     let cpus = now.union(live);
-    (cpus != *now).then(|| Step::Exclusive { path: path.to_owned(), cpus, in_force: None })
+    (cpus != *now).then(|| Step::Exclusive {
+        path: path.to_owned(),
+        cpus,
+        in_force: None,
+    })
 }
 
 /// Whether a container's partition is one that we made, or may take for ours.
@@ -121,15 +178,24 @@ pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool 
 
 /// Whether one cgroup lies below another.
 pub(super) fn is_below(path: &str, above: &str) -> bool {
-    path.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+    path.strip_prefix(above)
+        .is_some_and(|rest| rest.starts_with('/'))
 }
 
 pub(super) fn member(path: &str) -> Step {
-    Step::Partition { path: path.to_owned(), kind: Kind::Member, in_force: None }
+    Step::Partition {
+        path: path.to_owned(),
+        kind: Kind::Member,
+        in_force: None,
+    }
 }
 
 /// Takes from a cgroup's exclusive CPUs what is not to be left.
 fn trim(path: &str, now: &CpuSet, left: &CpuSet) -> Option<Step> {
     let cpus = now.intersection(left);
-    (cpus != *now).then(|| Step::Exclusive { path: path.to_owned(), cpus, in_force: None })
+    (cpus != *now).then(|| Step::Exclusive {
+        path: path.to_owned(),
+        cpus,
+        in_force: None,
+    })
 }

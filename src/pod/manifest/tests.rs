@@ -30,7 +30,9 @@ spec:
 ";
 
 fn chain(error: &ManifestError) -> String {
-    let source = error.source().map_or_else(String::new, |source| format!(": {source}"));
+    let source = error
+        .source()
+        .map_or_else(String::new, |source| format!(": {source}"));
     format!("{error}{source}")
 }
 
@@ -43,7 +45,11 @@ fn every_field_is_read() {
     let pods = parse(POD, "pods.yaml").unwrap();
     let [pod] = &pods[..] else { panic!("{pods:?}") };
     assert_eq!(
-        (pod.namespace.as_str(), pod.name.as_str(), pod.api_uid.as_ref().map(ApiUid::as_str)),
+        (
+            pod.namespace.as_str(),
+            pod.name.as_str(),
+            pod.api_uid.as_ref().map(ApiUid::as_str)
+        ),
         ("team", "a", Some("u-1"))
     );
     assert_eq!(pod.cgroup_uid(), Some("u-1"));
@@ -51,10 +57,18 @@ fn every_field_is_read() {
     assert_eq!(pod.annotations["x"], "z");
     assert!(pod.host_network && !pod.finished);
     assert!(pod.resources.is_empty());
-    let kinds: Vec<_> = pod.containers.iter().map(|c| (c.name.as_str(), c.kind)).collect();
+    let kinds: Vec<_> = pod
+        .containers
+        .iter()
+        .map(|c| (c.name.as_str(), c.kind))
+        .collect();
     assert_eq!(
         kinds,
-        [("first", ContainerKind::Init), ("beside", ContainerKind::Sidecar), ("main", ContainerKind::App)]
+        [
+            ("first", ContainerKind::Init),
+            ("beside", ContainerKind::Sidecar),
+            ("main", ContainerKind::App)
+        ]
     );
     let main = pod.container("main").unwrap();
     assert_eq!(main.image, "example.com/train:1");
@@ -102,7 +116,8 @@ fn documents_and_lists() {
         (pod.replace('\n', "\r\n"), 1),
     ];
     for (text, count) in cases {
-        let pods = parse(&text, "pods.yaml").unwrap_or_else(|error| panic!("{text}: {}", chain(&error)));
+        let pods =
+            parse(&text, "pods.yaml").unwrap_or_else(|error| panic!("{text}: {}", chain(&error)));
         assert_eq!(pods.len(), count, "{text}");
         assert!(pods.iter().all(|pod| pod.namespace == "default"));
     }
@@ -110,11 +125,21 @@ fn documents_and_lists() {
 
 #[test]
 fn names() {
-    let pod =
-        |metadata: &str| format!("kind: Pod\nmetadata: {metadata}\nspec: {{containers: [{{name: c}}]}}\n");
-    assert_eq!(parse(&pod("{generateName: job-}"), "p").unwrap()[0].name, "job-");
-    assert_eq!(parse(&pod("{name: a, generateName: job-}"), "p").unwrap()[0].name, "a");
-    assert_eq!(parse(&pod("{name: '', generateName: job-}"), "p").unwrap()[0].name, "job-");
+    let pod = |metadata: &str| {
+        format!("kind: Pod\nmetadata: {metadata}\nspec: {{containers: [{{name: c}}]}}\n")
+    };
+    assert_eq!(
+        parse(&pod("{generateName: job-}"), "p").unwrap()[0].name,
+        "job-"
+    );
+    assert_eq!(
+        parse(&pod("{name: a, generateName: job-}"), "p").unwrap()[0].name,
+        "a"
+    );
+    assert_eq!(
+        parse(&pod("{name: '', generateName: job-}"), "p").unwrap()[0].name,
+        "job-"
+    );
     assert_eq!(
         refused(&pod("{}")),
         "pods.yaml: document 1, a pod without a name, is not valid: metadata.name is missing: give the pod a name"
@@ -129,7 +154,9 @@ fn other_kinds_are_refused_by_name() {
         "pods.yaml: document 2 is a Job (batch/v1): only Pods and Lists of Pods (v1) are read"
     );
     assert_eq!(
-        refused("kind: List\nitems: [{kind: Pod, metadata: {name: a}}, {kind: Service, apiVersion: v1}]"),
+        refused(
+            "kind: List\nitems: [{kind: Pod, metadata: {name: a}}, {kind: Service, apiVersion: v1}]"
+        ),
         "pods.yaml: document 1, items[1] is a Service (v1): only Pods and Lists of Pods (v1) are read"
     );
     assert!(refused("kind: Pod\napiVersion: example.com/v1").contains("a Pod (example.com/v1)"));
@@ -144,11 +171,16 @@ fn other_kinds_are_refused_by_name() {
 #[test]
 fn fields_are_named() {
     let of = |containers: &str| {
-        refused(&format!("{POD}---\nkind: Pod\nmetadata: {{name: b}}\nspec: {{{containers}}}\n"))
-            .replace("pods.yaml: document 2, pod b, is not valid: ", "")
+        refused(&format!(
+            "{POD}---\nkind: Pod\nmetadata: {{name: b}}\nspec: {{{containers}}}\n"
+        ))
+        .replace("pods.yaml: document 2, pod b, is not valid: ", "")
     };
     let cases = [
-        ("containers: []", "spec.containers is empty: a pod needs at least one container"),
+        (
+            "containers: []",
+            "spec.containers is empty: a pod needs at least one container",
+        ),
         (
             "containers: [{name: a}, {image: x}]",
             "spec.containers[1].name is missing: give the container a name that is unique in the pod",
@@ -198,19 +230,32 @@ fn fields_are_named() {
 #[test]
 fn lines_are_named() {
     let line = |text: &str| match parse(text, "p") {
-        Err(ManifestError::Syntax { document, line, source, .. }) => {
+        Err(ManifestError::Syntax {
+            document,
+            line,
+            source,
+            ..
+        }) => {
             assert!(!source.to_string().is_empty());
             (document, line)
         }
         other => panic!("{text}: {other:?}"),
     };
     assert_eq!(line("kind: Pod\nmetadata: [oops\n").0, 1);
-    assert_eq!(line(&format!("{POD}---\nkind: Pod\nmetadata:\n  labels:\n    CASE: 2\n")), (2, Some(25)));
+    assert_eq!(
+        line(&format!(
+            "{POD}---\nkind: Pod\nmetadata:\n  labels:\n    CASE: 2\n"
+        )),
+        (2, Some(25))
+    );
     assert_eq!(
         line("kind: Pod\nspec:\n  containers:\n  - name: a\n    args: [--steps, 100]\n"),
         (1, Some(5))
     );
-    assert_eq!(line("kind: Pod\nspec:\n  hostNetwork: perhaps\n"), (1, Some(3)));
+    assert_eq!(
+        line("kind: Pod\nspec:\n  hostNetwork: perhaps\n"),
+        (1, Some(3))
+    );
     assert_eq!(line("kind: Pod\nkind: Pod\n"), (1, Some(2)));
     assert_eq!(line("just text"), (1, Some(1)));
     assert_eq!(line("- a\n- b\n").0, 1);
@@ -225,12 +270,21 @@ fn bombs_are_refused_soon() {
     let mut laughs = "kind: Pod\nmetadata: {annotations: {x: &a0 lol}}\n".to_owned();
     for i in 1..30 {
         let previous = format!("*a{}, ", i - 1).repeat(9);
-        laughs.push_str(&format!("a{i}: &a{i} [{}]\n", previous.trim_end_matches(", ")));
+        laughs.push_str(&format!(
+            "a{i}: &a{i} [{}]\n",
+            previous.trim_end_matches(", ")
+        ));
     }
     let deep = |open: &str, close: &str| {
-        format!("kind: Pod\nspec: {}{}\n", open.repeat(100_000), close.repeat(100_000))
+        format!(
+            "kind: Pod\nspec: {}{}\n",
+            open.repeat(100_000),
+            close.repeat(100_000)
+        )
     };
-    let indented: String = (0..5000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+    let indented: String = (0..5000)
+        .map(|depth| format!("{}a:\n", " ".repeat(depth)))
+        .collect();
     let json = format!("{{\"kind\":\"Pod\",\"spec\":{}", "{\"a\":".repeat(100_000));
     let texts = [
         laughs,
@@ -246,10 +300,17 @@ fn bombs_are_refused_soon() {
         let start = Instant::now();
         let error = parse(&text, "bomb").unwrap_err();
         assert!(chain(&error).len() < 1000, "{}", chain(&error).len());
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?} for {:.40}", start.elapsed(), text);
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{:?} for {:.40}",
+            start.elapsed(),
+            text
+        );
     }
     let long = " ".repeat(MAX_TEXT + 1);
-    assert!(matches!(parse(&long, "long"), Err(ManifestError::TooLong { size, .. }) if size == MAX_TEXT + 1));
+    assert!(
+        matches!(parse(&long, "long"), Err(ManifestError::TooLong { size, .. }) if size == MAX_TEXT + 1)
+    );
 }
 
 proptest! {

@@ -12,24 +12,42 @@ fn pod(role: &str) -> Pod {
 }
 
 fn container(name: &str) -> Container {
-    Container { name: name.to_owned(), ..Container::default() }
+    Container {
+        name: name.to_owned(),
+        ..Container::default()
+    }
 }
 
 fn set(container: &mut Container, name: &str, value: &str) {
-    container.env.insert(name.to_owned(), EnvSource::Value(value.to_owned()));
+    container
+        .env
+        .insert(name.to_owned(), EnvSource::Value(value.to_owned()));
 }
 
 fn environment(pod: &Pod, basis: ThreadBasis) -> ThreadEnvironment {
-    thread_environment(pod, &pod.containers[0], &Policy::default(), &ThreadPolicy::default(), Some(basis))
+    thread_environment(
+        pod,
+        &pod.containers[0],
+        &Policy::default(),
+        &ThreadPolicy::default(),
+        Some(basis),
+    )
 }
 
 fn written(environment: &ThreadEnvironment) -> String {
     let short = |name: &str| {
-        let name = name.replace("TF_GRPC_WORKER_CACHE_", "GRPC_").replace("_NUM_THREADS", "");
-        name.replace("TF_NUM_", "").replace("_THREADS", "").to_lowercase()
+        let name = name
+            .replace("TF_GRPC_WORKER_CACHE_", "GRPC_")
+            .replace("_NUM_THREADS", "");
+        name.replace("TF_NUM_", "")
+            .replace("_THREADS", "")
+            .to_lowercase()
     };
-    let pairs: Vec<_> =
-        environment.variables.iter().map(|(name, value)| format!("{}={value}", short(name))).collect();
+    let pairs: Vec<_> = environment
+        .variables
+        .iter()
+        .map(|(name, value)| format!("{}={value}", short(name)))
+        .collect();
     pairs.join(" ")
 }
 
@@ -37,14 +55,24 @@ fn written(environment: &ThreadEnvironment) -> String {
 fn profiles() {
     let basis = ThreadBasis::exclusive(8, 4, 2);
     let cases = [
-        ("limit", "mkl=8 numba=8 numexpr=8 omp=8 openblas=8 interop=8 intraop=8", Some(8), Some(16)),
+        (
+            "limit",
+            "mkl=8 numba=8 numexpr=8 omp=8 openblas=8 interop=8 intraop=8",
+            Some(8),
+            Some(16),
+        ),
         (
             "openmp",
             "kmp_blocktime=1 mkl=4 numba=8 numexpr=8 omp=4 openblas=4 interop=2 intraop=4",
             Some(4),
             Some(8),
         ),
-        ("embedding", "mkl=1 numba=8 numexpr=8 omp=1 openblas=1 interop=8 intraop=1", Some(1), Some(9)),
+        (
+            "embedding",
+            "mkl=1 numba=8 numexpr=8 omp=1 openblas=1 interop=8 intraop=1",
+            Some(1),
+            Some(9),
+        ),
         (
             "ps",
             "mkl=4 numba=8 numexpr=8 omp=4 openblas=4 grpc_queues=8 grpc=8 interop=8 intraop=4",
@@ -56,11 +84,19 @@ fn profiles() {
     ];
     for (profile, variables, threads, expected) in cases {
         let mut pod = pod("worker");
-        pod.annotations.insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
+        pod.annotations
+            .insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
         let found = environment(&pod, basis);
         assert_eq!(written(&found), variables, "{profile}");
-        assert_eq!((found.threads, found.expected_threads), (threads, expected), "{profile}");
-        assert_eq!(found.profile.to_string(), if threads.is_some() { profile } else { "off" });
+        assert_eq!(
+            (found.threads, found.expected_threads),
+            (threads, expected),
+            "{profile}"
+        );
+        assert_eq!(
+            found.profile.to_string(),
+            if threads.is_some() { profile } else { "off" }
+        );
     }
 }
 
@@ -81,8 +117,14 @@ fn roles_choose_profiles() {
     let mut stranger = pod("worker");
     stranger.labels.clear();
     let none = environment(&stranger, basis);
-    assert!(none.variables.is_empty() && none.reason.starts_with("not a training pod"), "{}", none.reason);
-    stranger.annotations.insert(THREADS_ANNOTATION.to_owned(), "limit".to_owned());
+    assert!(
+        none.variables.is_empty() && none.reason.starts_with("not a training pod"),
+        "{}",
+        none.reason
+    );
+    stranger
+        .annotations
+        .insert(THREADS_ANNOTATION.to_owned(), "limit".to_owned());
     assert_eq!(environment(&stranger, basis).variables.len(), 7);
 }
 
@@ -94,23 +136,36 @@ fn who_gets_none() {
         change(&mut pod.containers[0]);
         let found = environment(&pod, basis);
         assert!(found.variables.is_empty());
-        assert_eq!((found.profile, found.threads, found.expected_threads), (Profile::Off, None, None));
+        assert_eq!(
+            (found.profile, found.threads, found.expected_threads),
+            (Profile::Off, None, None)
+        );
         found.reason
     };
-    assert_eq!(reason(|c| c.kind = ContainerKind::Init), "only the pod's app containers get thread counts");
+    assert_eq!(
+        reason(|c| c.kind = ContainerKind::Init),
+        "only the pod's app containers get thread counts"
+    );
     assert_eq!(
         reason(|c| c.kind = ContainerKind::Sidecar),
         "only the pod's app containers get thread counts"
     );
-    assert_eq!(reason(|c| c.name = "istio-proxy".to_owned()), "Istio's proxy sizes its own pools");
-    assert_eq!(reason(|c| c.name = "linkerd-proxy".to_owned()), "Linkerd's proxy sizes its own pools");
+    assert_eq!(
+        reason(|c| c.name = "istio-proxy".to_owned()),
+        "Istio's proxy sizes its own pools"
+    );
+    assert_eq!(
+        reason(|c| c.name = "linkerd-proxy".to_owned()),
+        "Linkerd's proxy sizes its own pools"
+    );
     assert_eq!(
         reason(|c| c.image = "example.com:5000/x/pause:3.9".to_owned()),
         "the pod's sandbox sizes its own pools"
     );
     assert!(reason(|c| c.env_from = true).starts_with("envFrom may set any variable"));
     assert!(
-        reason(|c| c.args = vec!["--nproc_per_node=auto".to_owned()]).contains("(--nproc_per_node=auto)")
+        reason(|c| c.args = vec!["--nproc_per_node=auto".to_owned()])
+            .contains("(--nproc_per_node=auto)")
     );
     let without = pod("worker");
     let found = thread_environment(
@@ -120,7 +175,10 @@ fn who_gets_none() {
         &ThreadPolicy::default(),
         None,
     );
-    assert_eq!(found.reason, "the container has no CPU limit, so nothing says how many");
+    assert_eq!(
+        found.reason,
+        "the container has no CPU limit, so nothing says how many"
+    );
 }
 
 #[test]
@@ -128,23 +186,38 @@ fn what_the_owner_set_wins() {
     let basis = ThreadBasis::exclusive(4, 4, 1);
     let with = |names: &[&str]| {
         let mut pod = pod("worker");
-        names.iter().for_each(|name| set(&mut pod.containers[0], name, "3"));
+        names
+            .iter()
+            .for_each(|name| set(&mut pod.containers[0], name, "3"));
         environment(&pod, basis)
     };
     let found = with(&["TF_NUM_INTRAOP_THREADS"]);
-    assert_eq!(written(&found), "mkl=4 numba=4 numexpr=4 omp=4 openblas=4 interop=4");
+    assert_eq!(
+        written(&found),
+        "mkl=4 numba=4 numexpr=4 omp=4 openblas=4 interop=4"
+    );
     assert_eq!(found.kept, ["TF_NUM_INTRAOP_THREADS"]);
     assert_eq!(found.expected_threads, Some(7));
     // What libraries prefer to OMP_NUM_THREADS would overrule it.
     let found = with(&["OMP_NUM_THREADS"]);
     assert_eq!(written(&found), "numba=4 interop=4 intraop=4");
     assert_eq!(found.kept, ["OMP_NUM_THREADS"]);
-    let found = with(&["GOTO_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS", "UNRELATED"]);
+    let found = with(&[
+        "GOTO_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_MAX_THREADS",
+        "UNRELATED",
+    ]);
     assert_eq!(written(&found), "numba=4 omp=4 interop=4 intraop=4");
-    assert_eq!(found.kept, ["GOTO_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS"]);
+    assert_eq!(
+        found.kept,
+        ["GOTO_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS"]
+    );
 
     let mut hidden = pod("worker");
-    hidden.containers[0].env.insert("TF_NUM_INTEROP_THREADS".to_owned(), EnvSource::Reference);
+    hidden.containers[0]
+        .env
+        .insert("TF_NUM_INTEROP_THREADS".to_owned(), EnvSource::Reference);
     let found = environment(&hidden, basis);
     assert_eq!(found.kept, ["TF_NUM_INTEROP_THREADS"]);
     assert_eq!(found.expected_threads, None);
@@ -162,7 +235,8 @@ fn processes_share() {
     assert_eq!(with(|_| ()), (Some(8), Some(16)));
     let annotated = |text: &str| {
         let mut pod = pod("worker");
-        pod.annotations.insert(PROCESSES_ANNOTATION.to_owned(), text.to_owned());
+        pod.annotations
+            .insert(PROCESSES_ANNOTATION.to_owned(), text.to_owned());
         let found = environment(&pod, basis);
         (found.threads, found.expected_threads)
     };
@@ -170,29 +244,67 @@ fn processes_share() {
     assert_eq!(annotated("3"), (Some(2), Some(12)));
     assert_eq!(annotated("99"), (Some(1), Some(198)));
     assert_eq!(annotated("0"), (None, None));
-    assert_eq!(with(|pod| set(&mut pod.containers[0], "PET_NPROC_PER_NODE", "2")), (Some(4), Some(16)));
+    assert_eq!(
+        with(|pod| set(&mut pod.containers[0], "PET_NPROC_PER_NODE", "2")),
+        (Some(4), Some(16))
+    );
 }
 
 #[test]
 fn quotas() {
-    let with = |limit: Option<u64>, request: Option<u64>, whole: Option<u64>, policy: &ThreadPolicy| {
-        let resources = Resources { cpu_limit: limit, cpu_request: request, ..Resources::default() };
-        let container = Container { resources, ..container("main") };
-        let resources = Resources { cpu_limit: whole, ..Resources::default() };
-        let pod = Pod { resources, ..Pod::default() };
-        ThreadBasis::of_quota(&pod, &container, policy).map(|basis| (basis.cpus, basis.origin))
-    };
+    let with =
+        |limit: Option<u64>, request: Option<u64>, whole: Option<u64>, policy: &ThreadPolicy| {
+            let resources = Resources {
+                cpu_limit: limit,
+                cpu_request: request,
+                ..Resources::default()
+            };
+            let container = Container {
+                resources,
+                ..container("main")
+            };
+            let resources = Resources {
+                cpu_limit: whole,
+                ..Resources::default()
+            };
+            let pod = Pod {
+                resources,
+                ..Pod::default()
+            };
+            ThreadBasis::of_quota(&pod, &container, policy).map(|basis| (basis.cpus, basis.origin))
+        };
     let floor = ThreadPolicy::default();
-    let ceil =
-        ThreadPolicy { rounding: Rounding::Ceil, no_limit: NoLimit::Request, ..ThreadPolicy::default() };
-    assert_eq!(with(Some(2500), None, None, &floor), Some((2, BasisOrigin::Limit)));
-    assert_eq!(with(Some(2500), None, None, &ceil), Some((3, BasisOrigin::Limit)));
-    assert_eq!(with(Some(300), None, None, &floor), Some((1, BasisOrigin::Limit)));
-    assert_eq!(with(Some(2000), None, Some(8000), &ceil), Some((2, BasisOrigin::Limit)));
-    assert_eq!(with(None, Some(1000), Some(8000), &ceil), Some((8, BasisOrigin::Limit)));
+    let ceil = ThreadPolicy {
+        rounding: Rounding::Ceil,
+        no_limit: NoLimit::Request,
+        ..ThreadPolicy::default()
+    };
+    assert_eq!(
+        with(Some(2500), None, None, &floor),
+        Some((2, BasisOrigin::Limit))
+    );
+    assert_eq!(
+        with(Some(2500), None, None, &ceil),
+        Some((3, BasisOrigin::Limit))
+    );
+    assert_eq!(
+        with(Some(300), None, None, &floor),
+        Some((1, BasisOrigin::Limit))
+    );
+    assert_eq!(
+        with(Some(2000), None, Some(8000), &ceil),
+        Some((2, BasisOrigin::Limit))
+    );
+    assert_eq!(
+        with(None, Some(1000), Some(8000), &ceil),
+        Some((8, BasisOrigin::Limit))
+    );
     assert_eq!(with(Some(0), None, None, &ceil), None);
     assert_eq!(with(None, Some(1500), None, &floor), None);
-    assert_eq!(with(None, Some(1500), None, &ceil), Some((2, BasisOrigin::Request)));
+    assert_eq!(
+        with(None, Some(1500), None, &ceil),
+        Some((2, BasisOrigin::Request))
+    );
     let basis = ThreadBasis::exclusive(8, 4, 2).at_most(3);
     assert_eq!((basis.cpus, basis.cores), (3, 3));
     assert_eq!(ThreadBasis::exclusive(8, 4, 2).at_most(0).cpus, 1);
@@ -201,11 +313,28 @@ fn quotas() {
 #[test]
 fn a_set_on_a_machine() {
     // CPUs 0 to 7: two threads to a core, four CPUs to a NUMA node; of CPU 8 nothing is known.
-    let known =
-        |id: u32| Cpu { id, core: Some(id / 2), socket: Some(0), numa: Some(id / 4), llc: None, kind: None };
-    let unknown = Cpu { id: 8, core: None, socket: None, numa: None, llc: None, kind: None };
+    let known = |id: u32| Cpu {
+        id,
+        core: Some(id / 2),
+        socket: Some(0),
+        numa: Some(id / 4),
+        llc: None,
+        kind: None,
+    };
+    let unknown = Cpu {
+        id: 8,
+        core: None,
+        socket: None,
+        numa: None,
+        llc: None,
+        kind: None,
+    };
     let cpus: Vec<_> = (0..8).map(known).chain([unknown]).collect();
-    let topology = Topology { online: "0-8".parse().unwrap(), cpus, ..Topology::default() };
+    let topology = Topology {
+        online: "0-8".parse().unwrap(),
+        cpus,
+        ..Topology::default()
+    };
     let counts = |set: &str| {
         let basis = ThreadBasis::of_set(&set.parse().unwrap(), &topology);
         (basis.cpus, basis.cores, basis.numa)

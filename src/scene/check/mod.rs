@@ -54,7 +54,12 @@ pub fn check(documents: &[Document], nodes: Option<&[Node]>, amounts: Amounts) -
     for document in documents {
         let mut findings = document.findings.clone();
         if let Some(plan) = &document.draft {
-            let mut finder = Finder { document, plan, amounts, findings: &mut findings };
+            let mut finder = Finder {
+                document,
+                plan,
+                amounts,
+                findings: &mut findings,
+            };
             finder.name();
             finder.labels();
             finder.pool();
@@ -69,11 +74,22 @@ pub fn check(documents: &[Document], nodes: Option<&[Node]>, amounts: Amounts) -
         all.push(findings);
     }
     let pairs = documents.iter().zip(1..).flat_map(|(first, next)| {
-        documents.iter().enumerate().skip(next).map(move |(index, second)| (first, index, second))
+        documents
+            .iter()
+            .enumerate()
+            .skip(next)
+            .map(move |(index, second)| (first, index, second))
     });
     for (first, index, second) in pairs {
-        if let (Some(one), Some(other), Some(findings)) = (&first.draft, &second.draft, all.get_mut(index)) {
-            let mut finder = Finder { document: second, plan: other, amounts, findings };
+        if let (Some(one), Some(other), Some(findings)) =
+            (&first.draft, &second.draft, all.get_mut(index))
+        {
+            let mut finder = Finder {
+                document: second,
+                plan: other,
+                amounts,
+                findings,
+            };
             finder.beside(first, one, nodes);
         }
     }
@@ -97,19 +113,29 @@ struct Finder<'a> {
 impl Finder<'_> {
     fn error(&mut self, path: &Path, text: impl Into<String>, fix: impl Into<String>) {
         let place = self.document.place(self.document.name(), path);
-        self.findings.push(Finding::error(place, text.into(), fix.into()));
+        self.findings
+            .push(Finding::error(place, text.into(), fix.into()));
     }
 
     fn warning(&mut self, path: &Path, text: impl Into<String>, fix: impl Into<String>) {
         let place = self.document.place(self.document.name(), path);
         let (text, fix) = (text.into(), fix.into());
-        self.findings.push(Finding { severity: Severity::Warning, place, text, fix });
+        self.findings.push(Finding {
+            severity: Severity::Warning,
+            place,
+            text,
+            fix,
+        });
     }
 
     fn name(&mut self) {
         let path = Path::of(&["metadata", "name"]);
         match self.plan.metadata.name.as_deref() {
-            None | Some("") => self.error(&path, "the plan has no name", "write metadata: {name: NAME}"),
+            None | Some("") => self.error(
+                &path,
+                "the plan has no name",
+                "write metadata: {name: NAME}",
+            ),
             Some(name) => {
                 if let Some(fault) = subdomain_fault(name) {
                     self.error(
@@ -130,15 +156,22 @@ impl Finder<'_> {
     }
 
     fn taint(&mut self) {
-        let Some(taint) = &self.plan.spec.taint else { return };
+        let Some(taint) = &self.plan.spec.taint else {
+            return;
+        };
         let path = Path::of(&["spec", "taint"]);
         let key = &taint.key.0;
         if let Some(fault) = super::key_fault(key) {
             let text = format!("{key:?} can't be a taint's key: {fault}");
-            self.error(&path.key("key"), text, "choose another key, or leave it out for pinfold.io/scene");
+            self.error(
+                &path.key("key"),
+                text,
+                "choose another key, or leave it out for pinfold.io/scene",
+            );
         } else if !key.starts_with(TAINT_PREFIX) {
             let name = key.rsplit('/').next().unwrap_or_default();
-            let text = format!("{key} is no taint that agents may set: they may set {TAINT_PREFIX}* only");
+            let text =
+                format!("{key} is no taint that agents may set: they may set {TAINT_PREFIX}* only");
             let fix = format!("write {TAINT_PREFIX}{name}, or leave it out for pinfold.io/scene");
             self.error(&path.key("key"), text, fix);
         }
@@ -153,7 +186,11 @@ impl Finder<'_> {
         let name = self.document.name();
         if !name.is_empty() && name == before.name() {
             let text = format!("{} has a plan {name}, too", before.origin);
-            self.error(&Path::of(&["metadata", "name"]), text, "give one of them another name");
+            self.error(
+                &Path::of(&["metadata", "name"]),
+                text,
+                "give one of them another name",
+            );
         }
         self.overlap(before, other, nodes);
         self.same_labels(before, other);
@@ -185,7 +222,12 @@ impl Finder<'_> {
 
 impl Finding {
     pub(super) fn error(place: Place, text: String, fix: String) -> Self {
-        Self { severity: Severity::Error, place, text, fix }
+        Self {
+            severity: Severity::Error,
+            place,
+            text,
+            fix,
+        }
     }
 }
 
@@ -195,7 +237,11 @@ impl fmt::Display for Finding {
         if let Some(line) = self.place.line {
             write!(f, "{line}:")?;
         }
-        let path = if self.place.path.is_empty() { "the plan" } else { &self.place.path };
+        let path = if self.place.path.is_empty() {
+            "the plan"
+        } else {
+            &self.place.path
+        };
         write!(f, " {}: {path}: {}; {}", self.severity, self.text, self.fix)
     }
 }

@@ -15,7 +15,9 @@ impl Finder<'_> {
             let path = path.key(name);
             let mut groups = plan.spec.scenes.iter().flat_map(|scene| &scene.groups);
             if name == SERVERS {
-                let text = format!("{SERVERS} is the name under which totals count the servers themselves");
+                let text = format!(
+                    "{SERVERS} is the name under which totals count the servers themselves"
+                );
                 self.error(&path, text, "give the role another name");
             } else if !groups.any(|group| group.per_node.contains_key(name)) {
                 let text = format!("no group runs the role {name}");
@@ -36,17 +38,28 @@ impl Finder<'_> {
         for (field, amounts) in [("requests", &role.requests), ("limits", &role.limits)] {
             for (resource, amount) in amounts {
                 if let Err(fault) = (self.amounts.read)(resource, &amount.0) {
-                    self.error(&path.key(field).key(resource), fault, "write a quantity like 300m, 4Gi or 2");
+                    self.error(
+                        &path.key(field).key(resource),
+                        fault,
+                        "write a quantity like 300m, 4Gi or 2",
+                    );
                     right = false;
                 }
             }
         }
         for (resource, limit) in &role.limits {
-            let Some(request) = role.requests.get(resource) else { continue };
+            let Some(request) = role.requests.get(resource) else {
+                continue;
+            };
             let read = |amount: &str| (self.amounts.read)(resource, amount).unwrap_or_default();
             if read(&request.0) > read(&limit.0) {
-                let text = format!("the {resource} request {request} is more than the limit {limit}");
-                self.error(&path.key("requests").key(resource), text, format!("write {limit} or less"));
+                let text =
+                    format!("the {resource} request {request} is more than the limit {limit}");
+                self.error(
+                    &path.key("requests").key(resource),
+                    text,
+                    format!("write {limit} or less"),
+                );
                 right = false;
             }
         }
@@ -57,15 +70,25 @@ impl Finder<'_> {
     fn can_be_pinned(&mut self, name: &str, role: &Role, path: &Path) {
         if role.requests.is_empty() && role.limits.is_empty() {
             if role.pin == Some(true) {
-                let text = format!("{name} is to be pinned, and nothing says how many CPUs it needs");
-                self.error(path, text, "add limits: {cpu: 1, memory: 4Gi}, or as much as a task needs");
+                let text =
+                    format!("{name} is to be pinned, and nothing says how many CPUs it needs");
+                self.error(
+                    path,
+                    text,
+                    "add limits: {cpu: 1, memory: 4Gi}, or as much as a task needs",
+                );
             }
             return;
         }
-        let read = |resource: &str, amount: &str| (self.amounts.read)(resource, amount).unwrap_or_default();
+        let read = |resource: &str, amount: &str| {
+            (self.amounts.read)(resource, amount).unwrap_or_default()
+        };
         let cpu = role.limits.get("cpu").or_else(|| role.requests.get("cpu"));
         let whole = cpu.map_or(1, |cpu| read("cpu", &cpu.0).div_ceil(1000).max(1));
-        let memory = role.limits.get("memory").or_else(|| role.requests.get("memory"));
+        let memory = role
+            .limits
+            .get("memory")
+            .or_else(|| role.requests.get("memory"));
         let memory = memory.map_or("4Gi", |memory| memory.0.as_str());
         let equal = format!("requests and limits cpu: {whole}, memory: {memory}");
         let differs = ["cpu", "memory"].into_iter().find_map(|resource| {
@@ -73,13 +96,23 @@ impl Finder<'_> {
                 return Some((resource, format!("there is no {resource} limit")));
             };
             let request = role.requests.get(resource)?;
-            (read(resource, &request.0) != read(resource, &limit.0))
-                .then(|| (resource, format!("the {resource} request {request} is not the limit {limit}")))
+            (read(resource, &request.0) != read(resource, &limit.0)).then(|| {
+                (
+                    resource,
+                    format!("the {resource} request {request} is not the limit {limit}"),
+                )
+            })
         });
         let (place, text) = match differs {
             Some((resource, why)) => {
-                let field = if role.requests.contains_key(resource) { "requests" } else { "limits" };
-                let text = format!("tasks of role {name} are Burstable, so they can never be pinned: {why}");
+                let field = if role.requests.contains_key(resource) {
+                    "requests"
+                } else {
+                    "limits"
+                };
+                let text = format!(
+                    "tasks of role {name} are Burstable, so they can never be pinned: {why}"
+                );
                 (path.key(field).key(resource), text)
             }
             None => {
@@ -93,7 +126,11 @@ impl Finder<'_> {
                 (path.key("limits").key("cpu"), text)
             }
         };
-        let place = if role.requests.is_empty() && role.limits.is_empty() { path.clone() } else { place };
+        let place = if role.requests.is_empty() && role.limits.is_empty() {
+            path.clone()
+        } else {
+            place
+        };
         if role.pin == Some(true) {
             self.error(&place, text, format!("write {equal}, or pin: false"));
         } else {
@@ -110,7 +147,11 @@ impl Finder<'_> {
         let plan = self.plan;
         for (index, scene) in plan.spec.scenes.iter().enumerate() {
             for (place, group) in scene.groups.iter().enumerate() {
-                let path = Path::of(&["spec", "scenes"]).at(index).key("groups").at(place).key("perNode");
+                let path = Path::of(&["spec", "scenes"])
+                    .at(index)
+                    .key("groups")
+                    .at(place)
+                    .key("perNode");
                 let needs = self.needs(group);
                 if needs.is_empty() || candidates.is_empty() {
                     continue;
@@ -128,7 +169,9 @@ impl Finder<'_> {
     fn needs(&self, group: &Group) -> BTreeMap<String, u64> {
         let mut needs: BTreeMap<String, u64> = BTreeMap::new();
         for (role, count) in &group.per_node {
-            let Some(role) = self.plan.spec.roles.get(role) else { continue };
+            let Some(role) = self.plan.spec.roles.get(role) else {
+                continue;
+            };
             for (resource, amount) in role.requested() {
                 let each = (self.amounts.read)(resource, &amount.0).unwrap_or_default();
                 let needed = needs.entry(resource.to_owned()).or_default();
@@ -145,11 +188,20 @@ impl Finder<'_> {
             return None;
         }
         needs.iter().find_map(|(resource, needed)| {
-            let text = node.allocatable.get(resource).map_or("0", |amount| amount.0.as_str());
+            let text = node
+                .allocatable
+                .get(resource)
+                .map_or("0", |amount| amount.0.as_str());
             let has = (self.amounts.read)(resource, text).ok()?;
             let write = |amount: u64| (self.amounts.write)(resource, amount);
-            (has < *needed)
-                .then(|| format!("{} of {resource}, and {} has {}", write(*needed), node.name, write(has)))
+            (has < *needed).then(|| {
+                format!(
+                    "{} of {resource}, and {} has {}",
+                    write(*needed),
+                    node.name,
+                    write(has)
+                )
+            })
         })
     }
 
@@ -161,22 +213,44 @@ impl Finder<'_> {
         candidates: &[&Node],
         path: &Path,
     ) {
-        let lacking: Vec<String> = candidates.iter().filter_map(|node| self.lacks(node, needs)).collect();
+        let lacking: Vec<String> = candidates
+            .iter()
+            .filter_map(|node| self.lacks(node, needs))
+            .collect();
         let Some(first) = lacking.first() else { return };
         let fitting = candidates.len() - lacking.len();
-        let most =
-            scene.cases.iter().filter_map(|case| case.nodes.get(&group.name)).max().copied().unwrap_or(0);
-        let text = format!("a server of group {} in scene {} needs {first}", group.name, scene.scene);
+        let most = scene
+            .cases
+            .iter()
+            .filter_map(|case| case.nodes.get(&group.name))
+            .max()
+            .copied()
+            .unwrap_or(0);
+        let text = format!(
+            "a server of group {} in scene {} needs {first}",
+            group.name, scene.scene
+        );
         if fitting < most as usize {
             let text = format!(
                 "{text}; {} can hold the group, which needs {}",
                 many(fitting as u64, "candidate"),
                 many(u64::from(most), "server")
             );
-            self.error(path, text, "lower the requests or the tasks per server, or choose larger nodes");
+            self.error(
+                path,
+                text,
+                "lower the requests or the tasks per server, or choose larger nodes",
+            );
         } else {
-            let text = format!("{text}; {} too small, and may get a slot all the same", are(lacking.len()));
-            self.warning(path, text, "narrow the selector to nodes that are large enough");
+            let text = format!(
+                "{text}; {} too small, and may get a slot all the same",
+                are(lacking.len())
+            );
+            self.warning(
+                path,
+                text,
+                "narrow the selector to nodes that are large enough",
+            );
         }
     }
 
@@ -190,14 +264,17 @@ impl Finder<'_> {
         path: &Path,
     ) {
         let names = self.plan.spec.nodes.names.as_deref().unwrap_or_default();
-        let known: BTreeMap<&str, &Node> =
-            candidates.iter().map(|node| (node.name.as_str(), *node)).collect();
+        let known: BTreeMap<&str, &Node> = candidates
+            .iter()
+            .map(|node| (node.name.as_str(), *node))
+            .collect();
         for case in &scene.cases {
             let slots = Slots::new(scene, case);
             let mine = (0..slots.len()).filter(|&place| slots.group(place) == Some(&group.name));
             let nodes = mine.filter_map(|place| names.get(place));
-            let lacking =
-                nodes.filter_map(|name| known.get(name.as_str())).find_map(|node| self.lacks(node, needs));
+            let lacking = nodes
+                .filter_map(|name| known.get(name.as_str()))
+                .find_map(|node| self.lacks(node, needs));
             if let Some(lacking) = lacking {
                 let text = format!(
                     "a server of group {} in scene {} needs {lacking}, which case {} gives to it",
@@ -214,5 +291,9 @@ impl Finder<'_> {
 }
 
 fn are(count: usize) -> String {
-    if count == 1 { "1 candidate is".to_owned() } else { format!("{count} candidates are") }
+    if count == 1 {
+        "1 candidate is".to_owned()
+    } else {
+        format!("{count} candidates are")
+    }
 }

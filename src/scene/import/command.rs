@@ -109,7 +109,10 @@ fn split(text: &str) -> Vec<Result<(usize, Vec<Word>), ImportError>> {
                         }
                         None => {
                             let what = format!("the quote {letter} is not closed");
-                            found.push(Err(ImportError { line: start, text: what }));
+                            found.push(Err(ImportError {
+                                line: start,
+                                text: what,
+                            }));
                             return found;
                         }
                     }
@@ -138,18 +141,27 @@ fn command(line: usize, words: &[Word]) -> Result<Option<Labelling>, Fault> {
     let error = |text: String| Err(Fault::Error(ImportError::new(line, text)));
     let note = |text: String| Err(Fault::Note(ImportError::new(line, text)));
     // A prompt that was copied with the command, sudo, a loop's body, and variables that are set for one command.
-    let before =
-        |word: &&Word| matches!(word.text.as_str(), "$" | "sudo" | "do" | "then") || assignment(&word.text);
+    let before = |word: &&Word| {
+        matches!(word.text.as_str(), "$" | "sudo" | "do" | "then") || assignment(&word.text)
+    };
     let mut words = words.iter().skip_while(before);
-    let Some(program) = words.next() else { return Ok(None) };
+    let Some(program) = words.next() else {
+        return Ok(None);
+    };
     match program.text.as_str() {
         "done" | "fi" => return Ok(None),
         "for" | "while" | "until" | "if" => {
-            return error(format!("{} is the shell's: write out the commands that it runs", program.text));
+            return error(format!(
+                "{} is the shell's: write out the commands that it runs",
+                program.text
+            ));
         }
         _ => {}
     }
-    if !matches!(program.text.rsplit('/').next(), Some("kubectl" | "oc" | "k")) {
+    if !matches!(
+        program.text.rsplit('/').next(),
+        Some("kubectl" | "oc" | "k")
+    ) {
         return error(format!(
             "{:?} is no kubectl command: write kubectl label node NAME SCENCE=1 CASE=1 INDEX=0",
             program.text
@@ -159,7 +171,9 @@ fn command(line: usize, words: &[Word]) -> Result<Option<Labelling>, Fault> {
     let (mut overwrite, mut dry, mut chosen) = (false, false, None);
     while let Some(word) = words.next() {
         let flag = word.text.as_str();
-        let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+        let (name, value) = flag
+            .split_once('=')
+            .map_or((flag, None), |(name, value)| (name, Some(value)));
         if word.variable {
             return error(format!(
                 "{flag} is filled in by a shell: write the commands with what it stands for"
@@ -188,7 +202,9 @@ fn command(line: usize, words: &[Word]) -> Result<Option<Labelling>, Fault> {
         None => return note("a kubectl without a command is left out".to_owned()),
     }
     if dry {
-        return note("with --dry-run, --list or --local it changes nothing, and is left out".to_owned());
+        return note(
+            "with --dry-run, --list or --local it changes nothing, and is left out".to_owned(),
+        );
     }
     let (mut resources, mut changes) = (Vec::new(), Vec::new());
     for word in plain {
@@ -213,11 +229,16 @@ fn command(line: usize, words: &[Word]) -> Result<Option<Labelling>, Fault> {
         Ok(nodes) => nodes,
         Err(Some(other)) => return note(format!("it labels {other}, no nodes, and is left out")),
         Err(None) => {
-            return error(format!("{} mixes nodes with other things: name nodes only", resources.join(" ")));
+            return error(format!(
+                "{} mixes nodes with other things: name nodes only",
+                resources.join(" ")
+            ));
         }
     };
     if let Some(chosen) = chosen {
-        return error(format!("{chosen} doesn't say which nodes: write their names"));
+        return error(format!(
+            "{chosen} doesn't say which nodes: write their names"
+        ));
     }
     if nodes.is_empty() {
         return error("it names no node: write kubectl label node NAME KEY=VALUE".to_owned());
@@ -225,14 +246,22 @@ fn command(line: usize, words: &[Word]) -> Result<Option<Labelling>, Fault> {
     if changes.is_empty() {
         return error("it names no label: write KEY=VALUE, or KEY- to remove one".to_owned());
     }
-    Ok(Some(Labelling { line, nodes, changes, overwrite }))
+    Ok(Some(Labelling {
+        line,
+        nodes,
+        changes,
+        overwrite,
+    }))
 }
 
 /// The nodes that these words name: `node a b`, or `node/a no/b`. Else the other kind that is meant, or nothing where
 /// kinds are mixed.
 fn nodes(words: &[&str]) -> Result<Vec<String>, Option<String>> {
-    let is_node = |kind: &str| matches!(kind.to_ascii_lowercase().as_str(), "no" | "node" | "nodes");
-    let Some(first) = words.first() else { return Ok(Vec::new()) };
+    let is_node =
+        |kind: &str| matches!(kind.to_ascii_lowercase().as_str(), "no" | "node" | "nodes");
+    let Some(first) = words.first() else {
+        return Ok(Vec::new());
+    };
     if !words.iter().any(|word| word.contains('/')) {
         return if is_node(first) {
             Ok(words.iter().skip(1).map(|&name| name.to_owned()).collect())
@@ -241,11 +270,15 @@ fn nodes(words: &[&str]) -> Result<Vec<String>, Option<String>> {
         };
     }
     let pairs: Vec<Option<(&str, &str)>> = words.iter().map(|word| word.split_once('/')).collect();
-    let named =
-        pairs.iter().map(|pair| pair.filter(|(kind, _)| is_node(kind)).map(|(_, name)| name.to_owned()));
+    let named = pairs.iter().map(|pair| {
+        pair.filter(|(kind, _)| is_node(kind))
+            .map(|(_, name)| name.to_owned())
+    });
     match named.collect::<Option<Vec<String>>>() {
         Some(names) => Ok(names),
-        None if pairs.iter().flatten().any(|(kind, _)| is_node(kind)) || is_node(first) => Err(None),
+        None if pairs.iter().flatten().any(|(kind, _)| is_node(kind)) || is_node(first) => {
+            Err(None)
+        }
         None => Err(Some((*first).to_owned())),
     }
 }
@@ -253,7 +286,10 @@ fn nodes(words: &[&str]) -> Result<Vec<String>, Option<String>> {
 /// `KUBECONFIG=file` before a command.
 fn assignment(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| {
-        !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+        !name.is_empty()
+            && name
+                .chars()
+                .all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
     })
 }
 
@@ -261,7 +297,10 @@ fn assignment(word: &str) -> bool {
 
 impl Word {
     fn new() -> Self {
-        Self { text: String::new(), variable: false }
+        Self {
+            text: String::new(),
+            variable: false,
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use kube::core::ObjectMeta;
 
 use super::node::natural;
 use super::{
-    Active, Case, Group, Holding, LabelKeys, Pool, SERVERS, Scene, ScenePlan, ScenePlanSpec, Slot, key_fault,
-    value_fault,
+    Active, Case, Group, Holding, LabelKeys, Pool, SERVERS, Scene, ScenePlan, ScenePlanSpec, Slot,
+    key_fault, value_fault,
 };
 use command::{Change, Labelling, commands};
 
@@ -101,11 +101,19 @@ fn plans(
     for (((scene, case), places), number) in cases.into_iter().zip(1..) {
         let mut groups: Vec<OfType> = Vec::new();
         for (slot, node, line) in places {
-            let known = groups.iter().position(|group| group.kind == slot.kind).unwrap_or(groups.len());
+            let known = groups
+                .iter()
+                .position(|group| group.kind == slot.kind)
+                .unwrap_or(groups.len());
             if known == groups.len() {
-                groups.push(OfType { kind: slot.kind.clone(), ..OfType::default() });
+                groups.push(OfType {
+                    kind: slot.kind.clone(),
+                    ..OfType::default()
+                });
             }
-            let Some(OfType { holders, .. }) = groups.get_mut(known) else { continue };
+            let Some(OfType { holders, .. }) = groups.get_mut(known) else {
+                continue;
+            };
             if let Some((other, before)) = holders.get(&slot.index) {
                 let text = format!(
                     "{node} gets {slot}, which {other} already has (line {before}): give it another {}",
@@ -129,7 +137,10 @@ fn plans(
         for OfType { kind, holders } in &groups {
             for ((index, (_, line)), expected) in holders.iter().zip(0..) {
                 if *index != expected {
-                    let kind = kind.as_ref().map(|kind| format!(" {kind}")).unwrap_or_default();
+                    let kind = kind
+                        .as_ref()
+                        .map(|kind| format!(" {kind}"))
+                        .unwrap_or_default();
                     let text = format!(
                         "scene {scene} case {case}{kind} has {} {index} and no {expected}: indexes start at 0 and have no gaps",
                         keys.index
@@ -140,7 +151,11 @@ fn plans(
             }
             names.extend(holders.values().map(|(node, _)| node.clone()));
         }
-        let name = if several { format!("{name}-{number}") } else { name.to_owned() };
+        let name = if several {
+            format!("{name}-{number}")
+        } else {
+            name.to_owned()
+        };
         plans.push(plan(name, keys, (scene, case), &groups, names));
     }
     plans
@@ -155,11 +170,20 @@ fn plan(
 ) -> ScenePlan {
     let group_name = |kind: &Option<String>| kind.clone().unwrap_or_else(|| "server".to_owned());
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let nodes = groups.iter().map(|group| (group_name(&group.kind), count(group.holders.len()))).collect();
+    let nodes = groups
+        .iter()
+        .map(|group| (group_name(&group.kind), count(group.holders.len())))
+        .collect();
     let totals = BTreeMap::from([(SERVERS.to_owned(), count(names.len()))]);
     let spec = ScenePlanSpec {
-        nodes: Pool { selector: None, names: Some(names) },
-        active: Some(Active { scene: scene.clone(), case: case.clone() }),
+        nodes: Pool {
+            selector: None,
+            names: Some(names),
+        },
+        active: Some(Active {
+            scene: scene.clone(),
+            case: case.clone(),
+        }),
         labels: keys.clone(),
         on_busy: super::OnBusy::default(),
         taint: None,
@@ -174,10 +198,20 @@ fn plan(
                     per_node: BTreeMap::new(),
                 })
                 .collect(),
-            cases: vec![Case { case, nodes, totals }],
+            cases: vec![Case {
+                case,
+                nodes,
+                totals,
+            }],
         }],
     };
-    ScenePlan { metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() }, spec }
+    ScenePlan {
+        metadata: ObjectMeta {
+            name: Some(name),
+            ..ObjectMeta::default()
+        },
+        spec,
+    }
 }
 
 // === impl Cluster ===
@@ -189,12 +223,14 @@ impl Cluster {
             let (key, fault) = match change {
                 Change::Set(key, value) => (
                     key,
-                    value_fault(value).map(|fault| format!("{value:?} can't be a label's value: {fault}")),
+                    value_fault(value)
+                        .map(|fault| format!("{value:?} can't be a label's value: {fault}")),
                 ),
                 Change::Remove(key) => (key, None),
             };
-            let fault =
-                key_fault(key).map(|fault| format!("{key:?} can't be a label's key: {fault}")).or(fault);
+            let fault = key_fault(key)
+                .map(|fault| format!("{key:?} can't be a label's key: {fault}"))
+                .or(fault);
             if let Some(fault) = fault {
                 errors.push(ImportError::new(command.line, fault));
                 return;
@@ -246,11 +282,25 @@ impl Cluster {
             used.entry(key).or_insert(*line);
         }
         let mut keys = LabelKeys::default();
-        let LabelKeys { scene, case, index, kind, aliases } = &mut keys;
+        let LabelKeys {
+            scene,
+            case,
+            index,
+            kind,
+            aliases,
+        } = &mut keys;
         for (names, main) in NAMES.iter().zip([scene, case, index, kind]) {
-            let name = |key: &str| key.rsplit('/').next().unwrap_or_default().to_ascii_uppercase();
-            let mut found: Vec<&str> =
-                used.keys().copied().filter(|key| names.contains(&name(key).as_str())).collect();
+            let name = |key: &str| {
+                key.rsplit('/')
+                    .next()
+                    .unwrap_or_default()
+                    .to_ascii_uppercase()
+            };
+            let mut found: Vec<&str> = used
+                .keys()
+                .copied()
+                .filter(|key| names.contains(&name(key).as_str()))
+                .collect();
             found.sort_by_key(|key| *key != main.as_str());
             let mut found = found.into_iter();
             let Some(first) = found.next() else { continue };
@@ -273,21 +323,38 @@ impl Cluster {
     fn leave_out(&self, keys: &LabelKeys, notes: &mut Vec<ImportError>) {
         let owned = keys.owned();
         for (node, labels) in &self.labels {
-            for (key, (value, line)) in labels.iter().filter(|(key, _)| !owned.contains(key.as_str())) {
-                let text =
-                    format!("{key}={value} of {node} is no scene's label, and the plan doesn't give it");
+            for (key, (value, line)) in labels
+                .iter()
+                .filter(|(key, _)| !owned.contains(key.as_str()))
+            {
+                let text = format!(
+                    "{key}={value} of {node} is no scene's label, and the plan doesn't give it"
+                );
                 notes.push(ImportError::new(*line, text));
             }
         }
     }
 
     /// The slots that nodes have, by scene and case.
-    fn cases(&self, keys: &LabelKeys, errors: &mut Vec<ImportError>) -> Vec<((String, String), Places)> {
+    fn cases(
+        &self,
+        keys: &LabelKeys,
+        errors: &mut Vec<ImportError>,
+    ) -> Vec<((String, String), Places)> {
         let mut cases: Vec<((String, String), Places)> = Vec::new();
         for name in &self.names {
-            let Some(labels) = self.labels.get(name) else { continue };
-            let line = labels.values().map(|(_, line)| *line).max().unwrap_or_default();
-            let values = labels.iter().map(|(key, (value, _))| (key.clone(), value.clone())).collect();
+            let Some(labels) = self.labels.get(name) else {
+                continue;
+            };
+            let line = labels
+                .values()
+                .map(|(_, line)| *line)
+                .max()
+                .unwrap_or_default();
+            let values = labels
+                .iter()
+                .map(|(key, (value, _))| (key.clone(), value.clone()))
+                .collect();
             match keys.read(&values) {
                 Holding::Nothing => {}
                 Holding::Broken { reason } => {
@@ -323,6 +390,9 @@ impl Cluster {
 
 impl ImportError {
     fn new(line: usize, text: impl Into<String>) -> Self {
-        Self { line, text: text.into() }
+        Self {
+            line,
+            text: text.into(),
+        }
     }
 }

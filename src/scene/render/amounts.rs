@@ -28,7 +28,9 @@ pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> Asked {
     if let Some(own) = own {
         // New limits without new requests: the plan's requests were for the plan's limits.
         if own.requests.is_empty() {
-            asked.requests.retain(|resource, _| !own.limits.contains_key(resource));
+            asked
+                .requests
+                .retain(|resource, _| !own.limits.contains_key(resource));
         }
         asked.requests.extend(own.requests.clone());
         asked.limits.extend(own.limits.clone());
@@ -53,16 +55,20 @@ pub(super) fn settled(
             return asked;
         }
     }
-    let read = |resource: &str, amount: &Amount| (amounts.read)(resource, &amount.0).unwrap_or_default();
+    let read =
+        |resource: &str, amount: &Amount| (amounts.read)(resource, &amount.0).unwrap_or_default();
     let wrong = asked.requests.iter().find_map(|(resource, request)| {
         let limit = asked.limits.get(resource)?;
         (read(resource, request) > read(resource, limit)).then_some((resource, request, limit))
     });
     if let Some((resource, request, limit)) = wrong {
-        faults.say(format!("{role}: the {resource} request {request} is more than the limit {limit}"));
+        faults.say(format!(
+            "{role}: the {resource} request {request} is more than the limit {limit}"
+        ));
         return asked;
     }
-    let whole = |amount: &Amount| read("cpu", amount) > 0 && read("cpu", amount).is_multiple_of(1000);
+    let whole =
+        |amount: &Amount| read("cpu", amount) > 0 && read("cpu", amount).is_multiple_of(1000);
     if asked.pin == Some(true) {
         let lacks = ["cpu", "memory"].into_iter().find(|resource| {
             !asked.limits.contains_key(*resource) && !asked.requests.contains_key(*resource)
@@ -102,7 +108,9 @@ pub(super) fn settled(
     }
     if asked.pin.is_none() {
         let equal = ["cpu", "memory"].into_iter().all(|resource| {
-            let Some(limit) = asked.limits.get(resource) else { return false };
+            let Some(limit) = asked.limits.get(resource) else {
+                return false;
+            };
             asked
                 .requests
                 .get(resource)
@@ -127,6 +135,10 @@ impl Asked {
             Some(true) => (&self.requests, &self.limits),
             _ => (&self.limits, &self.requests),
         };
-        first.iter().chain(then).map(|(resource, amount)| (resource.as_str(), amount)).collect()
+        first
+            .iter()
+            .chain(then)
+            .map(|(resource, amount)| (resource.as_str(), amount))
+            .collect()
     }
 }

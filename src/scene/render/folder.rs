@@ -12,7 +12,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::super::{Amounts, Slot, subdomain_fault};
 use super::{Cluster, Faults, Folder, TrainingJob};
 
-const MODES: [&str; 4] = ["ReadWriteMany", "ReadOnlyMany", "ReadWriteOnce", "ReadWriteOncePod"];
+const MODES: [&str; 4] = [
+    "ReadWriteMany",
+    "ReadOnlyMany",
+    "ReadWriteOnce",
+    "ReadWriteOncePod",
+];
 
 /// The folders of a job, each with the name of its volume.
 fn folders(job: &TrainingJob) -> impl Iterator<Item = (&'static str, &Folder)> {
@@ -28,20 +33,30 @@ pub(super) fn path(name: &str, folder: &Folder) -> String {
 
 /// What a path leads through: `/data`, `/data/` and `/./data` are one place.
 fn parts(path: &str) -> Vec<&str> {
-    path.split('/').filter(|part| !part.is_empty() && *part != ".").collect()
+    path.split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect()
 }
 
 /// The claim of a folder that is on one.
 fn claim(job: &str, name: &str, folder: &Folder) -> Option<String> {
-    folder.host_path.is_none().then(|| folder.claim.clone().unwrap_or_else(|| format!("{job}-{name}")))
+    folder.host_path.is_none().then(|| {
+        folder
+            .claim
+            .clone()
+            .unwrap_or_else(|| format!("{job}-{name}"))
+    })
 }
 
 pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
     for (name, folder) in folders(job) {
         let seen = path(name, folder);
         let parts = parts(&seen);
-        if !seen.starts_with('/') || seen.contains(':') || parts.is_empty() || parts.contains(&"..") {
-            faults.say(format!("{name}.path: {seen:?}: write a folder from / on, without ':' and '..'"));
+        if !seen.starts_with('/') || seen.contains(':') || parts.is_empty() || parts.contains(&"..")
+        {
+            faults.say(format!(
+                "{name}.path: {seen:?}: write a folder from / on, without ':' and '..'"
+            ));
         }
         let made = folder.size.is_some();
         match (&folder.host_path, folder.claim.is_some() || made) {
@@ -55,25 +70,43 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
             _ => {}
         }
         if !made && (folder.storage_class.is_some() || folder.access_mode.is_some()) {
-            faults
-                .say(format!("{name}: storageClass and accessMode are for a new claim: give its size, too"));
+            faults.say(format!(
+                "{name}: storageClass and accessMode are for a new claim: give its size, too"
+            ));
         }
         if let Some(size) = &folder.size {
             match (amounts.read)("memory", size) {
                 Ok(0) => {
-                    faults.say(format!("{name}.size: it is nothing; write 10Gi, or as much as is needed"));
+                    faults.say(format!(
+                        "{name}.size: it is nothing; write 10Gi, or as much as is needed"
+                    ));
                 }
                 Ok(_) => {}
                 Err(fault) => {
-                    faults.say(format!("{name}.size: {size:?}: {fault}; write a quantity like 10Gi"));
+                    faults.say(format!(
+                        "{name}.size: {size:?}: {fault}; write a quantity like 10Gi"
+                    ));
                 }
             }
         }
-        if let Some(mode) = folder.access_mode.as_ref().filter(|mode| !MODES.contains(&mode.as_str())) {
-            faults.say(format!("{name}.accessMode: {mode:?} is none: write one of {}", MODES.join(", ")));
+        if let Some(mode) = folder
+            .access_mode
+            .as_ref()
+            .filter(|mode| !MODES.contains(&mode.as_str()))
+        {
+            faults.say(format!(
+                "{name}.accessMode: {mode:?} is none: write one of {}",
+                MODES.join(", ")
+            ));
         }
-        for (what, text) in [("claim", &folder.claim), ("storageClass", &folder.storage_class)] {
-            if let Some((text, fault)) = text.as_ref().and_then(|text| Some((text, subdomain_fault(text)?))) {
+        for (what, text) in [
+            ("claim", &folder.claim),
+            ("storageClass", &folder.storage_class),
+        ] {
+            if let Some((text, fault)) = text
+                .as_ref()
+                .and_then(|text| Some((text, subdomain_fault(text)?)))
+            {
                 faults.say(format!("{name}.{what}: {text:?} can't be a name: {fault}"));
             }
         }
@@ -101,8 +134,12 @@ impl Cluster<'_> {
         for (name, folder) in folders(self.job).filter(|(_, folder)| folder.size.is_some()) {
             let mode = folder.access_mode.as_deref().unwrap_or_default();
             let (by, all) = match mode {
-                "ReadWriteOnce" if slots.len() > 1 => ("on one node", format!("on {} nodes", slots.len())),
-                "ReadWriteOncePod" if self.all() > 1 => ("by one pod", format!("{} pods", self.all())),
+                "ReadWriteOnce" if slots.len() > 1 => {
+                    ("on one node", format!("on {} nodes", slots.len()))
+                }
+                "ReadWriteOncePod" if self.all() > 1 => {
+                    ("by one pod", format!("{} pods", self.all()))
+                }
                 _ => continue,
             };
             warnings.push(format!(
@@ -125,7 +162,10 @@ impl Cluster<'_> {
                 },
                 spec: Some(PersistentVolumeClaimSpec {
                     access_modes: Some(vec![
-                        folder.access_mode.clone().unwrap_or_else(|| MODES[0].to_owned()),
+                        folder
+                            .access_mode
+                            .clone()
+                            .unwrap_or_else(|| MODES[0].to_owned()),
                     ]),
                     resources: Some(VolumeResourceRequirements {
                         requests: Some(BTreeMap::from([("storage".to_owned(), size)])),
@@ -144,12 +184,15 @@ impl Cluster<'_> {
     pub(super) fn volumes(&self) -> Option<Vec<Volume>> {
         let volumes = folders(self.job).map(|(name, folder)| Volume {
             name: name.to_owned(),
-            host_path: folder
-                .host_path
-                .clone()
-                .map(|path| HostPathVolumeSource { path, type_: Some("DirectoryOrCreate".to_owned()) }),
+            host_path: folder.host_path.clone().map(|path| HostPathVolumeSource {
+                path,
+                type_: Some("DirectoryOrCreate".to_owned()),
+            }),
             persistent_volume_claim: claim(self.name, name, folder).map(|claim_name| {
-                PersistentVolumeClaimVolumeSource { claim_name, read_only: folder.read_only.then_some(true) }
+                PersistentVolumeClaimVolumeSource {
+                    claim_name,
+                    read_only: folder.read_only.then_some(true),
+                }
             }),
             ..Volume::default()
         });

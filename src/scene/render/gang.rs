@@ -18,7 +18,10 @@ impl Cluster<'_> {
 
     /// The gang's group, where there is one.
     pub(super) fn group(&self) -> Option<&str> {
-        self.job.gang.as_ref().map(|gang| gang.group.as_deref().unwrap_or(self.name))
+        self.job
+            .gang
+            .as_ref()
+            .map(|gang| gang.group.as_deref().unwrap_or(self.name))
     }
 
     /// The group of all pods. Others than Volcano have kinds of their own for it.
@@ -41,7 +44,8 @@ impl Cluster<'_> {
 
     /// What of the gang nobody would act on: a group that is not there lets tasks wait for ever, or start one by one.
     pub(super) fn check_gang(&self, warnings: &mut Vec<String>) {
-        let (Some(gang), Some(group), Some(scheduler)) = (&self.job.gang, self.group(), self.scheduler())
+        let (Some(gang), Some(group), Some(scheduler)) =
+            (&self.job.gang, self.group(), self.scheduler())
         else {
             return;
         };

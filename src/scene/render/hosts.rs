@@ -40,9 +40,13 @@ fn length(text: &str) -> u64 {
 impl Cluster<'_> {
     /// The roles whose addresses have a variable: its name, its key in the ConfigMap, the role.
     fn listed(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-        let all =
-            [("PS_HOSTS", "ps", PS), ("WORKER_HOSTS", "worker", "worker"), ("CHIEF_HOSTS", "chief", CHIEF)];
-        all.into_iter().filter(|(_, _, role)| *role != CHIEF || self.count(role) > 0)
+        let all = [
+            ("PS_HOSTS", "ps", PS),
+            ("WORKER_HOSTS", "worker", "worker"),
+            ("CHIEF_HOSTS", "chief", CHIEF),
+        ];
+        all.into_iter()
+            .filter(|(_, _, role)| *role != CHIEF || self.count(role) > 0)
     }
 
     /// The roles of TensorFlow's cluster specification, in which evaluators must not stand.
@@ -52,9 +56,16 @@ impl Cluster<'_> {
 
     /// The addresses, written out.
     pub(super) fn written(&self) -> Hosts {
-        let lists = self.listed().map(|(name, key, role)| (name, key, self.addresses(role).join(",")));
-        let roles = self.specified().map(|role| (role.role.clone(), json!(self.addresses(&role.role))));
-        Hosts { lists: lists.collect(), cluster: Value::Object(roles.collect()).to_string() }
+        let lists = self
+            .listed()
+            .map(|(name, key, role)| (name, key, self.addresses(role).join(",")));
+        let roles = self
+            .specified()
+            .map(|role| (role.role.clone(), json!(self.addresses(&role.role))));
+        Hosts {
+            lists: lists.collect(),
+            cluster: Value::Object(roles.collect()).to_string(),
+        }
     }
 
     /// How long the addresses of a role are, with commas between them; nothing is written for that.
@@ -72,7 +83,9 @@ impl Cluster<'_> {
     fn cluster_length(&self) -> u64 {
         let roles = self.specified().map(|role| {
             let quotes = u64::from(role.count()).saturating_mul(2);
-            self.list_length(&role.role).saturating_add(quotes).saturating_add(length(&role.role) + 6)
+            self.list_length(&role.role)
+                .saturating_add(quotes)
+                .saturating_add(length(&role.role) + 6)
         });
         roles.fold(1, u64::saturating_add)
     }
@@ -89,7 +102,11 @@ impl Cluster<'_> {
 
     /// The ConfigMap with the addresses of all tasks.
     pub(super) fn hosts_config(&self) -> Result<Value, String> {
-        let lists = self.hosts.lists.iter().map(|(_, key, hosts)| ((*key).to_owned(), hosts.clone()));
+        let lists = self
+            .hosts
+            .lists
+            .iter()
+            .map(|(_, key, hosts)| ((*key).to_owned(), hosts.clone()));
         let mut data: BTreeMap<String, String> = lists.collect();
         data.insert("cluster".to_owned(), self.hosts.cluster.clone());
         value(&ConfigMap {
@@ -130,14 +147,20 @@ impl Cluster<'_> {
         let all = u64::from(self.all());
         // The training operator's own has NAME.NAMESPACE.svc.
         let namespace = self.job.namespace.as_deref().map_or(0, length);
-        let longer = if self.format == Format::Tfjob { all.saturating_mul(namespace + 5) } else { 0 };
+        let longer = if self.format == Format::Tfjob {
+            all.saturating_mul(namespace + 5)
+        } else {
+            0
+        };
         known.insert("TF_CONFIG".to_owned(), config.saturating_add(longer));
         if self.configured_hosts() {
             known.insert("CLUSTER_SPEC".to_owned(), cluster);
         }
         let number = |number: u32| length(&number.to_string());
         let path = |name: &str, folder: &Option<Folder>| {
-            folder.as_ref().map_or(0, |folder| length(&folder::path(name, folder)))
+            folder
+                .as_ref()
+                .map_or(0, |folder| length(&folder::path(name, folder)))
         };
         let small = [
             ("PS_COUNT", number(self.count(PS))),
@@ -152,7 +175,8 @@ impl Cluster<'_> {
         ];
         known.extend(small.map(|(name, length)| (name.to_owned(), length)));
         let mut told: Vec<(String, u64)> = Vec::new();
-        let variable = |name: &str, value: u64| (name.to_owned(), value.saturating_add(length(name) + 1));
+        let variable =
+            |name: &str, value: u64| (name.to_owned(), value.saturating_add(length(name) + 1));
         told.extend(known.iter().map(|(name, value)| variable(name, *value)));
         let mut users: BTreeMap<&String, &String> = self.job.env.iter().collect();
         users.extend(own.into_iter().flat_map(|own| &own.env));
@@ -161,11 +185,19 @@ impl Cluster<'_> {
             told.push(variable(name, value));
             known.insert(name.clone(), value);
         }
-        let command = own.and_then(|own| own.command.as_ref()).unwrap_or(&self.job.command);
-        let args = own.and_then(|own| own.args.as_ref()).unwrap_or(&self.job.args);
+        let command = own
+            .and_then(|own| own.command.as_ref())
+            .unwrap_or(&self.job.command);
+        let args = own
+            .and_then(|own| own.args.as_ref())
+            .unwrap_or(&self.job.args);
         let words = [("command", command), ("args", args)];
         for (what, texts) in words {
-            told.extend(texts.iter().map(|text| (format!("a text of {what}"), expanded(text, &known))));
+            told.extend(
+                texts
+                    .iter()
+                    .map(|text| (format!("a text of {what}"), expanded(text, &known))),
+            );
         }
         told
     }
@@ -179,7 +211,11 @@ mod tests {
     fn digits_are_counted_without_writing_them() {
         for count in [0, 1, 2, 9, 10, 11, 99, 100, 101, 1000, 12345] {
             let written: usize = (0..count).map(|number: u32| number.to_string().len()).sum();
-            assert_eq!(digits(count), u64::try_from(written).unwrap_or_default(), "{count}");
+            assert_eq!(
+                digits(count),
+                u64::try_from(written).unwrap_or_default(),
+                "{count}"
+            );
         }
         assert!(digits(u32::MAX) > u64::from(u32::MAX));
     }

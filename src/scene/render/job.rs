@@ -194,10 +194,14 @@ impl TrainingJob {
             plan: String::new(),
             path,
         };
-        let found = schema.map(|schema| violations_of(&tree, &schema)).unwrap_or_default();
+        let found = schema
+            .map(|schema| violations_of(&tree, &schema))
+            .unwrap_or_default();
         let findings: Vec<Finding> = found
             .into_iter()
-            .map(|(path, text, fix)| Finding::error(place(path.to_string(), tree.line_of(&path)), text, fix))
+            .map(|(path, text, fix)| {
+                Finding::error(place(path.to_string(), tree.line_of(&path)), text, fix)
+            })
             .collect();
         if !findings.is_empty() {
             return Ok(Err(findings));

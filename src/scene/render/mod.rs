@@ -131,7 +131,8 @@ pub fn render(
     slice: &Slice,
     amounts: Amounts,
 ) -> Result<Rendered, Faults> {
-    let roles = roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
+    let roles =
+        roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
     let (mut faults, mut warnings) = (Faults::default(), Vec::new());
     let named = [
         ("name", "--name NAME", &job.name),
@@ -140,17 +141,31 @@ pub fn render(
         (
             "script (or command)",
             "--script PATH, or -- COMMAND",
-            if has_commands(job, &roles) { &job.name } else { &job.script },
+            if has_commands(job, &roles) {
+                &job.name
+            } else {
+                &job.script
+            },
         ),
     ];
     for (what, flag, value) in named {
         if value.as_ref().is_none_or(String::is_empty) {
-            faults.say(format!("{what} is missing: give it in the job's file or with {flag}"));
+            faults.say(format!(
+                "{what} is missing: give it in the job's file or with {flag}"
+            ));
         }
     }
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
-    let settled = settled(plan, (scene, case), job, &roles, amounts, &mut faults, &mut warnings);
+    let settled = settled(
+        plan,
+        (scene, case),
+        job,
+        &roles,
+        amounts,
+        &mut faults,
+        &mut warnings,
+    );
     let mut cluster = Cluster {
         plan,
         job,
@@ -187,7 +202,13 @@ pub fn render(
     let objects = made.map_err(|what| Faults(vec![what]))?;
     for object in &objects {
         let size = object.to_string().len();
-        let what = || format!("{} is {} KiB as JSON", object["kind"].as_str().unwrap_or("it"), size >> 10);
+        let what = || {
+            format!(
+                "{} is {} KiB as JSON",
+                object["kind"].as_str().unwrap_or("it"),
+                size >> 10
+            )
+        };
         if size > LARGEST_STORED {
             return Err(Faults(vec![format!(
                 "the {}, and an API server stores no more than 1.5 MiB with all that is added to it: render it as native, \
@@ -196,7 +217,10 @@ pub fn render(
             )]));
         }
         if size > LARGEST_APPLIED {
-            warnings.push(format!("the {}: apply it with kubectl apply --server-side", what()));
+            warnings.push(format!(
+                "the {}: apply it with kubectl apply --server-side",
+                what()
+            ));
         }
     }
     Ok(Rendered { objects, warnings })
@@ -212,10 +236,23 @@ pub fn settle(
     job: &TrainingJob,
     amounts: Amounts,
 ) -> Result<BTreeMap<String, Asked>, Faults> {
-    let roles = roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
+    let roles =
+        roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
     let mut faults = Faults::default();
-    let settled = settled(plan, (scene, case), job, &roles, amounts, &mut faults, &mut Vec::new());
-    if faults.0.is_empty() { Ok(settled) } else { Err(faults) }
+    let settled = settled(
+        plan,
+        (scene, case),
+        job,
+        &roles,
+        amounts,
+        &mut faults,
+        &mut Vec::new(),
+    );
+    if faults.0.is_empty() {
+        Ok(settled)
+    } else {
+        Err(faults)
+    }
 }
 
 fn settled(
@@ -237,8 +274,14 @@ fn settled(
             ));
         }
     }
-    for name in job.roles.keys().filter(|name| !roles.iter().any(|role| role.role == **name)) {
-        faults.say(format!("roles.{name}: scene {scene} case {case} has no task of this role"));
+    for name in job
+        .roles
+        .keys()
+        .filter(|name| !roles.iter().any(|role| role.role == **name))
+    {
+        faults.say(format!(
+            "roles.{name}: scene {scene} case {case} has no task of this role"
+        ));
     }
     let mut settled = BTreeMap::new();
     for role in roles {
@@ -251,8 +294,15 @@ fn settled(
 
 /// Whether every role has a command, so that no script is needed.
 fn has_commands(job: &TrainingJob, roles: &[RoleTasks]) -> bool {
-    let own = |role: &RoleTasks| job.roles.get(&role.role).and_then(|own| own.command.as_ref());
-    !job.command.is_empty() || roles.iter().all(|role| own(role).is_some_and(|command| !command.is_empty()))
+    let own = |role: &RoleTasks| {
+        job.roles
+            .get(&role.role)
+            .and_then(|own| own.command.as_ref())
+    };
+    !job.command.is_empty()
+        || roles
+            .iter()
+            .all(|role| own(role).is_some_and(|command| !command.is_empty()))
 }
 
 /// An object as a value. Maps with texts as keys, which is all there is, always become one.
@@ -286,17 +336,25 @@ impl std::error::Error for Faults {}
 impl Cluster<'_> {
     /// All tasks.
     fn tasks(&self) -> impl Iterator<Item = Task> {
-        self.roles.iter().flat_map(|role| role.tasks(self.scene, self.case))
+        self.roles
+            .iter()
+            .flat_map(|role| role.tasks(self.scene, self.case))
     }
 
     /// How many tasks a role has.
     fn count(&self, role: &str) -> u32 {
-        self.roles.iter().find(|one| one.role == role).map_or(0, RoleTasks::count)
+        self.roles
+            .iter()
+            .find(|one| one.role == role)
+            .map_or(0, RoleTasks::count)
     }
 
     /// The number of tasks that have to succeed where all workers have to: the chief counts as a worker.
     fn workers(&self) -> u32 {
-        let workers = self.roles.iter().filter(|role| role.role != PS && role.role != EVALUATOR);
+        let workers = self
+            .roles
+            .iter()
+            .filter(|role| role.role != PS && role.role != EVALUATOR);
         workers.map(RoleTasks::count).fold(0, u32::saturating_add)
     }
 
@@ -307,11 +365,18 @@ impl Cluster<'_> {
 
     /// Whether the job has ended when the tasks of this role have succeeded.
     fn decides(&self, role: &str) -> bool {
-        if self.ends_with_chief() { role == CHIEF } else { role != PS && role != EVALUATOR }
+        if self.ends_with_chief() {
+            role == CHIEF
+        } else {
+            role != PS && role != EVALUATOR
+        }
     }
 
     fn all(&self) -> u32 {
-        self.roles.iter().map(RoleTasks::count).fold(0, u32::saturating_add)
+        self.roles
+            .iter()
+            .map(RoleTasks::count)
+            .fold(0, u32::saturating_add)
     }
 
     /// A task's name, which its objects have.
@@ -331,7 +396,9 @@ impl Cluster<'_> {
 
     /// The addresses of all tasks of a role, by number.
     fn addresses(&self, role: &str) -> Vec<String> {
-        (0..self.count(role)).map(|index| format!("{}:{}", self.host(role, index), self.port)).collect()
+        (0..self.count(role))
+            .map(|index| format!("{}:{}", self.host(role, index), self.port))
+            .collect()
     }
 
     /// The tasks of a slice.

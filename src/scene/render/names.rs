@@ -36,27 +36,42 @@ impl Cluster<'_> {
             ("namespace", self.job.namespace.as_ref()),
             ("serviceAccount", self.job.service_account.as_ref()),
             ("gang.group", gang.and_then(|gang| gang.group.as_ref())),
-            ("gang.scheduler", gang.and_then(|gang| gang.scheduler.as_ref())),
+            (
+                "gang.scheduler",
+                gang.and_then(|gang| gang.scheduler.as_ref()),
+            ),
             ("gang.queue", gang.and_then(|gang| gang.queue.as_ref())),
         ] {
             // A namespace is part of hosts' names; Volcano writes the queue into a label.
-            let short = what == "namespace" || what == "gang.queue" && self.format == Format::Volcano;
+            let short =
+                what == "namespace" || what == "gang.queue" && self.format == Format::Volcano;
             let fault = |name: &String| {
                 let long = short && name.len() > LONGEST;
                 let dots = what == "namespace" && name.contains('.');
                 subdomain_fault(name)
-                    .or_else(|| dots.then(|| "use lower-case letters, digits and '-', and no '.'".to_owned()))
                     .or_else(|| {
-                        long.then(|| format!("it has {} letters, and {LONGEST} are allowed", name.len()))
+                        dots.then(|| {
+                            "use lower-case letters, digits and '-', and no '.'".to_owned()
+                        })
+                    })
+                    .or_else(|| {
+                        long.then(|| {
+                            format!("it has {} letters, and {LONGEST} are allowed", name.len())
+                        })
                     })
             };
             if let Some(fault) = name.and_then(fault) {
-                faults.say(format!("{what} {:?} can't be a name: {fault}", name.map_or("", |name| name)));
+                faults.say(format!(
+                    "{what} {:?} can't be a name: {fault}",
+                    name.map_or("", |name| name)
+                ));
             }
         }
         for name in &self.job.image_pull_secrets {
             if let Some(fault) = subdomain_fault(name) {
-                faults.say(format!("imagePullSecrets: {name:?} can't be a Secret's name: {fault}"));
+                faults.say(format!(
+                    "imagePullSecrets: {name:?} can't be a Secret's name: {fault}"
+                ));
             }
         }
     }
@@ -65,7 +80,9 @@ impl Cluster<'_> {
     fn longest_name(&self) -> usize {
         let mut before = 0_u32;
         let lengths = self.roles.iter().map(|role| {
-            let name = self.task_name(&role.role, role.count().saturating_sub(1)).len();
+            let name = self
+                .task_name(&role.role, role.count().saturating_sub(1))
+                .len();
             before = before.saturating_add(RoleTasks::count(role));
             name + match self.format {
                 Format::Native | Format::Tfjob => 0,

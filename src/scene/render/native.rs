@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
 use super::pod::Of;
-use super::{ALL_WORKERS, Cluster, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, Task, WORKERS, value};
+use super::{
+    ALL_WORKERS, Cluster, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, Task, WORKERS, value,
+};
 
 impl Cluster<'_> {
     /// The objects of these tasks, and what they share before them.
@@ -22,7 +24,10 @@ impl Cluster<'_> {
         objects.extend(self.pod_group());
         for task in tasks {
             let metadata = self.metadata(task);
-            objects.push(value(&self.service(metadata.clone(), self.labels(&task.role, Some(task.index))))?);
+            objects.push(value(&self.service(
+                metadata.clone(),
+                self.labels(&task.role, Some(task.index)),
+            ))?);
             objects.push(if task.role == PS {
                 value(&self.server(metadata, task))?
             } else {
@@ -46,7 +51,9 @@ impl Cluster<'_> {
             if self.job.success_policy.is_some() {
                 annotations.insert(SUCCESS_POLICY.to_owned(), ALL_WORKERS.to_owned());
             }
-            let after = reclaim.after_seconds.map(|seconds| (RECLAIM_AFTER.to_owned(), seconds.to_string()));
+            let after = reclaim
+                .after_seconds
+                .map(|seconds| (RECLAIM_AFTER.to_owned(), seconds.to_string()));
             annotations.extend(after);
         }
         ObjectMeta {
@@ -59,7 +66,11 @@ impl Cluster<'_> {
     }
 
     /// A Service without an address of its own: a name for the pods with these labels.
-    pub(super) fn service(&self, metadata: ObjectMeta, selector: BTreeMap<String, String>) -> Service {
+    pub(super) fn service(
+        &self,
+        metadata: ObjectMeta,
+        selector: BTreeMap<String, String>,
+    ) -> Service {
         Service {
             metadata,
             spec: Some(ServiceSpec {
@@ -82,7 +93,10 @@ impl Cluster<'_> {
     /// The specification of a Job that runs one pod to its end.
     pub(super) fn job_spec(&self, task: &Task) -> JobSpec {
         JobSpec {
-            backoff_limit: self.job.retries.and_then(|retries| i32::try_from(retries).ok()),
+            backoff_limit: self
+                .job
+                .retries
+                .and_then(|retries| i32::try_from(retries).ok()),
             completions: Some(1),
             parallelism: Some(1),
             template: self.template(Of::Task(task), "OnFailure"),
@@ -91,7 +105,11 @@ impl Cluster<'_> {
     }
 
     fn worker(&self, metadata: ObjectMeta, task: &Task) -> Job {
-        Job { metadata, spec: Some(self.job_spec(task)), status: None }
+        Job {
+            metadata,
+            spec: Some(self.job_spec(task)),
+            status: None,
+        }
     }
 
     fn server(&self, metadata: ObjectMeta, task: &Task) -> Deployment {

@@ -13,13 +13,22 @@ use super::{ALL_WORKERS, CHIEF, Cluster, EVALUATOR, PS, RETRIES, value};
 
 /// A pod whose phase is Failed, as of one that its node has evicted, stays if nobody says what is to become of it. A pod that was
 /// deleted (PodEvicted) is made anew without a policy; with one, it would be counted as a retry.
-const LOST: Lifecycle = Lifecycle { event: "PodFailed", action: "RestartTask" };
+const LOST: Lifecycle = Lifecycle {
+    event: "PodFailed",
+    action: "RestartTask",
+};
 
 /// A worker whose container was started again more often than its task's `maxRetry`: nobody would end it, nor the job.
-const BROKEN: Lifecycle = Lifecycle { event: "TaskFailed", action: "TerminateJob" };
+const BROKEN: Lifecycle = Lifecycle {
+    event: "TaskFailed",
+    action: "TerminateJob",
+};
 
 /// A task whose success ends the whole job.
-const DECIDES: Lifecycle = Lifecycle { event: "TaskCompleted", action: "CompleteJob" };
+const DECIDES: Lifecycle = Lifecycle {
+    event: "TaskCompleted",
+    action: "CompleteJob",
+};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -161,7 +170,10 @@ impl Cluster<'_> {
              task is on which server is up to the scheduler"
                 .to_owned(),
         );
-        self.no_reclaim("the operator takes them away by cleanPodPolicy: Running", warnings);
+        self.no_reclaim(
+            "the operator takes them away by cleanPodPolicy: Running",
+            warnings,
+        );
         if self.count(CHIEF) > 0 && self.job.success_policy.is_some() {
             warnings.push(
                 "successPolicy AllWorkers: the training operator ends a TFJob when its chief has succeeded, whatever the policy \
@@ -184,7 +196,14 @@ impl Cluster<'_> {
                 _ => ("Worker", "OnFailure"),
             };
             let template = self.template(Of::Role(role), restart_policy);
-            (name, ReplicaSpec { replicas: role.count(), restart_policy, template })
+            (
+                name,
+                ReplicaSpec {
+                    replicas: role.count(),
+                    restart_policy,
+                    template,
+                },
+            )
         });
         objects.push(value(&Object {
             api_version: "kubeflow.org/v1",
@@ -195,9 +214,10 @@ impl Cluster<'_> {
                     // The default keeps parameter servers for ever.
                     clean_pod_policy: "Running",
                     backoff_limit: self.job.retries,
-                    scheduling_policy: self
-                        .group()
-                        .map(|_| SchedulingPolicy { min_available: self.all(), queue: self.queue() }),
+                    scheduling_policy: self.group().map(|_| SchedulingPolicy {
+                        min_available: self.all(),
+                        queue: self.queue(),
+                    }),
                 },
                 // The default is that the chief has succeeded, or without a chief the first worker.
                 success_policy: (!self.ends_with_chief()).then_some(ALL_WORKERS),
@@ -209,12 +229,18 @@ impl Cluster<'_> {
 
     pub(super) fn volcano(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
         let by_chief = self.ends_with_chief();
-        let ends = if by_chief { "the chief has succeeded" } else { "minSuccess tasks have succeeded" };
+        let ends = if by_chief {
+            "the chief has succeeded"
+        } else {
+            "minSuccess tasks have succeeded"
+        };
         self.no_reclaim(&format!("Volcano ends them when {ends}"), warnings);
         let mut objects = self.shared()?;
         objects.push(self.hosts_config()?);
         let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
-        objects.push(value(&self.service(self.whole(self.name.to_owned()), selector))?);
+        objects.push(value(
+            &self.service(self.whole(self.name.to_owned()), selector),
+        )?);
         let retries = self.job.retries.unwrap_or(RETRIES);
         let tasks = self.tasks().map(|task| {
             // As natively, parameter servers are started again without an end. Volcano counts the success of any task, so where
@@ -226,9 +252,15 @@ impl Cluster<'_> {
                 replicas: 1,
                 // Volcano acts when the number is reached, and takes 0 for its own default.
                 max_retry: limited.then(|| retries.saturating_add(1)),
-                policies: decides.into_iter().chain(limited.then_some(BROKEN)).collect(),
+                policies: decides
+                    .into_iter()
+                    .chain(limited.then_some(BROKEN))
+                    .collect(),
                 // A parameter server that ends, for whatever reason, is not a worker that succeeded.
-                template: self.template(Of::Task(&task), if limited { "OnFailure" } else { "Always" }),
+                template: self.template(
+                    Of::Task(&task),
+                    if limited { "OnFailure" } else { "Always" },
+                ),
             }
         });
         // Of the whole Job, lost pods are counted: a node that goes takes several tasks with it.
@@ -251,9 +283,15 @@ impl Cluster<'_> {
     }
 
     pub(super) fn jobset(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
-        let ends =
-            if self.ends_with_chief() { "the chief has succeeded" } else { "all workers have succeeded" };
-        self.no_reclaim(&format!("JobSet ends them by its success policy, when {ends}"), warnings);
+        let ends = if self.ends_with_chief() {
+            "the chief has succeeded"
+        } else {
+            "all workers have succeeded"
+        };
+        self.no_reclaim(
+            &format!("JobSet ends them by its success policy, when {ends}"),
+            warnings,
+        );
         let mut objects = self.shared()?;
         objects.push(self.hosts_config()?);
         objects.extend(self.pod_group());
@@ -261,7 +299,10 @@ impl Cluster<'_> {
         let jobs = self.tasks().map(|task| ReplicatedJob {
             name: name(&task.role, task.index),
             replicas: 1,
-            template: JobTemplateSpec { metadata: None, spec: Some(self.job_spec(&task)) },
+            template: JobTemplateSpec {
+                metadata: None,
+                spec: Some(self.job_spec(&task)),
+            },
         });
         let targets = self.tasks().filter(|task| self.decides(&task.role));
         let targets = targets.map(|task| name(&task.role, task.index));
@@ -275,13 +316,23 @@ impl Cluster<'_> {
                     subdomain: self.name.to_owned(),
                     publish_not_ready_addresses: true,
                 },
-                success_policy: SuccessPolicy { operator: "All", target_replicated_jobs: targets.collect() },
+                success_policy: SuccessPolicy {
+                    operator: "All",
+                    target_replicated_jobs: targets.collect(),
+                },
                 replicated_jobs: jobs.collect(),
             },
         })?);
         // JobTemplateSpec writes its metadata whether or not there is any.
-        for object in objects.iter_mut().filter(|object| object["kind"] == json!("JobSet")) {
-            for job in object["spec"]["replicatedJobs"].as_array_mut().into_iter().flatten() {
+        for object in objects
+            .iter_mut()
+            .filter(|object| object["kind"] == json!("JobSet"))
+        {
+            for job in object["spec"]["replicatedJobs"]
+                .as_array_mut()
+                .into_iter()
+                .flatten()
+            {
                 if let Some(template) = job["template"].as_object_mut()
                     && template
                         .get("metadata")

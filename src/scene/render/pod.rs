@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, ConfigMapKeySelector, Container, ContainerPort, EnvVar, EnvVarSource, LocalObjectReference,
-    NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector,
-    PodAffinityTerm, PodAntiAffinity, PodSpec, PodTemplateSpec, ResourceRequirements, Toleration,
-    TopologySpreadConstraint,
+    Affinity, ConfigMapKeySelector, Container, ContainerPort, EnvVar, EnvVarSource,
+    LocalObjectReference, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+    ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSpec, PodTemplateSpec,
+    ResourceRequirements, Toleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    LabelSelector, LabelSelectorRequirement, ObjectMeta,
+};
 use serde_json::json;
 
 use super::super::{Amount, Slot};
@@ -26,7 +28,10 @@ const GROUP: &str = "scheduling.k8s.io/group-name";
 const REPLICA_INDEX: &str = "training.kubeflow.org/replica-index";
 
 /// The labels by which the training operator's pods are told apart.
-const OPERATOR: [&str; 2] = ["training.kubeflow.org/job-name", "training.kubeflow.org/replica-type"];
+const OPERATOR: [&str; 2] = [
+    "training.kubeflow.org/job-name",
+    "training.kubeflow.org/replica-type",
+];
 
 /// Whose pod it is.
 #[derive(Clone, Copy)]
@@ -47,7 +52,10 @@ impl Of<'_> {
 }
 
 fn strings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn requirement(key: &str, value: &str) -> NodeSelectorRequirement {
@@ -67,7 +75,11 @@ fn among(key: &str, value: &str) -> LabelSelectorRequirement {
 }
 
 fn variable(name: &str, value: impl Into<String>) -> EnvVar {
-    EnvVar { name: name.to_owned(), value: Some(value.into()), ..EnvVar::default() }
+    EnvVar {
+        name: name.to_owned(),
+        value: Some(value.into()),
+        ..EnvVar::default()
+    }
 }
 
 impl Cluster<'_> {
@@ -88,13 +100,21 @@ impl Cluster<'_> {
         };
         let mut annotations = BTreeMap::new();
         if let Some(pin) = self.asked.get(role).and_then(|asked| asked.pin) {
-            annotations.insert(CPUS.to_owned(), if pin { "exclusive" } else { "shared" }.to_owned());
+            annotations.insert(
+                CPUS.to_owned(),
+                if pin { "exclusive" } else { "shared" }.to_owned(),
+            );
         }
-        if let Some(group) = self.group().filter(|_| matches!(self.format, Format::Native | Format::Jobset)) {
+        if let Some(group) = self
+            .group()
+            .filter(|_| matches!(self.format, Format::Native | Format::Jobset))
+        {
             annotations.insert(GROUP.to_owned(), group.to_owned());
         }
         let own_host = self.format == Format::Volcano;
-        let hostname = index.filter(|_| own_host).map(|index| self.task_name(role, index));
+        let hostname = index
+            .filter(|_| own_host)
+            .map(|index| self.task_name(role, index));
         PodTemplateSpec {
             metadata: Some(ObjectMeta {
                 labels: Some(self.labels(role, index)),
@@ -107,7 +127,11 @@ impl Cluster<'_> {
                 // Hundreds of Services would be hundreds of variables in each container.
                 enable_service_links: Some(false),
                 image_pull_secrets: Some(self.job.image_pull_secrets.iter())
-                    .map(|names| names.map(|name| LocalObjectReference { name: name.clone() }).collect())
+                    .map(|names| {
+                        names
+                            .map(|name| LocalObjectReference { name: name.clone() })
+                            .collect()
+                    })
                     .filter(|names: &Vec<_>| !names.is_empty()),
                 restart_policy: Some(restart.to_owned()),
                 scheduler_name: self.scheduler().map(str::to_owned),
@@ -118,7 +142,14 @@ impl Cluster<'_> {
                     let taint = taint.to_k8s();
                     vec![Toleration {
                         key: Some(taint.key),
-                        operator: Some(if taint.value.is_some() { "Equal" } else { "Exists" }.to_owned()),
+                        operator: Some(
+                            if taint.value.is_some() {
+                                "Equal"
+                            } else {
+                                "Exists"
+                            }
+                            .to_owned(),
+                        ),
                         value: taint.value,
                         effect: Some(taint.effect),
                         ..Toleration::default()
@@ -138,15 +169,25 @@ impl Cluster<'_> {
     fn affinity(&self, of: Of<'_>) -> Affinity {
         let keys = &self.plan.spec.labels;
         let (kind, index) = match of {
-            Of::Task(Task { slot: Slot { kind, index, .. }, .. }) => {
-                (kind.as_deref(), Some(index.to_string()))
-            }
-            Of::Role(role) => (role.groups.first().and_then(|share| share.kind.as_deref()), None),
+            Of::Task(Task {
+                slot: Slot { kind, index, .. },
+                ..
+            }) => (kind.as_deref(), Some(index.to_string())),
+            Of::Role(role) => (
+                role.groups.first().and_then(|share| share.kind.as_deref()),
+                None,
+            ),
         };
-        let mut wanted = vec![requirement(&keys.scene, self.scene), requirement(&keys.case, self.case)];
+        let mut wanted = vec![
+            requirement(&keys.scene, self.scene),
+            requirement(&keys.case, self.case),
+        ];
         wanted.extend(index.map(|index| requirement(&keys.index, &index)));
         wanted.extend(kind.map(|kind| requirement(&keys.kind, kind)));
-        let term = NodeSelectorTerm { match_expressions: Some(wanted), match_fields: None };
+        let term = NodeSelectorTerm {
+            match_expressions: Some(wanted),
+            match_fields: None,
+        };
         Affinity {
             node_affinity: Some(NodeAffinity {
                 required_during_scheduling_ignored_during_execution: Some(NodeSelector {
@@ -154,7 +195,9 @@ impl Cluster<'_> {
                 }),
                 ..NodeAffinity::default()
             }),
-            pod_anti_affinity: matches!(of, Of::Task(_)).then(|| self.apart(of.role())).flatten(),
+            pod_anti_affinity: matches!(of, Of::Task(_))
+                .then(|| self.apart(of.role()))
+                .flatten(),
             pod_affinity: None,
         }
     }
@@ -162,21 +205,28 @@ impl Cluster<'_> {
     /// No two parameter servers of the job on one node, where each server has one: also where two nodes have the same labels
     /// by mistake.
     fn apart(&self, role: &str) -> Option<PodAntiAffinity> {
-        let tasks = self.roles.iter().find(|one| one.role == role && role == PS)?;
-        tasks.groups.iter().all(|share| share.per_node == 1).then(|| PodAntiAffinity {
-            required_during_scheduling_ignored_during_execution: Some(vec![PodAffinityTerm {
-                label_selector: Some(LabelSelector {
-                    match_expressions: Some(vec![
-                        among(TASK_LABELS[0], self.name),
-                        among(TASK_LABELS[1], PS),
-                    ]),
-                    match_labels: None,
-                }),
-                topology_key: "kubernetes.io/hostname".to_owned(),
-                ..PodAffinityTerm::default()
-            }]),
-            ..PodAntiAffinity::default()
-        })
+        let tasks = self
+            .roles
+            .iter()
+            .find(|one| one.role == role && role == PS)?;
+        tasks
+            .groups
+            .iter()
+            .all(|share| share.per_node == 1)
+            .then(|| PodAntiAffinity {
+                required_during_scheduling_ignored_during_execution: Some(vec![PodAffinityTerm {
+                    label_selector: Some(LabelSelector {
+                        match_expressions: Some(vec![
+                            among(TASK_LABELS[0], self.name),
+                            among(TASK_LABELS[1], PS),
+                        ]),
+                        match_labels: None,
+                    }),
+                    topology_key: "kubernetes.io/hostname".to_owned(),
+                    ..PodAffinityTerm::default()
+                }]),
+                ..PodAntiAffinity::default()
+            })
     }
 
     /// An even share of a role's tasks for each INDEX: with as many servers as there are to be, none gets one more than another.
@@ -184,7 +234,10 @@ impl Cluster<'_> {
         let servers: u32 = role.groups.iter().map(|share| share.servers).sum();
         TopologySpreadConstraint {
             label_selector: Some(LabelSelector {
-                match_labels: Some(strings(&[(OPERATOR[0], self.name), (OPERATOR[1], &role.role)])),
+                match_labels: Some(strings(&[
+                    (OPERATOR[0], self.name),
+                    (OPERATOR[1], &role.role),
+                ])),
                 match_expressions: None,
             }),
             max_skew: 1,
@@ -200,15 +253,21 @@ impl Cluster<'_> {
     fn container(&self, of: Of<'_>) -> Container {
         let role = of.role();
         let own = self.job.roles.get(role);
-        let command = own.and_then(|own| own.command.as_ref()).unwrap_or(&self.job.command);
+        let command = own
+            .and_then(|own| own.command.as_ref())
+            .unwrap_or(&self.job.command);
         let command = if command.is_empty() {
             vec!["python".to_owned(), "$(SCRIPT)".to_owned()]
         } else {
             command.clone()
         };
-        let args = own.and_then(|own| own.args.as_ref()).unwrap_or(&self.job.args);
+        let args = own
+            .and_then(|own| own.args.as_ref())
+            .unwrap_or(&self.job.args);
         let quantities = |amounts: &BTreeMap<String, Amount>| {
-            let all = amounts.iter().map(|(resource, amount)| (resource.clone(), Quantity(amount.0.clone())));
+            let all = amounts
+                .iter()
+                .map(|(resource, amount)| (resource.clone(), Quantity(amount.0.clone())));
             Some(all.collect::<BTreeMap<_, _>>()).filter(|all| !all.is_empty())
         };
         let asked = self.asked.get(role).cloned().unwrap_or_default();
@@ -216,7 +275,11 @@ impl Cluster<'_> {
         Container {
             // The training operator looks for a container and a port of these names.
             name: if operator { "tensorflow" } else { role }.to_owned(),
-            image: Some(own.and_then(|own| own.image.as_deref()).unwrap_or(self.image).to_owned()),
+            image: Some(
+                own.and_then(|own| own.image.as_deref())
+                    .unwrap_or(self.image)
+                    .to_owned(),
+            ),
             command: Some(command),
             args: Some(args.clone()).filter(|args| !args.is_empty()),
             env: Some(self.env(of)),
@@ -242,7 +305,11 @@ impl Cluster<'_> {
         let configured = self.configured_hosts();
         let mut env = Vec::new();
         for (name, key, hosts) in &self.hosts.lists {
-            env.push(if configured { self.configured(name, key) } else { variable(name, hosts.as_str()) });
+            env.push(if configured {
+                self.configured(name, key)
+            } else {
+                variable(name, hosts.as_str())
+            });
         }
         env.push(variable("PS_COUNT", self.count(PS).to_string()));
         env.push(variable("WORKER_COUNT", self.count("worker").to_string()));
@@ -263,25 +330,48 @@ impl Cluster<'_> {
         });
         env.push(variable("TASK_PORT", self.port.to_string()));
         env.push(variable("TRAINING_JOB", self.name));
-        let folder = |name, folder: &Option<Folder>| folder.as_ref().map(|folder| folder::path(name, folder));
+        let folder = |name, folder: &Option<Folder>| {
+            folder.as_ref().map(|folder| folder::path(name, folder))
+        };
         let paths = [
             ("SCRIPT", self.job.script.clone()),
             ("DATA_DIR", folder("data", &self.job.data)),
             ("LOG_DIR", folder("log", &self.job.log)),
         ];
-        env.extend(paths.into_iter().filter_map(|(name, path)| Some(variable(name, literal(&path?)))));
+        env.extend(
+            paths
+                .into_iter()
+                .filter_map(|(name, path)| Some(variable(name, literal(&path?)))),
+        );
         // The training operator sets it by itself.
         if let Of::Task(task) = of {
             let task = json!({"type": task.role, "index": task.index});
-            let cluster = if configured { "$(CLUSTER_SPEC)" } else { self.hosts.cluster.as_str() };
+            let cluster = if configured {
+                "$(CLUSTER_SPEC)"
+            } else {
+                self.hosts.cluster.as_str()
+            };
             if configured {
                 env.push(self.configured("CLUSTER_SPEC", "cluster"));
             }
-            env.push(variable("TF_CONFIG", format!("{{\"cluster\":{cluster},\"task\":{task}}}")));
+            env.push(variable(
+                "TF_CONFIG",
+                format!("{{\"cluster\":{cluster},\"task\":{task}}}"),
+            ));
         }
         let mut users = self.job.env.clone();
-        users.extend(self.job.roles.get(role).map(|own| own.env.clone()).unwrap_or_default());
-        env.extend(users.into_iter().map(|(name, value)| variable(&name, value)));
+        users.extend(
+            self.job
+                .roles
+                .get(role)
+                .map(|own| own.env.clone())
+                .unwrap_or_default(),
+        );
+        env.extend(
+            users
+                .into_iter()
+                .map(|(name, value)| variable(&name, value)),
+        );
         env
     }
 

@@ -57,7 +57,10 @@ pub struct Share {
 /// The plan has no such scene or case.
 pub fn tasks(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<Task>, NoSuchCase> {
     let roles = roles(plan, scene, case)?;
-    Ok(roles.iter().flat_map(|role| role.tasks(scene, case)).collect())
+    Ok(roles
+        .iter()
+        .flat_map(|role| role.tasks(scene, case))
+        .collect())
 }
 
 /// The roles of a case, in the same order.
@@ -66,7 +69,9 @@ pub fn tasks(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<Task>, NoS
 /// The plan has no such scene or case.
 pub fn roles(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<RoleTasks>, NoSuchCase> {
     slots(plan, scene, case)?;
-    let Some((of_scene, of_case)) = plan.spec.case(scene, case) else { return Ok(Vec::new()) };
+    let Some((of_scene, of_case)) = plan.spec.case(scene, case) else {
+        return Ok(Vec::new());
+    };
     let mut found: Vec<RoleTasks> = Vec::new();
     for group in &of_scene.groups {
         let servers = of_case.nodes.get(&group.name).copied().unwrap_or(0);
@@ -74,14 +79,26 @@ pub fn roles(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<RoleTasks>
             if servers == 0 || per_node == 0 {
                 continue;
             }
-            let share = Share { kind: group.kind.clone(), servers, per_node };
+            let share = Share {
+                kind: group.kind.clone(),
+                servers,
+                per_node,
+            };
             match found.iter_mut().find(|one| one.role == *role) {
                 Some(one) => one.groups.push(share),
-                None => found.push(RoleTasks { role: role.clone(), groups: vec![share] }),
+                None => found.push(RoleTasks {
+                    role: role.clone(),
+                    groups: vec![share],
+                }),
             }
         }
     }
-    let rank = |role: &str| ROLES.iter().position(|known| *known == role).unwrap_or(ROLES.len());
+    let rank = |role: &str| {
+        ROLES
+            .iter()
+            .position(|known| *known == role)
+            .unwrap_or(ROLES.len())
+    };
     found.sort_by(|a, b| (rank(&a.role), &a.role).cmp(&(rank(&b.role), &b.role)));
     Ok(found)
 }
@@ -91,7 +108,9 @@ pub fn roles(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<RoleTasks>
 impl RoleTasks {
     /// How many tasks there are. A plan that was checked stays far below what the number holds.
     pub fn count(&self) -> u32 {
-        self.groups.iter().fold(0, |sum, share| sum.saturating_add(share.count()))
+        self.groups
+            .iter()
+            .fold(0, |sum, share| sum.saturating_add(share.count()))
     }
 
     /// The tasks, by their numbers.
@@ -104,7 +123,11 @@ impl RoleTasks {
                 index: task.checked_div(share.per_node).unwrap_or(0),
             })
         });
-        (0..).zip(slots).map(|(index, slot)| Task { role: self.role.clone(), index, slot })
+        (0..).zip(slots).map(|(index, slot)| Task {
+            role: self.role.clone(),
+            index,
+            slot,
+        })
     }
 }
 

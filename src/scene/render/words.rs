@@ -35,7 +35,10 @@ pub(super) fn references(text: &str) -> Vec<&str> {
         rest = after;
         if let Some(escaped) = after.strip_prefix('$') {
             rest = escaped;
-        } else if let Some((name, more)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+        } else if let Some((name, more)) = after
+            .strip_prefix('(')
+            .and_then(|inner| inner.split_once(')'))
+        {
             found.push(name);
             rest = more;
         }
@@ -52,9 +55,15 @@ pub(super) fn expanded(text: &str, known: &BTreeMap<String, u64>) -> u64 {
         let dollar = if let Some(escaped) = after.strip_prefix('$') {
             rest = escaped;
             1
-        } else if let Some((name, more)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+        } else if let Some((name, more)) = after
+            .strip_prefix('(')
+            .and_then(|inner| inner.split_once(')'))
+        {
             rest = more;
-            known.get(name).copied().unwrap_or_else(|| count(name).saturating_add(3))
+            known
+                .get(name)
+                .copied()
+                .unwrap_or_else(|| count(name).saturating_add(3))
         } else {
             1
         };
@@ -78,7 +87,11 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
         "TF_CONFIG" | "CLUSTER_SPEC" => false,
         name => OURS.contains(&name),
     };
-    if job.image.as_ref().is_some_and(|image| image.contains(char::is_whitespace)) {
+    if job
+        .image
+        .as_ref()
+        .is_some_and(|image| image.contains(char::is_whitespace))
+    {
         faults.say("image: an image's name has no blanks".to_owned());
     }
     let none = super::TaskOf::default();
@@ -96,10 +109,17 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
                 role.role
             ));
         }
-        let env: BTreeSet<&str> = job.env.keys().chain(own.env.keys()).map(String::as_str).collect();
+        let env: BTreeSet<&str> = job
+            .env
+            .keys()
+            .chain(own.env.keys())
+            .map(String::as_str)
+            .collect();
         for name in &env {
             if OURS.contains(name) {
-                say(format!("env: {name} is set for each task by Pinfold: choose another name"));
+                say(format!(
+                    "env: {name} is set for each task by Pinfold: choose another name"
+                ));
             } else if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic() && c != '=') {
                 say(format!("env: {name:?} can't be a variable's name"));
             } else if name.starts_with(|c: char| c.is_ascii_digit()) {
@@ -111,9 +131,14 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
         }
         let mut check = |place: &str, text: &str, before: &dyn Fn(&str) -> bool| {
             if text.contains('\0') {
-                say(format!("{place}: a text with a zero byte can't be passed to a program"));
+                say(format!(
+                    "{place}: a text with a zero byte can't be passed to a program"
+                ));
             }
-            for name in references(text).into_iter().filter(|name| is_variable(name)) {
+            for name in references(text)
+                .into_iter()
+                .filter(|name| is_variable(name))
+            {
                 if env.contains(name) && before(name) || has(name) {
                     continue;
                 }
@@ -122,9 +147,15 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
                         "{place}: $({name}) would stay as it is: variables are set in the order of their names, and {name} comes later"
                     ),
                     "SCRIPT" => format!("{place}: $(SCRIPT) is named, and there is no script"),
-                    "DATA_DIR" => format!("{place}: $(DATA_DIR) is named, and there is no data folder"),
-                    "LOG_DIR" => format!("{place}: $(LOG_DIR) is named, and there is no log folder"),
-                    "CHIEF_HOSTS" => format!("{place}: $(CHIEF_HOSTS) is named, and the case has no chief"),
+                    "DATA_DIR" => {
+                        format!("{place}: $(DATA_DIR) is named, and there is no data folder")
+                    }
+                    "LOG_DIR" => {
+                        format!("{place}: $(LOG_DIR) is named, and there is no log folder")
+                    }
+                    "CHIEF_HOSTS" => {
+                        format!("{place}: $(CHIEF_HOSTS) is named, and the case has no chief")
+                    }
                     _ => format!(
                         "{place}: there is no variable {name}; write $$({name}) for the text itself, or set it in env. There are \
                          PS_HOSTS, WORKER_HOSTS, PS_COUNT, WORKER_COUNT, TASK_TYPE, TASK_INDEX, TASK_PORT, TRAINING_JOB, SCRIPT, \
@@ -133,7 +164,12 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
                 });
             }
         };
-        for (key, text) in job.env.iter().filter(|(key, _)| !own.env.contains_key(*key)).chain(&own.env) {
+        for (key, text) in job
+            .env
+            .iter()
+            .filter(|(key, _)| !own.env.contains_key(*key))
+            .chain(&own.env)
+        {
             check(&format!("env.{key}"), text, &|name| name < key.as_str());
         }
         for text in own.command.as_ref().unwrap_or(&job.command) {

@@ -186,7 +186,10 @@ pub struct RunReport {
 impl RunReport {
     /// What a role used.
     pub fn role(&self, role: &str) -> Option<&Usage> {
-        self.roles.iter().find(|one| one.role == role).map(|one| &one.usage)
+        self.roles
+            .iter()
+            .find(|one| one.role == role)
+            .map(|one| &one.usage)
     }
 
     /// What the parameter servers used.
@@ -201,24 +204,33 @@ impl RunReport {
 
     /// Steps each second of all tasks that train and of which they are known.
     pub fn steps_per_second(&self) -> Option<f64> {
-        let mut known = self.training().filter_map(|task| task.usage.steps_per_second).peekable();
+        let mut known = self
+            .training()
+            .filter_map(|task| task.usage.steps_per_second)
+            .peekable();
         known.peek()?;
         Some(known.sum())
     }
 
     /// Of how many of the tasks that train steps are known.
     pub(super) fn stepping(&self) -> usize {
-        self.training().filter(|task| task.usage.steps_per_second.is_some()).count()
+        self.training()
+            .filter(|task| task.usage.steps_per_second.is_some())
+            .count()
     }
 
     fn training(&self) -> impl Iterator<Item = &TaskUse> {
-        self.tasks.iter().filter(|task| TRAINING.contains(&task.role.as_str()))
+        self.tasks
+            .iter()
+            .filter(|task| TRAINING.contains(&task.role.as_str()))
     }
 }
 
 /// Sums up one run.
 pub fn analyse(observed: &Observed) -> RunReport {
-    let Observed { members, totals, .. } = observed;
+    let Observed {
+        members, totals, ..
+    } = observed;
     let seconds = members.seconds();
     let traffic = Traffic::of(totals, members.pods.keys());
     let mut tasks: Vec<TaskUse> = Vec::new();
@@ -227,7 +239,9 @@ pub fn analyse(observed: &Observed) -> RunReport {
             "" => pod.clone(),
             index => format!("{} {index}", member.role),
         };
-        let known = tasks.iter_mut().find(|one| one.task == task && one.role == member.role);
+        let known = tasks
+            .iter_mut()
+            .find(|one| one.task == task && one.role == member.role);
         if let Some(known) = known {
             known.pods.insert(pod.clone());
             known.nodes.extend(member.nodes.iter().cloned());
@@ -244,8 +258,15 @@ pub fn analyse(observed: &Observed) -> RunReport {
         }
     }
     tasks.sort_by_cached_key(|task| {
-        let order = ORDER.iter().position(|role| *role == task.role).unwrap_or(ORDER.len());
-        let index = task.task.rsplit(' ').next().and_then(|index| index.parse::<u64>().ok());
+        let order = ORDER
+            .iter()
+            .position(|role| *role == task.role)
+            .unwrap_or(ORDER.len());
+        let index = task
+            .task
+            .rsplit(' ')
+            .next()
+            .and_then(|index| index.parse::<u64>().ok());
         (order, task.role.clone(), index, task.task.clone())
     });
     for task in &mut tasks {
@@ -254,9 +275,19 @@ pub fn analyse(observed: &Observed) -> RunReport {
     }
     let mut roles: Vec<RoleUse> = Vec::new();
     for of_role in tasks.chunk_by(|one, other| one.role == other.role) {
-        let pods: Vec<&str> = of_role.iter().flat_map(|task| task.pods.iter().map(String::as_str)).collect();
-        let role = of_role.first().map(|task| task.role.clone()).unwrap_or_default();
-        roles.push(RoleUse { role, tasks: of_role.len(), usage: Usage::of(totals, &pods, traffic, seconds) });
+        let pods: Vec<&str> = of_role
+            .iter()
+            .flat_map(|task| task.pods.iter().map(String::as_str))
+            .collect();
+        let role = of_role
+            .first()
+            .map(|task| task.role.clone())
+            .unwrap_or_default();
+        roles.push(RoleUse {
+            role,
+            tasks: of_role.len(),
+            usage: Usage::of(totals, &pods, traffic, seconds),
+        });
     }
     let servers = servers(&tasks);
     let mut findings: Vec<Finding> = weigh(&tasks, &servers, seconds).into_iter().collect();
@@ -274,7 +305,10 @@ pub fn analyse(observed: &Observed) -> RunReport {
         scrape_interval_seconds: members.interval,
         unseen_seconds: members.unseen,
         traffic,
-        workers: tasks.iter().filter(|task| TRAINING.contains(&task.role.as_str())).count(),
+        workers: tasks
+            .iter()
+            .filter(|task| TRAINING.contains(&task.role.as_str()))
+            .count(),
         missing: missing(observed, &tasks),
         curves: observed
             .curves
@@ -297,7 +331,10 @@ fn over_time(curve: &Curve, tasks: &[TaskUse], members: &Members) -> Vec<(String
         let pods = task.pods.iter().filter_map(|pod| curve.pods.get(pod));
         let pods = pods.flat_map(|points| by_time(points.iter().copied(), f64::max));
         let within = pods.filter(|(at, _)| (from..=members.to).contains(at));
-        let points = by_time(within.map(|(at, value)| (at - members.from, value)), |one, other| one + other);
+        let points = by_time(
+            within.map(|(at, value)| (at - members.from, value)),
+            |one, other| one + other,
+        );
         (!points.is_empty()).then(|| (task.task.clone(), points))
     };
     tasks.iter().filter_map(of).collect()
@@ -320,19 +357,26 @@ fn by_time(points: impl Iterator<Item = (f64, f64)>, join: fn(f64, f64) -> f64) 
 fn servers(tasks: &[TaskUse]) -> Servers {
     let balance = |load: &dyn Fn(&Usage) -> Option<f64>| {
         let servers = tasks.iter().filter(|task| task.role == PS);
-        let loads: Option<Vec<(String, f64)>> =
-            servers.map(|task| Some((task.task.clone(), load(&task.usage)?))).collect();
+        let loads: Option<Vec<(String, f64)>> = servers
+            .map(|task| Some((task.task.clone(), load(&task.usage)?)))
+            .collect();
         Balance::of(loads?)
     };
-    Servers { traffic: balance(&|usage| usage.traffic()), cpu: balance(&|usage| usage.cpu_seconds) }
+    Servers {
+        traffic: balance(&|usage| usage.traffic()),
+        cpu: balance(&|usage| usage.cpu_seconds),
+    }
 }
 
 /// What is to be said of the parameter servers' balance: by their traffic, with their CPU beside it.
 fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> {
     let traffic = servers.traffic.as_ref()?;
     let (hottest, next) = (traffic.hottest()?, traffic.runner_up()?);
-    let moved: f64 =
-        tasks.iter().filter(|task| task.role == PS).filter_map(|task| task.usage.traffic()).sum();
+    let moved: f64 = tasks
+        .iter()
+        .filter(|task| task.role == PS)
+        .filter_map(|task| task.usage.traffic())
+        .sum();
     let found = |kind, text| Some(Finding { kind, text });
     if moved / seconds < LEAST_TRAFFIC {
         return found(
@@ -343,11 +387,23 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
             ),
         );
     }
-    let by_cpu = servers.cpu.as_ref().filter(|cpu| cpu.max_over_mean >= HOT).and_then(Balance::hottest);
-    let numbers = format!("{} times the mean, Gini {}", number(traffic.max_over_mean), number(traffic.gini));
+    let by_cpu = servers
+        .cpu
+        .as_ref()
+        .filter(|cpu| cpu.max_over_mean >= HOT)
+        .and_then(Balance::hottest);
+    let numbers = format!(
+        "{} times the mean, Gini {}",
+        number(traffic.max_over_mean),
+        number(traffic.gini)
+    );
     if traffic.max_over_mean < HOT {
         let but = by_cpu.map_or_else(String::new, |busiest| {
-            format!("; but {} takes {} of their CPU time", busiest.task, percent(busiest.share))
+            format!(
+                "; but {} takes {} of their CPU time",
+                busiest.task,
+                percent(busiest.share)
+            )
         });
         return found(
             FindingKind::EvenServers,
@@ -358,7 +414,11 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
             ),
         );
     }
-    let cpu = match servers.cpu.as_ref().map(|cpu| (cpu, cpu.share_of(&hottest.task))) {
+    let cpu = match servers
+        .cpu
+        .as_ref()
+        .map(|cpu| (cpu, cpu.share_of(&hottest.task)))
+    {
         Some((_, Some(share))) => format!(" and takes {} of their CPU time", percent(share)),
         _ => "; how much of their CPU time it takes is not known".to_owned(),
     };
@@ -411,13 +471,17 @@ fn throttled(roles: &[RoleUse]) -> Vec<Finding> {
 
 fn lagging(tasks: &[TaskUse]) -> Option<Finding> {
     let workers = tasks.iter().filter(|task| task.role == "worker");
-    let used: Vec<(&str, f64)> =
-        workers.filter_map(|task| Some((task.task.as_str(), task.usage.cpus_used?))).collect();
+    let used: Vec<(&str, f64)> = workers
+        .filter_map(|task| Some((task.task.as_str(), task.usage.cpus_used?)))
+        .collect();
     let mut sorted: Vec<f64> = used.iter().map(|(_, used)| *used).collect();
     sorted.sort_by(f64::total_cmp);
     let median = *sorted.get(sorted.len() / 2).filter(|_| sorted.len() >= 3)?;
-    let slow: Vec<&str> =
-        used.iter().filter(|(_, used)| *used < LAGS * median).map(|(task, _)| *task).collect();
+    let slow: Vec<&str> = used
+        .iter()
+        .filter(|(_, used)| *used < LAGS * median)
+        .map(|(task, _)| *task)
+        .collect();
     (!slow.is_empty()).then(|| Finding {
         kind: FindingKind::Lagging,
         text: format!(
@@ -432,7 +496,11 @@ fn lagging(tasks: &[TaskUse]) -> Option<Finding> {
 fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
     let mut said = Vec::new();
     let without = |known: &dyn Fn(&Usage) -> bool| -> Vec<&str> {
-        tasks.iter().filter(|task| !known(&task.usage)).map(|task| task.task.as_str()).collect()
+        tasks
+            .iter()
+            .filter(|task| !known(&task.usage))
+            .map(|task| task.task.as_str())
+            .collect()
     };
     let network = without(&|usage| usage.sent_bytes.is_some() && usage.received_bytes.is_some());
     if !network.is_empty() {
@@ -445,10 +513,15 @@ fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
     if !cpu.is_empty() {
         said.push(format!("no CPU time of {}", some(&cpu)));
     }
-    let training: Vec<&TaskUse> =
-        tasks.iter().filter(|task| TRAINING.contains(&task.role.as_str())).collect();
-    let stepless: Vec<&str> =
-        training.iter().filter(|task| task.usage.steps.is_none()).map(|task| task.task.as_str()).collect();
+    let training: Vec<&TaskUse> = tasks
+        .iter()
+        .filter(|task| TRAINING.contains(&task.role.as_str()))
+        .collect();
+    let stepless: Vec<&str> = training
+        .iter()
+        .filter(|task| task.usage.steps.is_none())
+        .map(|task| task.task.as_str())
+        .collect();
     match &observed.step_metric {
         None => said.push("steps: no metric of them is named (--step-metric)".to_owned()),
         Some(metric) if stepless.len() == training.len() => said.push(format!(
@@ -477,7 +550,10 @@ fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
 
 /// The first of them, and how many more.
 fn some(names: &[&str]) -> String {
-    let shown = names.get(..NAMED.min(names.len())).unwrap_or_default().join(", ");
+    let shown = names
+        .get(..NAMED.min(names.len()))
+        .unwrap_or_default()
+        .join(", ");
     match names.len().saturating_sub(NAMED) {
         0 => shown,
         more => format!("{shown} and {more} more"),

@@ -103,7 +103,9 @@ impl<'de> Deserialize<'de> for Number {
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Number, E> {
                 let number = text.parse();
-                number.map(Number).map_err(|_| E::custom(format!("the value {text:?} is no number")))
+                number
+                    .map(Number)
+                    .map_err(|_| E::custom(format!("the value {text:?} is no number")))
             }
         }
 
@@ -121,16 +123,22 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
     if envelope.status != "success" {
         return Err(AnswerError::Refused {
             kind: envelope.error_type.unwrap_or(envelope.status),
-            message: envelope.error.unwrap_or_else(|| "without a reason".to_owned()),
+            message: envelope
+                .error
+                .unwrap_or_else(|| "without a reason".to_owned()),
         });
     }
-    let data = envelope.data.ok_or_else(|| AnswerError::Shape("it has no data".to_owned()))?;
+    let data = envelope
+        .data
+        .ok_or_else(|| AnswerError::Shape("it has no data".to_owned()))?;
     let result = data.result.get();
     let all: Vec<Range> = match data.result_type.as_str() {
         "vector" => {
             let all: Vec<Instant> = serde_json::from_str(result).map_err(shape)?;
-            let range =
-                |one: Instant| Range { metric: one.metric, values: one.value.map(|value| vec![value]) };
+            let range = |one: Instant| Range {
+                metric: one.metric,
+                values: one.value.map(|value| vec![value]),
+            };
             all.into_iter().map(range).collect()
         }
         "matrix" => serde_json::from_str(result).map_err(shape)?,
@@ -141,15 +149,27 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         }
     };
     let mut series = Vec::with_capacity(all.len());
-    for Range { metric: labels, values } in all {
+    for Range {
+        metric: labels,
+        values,
+    } in all
+    {
         let values = values.ok_or_else(|| {
             AnswerError::Shape("series of histograms, where numbers were expected".to_owned())
         })?;
-        let finite = values.into_iter().filter(|(at, Number(value))| at.is_finite() && value.is_finite());
-        series.push(Series { labels, points: finite.map(|(at, Number(value))| (at, value)).collect() });
+        let finite = values
+            .into_iter()
+            .filter(|(at, Number(value))| at.is_finite() && value.is_finite());
+        series.push(Series {
+            labels,
+            points: finite.map(|(at, Number(value))| (at, value)).collect(),
+        });
     }
     let said = [envelope.warnings, envelope.infos];
-    Ok(Answer { series, warnings: said.into_iter().flatten().flatten().collect() })
+    Ok(Answer {
+        series,
+        warnings: said.into_iter().flatten().flatten().collect(),
+    })
 }
 
 #[cfg(test)]
@@ -164,18 +184,34 @@ mod tests {
             {"metric":{},"value":[1700000000.5,"+Inf"]}]},"warnings":["w"],"infos":["i"]}"#;
         let answer = read_answer(vector).unwrap();
         assert_eq!(answer.series[0].points, [(1_700_000_000.5, 2.5)]);
-        assert_eq!((answer.series[0].label("pod"), answer.series[0].label("none")), ("a", ""));
-        assert!(answer.series[1].last().is_none() && answer.series[2].last().is_none(), "no number");
+        assert_eq!(
+            (
+                answer.series[0].label("pod"),
+                answer.series[0].label("none")
+            ),
+            ("a", "")
+        );
+        assert!(
+            answer.series[1].last().is_none() && answer.series[2].last().is_none(),
+            "no number"
+        );
         assert_eq!(answer.warnings, ["w", "i"]);
         let matrix = br#"{"status":"success","data":{"resultType":"matrix","result":[
             {"metric":{"pod":"a"},"values":[[1,"1"],[2,"NaN"],[3,"1e3"]]}]}}"#;
-        assert_eq!(read_answer(matrix).unwrap().series[0].points, [(1.0, 1.0), (3.0, 1000.0)]);
+        assert_eq!(
+            read_answer(matrix).unwrap().series[0].points,
+            [(1.0, 1.0), (3.0, 1000.0)]
+        );
         for empty in [
             r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#,
             // As some that speak Prometheus' API write it, in another order.
             r#"{"data":{"result":[],"resultType":"matrix","stats":{}},"warnings":null,"isPartial":false,"status":"success"}"#,
         ] {
-            assert_eq!(read_answer(empty.as_bytes()), Ok(Answer::default()), "{empty}");
+            assert_eq!(
+                read_answer(empty.as_bytes()),
+                Ok(Answer::default()),
+                "{empty}"
+            );
         }
     }
 
@@ -194,13 +230,19 @@ mod tests {
     #[test]
     fn everything_else_is_named() {
         for (text, says) in [
-            (r#"{"status":"error","errorType":"bad_data","error":"parse error"}"#, "bad_data: parse error"),
+            (
+                r#"{"status":"error","errorType":"bad_data","error":"parse error"}"#,
+                "bad_data: parse error",
+            ),
             (r#"{"status":"error"}"#, "error: without a reason"),
             ("<html>", "no answer of Prometheus"),
             ("", "no answer of Prometheus"),
             ("[]", "no answer of Prometheus"),
             (r#"{"status":"success"}"#, "it has no data"),
-            (r#"{"status":"success","data":{"resultType":"scalar","result":[1,"1"]}}"#, "of type scalar"),
+            (
+                r#"{"status":"success","data":{"resultType":"scalar","result":[1,"1"]}}"#,
+                "of type scalar",
+            ),
             (
                 r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"histogram":[1,{}]}]}}"#,
                 "histograms",
@@ -213,7 +255,10 @@ mod tests {
                 r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,1]}]}}"#,
                 "no answer of Prometheus",
             ),
-            (r#"{"status":"success","data":{"resultType":"matrix","result":{}}}"#, "no answer of Prometheus"),
+            (
+                r#"{"status":"success","data":{"resultType":"matrix","result":{}}}"#,
+                "no answer of Prometheus",
+            ),
         ] {
             let error = read_answer(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");

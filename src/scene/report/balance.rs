@@ -38,8 +38,13 @@ impl Balance {
         // Equal ones stay in their order.
         loads.sort_by(|(_, one), (_, other)| other.total_cmp(one));
         let many = loads.len() as f64;
-        let shares: Vec<Share> =
-            loads.into_iter().map(|(task, load)| Share { task, share: load / sum }).collect();
+        let shares: Vec<Share> = loads
+            .into_iter()
+            .map(|(task, load)| Share {
+                task,
+                share: load / sum,
+            })
+            .collect();
         let greatest = shares.first().map_or(0.0, |first| first.share);
         // By ranks, the least first: sum of (2 i - n - 1) x over n times the sum of x, which is 1 here.
         let ranked: f64 = shares
@@ -48,7 +53,11 @@ impl Balance {
             .enumerate()
             .map(|(rank, one)| (2.0 * (rank as f64 + 1.0) - many - 1.0) * one.share)
             .sum();
-        Some(Self { max_over_mean: greatest * many, gini: (ranked / many).max(0.0), shares })
+        Some(Self {
+            max_over_mean: greatest * many,
+            gini: (ranked / many).max(0.0),
+            shares,
+        })
     }
 
     /// The greatest.
@@ -63,7 +72,10 @@ impl Balance {
 
     /// The part of a task.
     pub fn share_of(&self, task: &str) -> Option<f64> {
-        self.shares.iter().find(|one| one.task == task).map(|one| one.share)
+        self.shares
+            .iter()
+            .find(|one| one.task == task)
+            .map(|one| one.share)
     }
 }
 
@@ -74,7 +86,12 @@ mod tests {
     use super::*;
 
     fn balance(loads: &[f64]) -> Option<Balance> {
-        Balance::of(loads.iter().enumerate().map(|(at, load)| (format!("ps-{at}"), *load)))
+        Balance::of(
+            loads
+                .iter()
+                .enumerate()
+                .map(|(at, load)| (format!("ps-{at}"), *load)),
+        )
     }
 
     fn near(one: f64, other: f64) -> bool {
@@ -84,21 +101,41 @@ mod tests {
     #[test]
     fn known_answers() {
         let even = balance(&[5.0; 4]).unwrap();
-        assert!(near(even.max_over_mean, 1.0) && near(even.gini, 0.0), "{even:?}");
+        assert!(
+            near(even.max_over_mean, 1.0) && near(even.gini, 0.0),
+            "{even:?}"
+        );
         let one = balance(&[0.0, 0.0, 8.0, 0.0]).unwrap();
-        assert!(near(one.max_over_mean, 4.0) && near(one.gini, 0.75), "{one:?}");
+        assert!(
+            near(one.max_over_mean, 4.0) && near(one.gini, 0.75),
+            "{one:?}"
+        );
         assert_eq!(one.hottest().unwrap().task, "ps-2");
         assert_eq!(
-            (one.share_of("ps-2"), one.share_of("ps-0"), one.share_of("x")),
+            (
+                one.share_of("ps-2"),
+                one.share_of("ps-0"),
+                one.share_of("x")
+            ),
             (Some(1.0), Some(0.0), None)
         );
         // (1*1 + 3*1 is 2·(1·1 + 2·3)/(2·4) − 3/2) = 1/4
         let two = balance(&[3.0, 1.0]).unwrap();
-        assert!(near(two.gini, 0.25) && near(two.max_over_mean, 1.5), "{two:?}");
+        assert!(
+            near(two.gini, 0.25) && near(two.max_over_mean, 1.5),
+            "{two:?}"
+        );
         let three = balance(&[1.0, 2.0, 3.0]).unwrap();
         assert!(near(three.gini, 2.0 / 9.0), "{three:?}");
         assert_eq!(three.runner_up().unwrap().task, "ps-1");
-        for none in [&[][..], &[1.0], &[0.0, 0.0], &[1.0, -1.0], &[f64::NAN, 1.0], &[f64::INFINITY, 1.0]] {
+        for none in [
+            &[][..],
+            &[1.0],
+            &[0.0, 0.0],
+            &[1.0, -1.0],
+            &[f64::NAN, 1.0],
+            &[f64::INFINITY, 1.0],
+        ] {
             assert_eq!(balance(none), None, "{none:?}");
         }
     }

@@ -4,7 +4,9 @@ use super::figures::NONE;
 use crate::text::svg::{Anchor, Svg, shortened};
 
 /// Colours that people with any eyes tell apart.
-const COLOURS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#5f5f5f"];
+const COLOURS: [&str; 7] = [
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#5f5f5f",
+];
 const INK: &str = "#24292f";
 const PALE: &str = "#d0d7de";
 const WIDE: f64 = 720.0;
@@ -37,13 +39,20 @@ impl Chart {
     /// A picture with a title.
     pub(super) fn new(title: &str) -> Self {
         let mut svg = Svg::default();
-        svg.text((12.0, 22.0), 15.0, Anchor::Start, INK, &shortened(title, TITLE));
+        svg.text(
+            (12.0, 22.0),
+            15.0,
+            Anchor::Start,
+            INK,
+            &shortened(title, TITLE),
+        );
         Self { svg, down: 30.0 }
     }
 
     fn heading(&mut self, words: &str) {
         self.down += 24.0;
-        self.svg.text((12.0, self.down), 12.0, Anchor::Start, INK, words);
+        self.svg
+            .text((12.0, self.down), 12.0, Anchor::Start, INK, words);
         self.down += 14.0;
     }
 
@@ -56,7 +65,8 @@ impl Chart {
                 (x, self.down) = (LEFT, self.down + 15.0);
             }
             self.svg.rectangle((x, self.down + 3.0), 10.0, 10.0, colour);
-            self.svg.text((x + 14.0, self.down + 12.0), 11.0, Anchor::Start, INK, name);
+            self.svg
+                .text((x + 14.0, self.down + 12.0), 11.0, Anchor::Start, INK, name);
             x += wide;
         }
         self.down += 20.0;
@@ -71,27 +81,45 @@ impl Chart {
         show: impl Fn(f64) -> String,
     ) {
         self.heading(title);
-        let sum = |curve: &(String, Vec<(f64, f64)>)| curve.1.iter().map(|(_, value)| value).sum::<f64>();
+        let sum =
+            |curve: &(String, Vec<(f64, f64)>)| curve.1.iter().map(|(_, value)| value).sum::<f64>();
         let mut order: Vec<&(String, Vec<(f64, f64)>)> = curves.iter().collect();
         order.sort_by(|one, other| sum(other).total_cmp(&sum(one)));
         let left_out = order.len().saturating_sub(LINES);
         order.truncate(LINES);
-        let values = order.iter().flat_map(|(_, points)| points.iter().map(|(_, value)| *value));
+        let values = order
+            .iter()
+            .flat_map(|(_, points)| points.iter().map(|(_, value)| *value));
         let top = ceiling(values.fold(0.0, f64::max));
         let (high, wide, begin) = (130.0, WIDE - LEFT - RIGHT, self.down);
         for tick in 0..=2 {
             let part = f64::from(tick) / 2.0;
             let y = begin + high * (1.0 - part);
             self.svg.line((LEFT, y), (LEFT + wide, y), PALE, 1.0);
-            self.svg.text((LEFT - 6.0, y + 4.0), 10.0, Anchor::End, INK, &show(top * part));
+            self.svg.text(
+                (LEFT - 6.0, y + 4.0),
+                10.0,
+                Anchor::End,
+                INK,
+                &show(top * part),
+            );
             let x = LEFT + wide * part;
             let after = super::figures::seconds(seconds * part);
-            let anchor = if tick == 2 { Anchor::End } else { Anchor::Middle };
-            self.svg.text((x, begin + high + 14.0), 10.0, anchor, INK, &after);
+            let anchor = if tick == 2 {
+                Anchor::End
+            } else {
+                Anchor::Middle
+            };
+            self.svg
+                .text((x, begin + high + 14.0), 10.0, anchor, INK, &after);
         }
         for ((_, points), colour) in order.iter().zip(COLOURS) {
-            let place =
-                |(at, value): &(f64, f64)| (LEFT + wide * at / seconds, begin + high * (1.0 - value / top));
+            let place = |(at, value): &(f64, f64)| {
+                (
+                    LEFT + wide * at / seconds,
+                    begin + high * (1.0 - value / top),
+                )
+            };
             for piece in unbroken(points) {
                 self.svg.polyline(piece.iter().map(place), colour, 1.5);
             }
@@ -100,24 +128,49 @@ impl Chart {
         self.legend(order.iter().map(|(name, _)| name.as_str()));
         if left_out > 0 {
             let words = format!("and {left_out} below them");
-            self.svg.text((LEFT, self.down + 4.0), 11.0, Anchor::Start, INK, &words);
+            self.svg
+                .text((LEFT, self.down + 4.0), 11.0, Anchor::Start, INK, &words);
             self.down += 14.0;
         }
     }
 
     /// Bars below each other for each row; a value that is not known has none, and a dash.
-    pub(super) fn bars(&mut self, title: &str, kinds: &[&str], rows: &[Row], show: impl Fn(f64) -> String) {
+    pub(super) fn bars(
+        &mut self,
+        title: &str,
+        kinds: &[&str],
+        rows: &[Row],
+        show: impl Fn(f64) -> String,
+    ) {
         self.heading(title);
-        let top = rows.iter().flat_map(|(_, values)| values.iter().flatten().copied()).fold(0.0, f64::max);
+        let top = rows
+            .iter()
+            .flat_map(|(_, values)| values.iter().flatten().copied())
+            .fold(0.0, f64::max);
         let wide = WIDE - LEFT - RIGHT - 90.0;
         for (name, values) in rows {
             let middle = self.down + BAR * values.len() as f64 / 2.0 + 4.0;
-            self.svg.text((LEFT - 6.0, middle), 11.0, Anchor::End, INK, &shortened(name, LETTERS));
+            self.svg.text(
+                (LEFT - 6.0, middle),
+                11.0,
+                Anchor::End,
+                INK,
+                &shortened(name, LETTERS),
+            );
             for (value, colour) in values.iter().zip(COLOURS.iter().cycle()) {
-                let long = value.filter(|_| top > 0.0).map_or(0.0, |value| wide * value / top);
-                self.svg.rectangle((LEFT, self.down + 1.0), long, BAR - 2.0, colour);
+                let long = value
+                    .filter(|_| top > 0.0)
+                    .map_or(0.0, |value| wide * value / top);
+                self.svg
+                    .rectangle((LEFT, self.down + 1.0), long, BAR - 2.0, colour);
                 let words = value.map_or_else(|| NONE.to_owned(), &show);
-                self.svg.text((LEFT + long + 5.0, self.down + BAR - 3.0), 10.0, Anchor::Start, INK, &words);
+                self.svg.text(
+                    (LEFT + long + 5.0, self.down + BAR - 3.0),
+                    10.0,
+                    Anchor::Start,
+                    INK,
+                    &words,
+                );
                 self.down += BAR;
             }
             self.down += 4.0;
@@ -148,7 +201,9 @@ fn ceiling(value: f64) -> f64 {
         return 1.0;
     }
     let power = 10_f64.powf(value.log10().floor());
-    let step = [1.0, 2.0, 5.0].into_iter().find(|step| step * power >= value);
+    let step = [1.0, 2.0, 5.0]
+        .into_iter()
+        .find(|step| step * power >= value);
     step.unwrap_or(10.0) * power
 }
 
@@ -158,10 +213,20 @@ mod tests {
 
     #[test]
     fn scales_end_at_a_round_number() {
-        for (value, top) in
-            [(0.0, 1.0), (f64::NAN, 1.0), (0.7, 1.0), (1.0, 1.0), (1.1, 2.0), (34.0, 50.0), (9e6, 1e7)]
-        {
-            assert!((ceiling(value) - top).abs() < 1e-9 * top, "{value}: {}", ceiling(value));
+        for (value, top) in [
+            (0.0, 1.0),
+            (f64::NAN, 1.0),
+            (0.7, 1.0),
+            (1.0, 1.0),
+            (1.1, 2.0),
+            (34.0, 50.0),
+            (9e6, 1e7),
+        ] {
+            assert!(
+                (ceiling(value) - top).abs() < 1e-9 * top,
+                "{value}: {}",
+                ceiling(value)
+            );
         }
     }
 
@@ -172,25 +237,42 @@ mod tests {
         chart.bars(
             "t",
             &["x", "y"],
-            &[("r".to_owned(), vec![None, Some(2.0)]), (long, vec![Some(f64::INFINITY)])],
+            &[
+                ("r".to_owned(), vec![None, Some(2.0)]),
+                (long, vec![Some(f64::INFINITY)]),
+            ],
             |value| format!("{value}!"),
         );
         chart.curves("c", 10.0, &[], |value| value.to_string());
-        let curve = |at: u32| (format!("p{at}"), vec![(0.0, f64::from(at)), (10.0, f64::from(at))]);
-        chart.curves("c", 10.0, &(0..9).map(curve).collect::<Vec<_>>(), |value| value.to_string());
+        let curve = |at: u32| {
+            (
+                format!("p{at}"),
+                vec![(0.0, f64::from(at)), (10.0, f64::from(at))],
+            )
+        };
+        chart.curves("c", 10.0, &(0..9).map(curve).collect::<Vec<_>>(), |value| {
+            value.to_string()
+        });
         let text = chart.finish();
         assert!(text.contains(">a &lt;b&gt; &amp;  c</text>"), "{text}");
-        assert!(text.contains(">–</text>") && text.contains(">2!</text>"), "{text}");
+        assert!(
+            text.contains(">–</text>") && text.contains(">2!</text>"),
+            "{text}"
+        );
         assert!(text.contains(">a-name-that-is-lon…</text>"), "{text}");
-        assert!(text.contains("and 2 below them") && !text.contains(">p1</text>"), "{text}");
+        assert!(
+            text.contains("and 2 below them") && !text.contains(">p1</text>"),
+            "{text}"
+        );
         assert_eq!(text.matches("<polyline").count(), 7);
         assert!(!text.contains("NaN") && !text.contains("=\"inf"), "{text}");
     }
 
     #[test]
     fn nothing_is_drawn_over_a_time_of_which_nothing_is_known() {
-        let points: Vec<(f64, f64)> =
-            [0.0, 10.0, 20.0, 30.0, 300.0, 310.0, 320.0].map(|at| (at, 1.0)).to_vec();
+        let points: Vec<(f64, f64)> = [0.0, 10.0, 20.0, 30.0, 300.0, 310.0, 320.0]
+            .map(|at| (at, 1.0))
+            .to_vec();
         let pieces: Vec<usize> = unbroken(&points).map(<[_]>::len).collect();
         assert_eq!(pieces, [4, 3]);
         assert_eq!(unbroken(&[(5.0, 1.0)]).count(), 1);

@@ -81,7 +81,8 @@ pub fn compare(
     warnings: Vec<String>,
 ) -> Result<Report, String> {
     let mut notes = warnings;
-    let is_base = |run: &RunReport, name: &str| run.name == name || run.case.as_deref() == Some(name);
+    let is_base =
+        |run: &RunReport, name: &str| run.name == name || run.case.as_deref() == Some(name);
     if let Some(name) = base.filter(|name| !runs.iter().any(|run| is_base(run, name))) {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
         return Err(format!(
@@ -92,43 +93,63 @@ pub fn compare(
     let mut efficiency = Vec::new();
     for run in &runs {
         let name = base;
-        let mut others = runs.iter().filter(|other| other.name != run.name && other.scene == run.scene);
+        let mut others = runs
+            .iter()
+            .filter(|other| other.name != run.name && other.scene == run.scene);
         let base = match base {
             Some(name) if is_base(run, name) => None,
             // A run that is named is the base of all of them.
             Some(name) => others
                 .find(|other| is_base(other, name))
                 .or_else(|| runs.iter().find(|other| other.name == name)),
-            None => others.min_by_key(|other| other.workers).filter(|other| other.workers < run.workers),
+            None => others
+                .min_by_key(|other| other.workers)
+                .filter(|other| other.workers < run.workers),
         };
         let Some(base) = base else {
             if let Some(name) = name.filter(|name| !is_base(run, name)) {
-                notes.push(format!("how {} scales is not known: its scene has no case {name}", run.name));
+                notes.push(format!(
+                    "how {} scales is not known: its scene has no case {name}",
+                    run.name
+                ));
             }
             continue;
         };
         match scaled(run, base) {
             Ok(one) => efficiency.push(one),
             Err(why) => {
-                notes.push(format!("how {} scales beside {} is not known: {why}", run.name, base.name));
+                notes.push(format!(
+                    "how {} scales beside {} is not known: {why}",
+                    run.name, base.name
+                ));
             }
         }
     }
     let mut pairs = Vec::new();
     for (at, one) in runs.iter().enumerate() {
         for other in runs.iter().skip(at + 1) {
-            let same_case = one.case.is_some() && one.case == other.case && one.scene != other.scene;
+            let same_case =
+                one.case.is_some() && one.case == other.case && one.scene != other.scene;
             let only_two = runs.len() == 2 && one.case.is_none() && other.case.is_none();
             if !same_case && !only_two {
                 continue;
             }
             match pair(one, other) {
                 Ok(pair) => pairs.push(pair),
-                Err(why) => notes.push(format!("{} and {} can't be compared: {why}", one.name, other.name)),
+                Err(why) => notes.push(format!(
+                    "{} and {} can't be compared: {why}",
+                    one.name, other.name
+                )),
             }
         }
     }
-    Ok(Report { prometheus, runs, efficiency, pairs, notes })
+    Ok(Report {
+        prometheus,
+        runs,
+        efficiency,
+        pairs,
+        notes,
+    })
 }
 
 /// The progress of both by what both are known by.
@@ -137,7 +158,10 @@ fn progress(one: &RunReport, other: &RunReport) -> Result<(By, f64, f64), &'stat
     let all = |run: &RunReport| run.stepping() == run.workers;
     let alike = all(one) && all(other) || one.stepping() == 1 && other.stepping() == 1;
     let steps = |run: &RunReport| run.steps_per_second().filter(|_| alike);
-    let sent = |run: &RunReport| run.servers_use().and_then(|usage| usage.sent_bytes_per_second);
+    let sent = |run: &RunReport| {
+        run.servers_use()
+            .and_then(|usage| usage.sent_bytes_per_second)
+    };
     let (by, one, other) = match ((steps(one), steps(other)), (sent(one), sent(other))) {
         ((Some(one), Some(other)), _) => (By::Steps, one, other),
         (_, (Some(one), Some(other))) => (By::ServerBytes, one, other),
@@ -147,7 +171,11 @@ fn progress(one: &RunReport, other: &RunReport) -> Result<(By, f64, f64), &'stat
             );
         }
     };
-    if one > 0.0 { Ok((by, one, other)) } else { Err("nothing was done in the one that it is measured by") }
+    if one > 0.0 {
+        Ok((by, one, other))
+    } else {
+        Err("nothing was done in the one that it is measured by")
+    }
 }
 
 fn scaled(run: &RunReport, base: &RunReport) -> Result<Efficiency, &'static str> {
@@ -157,7 +185,14 @@ fn scaled(run: &RunReport, base: &RunReport) -> Result<Efficiency, &'static str>
     let (by, of_base, of_run) = progress(base, run)?;
     let (speedup, workers) = (of_run / of_base, run.workers as f64 / base.workers as f64);
     let efficiency = speedup / workers;
-    Ok(Efficiency { run: run.name.clone(), base: base.name.clone(), by, workers, speedup, efficiency })
+    Ok(Efficiency {
+        run: run.name.clone(),
+        base: base.name.clone(),
+        by,
+        workers,
+        speedup,
+        efficiency,
+    })
 }
 
 fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
@@ -182,7 +217,12 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
             percent(APART)
         )
     } else {
-        format!("{} does {} times what {} does, by {what}", other.name, number(ratio), one.name)
+        format!(
+            "{} does {} times what {} does, by {what}",
+            other.name,
+            number(ratio),
+            one.name
+        )
     };
     if let (Some(hot), Some(same)) = (hot(one), hot(other))
         && hot == same
@@ -191,7 +231,13 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
             ". {hot} is hot in both: the program places its variables, and not where its pods run decides that"
         );
     }
-    Ok(Pair { one: one.name.clone(), other: other.name.clone(), by, ratio, text })
+    Ok(Pair {
+        one: one.name.clone(),
+        other: other.name.clone(),
+        by,
+        ratio,
+        text,
+    })
 }
 
 /// The server that carries most of a run, if one does.

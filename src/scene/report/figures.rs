@@ -66,7 +66,11 @@ pub(super) fn bytes(value: f64) -> String {
 
 pub(super) fn percent(share: f64) -> String {
     let percent = 100.0 * share;
-    if percent > 0.0 && percent < 9.95 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
+    if percent > 0.0 && percent < 9.95 {
+        format!("{percent:.1} %")
+    } else {
+        format!("{percent:.0} %")
+    }
 }
 
 pub(super) fn seconds(value: f64) -> String {
@@ -106,15 +110,39 @@ mod tests {
             [percent(0.0), percent(0.051), percent(0.62), percent(1.0)],
             ["0 %", "5.1 %", "62 %", "100 %"]
         );
-        assert_eq!([seconds(30.0), seconds(600.0), seconds(1e4)], ["30.0 s", "10.0 min", "2.78 h"]);
-        assert_eq!([shown(None, bytes), shown(Some(1.0), bytes)], ["–", "1.00 B"]);
-        for (text, seconds) in [("90s", 90.0), ("1h30m", 5400.0), ("2d", 172_800.0), ("1w", 604_800.0)] {
+        assert_eq!(
+            [seconds(30.0), seconds(600.0), seconds(1e4)],
+            ["30.0 s", "10.0 min", "2.78 h"]
+        );
+        assert_eq!(
+            [shown(None, bytes), shown(Some(1.0), bytes)],
+            ["–", "1.00 B"]
+        );
+        for (text, seconds) in [
+            ("90s", 90.0),
+            ("1h30m", 5400.0),
+            ("2d", 172_800.0),
+            ("1w", 604_800.0),
+        ] {
             assert_eq!(seconds_of(text), Some(seconds), "{text}");
         }
-        for wrong in ["", "0s", "5", "s", "1.5h", "-1h", "1y", "99999999999w", "1h ", "18446744073709551615w"]
-        {
+        for wrong in [
+            "",
+            "0s",
+            "5",
+            "s",
+            "1.5h",
+            "-1h",
+            "1y",
+            "99999999999w",
+            "1h ",
+            "18446744073709551615w",
+        ] {
             assert_eq!(seconds_of(wrong), None, "{wrong}");
         }
-        assert_eq!([time(0.0), time(1.7e9), time(1e30)].map(|text| text.len()), [20, 20, 33]);
+        assert_eq!(
+            [time(0.0), time(1.7e9), time(1e30)].map(|text| text.len()),
+            [20, 20, 33]
+        );
     }
 }

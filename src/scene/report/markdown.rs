@@ -27,10 +27,17 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
     }
     for run in &report.runs {
         let _ = writeln!(text, "\n## {}\n\n{}", inline(&run.name), about(run));
-        list(&mut text, run.findings.iter().map(|finding| finding.text.clone()));
+        list(
+            &mut text,
+            run.findings.iter().map(|finding| finding.text.clone()),
+        );
         text.push_str("\n### Roles\n\n");
-        let rows =
-            run.roles.iter().map(|role| (vec![inline(&role.role), role.tasks.to_string()], &role.usage));
+        let rows = run.roles.iter().map(|role| {
+            (
+                vec![inline(&role.role), role.tasks.to_string()],
+                &role.usage,
+            )
+        });
         text.push_str(&usage_table(&["role", "tasks"], rows));
         let servers: Vec<&TaskUse> = run.server_tasks().collect();
         if run.servers.traffic.is_some() || run.servers.cpu.is_some() {
@@ -41,8 +48,19 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
         let rows = run.tasks.iter().map(|task| {
             let nodes: Vec<&str> = task.nodes.iter().map(String::as_str).collect();
             let slots: Vec<&str> = task.slots.iter().map(String::as_str).collect();
-            let slots = if slots.is_empty() { NONE.to_owned() } else { slots.join(", ") };
-            (vec![inline(&task.task), inline(&nodes.join(", ")), inline(&slots)], &task.usage)
+            let slots = if slots.is_empty() {
+                NONE.to_owned()
+            } else {
+                slots.join(", ")
+            };
+            (
+                vec![
+                    inline(&task.task),
+                    inline(&nodes.join(", ")),
+                    inline(&slots),
+                ],
+                &task.usage,
+            )
         });
         text.push_str(&usage_table(&["task", "nodes", "slot"], rows));
         if !run.missing.is_empty() {
@@ -60,7 +78,12 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
 
 fn list(text: &mut String, lines: impl Iterator<Item = String>) {
     for (at, line) in lines.enumerate() {
-        let _ = writeln!(text, "{}- {}", if at == 0 { "\n" } else { "" }, inline(&line));
+        let _ = writeln!(
+            text,
+            "{}- {}",
+            if at == 0 { "\n" } else { "" },
+            inline(&line)
+        );
     }
 }
 
@@ -72,7 +95,9 @@ fn inline(words: &str) -> String {
     while let Some(letter) = letters.next() {
         let after = letters.peek().copied().unwrap_or(' ');
         match letter {
-            '|' | '\\' | '`' | '<' | '*' | '[' | ']' | '~' | '&' | '$' => text.extend(['\\', letter]),
+            '|' | '\\' | '`' | '<' | '*' | '[' | ']' | '~' | '&' | '$' => {
+                text.extend(['\\', letter])
+            }
             // Within a word it means nothing, as in train_steps_total.
             '_' if !(before.is_alphanumeric() && after.is_alphanumeric()) => text.push_str("\\_"),
             '#' if before == ' ' => text.push_str("\\#"),
@@ -106,18 +131,30 @@ fn about(run: &RunReport) -> String {
 fn table(head: &[String], rows: &[Vec<String>]) -> String {
     let wide = |at: usize| {
         let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice));
-        cells.filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or_default()
+        cells
+            .filter_map(|row| row.get(at))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or_default()
     };
     let widths: Vec<usize> = (0..head.len()).map(wide).collect();
     let line = |row: &[String]| {
         let cells: Vec<String> = row
             .iter()
             .zip(&widths)
-            .map(|(cell, wide)| format!("{cell}{}", " ".repeat(wide.saturating_sub(cell.chars().count()))))
+            .map(|(cell, wide)| {
+                format!(
+                    "{cell}{}",
+                    " ".repeat(wide.saturating_sub(cell.chars().count()))
+                )
+            })
             .collect();
         format!("| {} |\n", cells.join(" | "))
     };
-    let rule: Vec<String> = widths.iter().map(|wide| "-".repeat((*wide).max(3))).collect();
+    let rule: Vec<String> = widths
+        .iter()
+        .map(|wide| "-".repeat((*wide).max(3)))
+        .collect();
     let mut text = line(head) + &format!("| {} |\n", rule.join(" | "));
     text.extend(rows.iter().map(|row| line(row)));
     text
@@ -130,27 +167,52 @@ type Column = (&'static str, bool, fn(&Usage) -> String);
 const COLUMNS: [Column; 13] = [
     ("sent", true, |usage| shown(usage.sent_bytes, bytes)),
     ("received", true, |usage| shown(usage.received_bytes, bytes)),
-    ("sent/s", true, |usage| shown(usage.sent_bytes_per_second, bytes)),
-    ("received/s", true, |usage| shown(usage.received_bytes_per_second, bytes)),
+    ("sent/s", true, |usage| {
+        shown(usage.sent_bytes_per_second, bytes)
+    }),
+    ("received/s", true, |usage| {
+        shown(usage.received_bytes_per_second, bytes)
+    }),
     ("CPU time", true, |usage| shown(usage.cpu_seconds, seconds)),
     ("CPUs busy", true, |usage| shown(usage.cpus_used, number)),
     ("owned", false, |usage| shown(usage.cpus_owned, number)),
-    ("throttled", true, |usage| shown(usage.throttled_share, percent)),
-    ("threads waiting", false, |usage| shown(usage.threads_waiting, number)),
-    ("switches/s", false, |usage| shown(usage.voluntary_switches_per_second, number)),
-    ("involuntary/s", false, |usage| shown(usage.involuntary_switches_per_second, number)),
-    ("LLC misses/1000 instr.", false, |usage| shown(usage.llc_misses_per_kiloinstruction, number)),
-    ("steps/s", true, |usage| shown(usage.steps_per_second, number)),
+    ("throttled", true, |usage| {
+        shown(usage.throttled_share, percent)
+    }),
+    ("threads waiting", false, |usage| {
+        shown(usage.threads_waiting, number)
+    }),
+    ("switches/s", false, |usage| {
+        shown(usage.voluntary_switches_per_second, number)
+    }),
+    ("involuntary/s", false, |usage| {
+        shown(usage.involuntary_switches_per_second, number)
+    }),
+    ("LLC misses/1000 instr.", false, |usage| {
+        shown(usage.llc_misses_per_kiloinstruction, number)
+    }),
+    ("steps/s", true, |usage| {
+        shown(usage.steps_per_second, number)
+    }),
 ];
 
 fn usage_table<'a>(names: &[&str], rows: impl Iterator<Item = (Vec<String>, &'a Usage)>) -> String {
     let rows: Vec<(Vec<String>, &Usage)> = rows.collect();
     let told = |show: fn(&Usage) -> String| rows.iter().any(|(_, usage)| show(usage) != NONE);
-    let columns: Vec<_> = COLUMNS.iter().filter(|(_, always, show)| *always || told(*show)).collect();
+    let columns: Vec<_> = COLUMNS
+        .iter()
+        .filter(|(_, always, show)| *always || told(*show))
+        .collect();
     let head = names.iter().map(|name| (*name).to_owned());
-    let head: Vec<String> = head.chain(columns.iter().map(|(name, ..)| (*name).to_owned())).collect();
+    let head: Vec<String> = head
+        .chain(columns.iter().map(|(name, ..)| (*name).to_owned()))
+        .collect();
     let lines = rows.iter().map(|(first, usage)| {
-        first.iter().cloned().chain(columns.iter().map(|(.., show)| show(usage))).collect()
+        first
+            .iter()
+            .cloned()
+            .chain(columns.iter().map(|(.., show)| show(usage)))
+            .collect()
     });
     table(&head, &lines.collect::<Vec<Vec<String>>>())
 }
@@ -164,15 +226,27 @@ fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
             vec![
                 inline(&task.task),
                 shown(task.usage.traffic(), bytes),
-                shown(traffic.and_then(|balance| balance.share_of(&task.task)), percent),
+                shown(
+                    traffic.and_then(|balance| balance.share_of(&task.task)),
+                    percent,
+                ),
                 shown(task.usage.cpu_seconds, seconds),
-                shown(cpu.and_then(|balance| balance.share_of(&task.task)), percent),
+                shown(
+                    cpu.and_then(|balance| balance.share_of(&task.task)),
+                    percent,
+                ),
             ]
         })
         .collect();
     let of = |name: &str, value: &dyn Fn(&super::Balance) -> f64| {
         let shown = |balance: Option<&super::Balance>| shown(balance.map(value), number);
-        vec![name.to_owned(), String::new(), shown(traffic), String::new(), shown(cpu)]
+        vec![
+            name.to_owned(),
+            String::new(),
+            shown(traffic),
+            String::new(),
+            shown(cpu),
+        ]
     };
     rows.push(of("greatest by mean", &|balance| balance.max_over_mean));
     rows.push(of("Gini", &|balance| balance.gini));
@@ -180,15 +254,22 @@ fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
 }
 
 fn side_by_side(report: &Report) -> String {
-    let head = std::iter::once(String::new()).chain(report.runs.iter().map(|run| inline(&run.name)));
+    let head =
+        std::iter::once(String::new()).chain(report.runs.iter().map(|run| inline(&run.name)));
     let head: Vec<String> = head.collect();
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |name: &str, value: &dyn Fn(&RunReport) -> String| {
-        rows.push(std::iter::once(name.to_owned()).chain(report.runs.iter().map(value)).collect());
+        rows.push(
+            std::iter::once(name.to_owned())
+                .chain(report.runs.iter().map(value))
+                .collect(),
+        );
     };
     row("seen for", &|run| seconds(run.seconds));
     row("workers", &|run| run.workers.to_string());
-    row("parameter servers", &|run| run.server_tasks().count().to_string());
+    row("parameter servers", &|run| {
+        run.server_tasks().count().to_string()
+    });
     row("steps/s", &|run| shown(run.steps_per_second(), number));
     let efficiency = |run: &RunReport| report.efficiency.iter().find(|one| one.run == run.name);
     row("speedup", &|run| {
@@ -219,7 +300,10 @@ fn side_by_side(report: &Report) -> String {
         }
     }
     let balance = |run: &RunReport, value: &dyn Fn(&super::Balance) -> String| {
-        run.servers.traffic.as_ref().map_or_else(|| NONE.to_owned(), value)
+        run.servers
+            .traffic
+            .as_ref()
+            .map_or_else(|| NONE.to_owned(), value)
     };
     row("busiest server", &|run| {
         balance(run, &|balance| {
@@ -228,8 +312,12 @@ fn side_by_side(report: &Report) -> String {
             })
         })
     });
-    row("its bytes by the mean", &|run| balance(run, &|balance| number(balance.max_over_mean)));
-    row("Gini of bytes", &|run| balance(run, &|balance| number(balance.gini)));
+    row("its bytes by the mean", &|run| {
+        balance(run, &|balance| number(balance.max_over_mean))
+    });
+    row("Gini of bytes", &|run| {
+        balance(run, &|balance| number(balance.gini))
+    });
     table(&head, &rows)
 }
 
@@ -242,7 +330,10 @@ mod tests {
         for (words, text) in [
             ("ps 0, train_steps_total", "ps 0, train_steps_total"),
             ("a|b\\`c`<d>*e*", "a\\|b\\\\\\`c\\`\\<d>\\*e\\*"),
-            ("![x](y) ~~z~~ &lt; $1$", "!\\[x\\](y) \\~\\~z\\~\\~ \\&lt; \\$1\\$"),
+            (
+                "![x](y) ~~z~~ &lt; $1$",
+                "!\\[x\\](y) \\~\\~z\\~\\~ \\&lt; \\$1\\$",
+            ),
             ("_a_ b__ c_d", "\\_a\\_ b\\_\\_ c_d"),
             ("# a #b c#", "\\# a \\#b c#"),
             ("- a - b", "\\- a - b"),

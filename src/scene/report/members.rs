@@ -85,28 +85,48 @@ impl Members {
         let mut jobs: BTreeMap<(String, String), BTreeMap<String, Member>> = BTreeMap::new();
         for one in series {
             // A scrape before the time that was asked for, which still held then, is none within it.
-            let seen = one.points.iter().map(|(_, at)| *at).filter(|at| (from..=to).contains(at));
+            let seen = one
+                .points
+                .iter()
+                .map(|(_, at)| *at)
+                .filter(|at| (from..=to).contains(at));
             let seen: Vec<f64> = seen.collect();
             if seen.is_empty() {
                 continue;
             }
-            let job = (one.label("namespace").to_owned(), one.label("training_job").to_owned());
-            let member = jobs.entry(job).or_default().entry(one.label("pod").to_owned()).or_default();
+            let job = (
+                one.label("namespace").to_owned(),
+                one.label("training_job").to_owned(),
+            );
+            let member = jobs
+                .entry(job)
+                .or_default()
+                .entry(one.label("pod").to_owned())
+                .or_default();
             member.role = one.label("role").to_owned();
             member.index = one.label("replica_index").to_owned();
-            let node = [one.label("node"), one.label("instance")].into_iter().find(|name| !name.is_empty());
+            let node = [one.label("node"), one.label("instance")]
+                .into_iter()
+                .find(|name| !name.is_empty());
             member.nodes.extend(node.map(str::to_owned));
             let slot = [one.label("type"), one.label("index")];
             let slot: Vec<&str> = slot.into_iter().filter(|part| !part.is_empty()).collect();
-            member.slots.extend((!slot.is_empty()).then(|| slot.join(" ")));
+            member
+                .slots
+                .extend((!slot.is_empty()).then(|| slot.join(" ")));
             let first = seen.iter().copied().fold(f64::INFINITY, f64::min);
             let last = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let told = member.told.entry(one.label("instance").to_owned()).or_insert((first, last));
+            let told = member
+                .told
+                .entry(one.label("instance").to_owned())
+                .or_insert((first, last));
             *told = (told.0.min(first), told.1.max(last));
             member.seen.extend(seen);
         }
         if jobs.len() > 1 {
-            let names = jobs.into_keys().map(|(namespace, job)| format!("{namespace}/{job}"));
+            let names = jobs
+                .into_keys()
+                .map(|(namespace, job)| format!("{namespace}/{job}"));
             return Err(NoMembers::Several(names.collect()));
         }
         let ((namespace, job), mut pods) = jobs.into_iter().next().ok_or(NoMembers::Nobody)?;
@@ -115,13 +135,24 @@ impl Members {
         }
         let trains = |member: &&Member| TRAINING.contains(&member.role.as_str());
         let any = pods.values().any(|member| trains(&member));
-        let spans = pods.values().filter(|member| !any || trains(member)).filter_map(Member::span);
-        let (from, to) =
-            spans.fold((f64::INFINITY, f64::NEG_INFINITY), |all, one| (all.0.min(one.0), all.1.max(one.1)));
+        let spans = pods
+            .values()
+            .filter(|member| !any || trains(member))
+            .filter_map(Member::span);
+        let (from, to) = spans.fold((f64::INFINITY, f64::NEG_INFINITY), |all, one| {
+            (all.0.min(one.0), all.1.max(one.1))
+        });
         // Who was there only before or after the run takes no part in it.
-        pods.retain(|_, member| member.span().is_some_and(|(first, last)| first <= to && last >= from));
+        pods.retain(|_, member| {
+            member
+                .span()
+                .is_some_and(|(first, last)| first <= to && last >= from)
+        });
         // Of one pod, since agents are scraped one after the other.
-        let mut apart: Vec<f64> = pods.values().flat_map(|member| gaps(&member.seen)).collect();
+        let mut apart: Vec<f64> = pods
+            .values()
+            .flat_map(|member| gaps(&member.seen))
+            .collect();
         apart.sort_by(f64::total_cmp);
         let Some(&interval) = apart.get(apart.len() / 2).filter(|_| from < to) else {
             return Err(NoMembers::Once { namespace, job });
@@ -131,8 +162,18 @@ impl Members {
         distinct(&mut all);
         let longest = BREAK * interval.max(step);
         let breaks = gaps(&all).filter(|gap| *gap > longest);
-        let (unseen, breaks) = breaks.fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1));
-        Ok(Self { namespace, job, pods, from, to, interval, unseen, breaks })
+        let (unseen, breaks) =
+            breaks.fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1));
+        Ok(Self {
+            namespace,
+            job,
+            pods,
+            from,
+            to,
+            interval,
+            unseen,
+            breaks,
+        })
     }
 
     /// Reads the answer to [`scrapes`](super::scrapes), which tells of scrapes that are closer to each other than the looks were.
@@ -158,7 +199,11 @@ impl Members {
     pub fn sum(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
         let stays = self.stays(pod);
         let known: Vec<f64> = stays.iter().filter_map(|stay| stay.most(told)).collect();
-        if known.is_empty() { greatest(told.iter()).unwrap_or_default() } else { known.iter().sum() }
+        if known.is_empty() {
+            greatest(told.iter()).unwrap_or_default()
+        } else {
+            known.iter().sum()
+        }
     }
 
     /// What a pod has on average over the whole run of something of which each target told the average over its own time.
@@ -169,14 +214,26 @@ impl Members {
             ((seconds + self.interval) / self.seconds()).clamp(0.0, 1.0)
         };
         let stays = self.stays(pod);
-        let known = stays.iter().filter_map(|stay| Some(part(stay) * stay.most(told)?));
+        let known = stays
+            .iter()
+            .filter_map(|stay| Some(part(stay) * stay.most(told)?));
         let known: Vec<f64> = known.collect();
-        if known.is_empty() { greatest(told.iter()).unwrap_or_default() } else { known.iter().sum() }
+        if known.is_empty() {
+            greatest(told.iter()).unwrap_or_default()
+        } else {
+            known.iter().sum()
+        }
     }
 
     fn stays(&self, pod: &str) -> Vec<Stay<'_>> {
-        let told = self.pods.get(pod).into_iter().flat_map(|member| &member.told);
-        let mut told: Vec<(&str, (f64, f64))> = told.map(|(target, span)| (target.as_str(), *span)).collect();
+        let told = self
+            .pods
+            .get(pod)
+            .into_iter()
+            .flat_map(|member| &member.told);
+        let mut told: Vec<(&str, (f64, f64))> = told
+            .map(|(target, span)| (target.as_str(), *span))
+            .collect();
         told.sort_by(|one, other| one.1.0.total_cmp(&other.1.0));
         let mut stays: Vec<Stay> = Vec::new();
         for (target, (from, to)) in told {
@@ -189,7 +246,11 @@ impl Members {
                 stay.targets.push(target);
                 stay.to = stay.to.max(to);
             } else {
-                stays.push(Stay { targets: vec![target], from, to });
+                stays.push(Stay {
+                    targets: vec![target],
+                    from,
+                    to,
+                });
             }
         }
         stays
@@ -200,7 +261,10 @@ impl Members {
 
 impl Stay<'_> {
     fn most(&self, told: &[(&str, f64)]) -> Option<f64> {
-        greatest(told.iter().filter(|(target, _)| self.targets.contains(target)))
+        greatest(
+            told.iter()
+                .filter(|(target, _)| self.targets.contains(target)),
+        )
     }
 }
 
@@ -223,7 +287,9 @@ fn distinct(times: &mut Vec<f64>) {
 }
 
 fn gaps(times: &[f64]) -> impl Iterator<Item = f64> {
-    times.windows(2).filter_map(|two| Some(two.last()? - two.first()?))
+    times
+        .windows(2)
+        .filter_map(|two| Some(two.last()? - two.first()?))
 }
 
 #[cfg(test)]
@@ -231,46 +297,100 @@ mod tests {
     use super::*;
 
     fn seen(labels: &[(&str, &str)], at: &[f64]) -> Series {
-        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Series { labels: labels.collect(), points: at.iter().map(|at| (at + 2.0, *at)).collect() }
+        let labels = labels
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Series {
+            labels: labels.collect(),
+            points: at.iter().map(|at| (at + 2.0, *at)).collect(),
+        }
     }
 
     #[test]
     fn pods_are_joined_over_nodes_and_scrapes() {
-        let ps = [("namespace", "t"), ("training_job", "j"), ("pod", "ps-0"), ("role", "ps")];
+        let ps = [
+            ("namespace", "t"),
+            ("training_job", "j"),
+            ("pod", "ps-0"),
+            ("role", "ps"),
+        ];
         let mut moved = ps.to_vec();
-        moved.extend([("node", "n2"), ("instance", "10.0.0.2:9"), ("index", "1"), ("type", "ps")]);
+        moved.extend([
+            ("node", "n2"),
+            ("instance", "10.0.0.2:9"),
+            ("index", "1"),
+            ("type", "ps"),
+        ]);
         let mut before = ps.to_vec();
         before.extend([("instance", "10.0.0.1:9"), ("index", "0")]);
         // Scraped each 10 s and asked for each 5 s: the same scrape is there twice. The first was before the time.
-        let series =
-            [seen(&before, &[95.0, 105.0, 105.0, 115.0, 115.0, 125.0]), seen(&moved, &[200.0, 210.0, 220.0])];
+        let series = [
+            seen(&before, &[95.0, 105.0, 105.0, 115.0, 115.0, 125.0]),
+            seen(&moved, &[200.0, 210.0, 220.0]),
+        ];
         let members = Members::read(&series, 100.0, 300.0, 5.0).unwrap();
-        assert_eq!((members.namespace.as_str(), members.job.as_str()), ("t", "j"));
+        assert_eq!(
+            (members.namespace.as_str(), members.job.as_str()),
+            ("t", "j")
+        );
         let pod = &members.pods["ps-0"];
-        assert_eq!(pod.nodes, BTreeSet::from(["n2".to_owned(), "10.0.0.1:9".to_owned()]));
-        assert_eq!(pod.slots, BTreeSet::from(["ps 1".to_owned(), "0".to_owned()]));
-        assert_eq!((members.from, members.to, members.interval), (105.0, 220.0, 10.0));
+        assert_eq!(
+            pod.nodes,
+            BTreeSet::from(["n2".to_owned(), "10.0.0.1:9".to_owned()])
+        );
+        assert_eq!(
+            pod.slots,
+            BTreeSet::from(["ps 1".to_owned(), "0".to_owned()])
+        );
+        assert_eq!(
+            (members.from, members.to, members.interval),
+            (105.0, 220.0, 10.0)
+        );
         assert_eq!(pod.span(), Some((105.0, 220.0)));
-        assert!((members.unseen - 75.0).abs() < 1e-9, "from 125 to 200: {}", members.unseen);
+        assert!(
+            (members.unseen - 75.0).abs() < 1e-9,
+            "from 125 to 200: {}",
+            members.unseen
+        );
     }
 
     /// A run of workers from 100 to 200; more of each pod, by target.
     fn of_targets(told: &[(&str, &str, &[f64])]) -> Members {
         let series = told.iter().map(|(pod, target, at)| {
-            seen(&[("training_job", "j"), ("pod", pod), ("role", "worker"), ("instance", target)], at)
+            seen(
+                &[
+                    ("training_job", "j"),
+                    ("pod", pod),
+                    ("role", "worker"),
+                    ("instance", target),
+                ],
+                at,
+            )
         });
         let all = (10..=20).map(|at| f64::from(at) * 10.0).collect::<Vec<_>>();
-        let all = seen(&[("training_job", "j"), ("pod", "all"), ("role", "worker"), ("instance", "x")], &all);
+        let all = seen(
+            &[
+                ("training_job", "j"),
+                ("pod", "all"),
+                ("role", "worker"),
+                ("instance", "x"),
+            ],
+            &all,
+        );
         Members::read(&series.chain([all]).collect::<Vec<_>>(), 0.0, 999.0, 1.0).unwrap()
     }
 
     #[test]
     fn places_add_up_and_those_who_tell_the_same_do_not() {
-        let near = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} is not {other}");
+        let near =
+            |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} is not {other}");
         let members = of_targets(&[
             ("moved", "a", &[100.0, 110.0, 120.0, 130.0, 140.0]),
-            ("moved", "b", &[135.0, 145.0, 155.0, 165.0, 175.0, 185.0, 195.0]),
+            (
+                "moved",
+                "b",
+                &[135.0, 145.0, 155.0, 165.0, 175.0, 185.0, 195.0],
+            ),
             ("twice", "a", &[100.0, 110.0, 120.0, 130.0, 140.0, 200.0]),
             ("twice", "b", &[103.0, 113.0, 123.0, 133.0, 143.0, 193.0]),
             ("short", "a", &[120.0]),
@@ -287,7 +407,10 @@ mod tests {
         near(members.sum("nobody", &told), 40.0);
         near(members.sum("nobody", &[]), 0.0);
         // 40 s and a scrape's time of 100 s with 2, 60 s and one with 1.
-        near(members.average("moved", &[("a", 2.0), ("b", 1.0)]), 0.5 * 2.0 + 0.7);
+        near(
+            members.average("moved", &[("a", 2.0), ("b", 1.0)]),
+            0.5 * 2.0 + 0.7,
+        );
         near(members.average("twice", &[("a", 2.0), ("b", 2.0)]), 2.0);
         near(members.average("short", &[("a", 2.0)]), 0.13 * 2.0);
     }
@@ -295,9 +418,15 @@ mod tests {
     #[test]
     fn servers_that_wait_for_others_do_not_make_a_run_longer() {
         let pod = |pod: &'static str, role: &'static str| {
-            [("namespace", "t"), ("training_job", "j"), ("pod", pod), ("role", role)]
+            [
+                ("namespace", "t"),
+                ("training_job", "j"),
+                ("pod", pod),
+                ("role", role),
+            ]
         };
-        let every = |from: u32, to: u32| -> Vec<f64> { (from..=to).step_by(10).map(f64::from).collect() };
+        let every =
+            |from: u32, to: u32| -> Vec<f64> { (from..=to).step_by(10).map(f64::from).collect() };
         let series = [
             seen(&pod("ps-0", "ps"), &every(0, 5000)),
             seen(&pod("w-0", "worker"), &every(100, 400)),
@@ -305,21 +434,31 @@ mod tests {
             seen(&pod("late", "evaluator"), &every(710, 5000)),
         ];
         let members = Members::read(&series, 0.0, 9000.0, 1.0).unwrap();
-        assert_eq!((members.from, members.to, members.unseen), (100.0, 700.0, 0.0));
-        assert_eq!(members.pods.keys().collect::<Vec<_>>(), ["ps-0", "w-0", "w-1"]);
+        assert_eq!(
+            (members.from, members.to, members.unseen),
+            (100.0, 700.0, 0.0)
+        );
+        assert_eq!(
+            members.pods.keys().collect::<Vec<_>>(),
+            ["ps-0", "w-0", "w-1"]
+        );
         // Without anybody who trains, it is the servers'.
         let alone = Members::read(&series[..1], 0.0, 9000.0, 1.0).unwrap();
         assert_eq!((alone.from, alone.to), (0.0, 5000.0));
         // Who trained was seen once: of that nothing can be said, however long others were there.
         let once = [series[0].clone(), seen(&pod("w-0", "worker"), &[100.0])];
-        assert!(matches!(Members::read(&once, 0.0, 9000.0, 1.0), Err(NoMembers::Once { .. })));
+        assert!(matches!(
+            Members::read(&once, 0.0, 9000.0, 1.0),
+            Err(NoMembers::Once { .. })
+        ));
     }
 
     #[test]
     fn scrapes_closer_than_looks_are_counted() {
         let pod = [("namespace", "t"), ("training_job", "j"), ("pod", "p")];
         // Looked at each 33 s, scraped each 15 s.
-        let mut members = Members::read(&[seen(&pod, &[15.0, 45.0, 75.0, 105.0])], 0.0, 120.0, 33.0).unwrap();
+        let mut members =
+            Members::read(&[seen(&pod, &[15.0, 45.0, 75.0, 105.0])], 0.0, 120.0, 33.0).unwrap();
         assert_eq!((members.interval, members.unseen), (30.0, 0.0));
         let counted = |value: f64| Series {
             labels: BTreeMap::from([("pod".to_owned(), "p".to_owned())]),
@@ -341,11 +480,24 @@ mod tests {
         assert_eq!(Members::read(&[], 0.0, 9.0, 1.0), Err(NoMembers::Nobody));
         let a = [("namespace", "t"), ("training_job", "a"), ("pod", "p")];
         let b = [("namespace", "t"), ("training_job", "b"), ("pod", "p")];
-        assert_eq!(Members::read(&[seen(&a, &[20.0])], 0.0, 9.0, 1.0), Err(NoMembers::Nobody), "later");
+        assert_eq!(
+            Members::read(&[seen(&a, &[20.0])], 0.0, 9.0, 1.0),
+            Err(NoMembers::Nobody),
+            "later"
+        );
         let once = Members::read(&[seen(&a, &[5.0, 5.0])], 0.0, 9.0, 1.0).unwrap_err();
-        assert!(once.to_string().starts_with("t/a was seen in a single scrape"), "{once}");
+        assert!(
+            once.to_string()
+                .starts_with("t/a was seen in a single scrape"),
+            "{once}"
+        );
         let several = [seen(&a, &[5.0, 6.0]), seen(&b, &[5.0, 6.0])];
         let several = Members::read(&several, 0.0, 9.0, 1.0).unwrap_err();
-        assert!(several.to_string().starts_with("several jobs ran, t/a, t/b: choose one"), "{several}");
+        assert!(
+            several
+                .to_string()
+                .starts_with("several jobs ran, t/a, t/b: choose one"),
+            "{several}"
+        );
     }
 }

@@ -21,8 +21,8 @@ mod query;
 mod usage;
 
 pub use analysis::{
-    Curve, Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, Observed, Points, RoleUse, RunReport, Servers,
-    THROTTLED, TaskUse, analyse,
+    Curve, Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, Observed, Points, RoleUse, RunReport,
+    Servers, THROTTLED, TaskUse, analyse,
 };
 pub use answer::{Answer, AnswerError, Series, read_answer};
 pub use balance::{Balance, Share};
@@ -32,6 +32,7 @@ pub use markdown::markdown;
 pub use members::{Member, Members, NoMembers};
 pub use picture::{Picture, pictures};
 pub use query::{
-    Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, reaches_back, scrapes, whether,
+    Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, reaches_back, scrapes,
+    whether,
 };
 pub use usage::{Totals, Traffic, Usage};

@@ -103,13 +103,31 @@ impl Measure {
             Self::SocketReceived => ("pinfold_pod_network_socket_receive_bytes_total", POD, ""),
             Self::Cpu => ("pinfold_container_cpu_usage_seconds_total", CONTAINER, ""),
             Self::Periods => ("pinfold_container_cpu_periods_total", CONTAINER, ""),
-            Self::ThrottledPeriods => ("pinfold_container_cpu_throttled_periods_total", CONTAINER, ""),
-            Self::ThrottledSeconds => ("pinfold_container_cpu_throttled_seconds_total", CONTAINER, ""),
-            Self::RunDelay => ("pinfold_container_cpu_run_delay_seconds_total", CONTAINER, ""),
-            Self::Voluntary => ("pinfold_container_context_switches_total", CONTAINER, ",kind=\"voluntary\""),
-            Self::Involuntary => {
-                ("pinfold_container_context_switches_total", CONTAINER, ",kind=\"involuntary\"")
-            }
+            Self::ThrottledPeriods => (
+                "pinfold_container_cpu_throttled_periods_total",
+                CONTAINER,
+                "",
+            ),
+            Self::ThrottledSeconds => (
+                "pinfold_container_cpu_throttled_seconds_total",
+                CONTAINER,
+                "",
+            ),
+            Self::RunDelay => (
+                "pinfold_container_cpu_run_delay_seconds_total",
+                CONTAINER,
+                "",
+            ),
+            Self::Voluntary => (
+                "pinfold_container_context_switches_total",
+                CONTAINER,
+                ",kind=\"voluntary\"",
+            ),
+            Self::Involuntary => (
+                "pinfold_container_context_switches_total",
+                CONTAINER,
+                ",kind=\"involuntary\"",
+            ),
             Self::Instructions => ("pinfold_container_instructions_total", CONTAINER, ""),
             Self::LlcMisses => ("pinfold_container_llc_misses_total", CONTAINER, ""),
             Self::OwnedCpus => ("pinfold_pod_owned_cpus", POD, ""),
@@ -135,7 +153,9 @@ impl std::str::FromStr for StepMetric {
             Some(at) => text.split_at(at),
             None => (text, "{}"),
         };
-        let matchers = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+        let matchers = rest
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'));
         let start = |letter: char| letter.is_ascii_alphabetic() || letter == '_' || letter == ':';
         let letter = |letter: char| start(letter) || letter.is_ascii_digit();
         match matchers {
@@ -194,13 +214,21 @@ fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 fn matchers<const N: usize>(wanted: [(&str, Option<&String>); N]) -> String {
-    let given = wanted.into_iter().filter_map(|(label, value)| value.map(|value| (label, quoted(value))));
-    given.map(|(label, value)| format!("{label}={value}")).collect::<Vec<_>>().join(",")
+    let given = wanted
+        .into_iter()
+        .filter_map(|(label, value)| value.map(|value| (label, quoted(value))));
+    given
+        .map(|(label, value)| format!("{label}={value}"))
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// Which scenes and cases nodes were labelled for within so many seconds.
 pub fn cases(subject: &Subject, seconds: u64) -> String {
-    let chosen = matchers([("scene", subject.scene.as_ref()), ("case", subject.case.as_ref())]);
+    let chosen = matchers([
+        ("scene", subject.scene.as_ref()),
+        ("case", subject.case.as_ref()),
+    ]);
     format!("group by (scene, case) (last_over_time(pinfold_scene_info{{{chosen}}}[{seconds}s]))")
 }
 
@@ -218,7 +246,10 @@ fn info(subject: &Subject) -> String {
 
 /// The slots that are asked for, if any are.
 fn slot(subject: &Subject) -> Option<String> {
-    let wanted = [("scene", subject.scene.as_ref()), ("case", subject.case.as_ref())];
+    let wanted = [
+        ("scene", subject.scene.as_ref()),
+        ("case", subject.case.as_ref()),
+    ];
     let chosen = matchers(wanted);
     (!chosen.is_empty()).then(|| format!("pinfold_scene_info{{{chosen}}}"))
 }
@@ -257,7 +288,10 @@ pub fn presence(subject: &Subject, step: u64) -> String {
     }
     if step > CLOSEST {
         // What lived between two points is seen, too.
-        query = format!("max_over_time(({query})[{step}s:{}s])", (step / LOOKS).max(CLOSEST));
+        query = format!(
+            "max_over_time(({query})[{step}s:{}s])",
+            (step / LOOKS).max(CLOSEST)
+        );
     }
     query
 }
@@ -292,7 +326,11 @@ impl Pods<'_> {
         let own = format!("namespace={namespace},pod=~{pods}");
         let Some((family, labels, more)) = measure.family() else {
             let StepMetric { name, matchers } = self.steps?;
-            let matchers = if matchers.is_empty() { own } else { format!("{own},{matchers}") };
+            let matchers = if matchers.is_empty() {
+                own
+            } else {
+                format!("{own},{matchers}")
+            };
             return Some(format!(
                 "sum by (namespace, pod) (max without ({SCRAPER}) ({function}({name}{{{matchers}}}[{seconds}s])))"
             ));
@@ -304,13 +342,21 @@ impl Pods<'_> {
 
     /// How much of it there was in so many seconds; `None` for steps without a metric.
     pub fn total(&self, measure: Measure, seconds: u64) -> Option<String> {
-        let function = if measure == Measure::OwnedCpus { "avg_over_time" } else { "increase" };
+        let function = if measure == Measure::OwnedCpus {
+            "avg_over_time"
+        } else {
+            "increase"
+        };
         self.asked(measure, function, seconds)
     }
 
     /// How much of it there was each second, on average of so many.
     pub fn curve(&self, measure: Measure, seconds: u64) -> Option<String> {
-        let function = if measure == Measure::OwnedCpus { "avg_over_time" } else { "rate" };
+        let function = if measure == Measure::OwnedCpus {
+            "avg_over_time"
+        } else {
+            "rate"
+        };
         self.asked(measure, function, seconds)
     }
 }
@@ -322,15 +368,35 @@ mod tests {
     #[test]
     fn what_was_given_is_asked_for_and_can_hold_any_letter() {
         let text = |text: &str| Some(text.to_owned());
-        let job = Subject { job: text("a\"b\\c\n"), ..Subject::default() };
-        assert_eq!(presence(&job, 15), r#"timestamp(pinfold_pod_info{training_job="a\"b\\c\n"})"#);
-        assert_eq!(presence(&Subject::default(), 1), r#"timestamp(pinfold_pod_info{training_job!=""})"#);
-        let all = Subject { namespace: text("t"), job: None, scene: text("2"), case: text("1") };
+        let job = Subject {
+            job: text("a\"b\\c\n"),
+            ..Subject::default()
+        };
+        assert_eq!(
+            presence(&job, 15),
+            r#"timestamp(pinfold_pod_info{training_job="a\"b\\c\n"})"#
+        );
+        assert_eq!(
+            presence(&Subject::default(), 1),
+            r#"timestamp(pinfold_pod_info{training_job!=""})"#
+        );
+        let all = Subject {
+            namespace: text("t"),
+            job: None,
+            scene: text("2"),
+            case: text("1"),
+        };
         let joined = "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left (type, index) \
              group by (instance, type, index) (pinfold_scene_info{scene=\"2\",case=\"1\"})";
         assert_eq!(presence(&all, 15), joined);
-        assert_eq!(presence(&all, 90), format!("max_over_time(({joined})[90s:15s])"));
-        assert_eq!(presence(&all, 4800), format!("max_over_time(({joined})[4800s:100s])"));
+        assert_eq!(
+            presence(&all, 90),
+            format!("max_over_time(({joined})[90s:15s])")
+        );
+        assert_eq!(
+            presence(&all, 4800),
+            format!("max_over_time(({joined})[4800s:100s])")
+        );
         assert_eq!(
             whether(&all, 720),
             "count(last_over_time(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}[720s]) * on (instance) group_left () \
@@ -341,17 +407,34 @@ mod tests {
             "count(last_over_time(pinfold_pod_info{training_job!=\"\"}[300s]))"
         );
         assert_eq!(
-            cases(&Subject { case: text("1"), ..Subject::default() }, 60),
+            cases(
+                &Subject {
+                    case: text("1"),
+                    ..Subject::default()
+                },
+                60
+            ),
             "group by (scene, case) (last_over_time(pinfold_scene_info{case=\"1\"}[60s]))"
         );
         let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
         let names = ["ps-0", "w.1", "ü–x"];
-        let pods = Pods { namespace: "t", names: &names, steps: Some(&steps) };
+        let pods = Pods {
+            namespace: "t",
+            names: &names,
+            steps: Some(&steps),
+        };
         assert_eq!(
             pods.total(Measure::Steps, 60).unwrap(),
             r#"sum by (namespace, pod) (max without (job, service, endpoint, prometheus, prometheus_replica) (increase(steps_total{namespace="t",pod=~"ps-0|w\\.1|ü–x",mode="a"}[60s])))"#
         );
-        assert_eq!(Pods { steps: None, ..pods }.total(Measure::Steps, 60), None);
+        assert_eq!(
+            Pods {
+                steps: None,
+                ..pods
+            }
+            .total(Measure::Steps, 60),
+            None
+        );
         assert_eq!(
             pods.curve(Measure::Sent, 8).unwrap(),
             "sum by (namespace, pod, instance) (max by (namespace, pod, interface, instance) \
@@ -369,8 +452,22 @@ mod tests {
         ] {
             assert_eq!(text.parse::<StepMetric>().unwrap().to_string(), shown);
         }
-        for wrong in ["", "9a", "a b", "rate(a[1m])", "a{b=\"c\"", "{a=\"b\"}", "a}"] {
-            assert!(wrong.parse::<StepMetric>().unwrap_err().contains("train_steps_total"), "{wrong}");
+        for wrong in [
+            "",
+            "9a",
+            "a b",
+            "rate(a[1m])",
+            "a{b=\"c\"",
+            "{a=\"b\"}",
+            "a}",
+        ] {
+            assert!(
+                wrong
+                    .parse::<StepMetric>()
+                    .unwrap_err()
+                    .contains("train_steps_total"),
+                "{wrong}"
+            );
         }
     }
 }

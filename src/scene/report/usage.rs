@@ -62,19 +62,35 @@ impl Traffic {
     pub(super) fn of<'a>(totals: &Totals, pods: impl Iterator<Item = &'a String>) -> Self {
         let (mut interfaces, mut sockets) = (0, 0);
         for pod in pods {
-            let has = |measure| totals.get(&measure).is_some_and(|known| known.contains_key(pod));
+            let has = |measure| {
+                totals
+                    .get(&measure)
+                    .is_some_and(|known| known.contains_key(pod))
+            };
             interfaces += usize::from(has(Measure::Sent) || has(Measure::Received));
             sockets += usize::from(has(Measure::SocketSent) || has(Measure::SocketReceived));
         }
-        if sockets > interfaces { Self::Sockets } else { Self::Interfaces }
+        if sockets > interfaces {
+            Self::Sockets
+        } else {
+            Self::Interfaces
+        }
     }
 
     pub(super) fn sent(self) -> Measure {
-        if self == Self::Sockets { Measure::SocketSent } else { Measure::Sent }
+        if self == Self::Sockets {
+            Measure::SocketSent
+        } else {
+            Measure::Sent
+        }
     }
 
     pub(super) fn received(self) -> Measure {
-        if self == Self::Sockets { Measure::SocketReceived } else { Measure::Received }
+        if self == Self::Sockets {
+            Measure::SocketReceived
+        } else {
+            Measure::Received
+        }
     }
 }
 
@@ -93,7 +109,9 @@ impl Usage {
         // Of the pods of which both are known: what is known of one alone would be held against nothing.
         let ratio = |part: Measure, whole: Measure| {
             let (part, whole) = (totals.get(&part)?, totals.get(&whole)?);
-            let both = pods.iter().filter_map(|pod| Some((part.get(*pod)?, whole.get(*pod)?)));
+            let both = pods
+                .iter()
+                .filter_map(|pod| Some((part.get(*pod)?, whole.get(*pod)?)));
             let (part, whole) = both.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
             (whole > 0.0).then_some(part / whole)
         };
@@ -131,9 +149,15 @@ mod tests {
     use super::*;
 
     fn totals(all: &[(Measure, &[(&str, f64)])]) -> Totals {
-        let of =
-            |known: &[(&str, f64)]| known.iter().map(|(pod, value)| ((*pod).to_owned(), *value)).collect();
-        all.iter().map(|(measure, known)| (*measure, of(known))).collect()
+        let of = |known: &[(&str, f64)]| {
+            known
+                .iter()
+                .map(|(pod, value)| ((*pod).to_owned(), *value))
+                .collect()
+        };
+        all.iter()
+            .map(|(measure, known)| (*measure, of(known)))
+            .collect()
     }
 
     #[test]
@@ -147,28 +171,46 @@ mod tests {
             (Measure::LlcMisses, &[("a", 0.0)]),
         ]);
         let usage = Usage::of(&totals, &["a", "b"], Traffic::Interfaces, 60.0);
-        assert_eq!((usage.cpu_seconds, usage.cpus_used), (Some(90.0), Some(1.5)));
+        assert_eq!(
+            (usage.cpu_seconds, usage.cpus_used),
+            (Some(90.0), Some(1.5))
+        );
         assert_eq!(
             (usage.sent_bytes, usage.received_bytes, usage.traffic()),
             (Some(1000.0), None, Some(1000.0))
         );
         assert_eq!(usage.throttled_share, Some(0.25));
-        assert_eq!((usage.llc_misses_per_kiloinstruction, usage.steps, usage.cpus_owned), (None, None, None));
+        assert_eq!(
+            (
+                usage.llc_misses_per_kiloinstruction,
+                usage.steps,
+                usage.cpus_owned
+            ),
+            (None, None, None)
+        );
         // B is known to have run, and not to have been held back: nobody knows whether it was.
         let mut half = totals.clone();
-        half.get_mut(&Measure::ThrottledPeriods).unwrap().remove("b");
+        half.get_mut(&Measure::ThrottledPeriods)
+            .unwrap()
+            .remove("b");
         let usage = Usage::of(&half, &["a", "b"], Traffic::Interfaces, 60.0);
         assert_eq!(usage.throttled_share, Some(1.0));
         let nothing = Usage::of(&totals, &["d"], Traffic::Interfaces, 60.0);
         assert_eq!(nothing, Usage::default());
-        assert_eq!(serde_json::to_value(&nothing).unwrap()["sentBytes"], serde_json::Value::Null);
+        assert_eq!(
+            serde_json::to_value(&nothing).unwrap()["sentBytes"],
+            serde_json::Value::Null
+        );
     }
 
     #[test]
     fn bytes_are_counted_where_all_have_them() {
         let pods = ["a".to_owned(), "b".to_owned()];
         let of = |totals: &Totals| Traffic::of(totals, pods.iter());
-        let one = totals(&[(Measure::Sent, &[("a", 1.0)]), (Measure::SocketSent, &[("a", 1.0), ("b", 1.0)])]);
+        let one = totals(&[
+            (Measure::Sent, &[("a", 1.0)]),
+            (Measure::SocketSent, &[("a", 1.0), ("b", 1.0)]),
+        ]);
         assert_eq!(of(&one), Traffic::Sockets, "b uses its node's network");
         let both = totals(&[
             (Measure::Received, &[("a", 1.0), ("b", 1.0)]),

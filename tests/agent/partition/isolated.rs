@@ -12,7 +12,9 @@ const TIMES: usize = 6;
 
 #[test]
 fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_go() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let before = work_queues();
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -21,7 +23,8 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
     let others = tree.pod("besteffort", "others-uid");
     let [here, there] = ["here1", "there1"].map(|name| tree.container(&others, name));
     let moving = tree.start(&here);
-    let [here, there] = [here, there].map(|path| kernel.cgroups.root().join(path).join("cgroup.procs"));
+    let [here, there] =
+        [here, there].map(|path| kernel.cgroups.root().join(path).join("cgroup.procs"));
     let (ends, mut moves) = (AtomicBool::new(false), 0);
     thread::scope(|scope| {
         let moved = scope.spawn(|| {
@@ -39,28 +42,52 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
         let main = tree.container(&pod, "main1");
         pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
         tree.start(&main);
-        agent.eventually("the worker is pinned", |_| kernel.partition(&main) == "root");
+        agent.eventually("the worker is pinned", |_| {
+            kernel.partition(&main) == "root"
+        });
         assert_eq!(work_queues(), before, "nothing is asked of them");
         for _ in 0..TIMES {
             pods.put(
                 "worker.yaml",
-                &worker_with("worker-0", "worker-uid", 2, "pinfold.io/partition: isolated", ""),
+                &worker_with(
+                    "worker-0",
+                    "worker-uid",
+                    2,
+                    "pinfold.io/partition: isolated",
+                    "",
+                ),
             );
-            agent.eventually("the worker is isolated", |_| kernel.partition(&main) == "isolated");
+            agent.eventually("the worker is isolated", |_| {
+                kernel.partition(&main) == "isolated"
+            });
             let own = kernel.effective(&main);
-            assert!(work_queues().is_disjoint(&own), "{} beside {own}", work_queues());
+            assert!(
+                work_queues().is_disjoint(&own),
+                "{} beside {own}",
+                work_queues()
+            );
             pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
             agent.eventually("and then not", |_| kernel.partition(&main) == "root");
             agent.eventually("work queues are back", |_| work_queues() == before);
         }
         pods.put(
             "worker.yaml",
-            &worker_with("worker-0", "worker-uid", 2, "pinfold.io/partition: isolated", ""),
+            &worker_with(
+                "worker-0",
+                "worker-uid",
+                2,
+                "pinfold.io/partition: isolated",
+                "",
+            ),
         );
-        agent.eventually("the worker is isolated once more", |_| kernel.partition(&main) == "isolated");
+        agent.eventually("the worker is isolated once more", |_| {
+            kernel.partition(&main) == "isolated"
+        });
         tree.remove(&pod);
         pods.remove("worker.yaml");
-        agent.eventually("the end of its pod gives them back", |_| work_queues() == before);
+        agent.eventually("the end of its pod gives them back", |_| {
+            work_queues() == before
+        });
         drop(ends);
         moves = moved.join().unwrap();
     });

@@ -9,16 +9,24 @@ use crate::kernel::allowed;
 
 #[test]
 fn a_live_container_grows_and_shrinks_in_place() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let pair = Pair::new(&kernel, &[]);
     let mut had = pair.own.clone();
     for size in [3, 5, 2, 1, 4] {
-        pair.pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", size, "", "main1"));
+        pair.pods.put(
+            "worker.yaml",
+            &worker_with("worker-0", "worker-uid", size, "", "main1"),
+        );
         let mut now = CpuSet::new();
         pair.agent.eventually("it has its new size", |_| {
             now = allowed(pair.pid);
             assert_eq!(kernel.partition(&pair.main), "root", "all the way");
-            assert!(now.is_subset(&had) || had.is_subset(&now), "{had} becomes {now}");
+            assert!(
+                now.is_subset(&had) || had.is_subset(&now),
+                "{had} becomes {now}"
+            );
             now.len() == size && kernel.exclusive(&pair.tree.path) == now
         });
         had = now;
@@ -28,22 +36,30 @@ fn a_live_container_grows_and_shrinks_in_place() {
 
 #[test]
 fn a_claim_outlives_its_container_but_not_its_pod() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut pair = Pair::new(&kernel, &[]);
-    pair.pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
+    pair.pods
+        .put("worker.yaml", &worker("worker-0", "worker-uid", 2));
     pair.tree.remove(&pair.main);
     // Others may use them meanwhile, but nobody may own them.
-    pair.agent.eventually("others use them", |_| allowed(pair.other_pid) == kernel.online);
+    pair.agent.eventually("others use them", |_| {
+        allowed(pair.other_pid) == kernel.online
+    });
     assert_eq!(kernel.exclusive(&pair.pod), pair.own);
-    pair.pods.put("second.yaml", &worker("worker-1", "second-uid", 5));
+    pair.pods
+        .put("second.yaml", &worker("worker-1", "second-uid", 5));
     let second = pair.tree.pod("", "second-uid");
     let second = pair.tree.container(&second, "main2");
     let second = pair.tree.start(&second);
-    pair.agent.eventually("the other worker is pinned", |_| allowed(second).len() == 5);
+    pair.agent
+        .eventually("the other worker is pinned", |_| allowed(second).len() == 5);
     assert!(allowed(second).is_disjoint(&pair.own));
     let main = pair.tree.container(&pair.pod, "main3");
     let pid = pair.tree.start(&main);
-    pair.agent.eventually("the next container is pinned", |_| allowed(pid) == pair.own);
+    pair.agent
+        .eventually("the next container is pinned", |_| allowed(pid) == pair.own);
     pair.tree.remove(&pair.pod);
     pair.pods.remove("worker.yaml");
     pair.agent.eventually("nobody owns them", |_| {
@@ -58,7 +74,11 @@ fn pod(containers: &[(&str, &str, usize)]) -> String {
     let list = |wanted: fn(&str) -> bool| -> String {
         let chosen = containers.iter().filter(|(_, kind, _)| wanted(kind));
         let one = |&(name, kind, cpus): &(&str, &str, usize)| {
-            let always = if kind == "sidecar" { ", restartPolicy: Always" } else { "" };
+            let always = if kind == "sidecar" {
+                ", restartPolicy: Always"
+            } else {
+                ""
+            };
             format!(
                 "\n  - {{name: {name}, image: x, resources: {{limits: {{cpu: '{cpus}', memory: 1Gi}}}}{always}}}"
             )
@@ -73,9 +93,14 @@ fn pod(containers: &[(&str, &str, usize)]) -> String {
     };
     let statuses = |wanted: fn(&str) -> bool| -> String {
         let chosen = containers.iter().filter(|(_, kind, _)| wanted(kind));
-        chosen.map(|(name, _, _)| format!("\n  - {}", status(name))).collect()
+        chosen
+            .map(|(name, _, _)| format!("\n  - {}", status(name)))
+            .collect()
     };
-    let (init_statuses, main_statuses) = (statuses(|kind| kind != "main"), statuses(|kind| kind == "main"));
+    let (init_statuses, main_statuses) = (
+        statuses(|kind| kind != "main"),
+        statuses(|kind| kind == "main"),
+    );
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: train, uid: p-uid, labels: {{training.kubeflow.org/replica-type: worker}}}}\nspec:\n  initContainers:{init}\n  containers:{main}\nstatus:\n  initContainerStatuses:{init_statuses}\n  containerStatuses:{main_statuses}\n"
     )
@@ -83,20 +108,32 @@ fn pod(containers: &[(&str, &str, usize)]) -> String {
 
 #[test]
 fn init_containers_run_inside_the_set_of_their_pod() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     pods.put(
         "p.yaml",
-        &pod(&[("init", "init", 1), ("side", "sidecar", 1), ("late", "init", 1), ("main", "main", 2)]),
+        &pod(&[
+            ("init", "init", 1),
+            ("side", "sidecar", 1),
+            ("late", "init", 1),
+            ("main", "main", 2),
+        ]),
     );
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
     let p = tree.pod("", "p-uid");
     let init = tree.container(&p, "init1");
     let init_pid = tree.start(&init);
-    agent.eventually("the init container has all that its pod will have", |_| allowed(init_pid).len() == 3);
+    agent.eventually("the init container has all that its pod will have", |_| {
+        allowed(init_pid).len() == 3
+    });
     let all = allowed(init_pid);
-    assert_eq!((kernel.partition(&init), kernel.exclusive(&p)), ("root".to_owned(), all.clone()));
+    assert_eq!(
+        (kernel.partition(&init), kernel.exclusive(&p)),
+        ("root".to_owned(), all.clone())
+    );
     tree.remove(&init);
     let side = tree.container(&p, "side1");
     let side_pid = tree.start(&side);
@@ -118,19 +155,38 @@ fn init_containers_run_inside_the_set_of_their_pod() {
 
 #[test]
 fn neither_death_nor_restart_nor_upgrade_moves_anything() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let pair = Pair::new(&kernel, &[]);
     pair.settled(&kernel, "all is settled");
-    let Pair { tree: _tree, pods: _pods, settings, agent, pid, other_pid, main, own, .. } = pair;
+    let Pair {
+        tree: _tree,
+        pods: _pods,
+        settings,
+        agent,
+        pid,
+        other_pid,
+        main,
+        own,
+        ..
+    } = pair;
     agent.kill();
-    let held =
-        || kernel.partition(&main) == "root" && allowed(pid) == own && allowed(other_pid).is_disjoint(&own);
+    let held = || {
+        kernel.partition(&main) == "root"
+            && allowed(pid) == own
+            && allowed(other_pid).is_disjoint(&own)
+    };
     assert!(held());
     for _ in 0..3 {
         let agent = settings.start();
         agent.eventually("it is ready", |status| in_force(status, "worker-0"));
         assert!(held());
-        assert_eq!(agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0), 0.0, "a restart plans nothing");
+        assert_eq!(
+            agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+            0.0,
+            "a restart plans nothing"
+        );
         agent.kill();
         assert!(held());
     }
@@ -138,20 +194,43 @@ fn neither_death_nor_restart_nor_upgrade_moves_anything() {
 
 #[test]
 fn a_change_of_enforcement_moves_nothing_that_runs() {
-    let Some(kernel) = partition_tests() else { return };
-    let Pair { tree, pods: _pods, settings, mut agent, pod, main, pid, other_pid, own } =
-        Pair::new(&kernel, &[]);
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let Pair {
+        tree,
+        pods: _pods,
+        settings,
+        mut agent,
+        pod,
+        main,
+        pid,
+        other_pid,
+        own,
+    } = Pair::new(&kernel, &[]);
     let others = kernel.online.difference(&own);
-    for enforcement in ["cpuset", "partition", "observe", "cpuset", "observe", "partition"] {
+    for enforcement in [
+        "cpuset",
+        "partition",
+        "observe",
+        "cpuset",
+        "observe",
+        "partition",
+    ] {
         agent.stop();
-        agent = settings.clone().with(&["--enforcement", enforcement]).start();
+        agent = settings
+            .clone()
+            .with(&["--enforcement", enforcement])
+            .start();
         agent.eventually("it is so", |status| {
             assert_eq!(allowed(pid), own, "{enforcement}: at every moment");
             status["enforcement"] == enforcement && allowed(other_pid) == others
         });
         match enforcement {
             "cpuset" => {
-                agent.eventually("no partition is left", |_| kernel.exclusive(&tree.path).is_empty());
+                agent.eventually("no partition is left", |_| {
+                    kernel.exclusive(&tree.path).is_empty()
+                });
                 assert_eq!(
                     (kernel.partition(&main), kernel.written(&main)),
                     ("member".to_owned(), own.clone())
@@ -169,7 +248,9 @@ fn a_change_of_enforcement_moves_nothing_that_runs() {
 
 #[test]
 fn too_few_cpus_are_waited_for() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut pair = Pair::new(&kernel, &[]);
     let size = kernel.online.len() - 2;
     pair.pods.put("big.yaml", &worker("big", "big-uid", size));
@@ -182,24 +263,38 @@ fn too_few_cpus_are_waited_for() {
     assert_eq!(assigned(&status, "big"), None);
     pair.pods.remove("worker.yaml");
     pair.tree.remove(&pair.pod);
-    pair.agent.eventually("it gets its CPUs", |_| allowed(big_pid).len() == size);
-    assert!(kernel.first().is_subset(&allowed(pair.other_pid)), "reserved CPUs stay shared");
+    pair.agent
+        .eventually("it gets its CPUs", |_| allowed(big_pid).len() == size);
+    assert!(
+        kernel.first().is_subset(&allowed(pair.other_pid)),
+        "reserved CPUs stay shared"
+    );
     pair.agent.stop();
 }
 
 #[test]
 fn systemds_tree_is_as_good() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut tree = kernel.tree_named("kubepods.slice", &["kubepods-besteffort.slice"]);
     let pods = Manifests::new();
-    pods.put("worker.yaml", &worker("worker-0", "8f0d6986-3554-402b-8223-2d69f320df15", 2));
+    pods.put(
+        "worker.yaml",
+        &worker("worker-0", "8f0d6986-3554-402b-8223-2d69f320df15", 2),
+    );
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
-    let pod = tree.make(&format!("{}/kubepods-pod8f0d6986_3554_402b_8223_2d69f320df15.slice", tree.path));
+    let pod = tree.make(&format!(
+        "{}/kubepods-pod8f0d6986_3554_402b_8223_2d69f320df15.slice",
+        tree.path
+    ));
     let scope = tree.make(&format!("{pod}/cri-containerd-c0ffee.scope"));
     // As crun does: the processes are one level further down.
     let inner = tree.make(&format!("{scope}/container"));
     let pid = tree.start(&inner);
-    agent.eventually("it is pinned", |_| allowed(pid).len() == 2 && kernel.partition(&scope) == "root");
+    agent.eventually("it is pinned", |_| {
+        allowed(pid).len() == 2 && kernel.partition(&scope) == "root"
+    });
     assert!(allowed(std::process::id()).is_disjoint(&allowed(pid)));
     agent.stop();
 }

@@ -21,7 +21,10 @@ fn partition_tests() -> Option<Kernel> {
     let kernel = kernel_tests()?;
     let offered = kernel.cgroups.offers_partitions().unwrap() && kernel.online.len() >= 8;
     if std::env::var_os("PINFOLD_PARTITION_TESTS").is_some_and(|value| value == "1") {
-        assert!(offered, "PINFOLD_PARTITION_TESTS=1 wants cpuset partitions and eight CPUs");
+        assert!(
+            offered,
+            "PINFOLD_PARTITION_TESTS=1 wants cpuset partitions and eight CPUs"
+        );
     } else if !offered {
         gate::leave("tests/vm/run", "cpuset partitions and eight CPUs");
         return None;

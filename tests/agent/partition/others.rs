@@ -32,26 +32,41 @@ impl Drop for Stranger<'_> {
 
 #[test]
 fn a_strangers_partition_is_reported_and_left_alone() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let stranger = Stranger::new(&kernel);
     // All but the reserved one, two for the worker, and one that is shared.
-    let theirs: CpuSet = kernel.online.iter().skip(1).take(kernel.online.len() - 4).collect();
+    let theirs: CpuSet = kernel
+        .online
+        .iter()
+        .skip(1)
+        .take(kernel.online.len() - 4)
+        .collect();
     stranger.write("cpuset.cpus.exclusive", &theirs.to_string());
     stranger.write("cpuset.cpus.partition", "root");
     let pair = Pair::new(&kernel, &[]);
     assert!(pair.own.is_disjoint(&theirs));
     let status = pair.agent.status().unwrap();
     let said = status["unexplained"].to_string();
-    assert!(said.contains(&stranger.1) && said.contains(&theirs.to_string()), "{said}");
+    assert!(
+        said.contains(&stranger.1) && said.contains(&theirs.to_string()),
+        "{said}"
+    );
     assert_eq!(status["lost"], "");
-    assert_eq!((kernel.partition(&stranger.1), kernel.exclusive(&stranger.1)), ("root".to_owned(), theirs));
+    assert_eq!(
+        (kernel.partition(&stranger.1), kernel.exclusive(&stranger.1)),
+        ("root".to_owned(), theirs)
+    );
     drop(stranger);
     pair.agent.stop();
 }
 
 #[test]
 fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let stranger = Stranger::new(&kernel);
     // Whatever is chosen has this CPU in it, and the stranger would be left without any.
     let size = kernel.online.len() - 1;
@@ -59,7 +74,9 @@ fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", size));
-    let agent = Settings::new(&tree.path, &pods, &kernel.first()).with(&["--reconcile-seconds", "1"]).start();
+    let agent = Settings::new(&tree.path, &pods, &kernel.first())
+        .with(&["--reconcile-seconds", "1"])
+        .start();
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
@@ -67,7 +84,10 @@ fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
         status["errors"].to_string().contains(&stranger.1)
             && container(status, "worker-0", "main").is_some_and(|one| one["note"].is_string())
     });
-    assert_eq!((allowed(pid), kernel.partition(&main)), (kernel.online.clone(), "member".to_owned()));
+    assert_eq!(
+        (allowed(pid), kernel.partition(&main)),
+        (kernel.online.clone(), "member".to_owned())
+    );
     drop(stranger);
     agent.eventually("it gets its CPUs", |status| in_force(status, "worker-0"));
     agent.stop();
@@ -79,7 +99,9 @@ struct Offline(u32);
 impl Offline {
     /// `None` if the kernel keeps it, as Linux 6.12 does with the last CPU of a partition.
     fn new(cpu: u32) -> Option<Self> {
-        fs::write(format!("/sys/devices/system/cpu/cpu{cpu}/online"), "0").is_ok().then_some(Self(cpu))
+        fs::write(format!("/sys/devices/system/cpu/cpu{cpu}/online"), "0")
+            .is_ok()
+            .then_some(Self(cpu))
     }
 }
 
@@ -91,14 +113,17 @@ impl Drop for Offline {
 
 #[test]
 fn cpus_that_go_offline_come_back_to_their_owner() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     let cpus: Vec<u32> = pair.own.iter().collect();
     let first = Offline::new(cpus[0]).unwrap();
     pair.agent.eventually("one is left", |_| {
         allowed(pair.pid).len() == 1 && kernel.partition(&pair.main) == "root"
     });
-    pair.agent.eventually("it is counted", |_| pair.drift("offline") >= 1.0);
+    pair.agent
+        .eventually("it is counted", |_| pair.drift("offline") >= 1.0);
     // The last one too: the kernel makes the partition invalid, and the container must run somewhere.
     if let Some(second) = Offline::new(cpus[1]) {
         pair.agent.eventually("it is with the others", |status| {
@@ -111,11 +136,16 @@ fn cpus_that_go_offline_come_back_to_their_owner() {
         assert_eq!(kernel.partition(&pair.main), "root");
     }
     pair.agent.eventually("it has the last one again", |_| {
-        allowed(pair.pid) == [cpus[1]].into_iter().collect() && kernel.partition(&pair.main) == "root"
+        allowed(pair.pid) == [cpus[1]].into_iter().collect()
+            && kernel.partition(&pair.main) == "root"
     });
     drop(first);
     pair.settled(&kernel, "it has both");
     let status = pair.agent.status().unwrap();
-    assert_eq!((&status["lost"], status["errors"].as_array().unwrap().len()), (&"".into(), 0), "{status:#}");
+    assert_eq!(
+        (&status["lost"], status["errors"].as_array().unwrap().len()),
+        (&"".into(), 0),
+        "{status:#}"
+    );
     pair.agent.stop();
 }

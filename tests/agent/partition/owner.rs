@@ -3,7 +3,9 @@
 use pinfold::cpu::CpuSet;
 
 use super::partition_tests;
-use crate::agent::{Agent, Manifests, Settings, assigned, best_effort, container, in_force, worker_with};
+use crate::agent::{
+    Agent, Manifests, Settings, assigned, best_effort, container, in_force, worker_with,
+};
 use crate::kernel::{Kernel, Tree, allowed};
 
 /// Two containers' worth of a node: a worker on two CPUs, and somebody else.
@@ -23,7 +25,10 @@ impl<'a> Pair<'a> {
     pub(crate) fn new(kernel: &'a Kernel, args: &[&str]) -> Self {
         let mut tree = kernel.tree();
         let pods = Manifests::new();
-        pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 2, "", "main1"));
+        pods.put(
+            "worker.yaml",
+            &worker_with("worker-0", "worker-uid", 2, "", "main1"),
+        );
         pods.put("web.yaml", &best_effort("web", "web-uid"));
         let settings = Settings::new(&tree.path, &pods, &kernel.first()).with(args);
         let agent = settings.start();
@@ -33,9 +38,21 @@ impl<'a> Pair<'a> {
         let pod = tree.pod("", "worker-uid");
         let main = tree.container(&pod, "main1");
         let pid = tree.start(&main);
-        let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+        let status = agent.eventually("the worker is pinned", |status| {
+            in_force(status, "worker-0")
+        });
         let own = assigned(&status, "worker-0").unwrap();
-        Self { tree, pods, settings, agent, pod, main, pid, other_pid, own }
+        Self {
+            tree,
+            pods,
+            settings,
+            agent,
+            pod,
+            main,
+            pid,
+            other_pid,
+            own,
+        }
     }
 
     /// Waits until the kernel has it all as it should be.
@@ -51,7 +68,9 @@ impl<'a> Pair<'a> {
     }
 
     pub(crate) fn drift(&self, cause: &str) -> f64 {
-        self.agent.metric("pinfold_drift_total", &[("cause", cause)]).unwrap()
+        self.agent
+            .metric("pinfold_drift_total", &[("cause", cause)])
+            .unwrap()
     }
 }
 
@@ -61,7 +80,9 @@ fn cpus(list: &str) -> CpuSet {
 
 #[test]
 fn nobody_else_has_its_cpus() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let pair = Pair::new(&kernel, &[]);
     assert_eq!(pair.agent.status().unwrap()["enforcement"], "partition");
     assert_eq!(pair.own.len(), 2);
@@ -74,13 +95,29 @@ fn nobody_else_has_its_cpus() {
     assert_eq!(allowed(std::process::id()), rest);
     assert_eq!(allowed(1), rest);
     let status = pair.agent.status().unwrap();
-    assert_eq!(container(&status, "worker-0", "main").unwrap()["partition"], "root");
-    assert_eq!(container(&status, "web", "main").unwrap()["partition"], "member");
-    assert_eq!(status["unexplained"].as_array().unwrap().len(), 0, "{status:#}");
+    assert_eq!(
+        container(&status, "worker-0", "main").unwrap()["partition"],
+        "root"
+    );
+    assert_eq!(
+        container(&status, "web", "main").unwrap()["partition"],
+        "member"
+    );
+    assert_eq!(
+        status["unexplained"].as_array().unwrap().len(),
+        0,
+        "{status:#}"
+    );
     // Nobody else's cgroup was written to.
-    assert_eq!(kernel.written(&format!("{}/besteffort/podweb-uid/web1", pair.tree.path)), CpuSet::new());
+    assert_eq!(
+        kernel.written(&format!("{}/besteffort/podweb-uid/web1", pair.tree.path)),
+        CpuSet::new()
+    );
     pair.agent.stop();
-    assert!(kernel.partition(&pair.main) == "root", "the end of the agent moves nothing");
+    assert!(
+        kernel.partition(&pair.main) == "root",
+        "the end of the agent moves nothing"
+    );
     let mut release = crate::agent::pinfold();
     release.args(["release", "--tree", &pair.tree.path]);
     let output = release.output().unwrap();
@@ -95,51 +132,70 @@ fn nobody_else_has_its_cpus() {
 
 #[test]
 fn what_others_write_to_it_is_not_in_force() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     pair.settled(&kernel, "all is settled");
     let steps = || pair.agent.metric("pinfold_steps_total", &[]).unwrap();
-    let (before, timer) = (steps(), || pair.agent.metric("pinfold_reconcile_total", &[("reason", "timer")]));
+    let (before, timer) = (steps(), || {
+        pair.agent
+            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+    });
     for list in ["0-7", "0", "3,5"] {
         assert!(kernel.write(&pair.main, "cpuset.cpus", list));
         assert!(pair.holds(&kernel), "after {list}");
     }
     let seen = timer().unwrap_or(0.0);
-    pair.agent.eventually("two reconciles", |_| timer().unwrap_or(0.0) >= seen + 2.0);
+    pair.agent
+        .eventually("two reconciles", |_| timer().unwrap_or(0.0) >= seen + 2.0);
     assert_eq!(steps(), before, "there was nothing to repair");
     pair.agent.stop();
 }
 
 #[test]
 fn an_undone_partition_is_made_again_at_once() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     // The clock can't help here.
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "3600"]);
     pair.settled(&kernel, "all is settled");
     let before = pair.drift("partition");
     assert!(kernel.write(&pair.main, "cpuset.cpus.partition", "member"));
     pair.settled(&kernel, "it is a partition again");
-    pair.agent.eventually("it is counted", |_| pair.drift("partition") == before + 1.0);
+    pair.agent
+        .eventually("it is counted", |_| pair.drift("partition") == before + 1.0);
 
     // Its exclusive CPUs, onto others.
-    let other = kernel.online.difference(&pair.own).difference(&kernel.first());
+    let other = kernel
+        .online
+        .difference(&pair.own)
+        .difference(&kernel.first());
     let other: CpuSet = other.iter().take(2).collect();
     let counted = || pair.agent.metric("pinfold_drift_total", &[]).unwrap();
     let so_far = counted();
     for path in [&pair.tree.path, &pair.pod] {
-        assert!(kernel.write(path, "cpuset.cpus.exclusive", &pair.own.union(&other).to_string()));
+        assert!(kernel.write(
+            path,
+            "cpuset.cpus.exclusive",
+            &pair.own.union(&other).to_string()
+        ));
     }
     // The cgroups above may be trimmed already; then this one makes the partition invalid.
     kernel.write(&pair.main, "cpuset.cpus.exclusive", &other.to_string());
-    pair.agent.eventually("its own CPUs are back, and it is counted", |_| {
-        pair.holds(&kernel) && counted() > so_far
-    });
+    pair.agent
+        .eventually("its own CPUs are back, and it is counted", |_| {
+            pair.holds(&kernel) && counted() > so_far
+        });
     pair.agent.stop();
 }
 
 #[test]
 fn a_cleared_ancestor_is_mended_and_no_cpu_is_lost() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     pair.settled(&kernel, "all is settled");
     for path in [&pair.tree.path, &pair.pod, &pair.tree.path] {
@@ -153,7 +209,9 @@ fn a_cleared_ancestor_is_mended_and_no_cpu_is_lost() {
 
 #[test]
 fn a_pod_mate_that_reaches_for_its_cpus_is_moved_off() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     pair.settled(&kernel, "all is settled");
     let mate = pair.tree.container(&pair.pod, "mate1");
@@ -162,24 +220,39 @@ fn a_pod_mate_that_reaches_for_its_cpus_is_moved_off() {
     for list in ["0-7".to_owned(), pair.own.to_string()] {
         assert!(kernel.write(&mate, "cpuset.cpus", &list));
         pair.settled(&kernel, "it is a partition again");
-        pair.agent.eventually("the mate is off it", |_| kernel.written(&mate).is_disjoint(&pair.own));
+        pair.agent.eventually("the mate is off it", |_| {
+            kernel.written(&mate).is_disjoint(&pair.own)
+        });
         assert!(allowed(mate_pid).is_disjoint(&pair.own));
     }
     pair.pods.remove("worker.yaml");
     pair.tree.remove(&pair.pod);
-    let status = pair.agent.eventually("the pod is gone", |status| status["exclusive"] == "");
+    let status = pair
+        .agent
+        .eventually("the pod is gone", |status| status["exclusive"] == "");
     assert_eq!(status["lost"], "", "{status:#}");
-    pair.agent.eventually("all CPUs are everybody's", |_| allowed(pair.other_pid) == kernel.online);
-    assert_eq!(kernel.exclusive(&pair.tree.path), CpuSet::new(), "the tree is trimmed");
+    pair.agent.eventually("all CPUs are everybody's", |_| {
+        allowed(pair.other_pid) == kernel.online
+    });
+    assert_eq!(
+        kernel.exclusive(&pair.tree.path),
+        CpuSet::new(),
+        "the tree is trimmed"
+    );
     pair.agent.stop();
 }
 
 #[test]
 fn a_pod_mate_gets_back_what_it_had() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
-    pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 2, "", "main1"));
+    pods.put(
+        "worker.yaml",
+        &worker_with("worker-0", "worker-uid", 2, "", "main1"),
+    );
     let pod = tree.pod("", "worker-uid");
     let mate = tree.container(&pod, "mate1");
     tree.start(&mate);
@@ -187,13 +260,31 @@ fn a_pod_mate_gets_back_what_it_had() {
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
-    let status = agent.eventually("the worker is pinned", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     let own = assigned(&status, "worker-0").unwrap();
-    assert_eq!((allowed(pid), kernel.partition(&main)), (own.clone(), "root".to_owned()));
+    assert_eq!(
+        (allowed(pid), kernel.partition(&main)),
+        (own.clone(), "root".to_owned())
+    );
     assert_eq!(kernel.written(&mate), kernel.online.difference(&own));
-    pods.put("worker.yaml", &worker_with("worker-0", "worker-uid", 2, "pinfold.io/cpus: shared", "main1"));
-    agent.eventually("it has what it had", |_| kernel.written(&mate) == cpus("0-7"));
+    pods.put(
+        "worker.yaml",
+        &worker_with(
+            "worker-0",
+            "worker-uid",
+            2,
+            "pinfold.io/cpus: shared",
+            "main1",
+        ),
+    );
+    agent.eventually("it has what it had", |_| {
+        kernel.written(&mate) == cpus("0-7")
+    });
     assert_eq!(kernel.partition(&main), "member");
-    agent.eventually("nothing is noted any longer", |_| kernel.cgroups.mark(&mate).unwrap().is_none());
+    agent.eventually("nothing is noted any longer", |_| {
+        kernel.cgroups.mark(&mate).unwrap().is_none()
+    });
     agent.stop();
 }

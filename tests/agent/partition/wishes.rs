@@ -11,8 +11,14 @@ use crate::kernel::{Kernel, allowed};
 
 /// A worker that a NUMA node of a small guest has memory for.
 fn small(name: &str, cpus: usize, annotations: &str) -> String {
-    worker_with(name, &format!("{name}-uid"), cpus, annotations, &format!("{name}-main"))
-        .replace("1Gi", "64Mi")
+    worker_with(
+        name,
+        &format!("{name}-uid"),
+        cpus,
+        annotations,
+        &format!("{name}-main"),
+    )
+    .replace("1Gi", "64Mi")
 }
 
 fn cpus(list: &str) -> CpuSet {
@@ -21,13 +27,19 @@ fn cpus(list: &str) -> CpuSet {
 
 /// The NUMA nodes that a cgroup's memory comes from.
 fn memory(kernel: &Kernel, path: &str) -> CpuSet {
-    let file = kernel.cgroups.root().join(path).join("cpuset.mems.effective");
+    let file = kernel
+        .cgroups
+        .root()
+        .join(path)
+        .join("cpuset.mems.effective");
     fs::read_to_string(file).unwrap().trim().parse().unwrap()
 }
 
 #[test]
 fn memory_comes_from_where_the_cpus_are() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let machine = topology::read(std::path::Path::new("/")).unwrap();
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -41,33 +53,49 @@ fn memory_comes_from_where_the_cpus_are() {
         // As on a kubelet's node: where nobody counts a container's memory, none of it is moved.
         let top = tree.path.split('/').next().unwrap();
         for path in ["", top, &tree.path, &pod] {
-            assert!(kernel.write(path, "cgroup.subtree_control", "+memory"), "{path}");
+            assert!(
+                kernel.write(path, "cgroup.subtree_control", "+memory"),
+                "{path}"
+            );
         }
         tree.start(&main);
         main
     };
     let (bound, free) = (start("w0"), start("free"));
-    let status =
-        agent.eventually("both are pinned", |status| in_force(status, "w0") && in_force(status, "free"));
+    let status = agent.eventually("both are pinned", |status| {
+        in_force(status, "w0") && in_force(status, "free")
+    });
     let numa = machine.numa_of(&assigned(&status, "w0").unwrap()).unwrap();
     let all = memory(&kernel, &tree.path);
-    assert!(numa.len() < all.len(), "a placement on one of {all}: {numa}");
+    assert!(
+        numa.len() < all.len(),
+        "a placement on one of {all}: {numa}"
+    );
     agent.eventually("its memory follows", |_| memory(&kernel, &bound) == numa);
     assert_eq!(memory(&kernel, &free), all);
     // A restart knows; release puts it back.
     agent.kill();
     let agent = settings.start();
     agent.eventually("nothing has moved", |_| memory(&kernel, &bound) == numa);
-    assert_eq!(agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0), 0.0, "a restart plans nothing");
+    assert_eq!(
+        agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+        0.0,
+        "a restart plans nothing"
+    );
     agent.stop();
-    let output = crate::agent::pinfold().args(["release", "--tree", &tree.path]).output().unwrap();
+    let output = crate::agent::pinfold()
+        .args(["release", "--tree", &tree.path])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(memory(&kernel, &bound), all);
 }
 
 #[test]
 fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let machine = topology::read(std::path::Path::new("/")).unwrap();
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -80,8 +108,12 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     let mut idle = CpuSet::new();
     let rest = |idle: &CpuSet, own: &CpuSet| kernel.online.difference(&own.union(idle));
     agent.eventually("nobody runs on the siblings", |status| {
-        let Some(own) = assigned(status, "w0") else { return false };
-        let cores = own.iter().fold(CpuSet::new(), |all, cpu| all.union(&machine.core_of(cpu)));
+        let Some(own) = assigned(status, "w0") else {
+            return false;
+        };
+        let cores = own
+            .iter()
+            .fold(CpuSet::new(), |all, cpu| all.union(&machine.core_of(cpu)));
         idle = cores.difference(&own);
         allowed(pid) == own
             && allowed(std::process::id()) == rest(&idle, &own)
@@ -92,13 +124,22 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     // A restart takes it as it is, and what is idle is given to nobody.
     agent.kill();
     let agent = settings.start();
-    assert_eq!(agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0), 0.0, "a restart plans nothing");
+    assert_eq!(
+        agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+        0.0,
+        "a restart plans nothing"
+    );
     assert_eq!(allowed(std::process::id()), rest(&idle, &own));
     // The wish is taken back: the siblings are everybody's, and the cgroup that held them is gone.
     pods.put("w0.yaml", &small("w0", 2, ""));
     agent.eventually("the siblings are everybody's", |_| {
         allowed(std::process::id()) == kernel.online.difference(&own)
-            && !kernel.cgroups.root().join(&pod).join("pinfold-idle").exists()
+            && !kernel
+                .cgroups
+                .root()
+                .join(&pod)
+                .join("pinfold-idle")
+                .exists()
     });
     assert_eq!(allowed(pid), own);
     agent.stop();
@@ -106,10 +147,20 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
 
 #[test]
 fn a_running_container_that_allows_it_moves_to_make_room() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let machine = topology::read(std::path::Path::new("/")).unwrap();
     // Two NUMA nodes of four CPUs, of which the first core is reserved: 2-3 and 4-7 can be given.
-    assert_eq!(machine.numa.iter().map(|numa| numa.cpus.len()).collect::<Vec<_>>(), [4, 4], "{machine:?}");
+    assert_eq!(
+        machine
+            .numa
+            .iter()
+            .map(|numa| numa.cpus.len())
+            .collect::<Vec<_>>(),
+        [4, 4],
+        "{machine:?}"
+    );
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
@@ -151,7 +202,10 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
     let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let moves: Vec<_> = planned["moves"].as_array().unwrap().iter().collect();
     assert_eq!(moves.len(), 1, "{planned:#}");
-    assert_eq!((&moves[0]["from"], &moves[0]["to"]), (&"4-5".into(), &"2-3".into()));
+    assert_eq!(
+        (&moves[0]["from"], &moves[0]["to"]),
+        (&"4-5".into(), &"2-3".into())
+    );
     assert_eq!(planned["containers"][0]["cpus"], "4-7", "{planned:#}");
     let pod = tree.pod("", "big-uid");
     let main = tree.container(&pod, "big-main");
@@ -166,7 +220,9 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
 
 #[test]
 fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
-    let Some(kernel) = partition_tests() else { return };
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
@@ -189,12 +245,23 @@ fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
     let off = |knobs: &[(String, CpuSet)]| {
         let moved = |file: &String, cpus: &CpuSet| {
             // Some interrupts the kernel keeps where they are; those are told, and none of the work queues is one.
-            before.iter().any(|(other, had)| other == file && had == cpus) && !file.contains("workqueue")
+            before
+                .iter()
+                .any(|(other, had)| other == file && had == cpus)
+                && !file.contains("workqueue")
         };
-        knobs.iter().all(|(file, cpus)| cpus.is_disjoint(&own) || moved(file, cpus))
-            && knobs.iter().filter(|(_, cpus)| cpus.is_disjoint(&own)).count() > 1
+        knobs
+            .iter()
+            .all(|(file, cpus)| cpus.is_disjoint(&own) || moved(file, cpus))
+            && knobs
+                .iter()
+                .filter(|(_, cpus)| cpus.is_disjoint(&own))
+                .count()
+                > 1
     };
-    agent.eventually("interrupts and work queues are off its CPUs", |_| off(&knobs()));
+    agent.eventually("interrupts and work queues are off its CPUs", |_| {
+        off(&knobs())
+    });
     // Killed, it has left a note of what was there before.
     agent.kill();
     let agent = settings.start();
@@ -210,7 +277,10 @@ fn knobs() -> Vec<(String, CpuSet)> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc/irq").unwrap().flatten() {
         let file = entry.path().join("smp_affinity_list");
-        if let Some(cpus) = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {
+        if let Some(cpus) = fs::read_to_string(&file)
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+        {
             found.push((file.display().to_string(), cpus));
         }
     }

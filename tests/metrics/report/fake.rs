@@ -59,7 +59,10 @@ impl Fake {
             stream.read_to_string(&mut text).unwrap();
             let (head, body) = text.split_once("\r\n\r\n").unwrap();
             into.lock().unwrap().insert(target.clone(), body.to_owned());
-            (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+            (
+                head.split(' ').nth(1).unwrap().parse().unwrap(),
+                body.to_owned(),
+            )
         });
         (fake, kept)
     }
@@ -84,12 +87,19 @@ fn answer(stream: &TcpStream, answers: &Answers) -> std::io::Result<()> {
     let mut body = vec![0; long];
     reader.read_exact(&mut body)?;
     let mut words = first.split(' ');
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (method, path) = (
+        words.next().unwrap_or_default(),
+        words.next().unwrap_or_default(),
+    );
     let target = match body.is_empty() {
         true => path.to_owned(),
         false => format!("{path}?{}", String::from_utf8_lossy(&body)),
     };
-    let (status, text) = answers(&Asked { method: method.to_owned(), target, head });
+    let (status, text) = answers(&Asked {
+        method: method.to_owned(),
+        target,
+        head,
+    });
     let mut stream = stream;
     write!(
         stream,

@@ -29,15 +29,25 @@ struct Series {
 
 impl Series {
     fn sample(&mut self, family: &'static str, labels: &str, value: f64, at: u32) {
-        let kind = if family.ends_with("_total") { "counter" } else { "gauge" };
+        let kind = if family.ends_with("_total") {
+            "counter"
+        } else {
+            "gauge"
+        };
         let name = family.trim_end_matches("_total");
-        let lines = self.families.entry(family).or_insert_with(|| format!("# TYPE {name} {kind}\n"));
+        let lines = self
+            .families
+            .entry(family)
+            .or_insert_with(|| format!("# TYPE {name} {kind}\n"));
         writeln!(lines, "{family}{{{labels}}} {value} {at}").unwrap();
     }
 
     /// A pod for the time of its case.
     fn pod(&mut self, place: &Place<'_>, role: &str, index: u32, does: Does) {
-        let pod = format!("namespace=\"train\",pod=\"wide-deep-{role}-{index}\",{}", place.target);
+        let pod = format!(
+            "namespace=\"train\",pod=\"wide-deep-{role}-{index}\",{}",
+            place.target
+        );
         let container = format!("{pod},container=\"tensorflow\"");
         let socket_only = place.case == "1" && place.scene == "2" && role == "ps";
         for at in place.scrapes(role) {
@@ -63,8 +73,18 @@ impl Series {
                 for (interface, part) in [("eth0", 0.75), ("eth1", 0.25)] {
                     let labels = format!("{pod},interface=\"{interface}\"");
                     let of = |rate: f64| 1e6 + part * rate * seen;
-                    self.sample("pinfold_pod_network_transmit_bytes_total", &labels, of(does.sent), at);
-                    self.sample("pinfold_pod_network_receive_bytes_total", &labels, of(does.received), at);
+                    self.sample(
+                        "pinfold_pod_network_transmit_bytes_total",
+                        &labels,
+                        of(does.sent),
+                        at,
+                    );
+                    self.sample(
+                        "pinfold_pod_network_receive_bytes_total",
+                        &labels,
+                        of(does.received),
+                        at,
+                    );
                 }
             }
             if place.scene == "2" && place.case == "1" {
@@ -87,9 +107,23 @@ impl Series {
             }
             // A container that was begun anew after half of the time counts from 0.
             let anew = place.scene == "1" && place.case == "2" && index == 0 && second > LONG / 2;
-            let since = if anew { seen - f64::from(LONG / 2) } else { seen };
-            self.sample("pinfold_container_cpu_usage_seconds_total", &container, does.cpu * since, at);
-            self.sample("pinfold_container_cpu_periods_total", &container, 10.0 * since, at);
+            let since = if anew {
+                seen - f64::from(LONG / 2)
+            } else {
+                seen
+            };
+            self.sample(
+                "pinfold_container_cpu_usage_seconds_total",
+                &container,
+                does.cpu * since,
+                at,
+            );
+            self.sample(
+                "pinfold_container_cpu_periods_total",
+                &container,
+                10.0 * since,
+                at,
+            );
             self.sample(
                 "pinfold_container_cpu_throttled_periods_total",
                 &container,
@@ -98,7 +132,11 @@ impl Series {
             );
             if does.steps > 0.0 {
                 // Two jobs scrape each of them, where two do.
-                for job in if place.scene == "2" && place.case == "1" { &["a", "b"][..] } else { &["a"] } {
+                for job in if place.scene == "2" && place.case == "1" {
+                    &["a", "b"][..]
+                } else {
+                    &["a"]
+                } {
                     let labels = format!(
                         "namespace=\"train\",pod=\"wide-deep-{role}-{index}\",mode=\"train\",job=\"{job}\""
                     );
@@ -169,14 +207,21 @@ pub(crate) fn series() -> String {
         };
         // The same agent, scraped by its name as well.
         let by_name = |kind: &str, index: u32| Place {
-            target: named(&format!("{scene}-{case}-{kind}{index}"), &format!("by-name-{index}{kind}")),
+            target: named(
+                &format!("{scene}-{case}-{kind}{index}"),
+                &format!("by-name-{index}{kind}"),
+            ),
             again: true,
             ..place(kind, index)
         };
         let twice = scene == "1" && case == "1";
         for (index, sent) in (0..).zip(servers) {
             // In scene 2 servers have nodes of their own.
-            let kinds: &[&str] = if scene == "1" { &[""] } else { &["worker", "ps"] };
+            let kinds: &[&str] = if scene == "1" {
+                &[""]
+            } else {
+                &["worker", "ps"]
+            };
             for kind in kinds {
                 let mut places = vec![place(kind, index)];
                 places.extend(twice.then(|| by_name(kind, index)));
@@ -190,18 +235,45 @@ pub(crate) fn series() -> String {
                     }
                 }
             }
-            let busy = Does { sent: *sent, received: *sent / 2.0, cpu: sent / 5e6, ..Does::default() };
+            let busy = Does {
+                sent: *sent,
+                received: *sent / 2.0,
+                cpu: sent / 5e6,
+                ..Does::default()
+            };
             all.pod(&place(kinds.last().unwrap(), index), "ps", index, busy);
             if twice {
                 all.pod(&by_name(kinds.last().unwrap(), index), "ps", index, busy);
             }
             for worker in [2 * index, 2 * index + 1] {
                 let throttled = if twice { 2.0 } else { 0.0 };
-                let does = Does { sent: 1e6, received: 1e6, cpu: 0.9, throttled, steps };
+                let does = Does {
+                    sent: 1e6,
+                    received: 1e6,
+                    cpu: 0.9,
+                    throttled,
+                    steps,
+                };
                 // In scene 1 case 2 the last worker moves to the first server's node.
                 if scene == "1" && worker == 3 {
-                    all.pod(&Place { half: Half::First, ..place(kinds[0], index) }, "worker", worker, does);
-                    all.pod(&Place { half: Half::Second, ..place(kinds[0], 0) }, "worker", worker, does);
+                    all.pod(
+                        &Place {
+                            half: Half::First,
+                            ..place(kinds[0], index)
+                        },
+                        "worker",
+                        worker,
+                        does,
+                    );
+                    all.pod(
+                        &Place {
+                            half: Half::Second,
+                            ..place(kinds[0], 0)
+                        },
+                        "worker",
+                        worker,
+                        does,
+                    );
                     continue;
                 }
                 all.pod(&place(kinds[0], index), "worker", worker, does);

@@ -6,7 +6,14 @@ use super::render::{FORMATS, full, job, rendered};
 use super::{AMOUNTS, example, plan};
 
 fn refused(job: &TrainingJob) -> Vec<String> {
-    let result = render(&plan(&example()), ("2", "2"), job, Format::Native, &Slice::default(), AMOUNTS);
+    let result = render(
+        &plan(&example()),
+        ("2", "2"),
+        job,
+        Format::Native,
+        &Slice::default(),
+        AMOUNTS,
+    );
     let faults = result.unwrap_err();
     faults.iter().map(str::to_owned).collect()
 }
@@ -14,9 +21,16 @@ fn refused(job: &TrainingJob) -> Vec<String> {
 #[test]
 fn everything_that_is_missing_is_named() {
     let faults = refused(&TrainingJob::default());
-    let words = ["name is missing", "image is missing", "script (or command) is missing"];
+    let words = [
+        "name is missing",
+        "image is missing",
+        "script (or command) is missing",
+    ];
     for word in words {
-        assert!(faults.iter().any(|fault| fault.contains(word)), "{word}: {faults:?}");
+        assert!(
+            faults.iter().any(|fault| fault.contains(word)),
+            "{word}: {faults:?}"
+        );
     }
     assert_eq!(faults.len(), words.len());
     // A command for all roles is enough.
@@ -44,33 +58,69 @@ fn what_can_not_be_is_named() {
             "can't be a name: it has 64 letters, and 63 are allowed",
         ),
         ("image: 'a b'", "an image's name has no blanks"),
-        ("args: ['--w=$(WORKER_HOST)']", "there is no variable WORKER_HOST; write $$(WORKER_HOST)"),
+        (
+            "args: ['--w=$(WORKER_HOST)']",
+            "there is no variable WORKER_HOST; write $$(WORKER_HOST)",
+        ),
         ("args: ['$(DATA_DIR)']", "there is no data folder"),
         ("args: ['$(CHIEF_HOSTS)']", "the case has no chief"),
         ("args: ['$(TF_CONFIG)']", "there is no variable TF_CONFIG"),
-        ("env: {PS_HOSTS: a}", "PS_HOSTS is set for each task by Pinfold"),
+        (
+            "env: {PS_HOSTS: a}",
+            "PS_HOSTS is set for each task by Pinfold",
+        ),
         ("env: {A: '$(B)', B: x}", "env.A: $(B) would stay as it is"),
         ("env: {'a=b': x}", "can't be a variable's name"),
         ("env: {1A: x}", "it begins with a digit"),
         ("roles: {ps: {env: {'9': x}}}", "it begins with a digit"),
-        ("command: [run]\nroles: {ps: {command: []}}", "roles.ps.command is an empty list"),
+        (
+            "command: [run]\nroles: {ps: {command: []}}",
+            "roles.ps.command is an empty list",
+        ),
         ("args: [\"a\\0b\"]", "a zero byte"),
         ("data: {}", "data: say where it is"),
-        ("data: {claim: a, hostPath: /x}", "either a claim or a hostPath"),
-        ("data: {hostPath: x}", "data.hostPath: \"x\": write a folder from / on"),
+        (
+            "data: {claim: a, hostPath: /x}",
+            "either a claim or a hostPath",
+        ),
+        (
+            "data: {hostPath: x}",
+            "data.hostPath: \"x\": write a folder from / on",
+        ),
         ("data: {hostPath: /a/../etc}", "without '..'"),
         ("data: {claim: a, path: 'b:/c'}", "data.path"),
         ("data: {size: ten}", "data.size: \"ten\""),
         ("data: {claim: a, storageClass: b}", "are for a new claim"),
-        ("data: {size: 1Gi, accessMode: RWX}", "write one of ReadWriteMany"),
-        ("data: {claim: a, path: /x}\nlog: {claim: b, path: /x}", "have the same path"),
-        ("data: {claim: a, path: /x}\nlog: {claim: b, path: /x/}", "have the same path"),
-        ("data: {claim: a, path: /x/y}\nlog: {claim: b, path: //x/./y}", "have the same path"),
+        (
+            "data: {size: 1Gi, accessMode: RWX}",
+            "write one of ReadWriteMany",
+        ),
+        (
+            "data: {claim: a, path: /x}\nlog: {claim: b, path: /x}",
+            "have the same path",
+        ),
+        (
+            "data: {claim: a, path: /x}\nlog: {claim: b, path: /x/}",
+            "have the same path",
+        ),
+        (
+            "data: {claim: a, path: /x/y}\nlog: {claim: b, path: //x/./y}",
+            "have the same path",
+        ),
         ("data: {claim: a, path: //}", "data.path"),
         ("data: {claim: a, path: /x/../y}", "data.path"),
-        ("data: {claim: c}\nlog: {claim: c}", "data and log are the same claim, c"),
-        ("data: {size: 1Gi}\nlog: {claim: a-data}", "data and log are the same claim, a-data"),
-        ("roles: {chief: {}}", "scene 2 case 2 has no task of this role"),
+        (
+            "data: {claim: c}\nlog: {claim: c}",
+            "data and log are the same claim, c",
+        ),
+        (
+            "data: {size: 1Gi}\nlog: {claim: a-data}",
+            "data and log are the same claim, a-data",
+        ),
+        (
+            "roles: {chief: {}}",
+            "scene 2 case 2 has no task of this role",
+        ),
         (
             "pin: true",
             "worker is to be pinned, and 300m is no whole number of CPUs; write roles: {worker: {limits: {cpu: 1}}}",
@@ -79,20 +129,33 @@ fn what_can_not_be_is_named() {
             "roles: {worker: {requests: {cpu: 3}, limits: {cpu: 2}}}",
             "the cpu request 3 is more than the limit 2",
         ),
-        ("roles: {worker: {limits: {cpu: two}}}", "worker: cpu \"two\""),
-        ("imagePullSecrets: [\"harborsecret'\"]", "can't be a Secret's name"),
+        (
+            "roles: {worker: {limits: {cpu: two}}}",
+            "worker: cpu \"two\"",
+        ),
+        (
+            "imagePullSecrets: [\"harborsecret'\"]",
+            "can't be a Secret's name",
+        ),
     ] {
         let key = more.split(':').next().unwrap();
-        let lines: Vec<&str> = base.lines().filter(|line| !line.starts_with(&format!("{key}:"))).collect();
+        let lines: Vec<&str> = base
+            .lines()
+            .filter(|line| !line.starts_with(&format!("{key}:")))
+            .collect();
         let faults = refused(&job(&format!("{}\n{more}\n", lines.join("\n"))));
-        assert!(faults.iter().any(|fault| fault.contains(words)), "{more}: {faults:?}");
+        assert!(
+            faults.iter().any(|fault| fault.contains(words)),
+            "{more}: {faults:?}"
+        );
     }
 }
 
 #[test]
 fn paths_and_claims_that_differ_are_no_fault() {
-    let job =
-        job("name: a\nimage: i\nscript: s\ndata: {claim: c, path: /x}\nlog: {size: 1Gi, path: /x/log}\n");
+    let job = job(
+        "name: a\nimage: i\nscript: s\ndata: {claim: c, path: /x}\nlog: {size: 1Gi, path: /x/log}\n",
+    );
     assert!(!rendered(&job, "1", "1", Format::Native).objects.is_empty());
 }
 
@@ -101,14 +164,26 @@ fn a_claim_for_one_node_is_told_of_where_there_are_more() {
     for (mode, case, words) in [
         ("ReadWriteMany", "2", None),
         ("ReadWriteOnce", "1", None),
-        ("ReadWriteOnce", "2", Some("mounted on one node only, and the tasks are on 5 nodes")),
-        ("ReadWriteOncePod", "1", Some("mounted by one pod only, and the tasks are 11 pods")),
+        (
+            "ReadWriteOnce",
+            "2",
+            Some("mounted on one node only, and the tasks are on 5 nodes"),
+        ),
+        (
+            "ReadWriteOncePod",
+            "1",
+            Some("mounted by one pod only, and the tasks are 11 pods"),
+        ),
     ] {
-        let text =
-            format!("name: a\nimage: i\nscript: s\npin: false\nlog: {{size: 1Gi, accessMode: {mode}}}\n");
+        let text = format!(
+            "name: a\nimage: i\nscript: s\npin: false\nlog: {{size: 1Gi, accessMode: {mode}}}\n"
+        );
         let told = rendered(&job(&text), "1", case, Format::Native).warnings;
         assert_eq!(told.len(), usize::from(words.is_some()), "{told:?}");
-        assert!(words.is_none_or(|words| told[0].contains(words)), "{told:?}");
+        assert!(
+            words.is_none_or(|words| told[0].contains(words)),
+            "{told:?}"
+        );
     }
 }
 
@@ -119,25 +194,53 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
         rendered(&job(&text), "1", "1", format).warnings
     };
     let ours = |warnings: Vec<String>| -> Vec<String> {
-        warnings.into_iter().filter(|one| one.contains("gang")).collect()
+        warnings
+            .into_iter()
+            .filter(|one| one.contains("gang"))
+            .collect()
     };
     for format in FORMATS {
-        assert_eq!(ours(told("{queue: q, group: a}", format)), Vec::<String>::new(), "{format:?}");
+        assert_eq!(
+            ours(told("{queue: q, group: a}", format)),
+            Vec::<String>::new(),
+            "{format:?}"
+        );
         let other = ours(told("{scheduler: other, group: a}", format));
-        assert!(other.len() == 1 && other[0].contains("scheduler"), "{format:?}: {other:?}");
+        assert!(
+            other.len() == 1 && other[0].contains("scheduler"),
+            "{format:?}: {other:?}"
+        );
         let grouped = ours(told("{group: g}", format));
         let unused = matches!(format, Format::Volcano | Format::Tfjob);
-        assert_eq!(grouped.len(), usize::from(unused), "{format:?}: {grouped:?}");
-        assert!(grouped.iter().all(|one| one.starts_with("gang.group g is not used")), "{grouped:?}");
+        assert_eq!(
+            grouped.len(),
+            usize::from(unused),
+            "{format:?}: {grouped:?}"
+        );
+        assert!(
+            grouped
+                .iter()
+                .all(|one| one.starts_with("gang.group g is not used")),
+            "{grouped:?}"
+        );
     }
     let native = told("{scheduler: other, queue: q}", Format::Native);
-    assert!(native[0].contains("that scheduler's own for 11 pods, with its queue"), "{native:?}");
+    assert!(
+        native[0].contains("that scheduler's own for 11 pods, with its queue"),
+        "{native:?}"
+    );
 }
 
 /// 1.5 MiB is what etcd takes of one request; the API server adds to what we send.
 #[test]
 fn an_object_that_no_api_server_stores_is_refused() {
-    let size = |objects: &[serde_json::Value]| objects.iter().map(|one| one.to_string().len()).max().unwrap();
+    let size = |objects: &[serde_json::Value]| {
+        objects
+            .iter()
+            .map(|one| one.to_string().len())
+            .max()
+            .unwrap()
+    };
     let mut job = full();
     for format in FORMATS {
         let made = rendered(&job, "2", "4", format).objects;
@@ -145,10 +248,20 @@ fn an_object_that_no_api_server_stores_is_refused() {
     }
     job.env.insert("LONG".to_owned(), "x".repeat(4_000));
     for format in [Format::Volcano, Format::Jobset] {
-        let refused =
-            render(&plan(&example()), ("2", "4"), &job, format, &Slice::default(), AMOUNTS).unwrap_err();
+        let refused = render(
+            &plan(&example()),
+            ("2", "4"),
+            &job,
+            format,
+            &Slice::default(),
+            AMOUNTS,
+        )
+        .unwrap_err();
         let refused = refused.to_string();
-        assert!(refused.contains("KiB as JSON") && refused.contains("render it as native"), "{refused}");
+        assert!(
+            refused.contains("KiB as JSON") && refused.contains("render it as native"),
+            "{refused}"
+        );
     }
     assert!(size(&rendered(&job, "2", "4", Format::Native).objects) < 64 << 10);
 }
@@ -157,21 +270,36 @@ fn an_object_that_no_api_server_stores_is_refused() {
 fn a_file_of_parameters_has_lines() {
     for (text, line, words) in [
         ("name: a\nimagee: b\n", Some(2), "did you mean image?"),
-        ("name: a\nenv:\n  STEPS: 100\n", Some(3), "write it in quotes: \"100\""),
+        (
+            "name: a\nenv:\n  STEPS: 100\n",
+            Some(3),
+            "write it in quotes: \"100\"",
+        ),
         ("name: a\nport: 70000\n", Some(2), "from 1 to 65535"),
-        ("name: a\nroles:\n  ps: {limit: {cpu: 2}}\n", Some(3), "did you mean limits?"),
+        (
+            "name: a\nroles:\n  ps: {limit: {cpu: 2}}\n",
+            Some(3),
+            "did you mean limits?",
+        ),
         ("command: sh run.sh\n", Some(1), "write a list"),
         ("pin: maybe\n", Some(1), "true or false"),
     ] {
         let findings = TrainingJob::read(text, "job.yaml").unwrap().unwrap_err();
         assert_eq!(findings[0].place.line, line, "{text}: {findings:?}");
-        assert!(findings[0].to_string().contains(words), "{text}: {}", findings[0]);
+        assert!(
+            findings[0].to_string().contains(words),
+            "{text}: {}",
+            findings[0]
+        );
     }
     for text in ["", "# nothing\n", "a: [", "name: a\n---\nname: b\n"] {
         assert!(TrainingJob::read(text, "job.yaml").is_err(), "{text:?}");
     }
     for text in ["- a\n", "text\n", "7\n"] {
-        assert!(TrainingJob::read(text, "job.yaml").is_ok_and(|read| read.is_err()), "{text:?}");
+        assert!(
+            TrainingJob::read(text, "job.yaml").is_ok_and(|read| read.is_err()),
+            "{text:?}"
+        );
     }
     // As in the API, null is nothing.
     assert_eq!(job("name: a\nimage:\n"), job("name: a\n"));
@@ -180,16 +308,40 @@ fn a_file_of_parameters_has_lines() {
 #[test]
 fn what_may_surprise_is_told() {
     let told = |text: &str| {
-        rendered(&job(&format!("name: a\nimage: i\nscript: s\n{text}")), "2", "1", Format::Native).warnings
+        rendered(
+            &job(&format!("name: a\nimage: i\nscript: s\n{text}")),
+            "2",
+            "1",
+            Format::Native,
+        )
+        .warnings
     };
-    assert_eq!(told(""), Vec::<String>::new(), "the plan says pin for ps and pin: false for workers");
-    let warned = told("roles: {worker: {requests: {cpu: 1}, limits: {cpu: 2, memory: 8Gi}, pin: true}}");
-    assert!(warned.iter().any(|one| one.contains("its cpu request is raised to the limit")), "{warned:?}");
+    assert_eq!(
+        told(""),
+        Vec::<String>::new(),
+        "the plan says pin for ps and pin: false for workers"
+    );
+    let warned =
+        told("roles: {worker: {requests: {cpu: 1}, limits: {cpu: 2, memory: 8Gi}, pin: true}}");
+    assert!(
+        warned
+            .iter()
+            .any(|one| one.contains("its cpu request is raised to the limit")),
+        "{warned:?}"
+    );
     assert_eq!(warned.len(), 2, "and memory's");
     let mut undecided = plan(&example());
     undecided.spec.roles.get_mut("worker").unwrap().pin = None;
     let job = job("name: a\nimage: i\nscript: s\n");
-    let rendered = render(&undecided, ("2", "1"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap();
+    let rendered = render(
+        &undecided,
+        ("2", "1"),
+        &job,
+        Format::Native,
+        &Slice::default(),
+        AMOUNTS,
+    )
+    .unwrap();
     assert_eq!(rendered.warnings.len(), 1);
     assert!(rendered.warnings[0].contains("tasks of role worker get no CPUs of their own"));
 }

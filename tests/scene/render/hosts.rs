@@ -13,7 +13,9 @@ const LONGEST: usize = 131_072;
 fn crowded(workers: u32) -> ScenePlan {
     let mut plan = plan(SMALL);
     let scene = &mut plan.spec.scenes[0];
-    scene.groups[0].per_node.insert("worker".to_owned(), workers);
+    scene.groups[0]
+        .per_node
+        .insert("worker".to_owned(), workers);
     scene.cases[0].nodes.insert("w".to_owned(), 1);
     plan
 }
@@ -21,8 +23,19 @@ fn crowded(workers: u32) -> ScenePlan {
 fn last(workers: u32, args: &[&str]) -> Result<Rendered, String> {
     let mut job = full();
     job.args = args.iter().map(|&text| text.to_owned()).collect();
-    let slice = Slice { role: Some("worker".to_owned()), from: Some(workers - 1), to: None };
-    let rendered = render(&crowded(workers), ("2", "1"), &job, Format::Native, &slice, AMOUNTS);
+    let slice = Slice {
+        role: Some("worker".to_owned()),
+        from: Some(workers - 1),
+        to: None,
+    };
+    let rendered = render(
+        &crowded(workers),
+        ("2", "1"),
+        &job,
+        Format::Native,
+        &slice,
+        AMOUNTS,
+    );
     rendered.map_err(|faults| faults.to_string())
 }
 
@@ -54,34 +67,72 @@ fn a_text_that_no_program_gets_is_refused_and_the_one_before_it_is_not() {
         let objects = last(most, args).unwrap().objects;
         let (env, words) = started(&objects, &pods(&objects)[0].template);
         let variables = env.iter().map(|(name, value)| name.len() + 1 + value.len());
-        let longest = variables.chain(words.iter().map(String::len)).max().unwrap();
-        assert!((LONGEST - more..LONGEST).contains(&longest), "{most}: {longest}");
+        let longest = variables
+            .chain(words.iter().map(String::len))
+            .max()
+            .unwrap();
+        assert!(
+            (LONGEST - more..LONGEST).contains(&longest),
+            "{most}: {longest}"
+        );
         let refused = last(most + 1, args).unwrap_err();
-        assert!(refused.contains(what) && refused.contains("choose a case with fewer tasks"), "{refused}");
+        assert!(
+            refused.contains(what) && refused.contains("choose a case with fewer tasks"),
+            "{refused}"
+        );
     }
     // What nobody could count is refused all the same.
-    assert!(last(u32::MAX, &[]).unwrap_err().contains("choose a case with fewer tasks"));
+    assert!(
+        last(u32::MAX, &[])
+            .unwrap_err()
+            .contains("choose a case with fewer tasks")
+    );
 }
 
 #[test]
 fn thousands_of_tasks_share_one_list() {
     let job = full();
     let plan = crowded(3000);
-    let whole = render(&plan, ("2", "1"), &job, Format::Native, &Slice::default(), AMOUNTS).unwrap().objects;
-    let lists: Vec<&Value> = whole.iter().filter(|one| one["kind"] == "ConfigMap").collect();
+    let whole = render(
+        &plan,
+        ("2", "1"),
+        &job,
+        Format::Native,
+        &Slice::default(),
+        AMOUNTS,
+    )
+    .unwrap()
+    .objects;
+    let lists: Vec<&Value> = whole
+        .iter()
+        .filter(|one| one["kind"] == "ConfigMap")
+        .collect();
     assert_eq!((lists.len(), whole.len()), (1, 1 + 1 + 1 + 2 * 3001));
     assert_eq!(faults(lists[0]), Vec::<String>::new());
     assert_eq!(lists[0]["metadata"]["namespace"], "train");
     let others = whole.iter().filter(|one| one["kind"] != "ConfigMap");
     assert!(others.map(|one| one.to_string().len()).max().unwrap() < 8 << 10);
     // A part has the list, too, and its tasks know all others.
-    let slice = Slice { role: Some("worker".to_owned()), from: Some(2999), to: None };
-    let part = render(&plan, ("2", "1"), &job, Format::Native, &slice, AMOUNTS).unwrap().objects;
+    let slice = Slice {
+        role: Some("worker".to_owned()),
+        from: Some(2999),
+        to: None,
+    };
+    let part = render(&plan, ("2", "1"), &job, Format::Native, &slice, AMOUNTS)
+        .unwrap()
+        .objects;
     assert!(part.iter().all(|object| whole.contains(object)));
     let (env, _) = started(&part, &pods(&part)[0].template);
     let config: Value = serde_json::from_str(&env["TF_CONFIG"]).unwrap();
-    let all: Vec<&str> =
-        config["cluster"]["worker"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+    let all: Vec<&str> = config["cluster"]["worker"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one.as_str().unwrap())
+        .collect();
     assert_eq!((all.len(), all[2999]), (3000, "wide-deep-worker-2999:2222"));
-    assert_eq!((env["WORKER_HOSTS"].as_str(), &config["task"]["index"]), (&*all.join(","), &2999.into()));
+    assert_eq!(
+        (env["WORKER_HOSTS"].as_str(), &config["task"]["index"]),
+        (&*all.join(","), &2999.into())
+    );
 }

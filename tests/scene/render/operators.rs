@@ -84,7 +84,10 @@ fn a_tfjob_gives_every_server_its_share() {
     for (scene, case, for_workers, workers, for_ps, servers) in CASES {
         let rendered = rendered(&full(), scene, case, Format::Tfjob);
         assert!(
-            rendered.warnings.iter().any(|one| one.contains("cleanPodPolicy: Running")),
+            rendered
+                .warnings
+                .iter()
+                .any(|one| one.contains("cleanPodPolicy: Running")),
             "reclaim is the operator's"
         );
         let spec = &rendered.objects.last().unwrap()["spec"];
@@ -96,9 +99,10 @@ fn a_tfjob_gives_every_server_its_share() {
         assert_eq!(spec["successPolicy"], "AllWorkers");
         let roles = spec["tfReplicaSpecs"].as_object().unwrap();
         assert_eq!(roles.len(), 2);
-        for (name, kind, count, nodes) in
-            [("PS", "ps", servers, for_ps), ("Worker", "worker", workers, for_workers)]
-        {
+        for (name, kind, count, nodes) in [
+            ("PS", "ps", servers, for_ps),
+            ("Worker", "worker", workers, for_workers),
+        ] {
             let template = &roles[name]["template"];
             assert_eq!(roles[name]["replicas"], count);
             let mut labels = vec![("SCENCE", scene), ("CASE", case)];
@@ -114,7 +118,12 @@ fn a_tfjob_gives_every_server_its_share() {
                     &constraint["minDomains"],
                     &constraint["whenUnsatisfiable"]
                 ),
-                (&json!("INDEX"), &json!(1), &json!(nodes), &json!("DoNotSchedule"))
+                (
+                    &json!("INDEX"),
+                    &json!(1),
+                    &json!(nodes),
+                    &json!("DoNotSchedule")
+                )
             );
             // With a skew of at most one, shares are whole only if they divide.
             assert_eq!(count % nodes, 0);
@@ -124,39 +133,69 @@ fn a_tfjob_gives_every_server_its_share() {
                 (&json!("tensorflow"), &json!("tfjob-port"))
             );
             let env = container["env"].as_array().unwrap();
-            assert!(env.iter().all(|one| one["name"] != "TF_CONFIG"), "the operator sets it");
+            assert!(
+                env.iter().all(|one| one["name"] != "TF_CONFIG"),
+                "the operator sets it"
+            );
             let index = env.iter().find(|one| one["name"] == "TASK_INDEX").unwrap();
             let path = "metadata.labels['training.kubeflow.org/replica-index']";
             assert_eq!(index["valueFrom"]["fieldRef"]["fieldPath"], path);
-            let hosts =
-                env.iter().find(|one| one["name"] == "WORKER_HOSTS").unwrap()["value"].as_str().unwrap();
+            let hosts = env
+                .iter()
+                .find(|one| one["name"] == "WORKER_HOSTS")
+                .unwrap()["value"]
+                .as_str()
+                .unwrap();
             assert_eq!(hosts.split(',').count(), workers as usize);
-            assert!(hosts.starts_with("wide-deep-worker-0:2222"), "the operator's own Services");
+            assert!(
+                hosts.starts_with("wide-deep-worker-0:2222"),
+                "the operator's own Services"
+            );
         }
     }
 }
 
 #[test]
 fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded() {
-    let job = rendered(&full(), "2", "4", Format::Volcano).objects.pop().unwrap();
+    let job = rendered(&full(), "2", "4", Format::Volcano)
+        .objects
+        .pop()
+        .unwrap();
     let spec = &job["spec"];
-    assert_eq!((&spec["minAvailable"], &spec["minSuccess"]), (&json!(220), &json!(200)));
+    assert_eq!(
+        (&spec["minAvailable"], &spec["minSuccess"]),
+        (&json!(220), &json!(200))
+    );
     for task in spec["tasks"].as_array().unwrap() {
         let ps = task["name"].as_str().unwrap().starts_with("ps-");
         // One that ended by itself would count as a success.
-        assert_eq!(task["template"]["spec"]["restartPolicy"], if ps { "Always" } else { "OnFailure" });
+        assert_eq!(
+            task["template"]["spec"]["restartPolicy"],
+            if ps { "Always" } else { "OnFailure" }
+        );
     }
     // A worker that has ended is none that has ended the job: there are 200.
     assert!(!job.to_string().contains("TaskCompleted"));
-    let set = rendered(&full(), "2", "4", Format::Jobset).objects.pop().unwrap();
+    let set = rendered(&full(), "2", "4", Format::Jobset)
+        .objects
+        .pop()
+        .unwrap();
     let policy = &set["spec"]["successPolicy"];
     let targets = policy["targetReplicatedJobs"].as_array().unwrap();
     assert_eq!((&policy["operator"], targets.len()), (&json!("All"), 200));
-    assert!(targets.iter().all(|one| one.as_str().unwrap().starts_with("worker-")));
+    assert!(
+        targets
+            .iter()
+            .all(|one| one.as_str().unwrap().starts_with("worker-"))
+    );
     // Neither says so where kubectl apply could take them.
-    let (small, large) =
-        (rendered(&full(), "1", "1", Format::Jobset), rendered(&full(), "1", "4", Format::Jobset));
-    let told = |one: &pinfold::scene::Rendered| one.warnings.iter().any(|one| one.contains("--server-side"));
+    let (small, large) = (
+        rendered(&full(), "1", "1", Format::Jobset),
+        rendered(&full(), "1", "4", Format::Jobset),
+    );
+    let told = |one: &pinfold::scene::Rendered| {
+        one.warnings.iter().any(|one| one.contains("--server-side"))
+    };
     assert_eq!((told(&small), told(&large)), (false, true));
 }
 
@@ -183,8 +222,19 @@ spec:
 
 /// That case's cluster, whose job may name a success policy.
 fn with_chief(policy: Option<JobsPolicy>, format: Format) -> pinfold::scene::Rendered {
-    let job = pinfold::scene::TrainingJob { success_policy: policy, ..full() };
-    render(&super::plan(WITH_CHIEF), ("1", "1"), &job, format, &Slice::default(), super::AMOUNTS).unwrap()
+    let job = pinfold::scene::TrainingJob {
+        success_policy: policy,
+        ..full()
+    };
+    render(
+        &super::plan(WITH_CHIEF),
+        ("1", "1"),
+        &job,
+        format,
+        &Slice::default(),
+        super::AMOUNTS,
+    )
+    .unwrap()
 }
 
 #[test]
@@ -200,42 +250,81 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
         .map(|(name, role)| (name, &role["replicas"]))
         .collect();
     let expected = [("Chief", 1), ("Evaluator", 1), ("PS", 2), ("Worker", 2)];
-    assert!(roles.iter().map(|(name, count)| (name.as_str(), count.as_u64().unwrap())).eq(expected));
+    assert!(
+        roles
+            .iter()
+            .map(|(name, count)| (name.as_str(), count.as_u64().unwrap()))
+            .eq(expected)
+    );
 
     let policies = |spec: &serde_json::Value, task: &str| {
         let tasks = spec["tasks"].as_array().unwrap().iter();
-        tasks.clone().find(|one| one["name"] == task).unwrap().clone()
+        tasks
+            .clone()
+            .find(|one| one["name"] == task)
+            .unwrap()
+            .clone()
     };
     let volcano = last(None, Format::Volcano);
-    assert_eq!(volcano.get("minSuccess"), None, "workers that end do not count");
+    assert_eq!(
+        volcano.get("minSuccess"),
+        None,
+        "workers that end do not count"
+    );
     let ends = json!({"event": "TaskCompleted", "action": "CompleteJob"});
     let breaks = json!({"event": "TaskFailed", "action": "TerminateJob"});
-    assert_eq!(policies(&volcano, "chief-0")["policies"], json!([ends, breaks]));
+    assert_eq!(
+        policies(&volcano, "chief-0")["policies"],
+        json!([ends, breaks])
+    );
     assert_eq!(policies(&volcano, "worker-1")["policies"], json!([breaks]));
-    assert_eq!(policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"], "OnFailure");
+    assert_eq!(
+        policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"],
+        "OnFailure"
+    );
 
     let jobset = last(None, Format::Jobset);
-    assert_eq!(jobset["successPolicy"], json!({"operator": "All", "targetReplicatedJobs": ["chief-0"]}));
+    assert_eq!(
+        jobset["successPolicy"],
+        json!({"operator": "All", "targetReplicatedJobs": ["chief-0"]})
+    );
 
     // The rule of jobs without a chief, where the job asks for it.
     let rendered = with_chief(all_workers, Format::Tfjob);
-    assert_eq!(rendered.objects.last().unwrap()["spec"]["successPolicy"], "AllWorkers");
+    assert_eq!(
+        rendered.objects.last().unwrap()["spec"]["successPolicy"],
+        "AllWorkers"
+    );
     let told = |one: &String| one.contains("ends a TFJob when its chief has succeeded");
-    assert!(rendered.warnings.iter().any(told) && !with_chief(None, Format::Tfjob).warnings.iter().any(told));
+    assert!(
+        rendered.warnings.iter().any(told)
+            && !with_chief(None, Format::Tfjob).warnings.iter().any(told)
+    );
     let volcano = last(all_workers, Format::Volcano);
     assert_eq!(volcano["minSuccess"], 3);
     assert!(!volcano.to_string().contains("TaskCompleted"));
     // Its success would count as a worker's.
-    assert_eq!(policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"], "Always");
+    assert_eq!(
+        policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"],
+        "Always"
+    );
     let targets = json!(["chief-0", "worker-0", "worker-1"]);
-    assert_eq!(last(all_workers, Format::Jobset)["successPolicy"]["targetReplicatedJobs"], targets);
+    assert_eq!(
+        last(all_workers, Format::Jobset)["successPolicy"]["targetReplicatedJobs"],
+        targets
+    );
 }
 
 #[test]
 fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
     for format in super::render::FORMATS {
         for object in &with_chief(None, format).objects {
-            assert_eq!(super::render::faults(object), Vec::<String>::new(), "{format:?} {}", object["kind"]);
+            assert_eq!(
+                super::render::faults(object),
+                Vec::<String>::new(),
+                "{format:?} {}",
+                object["kind"]
+            );
         }
     }
     for format in [Format::Native, Format::Volcano, Format::Jobset] {
@@ -251,19 +340,31 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
             let config: serde_json::Value = serde_json::from_str(&env["TF_CONFIG"]).unwrap();
             let roles: Vec<&String> = config["cluster"].as_object().unwrap().keys().collect();
             assert_eq!(roles, ["ps", "chief", "worker"], "{format:?}");
-            assert_eq!(config["task"]["type"], pod.template["metadata"]["labels"]["job"]);
+            assert_eq!(
+                config["task"]["type"],
+                pod.template["metadata"]["labels"]["job"]
+            );
         }
-        let workers = objects.iter().filter(|object| object["kind"] == "Job" && format == Format::Native);
+        let workers = objects
+            .iter()
+            .filter(|object| object["kind"] == "Job" && format == Format::Native);
         for job in workers {
             let annotations = &job["metadata"]["annotations"];
-            assert_eq!(annotations["pinfold.io/workers"], "3", "an evaluator is no worker");
+            assert_eq!(
+                annotations["pinfold.io/workers"], "3",
+                "an evaluator is no worker"
+            );
             assert_eq!(annotations.get("pinfold.io/success-policy"), None);
         }
     }
     let all_workers = with_chief(Some(JobsPolicy::AllWorkers), Format::Native);
-    let asking = |object: &&serde_json::Value| object["metadata"]["labels"]["pinfold.io/reclaim"] == "ps";
+    let asking =
+        |object: &&serde_json::Value| object["metadata"]["labels"]["pinfold.io/reclaim"] == "ps";
     for object in all_workers.objects.iter().filter(asking) {
-        assert_eq!(object["metadata"]["annotations"]["pinfold.io/success-policy"], "AllWorkers");
+        assert_eq!(
+            object["metadata"]["annotations"]["pinfold.io/success-policy"],
+            "AllWorkers"
+        );
     }
 }
 
@@ -272,15 +373,30 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
 #[test]
 fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing() {
     let mut job = full();
-    for (retries, limit, lost) in [(Some(3), 4, 3 * 220 + 1), (Some(0), 1, 1), (None, 7, 6 * 220 + 1)] {
+    for (retries, limit, lost) in [
+        (Some(3), 4, 3 * 220 + 1),
+        (Some(0), 1, 1),
+        (None, 7, 6 * 220 + 1),
+    ] {
         job.retries = retries;
-        let spec = rendered(&job, "2", "4", Format::Volcano).objects.pop().unwrap()["spec"].clone();
-        assert_eq!(spec["policies"], json!([{"event": "PodFailed", "action": "RestartTask"}]));
+        let spec = rendered(&job, "2", "4", Format::Volcano)
+            .objects
+            .pop()
+            .unwrap()["spec"]
+            .clone();
+        assert_eq!(
+            spec["policies"],
+            json!([{"event": "PodFailed", "action": "RestartTask"}])
+        );
         assert_eq!(spec["maxRetry"], lost);
         for task in spec["tasks"].as_array().unwrap() {
             let ps = task["name"].as_str().unwrap().starts_with("ps-");
             let policies = json!([{"event": "TaskFailed", "action": "TerminateJob"}]);
-            let expected = if ps { (json!(null), json!(null)) } else { (json!(limit), policies) };
+            let expected = if ps {
+                (json!(null), json!(null))
+            } else {
+                (json!(limit), policies)
+            };
             assert_eq!(
                 (&task["maxRetry"], &task["policies"]),
                 (&expected.0, &expected.1),
@@ -290,8 +406,14 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
         }
         // The training operator has one counter only, which is told.
         let tfjob = rendered(&job, "2", "4", Format::Tfjob);
-        assert_eq!(tfjob.objects.last().unwrap()["spec"]["runPolicy"]["backoffLimit"], json!(retries));
-        let told = tfjob.warnings.iter().any(|one| one.contains("the restarts of all its tasks together"));
+        assert_eq!(
+            tfjob.objects.last().unwrap()["spec"]["runPolicy"]["backoffLimit"],
+            json!(retries)
+        );
+        let told = tfjob
+            .warnings
+            .iter()
+            .any(|one| one.contains("the restarts of all its tasks together"));
         assert_eq!(told, retries.is_some(), "{:?}", tfjob.warnings);
     }
 }
@@ -312,7 +434,15 @@ fn names_are_as_short_as_each_format_wants() {
         assert!(!rendered(&job, "2", "4", format).objects.is_empty());
         job.name = Some("n".repeat(longest + 1));
         let plan = super::plan(&super::example());
-        let refused = render(&plan, ("2", "4"), &job, format, &Slice::default(), super::AMOUNTS).unwrap_err();
+        let refused = render(
+            &plan,
+            ("2", "4"),
+            &job,
+            format,
+            &Slice::default(),
+            super::AMOUNTS,
+        )
+        .unwrap_err();
         let words = "names of tasks would have 64 letters, and 63 are allowed";
         assert!(refused.to_string().contains(words), "{format:?}: {refused}");
     }

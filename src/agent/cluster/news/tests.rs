@@ -7,11 +7,16 @@ fn set(list: &str) -> CpuSet {
 }
 
 fn exclusive(cpus: u32) -> Entitlement {
-    Entitlement::Exclusive { cpus, reason: "a training pod".to_owned() }
+    Entitlement::Exclusive {
+        cpus,
+        reason: "a training pod".to_owned(),
+    }
 }
 
 fn shared(reason: &str) -> Entitlement {
-    Entitlement::Shared { reason: reason.to_owned() }
+    Entitlement::Shared {
+        reason: reason.to_owned(),
+    }
 }
 
 fn pod(name: &str) -> Pod {
@@ -67,11 +72,19 @@ fn waiting() -> ContainerState {
 }
 
 fn owns(cpus: &str) -> ContainerState {
-    ContainerState { assigned: Some(set(cpus)), effective: Some(set(cpus)), ..waiting() }
+    ContainerState {
+        assigned: Some(set(cpus)),
+        effective: Some(set(cpus)),
+        ..waiting()
+    }
 }
 
 fn refused(refused: Refused, note: &str) -> ContainerState {
-    ContainerState { refused: Some(refused), note: Some(note.to_owned()), ..waiting() }
+    ContainerState {
+        refused: Some(refused),
+        note: Some(note.to_owned()),
+        ..waiting()
+    }
 }
 
 fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot {
@@ -97,10 +110,18 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
 fn told(states: &[ContainerState]) -> Vec<Vec<String>> {
     let mut told = Told::default();
     let one = |state: &ContainerState| {
-        let enforcement =
-            if state.partition.is_some() { Enforcement::Partition } else { Enforcement::Cpuset };
-        let news = told.note(&snapshot(enforcement, std::slice::from_ref(state)), &[pod("p")]);
-        news.into_iter().map(|news| format!("{}: {}", news.reason, news.note)).collect()
+        let enforcement = if state.partition.is_some() {
+            Enforcement::Partition
+        } else {
+            Enforcement::Cpuset
+        };
+        let news = told.note(
+            &snapshot(enforcement, std::slice::from_ref(state)),
+            &[pod("p")],
+        );
+        news.into_iter()
+            .map(|news| format!("{}: {}", news.reason, news.note))
+            .collect()
     };
     states.iter().map(one).collect()
 }
@@ -110,9 +131,22 @@ const PINNED: &str =
 
 #[test]
 fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
-    let next = ContainerState { cgroup: Some("kubepods/podu-p/c2".to_owned()), ..owns("2-3") };
-    let states = [waiting(), owns("2-3"), owns("2-3"), next.clone(), next, waiting()];
-    assert_eq!(told(&states), [vec![], vec![PINNED], vec![], vec![PINNED], vec![], vec![]]);
+    let next = ContainerState {
+        cgroup: Some("kubepods/podu-p/c2".to_owned()),
+        ..owns("2-3")
+    };
+    let states = [
+        waiting(),
+        owns("2-3"),
+        owns("2-3"),
+        next.clone(),
+        next,
+        waiting(),
+    ];
+    assert_eq!(
+        told(&states),
+        [vec![], vec![PINNED], vec![], vec![PINNED], vec![], vec![]]
+    );
     let moved = told(&[owns("2-3"), owns("1-2")]);
     assert_eq!(
         moved[1],
@@ -121,23 +155,43 @@ fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
         ]
     );
     // Between two containers there is no cgroup, and nothing to say.
-    let gone = ContainerState { cgroup: None, effective: None, ..owns("2-3") };
-    assert_eq!(told(&[owns("2-3"), gone, owns("2-3")])[1..], [Vec::<String>::new(), vec![]]);
+    let gone = ContainerState {
+        cgroup: None,
+        effective: None,
+        ..owns("2-3")
+    };
+    assert_eq!(
+        told(&[owns("2-3"), gone, owns("2-3")])[1..],
+        [Vec::<String>::new(), vec![]]
+    );
 }
 
 #[test]
 fn what_is_not_in_force_is_not_told() {
-    let asked = ContainerState { effective: Some(set("0-3")), ..owns("2-3") };
+    let asked = ContainerState {
+        effective: Some(set("0-3")),
+        ..owns("2-3")
+    };
     assert_eq!(told(&[asked]), [Vec::<String>::new()]);
-    let kernel = |says: &str| ContainerState { partition: Some(says.to_owned()), ..owns("2-3") };
+    let kernel = |says: &str| ContainerState {
+        partition: Some(says.to_owned()),
+        ..owns("2-3")
+    };
     let invalid = kernel("root invalid (Cpu list in cpuset.cpus not exclusive)");
     let heard = told(&[kernel("member"), invalid, kernel("isolated")]);
-    assert_eq!((heard[0].len(), heard[1].len(), heard[2].len()), (0, 0, 1), "{heard:?}");
+    assert_eq!(
+        (heard[0].len(), heard[1].len(), heard[2].len()),
+        (0, 0, 1),
+        "{heard:?}"
+    );
 }
 
 #[test]
 fn a_restart_tells_nothing_of_what_was_so() {
-    let at_start = |cpus: &str, state: ContainerState| ContainerState { at_start: Some(set(cpus)), ..state };
+    let at_start = |cpus: &str, state: ContainerState| ContainerState {
+        at_start: Some(set(cpus)),
+        ..state
+    };
     let nothing: [Vec<String>; 2] = [vec![], vec![]];
     let had = at_start("2-3", owns("2-3"));
     assert_eq!(told(&[had.clone(), had]), nothing);
@@ -152,9 +206,23 @@ fn a_restart_tells_nothing_of_what_was_so() {
     assert_eq!(told(&[at_start("", owns("2-3"))]), [vec![PINNED]]);
     assert_eq!(told(&[at_start("2-3", owns("1-2"))])[0].len(), 1);
     // One that drifted while nobody looked is put right, which is one Event and not two.
-    let repaired = Repaired { count: 1, cause: Cause::Written, effective: set("0-3"), others: Vec::new() };
-    let drifted = at_start("2-3", ContainerState { effective: Some(set("0-3")), ..owns("2-3") });
-    let again = ContainerState { repaired: Some(repaired), ..at_start("2-3", owns("2-3")) };
+    let repaired = Repaired {
+        count: 1,
+        cause: Cause::Written,
+        effective: set("0-3"),
+        others: Vec::new(),
+    };
+    let drifted = at_start(
+        "2-3",
+        ContainerState {
+            effective: Some(set("0-3")),
+            ..owns("2-3")
+        },
+    );
+    let again = ContainerState {
+        repaired: Some(repaired),
+        ..at_start("2-3", owns("2-3"))
+    };
     let heard = told(&[drifted, again]);
     assert_eq!((heard[0].len(), heard[1].len()), (0, 1), "{heard:?}");
     assert!(heard[1][0].starts_with("DriftRepaired: "), "{heard:?}");
@@ -162,10 +230,10 @@ fn a_restart_tells_nothing_of_what_was_so() {
 
 #[test]
 fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
-    let note = |free: usize| format!("stays in the shared pool: too few free CPUs: 2 wanted, {free} free");
+    let note =
+        |free: usize| format!("stays in the shared pool: too few free CPUs: 2 wanted, {free} free");
     let room = |free| refused(Refused::Room, &note(free));
-    let kernel =
-        "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
+    let kernel = "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
     let heard = told(&[
         room(0),
         room(1),
@@ -186,7 +254,10 @@ fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
         ]
     );
     // It has some of them, and is refused more: told once.
-    let some = ContainerState { refused: Some(Refused::Room), ..owns("2-3") };
+    let some = ContainerState {
+        refused: Some(Refused::Room),
+        ..owns("2-3")
+    };
     let heard = told(&[owns("2-3"), some.clone(), some]);
     assert_eq!((heard[1].len(), heard[2].len()), (1, 0), "{heard:?}");
 }
@@ -199,39 +270,76 @@ fn policy_is_told_where_no_container_of_the_pod_gets_any() {
         ..waiting()
     };
     let heard = told(&[denied.clone(), denied.clone()]);
-    let says = "NotPinned: Container main gets no CPUs of its own: QoS class Burstable, not Guaranteed";
+    let says =
+        "NotPinned: Container main gets no CPUs of its own: QoS class Burstable, not Guaranteed";
     assert_eq!(heard, [vec![says], vec![]]);
-    let beside = ContainerState { container: "logger".to_owned(), ..denied };
-    let news = Told::default().note(&snapshot(Enforcement::Cpuset, &[owns("2-3"), beside]), &[pod("p")]);
+    let beside = ContainerState {
+        container: "logger".to_owned(),
+        ..denied
+    };
+    let news = Told::default().note(
+        &snapshot(Enforcement::Cpuset, &[owns("2-3"), beside]),
+        &[pod("p")],
+    );
     assert_eq!(news.len(), 1, "{news:?}");
 }
 
 #[test]
 fn whoever_has_to_share_again_is_told_why_but_not_at_its_end() {
-    let annotated = ContainerState { entitlement: shared("annotation pinfold.io/cpus=shared"), ..waiting() };
-    let heard = told(&[owns("2-3"), annotated.clone(), annotated.clone(), owns("2-3")]);
-    let says =
-        "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
+    let annotated = ContainerState {
+        entitlement: shared("annotation pinfold.io/cpus=shared"),
+        ..waiting()
+    };
+    let heard = told(&[
+        owns("2-3"),
+        annotated.clone(),
+        annotated.clone(),
+        owns("2-3"),
+    ]);
+    let says = "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
     assert_eq!(heard, [vec![PINNED], vec![says], vec![], vec![PINNED]]);
     let mut told = Told::default();
     told.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
-    let finished = Pod { finished: true, ..pod("p") };
-    assert_eq!(told.note(&snapshot(Enforcement::Cpuset, &[annotated]), &[finished]), []);
+    let finished = Pod {
+        finished: true,
+        ..pod("p")
+    };
+    assert_eq!(
+        told.note(&snapshot(Enforcement::Cpuset, &[annotated]), &[finished]),
+        []
+    );
 }
 
 #[test]
 fn drift_is_told_when_it_is_put_right() {
     let repaired = |count| {
-        let repaired = Repaired { count, cause: Cause::Written, effective: set("0-1"), others: Vec::new() };
-        ContainerState { repaired: Some(repaired), ..owns("2-3") }
+        let repaired = Repaired {
+            count,
+            cause: Cause::Written,
+            effective: set("0-1"),
+            others: Vec::new(),
+        };
+        ContainerState {
+            repaired: Some(repaired),
+            ..owns("2-3")
+        }
     };
-    let drifted = ContainerState { effective: Some(set("0-1")), ..owns("2-3") };
+    let drifted = ContainerState {
+        effective: Some(set("0-1")),
+        ..owns("2-3")
+    };
     let says = "DriftRepaired: Container main ran on CPUs 0-1 instead of 2-3, since somebody wrote other CPUs to its cgroup; it was put right";
     let heard = told(&[owns("2-3"), drifted, repaired(1), repaired(1), repaired(3)]);
-    assert_eq!(heard, [vec![PINNED], vec![], vec![says], vec![], vec![says]]);
+    assert_eq!(
+        heard,
+        [vec![PINNED], vec![], vec![says], vec![], vec![says]]
+    );
     // One that owns nothing was only kept off others' CPUs.
-    let bystander =
-        ContainerState { entitlement: shared("not a training pod"), assigned: None, ..repaired(1) };
+    let bystander = ContainerState {
+        entitlement: shared("not a training pod"),
+        assigned: None,
+        ..repaired(1)
+    };
     assert_eq!(told(&[bystander]), [Vec::<String>::new()]);
 }
 
@@ -252,12 +360,21 @@ fn events_are_on_pods_of_the_api_and_nobody_elses() {
     // A static pod's cgroup has another uid than its mirror at the API server.
     let mut mirror = pod("p");
     (mirror.uid, mirror.api_uid) = (Some("of-the-api".into()), Some("of-the-api".into()));
-    mirror.mirror = Some(Mirror { uid: "u-p".into(), node: "node".into() });
+    mirror.mirror = Some(Mirror {
+        uid: "u-p".into(),
+        node: "node".into(),
+    });
     let news = Told::default().note(&state, &[mirror]);
-    assert_eq!((news.len(), &*news[0].uid, news[0].warning), (1, "of-the-api", false));
+    assert_eq!(
+        (news.len(), &*news[0].uid, news[0].warning),
+        (1, "of-the-api", false)
+    );
     // A pod that is gone is forgotten.
     let mut told = Told::default();
     assert_eq!(told.note(&state, &[pod("p")]).len(), 1);
-    assert_eq!(told.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]), []);
+    assert_eq!(
+        told.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]),
+        []
+    );
     assert_eq!(told, Told::default());
 }

@@ -5,19 +5,32 @@ use super::*;
 #[test]
 fn the_chosen_pod_stays_chosen_and_in_sight() {
     let mut state = state(&["node-1"]);
-    let all: Vec<Value> = (0..50).map(|number| container(&format!("w-{number}"), "worker", None)).collect();
+    let all: Vec<Value> = (0..50)
+        .map(|number| container(&format!("w-{number}"), "worker", None))
+        .collect();
     state.note((0, at(1), answer(&status(&all), "")));
     state.arrange();
     for _ in 0..30 {
         press(&mut state, "j");
     }
     let drawn = on_screen(&state, 80, 20);
-    assert!(drawn.contains("train/w-30 ") && !drawn.contains("train/w-3 "), "{drawn}");
+    assert!(
+        drawn.contains("train/w-30 ") && !drawn.contains("train/w-3 "),
+        "{drawn}"
+    );
     press(&mut state, "r");
-    assert_eq!(state.view.chosen(&state.rows), Some(19), "the other way round it is the same pod");
+    assert_eq!(
+        state.view.chosen(&state.rows),
+        Some(19),
+        "the other way round it is the same pod"
+    );
     state.note((0, at(3), answer(&status(&all[..30]), "")));
     state.arrange();
-    assert_eq!(state.view.chosen(&state.rows), Some(19), "once it is gone, what stands in its place");
+    assert_eq!(
+        state.view.chosen(&state.rows),
+        Some(19),
+        "once it is gone, what stands in its place"
+    );
     press(&mut state, "G");
     assert_eq!(state.view.chosen(&state.rows), Some(29));
     state.note((0, at(5), answer(&status(&[]), "")));
@@ -44,14 +57,21 @@ fn rows_are_sorted_as_people_count() {
         assert_eq!(pods(&state), order, "{column:?}");
     }
     press(&mut state, "r");
-    assert_eq!(pods(&state)[0], "ps-0", "what is not known is last, whichever way round");
+    assert_eq!(
+        pods(&state)[0],
+        "ps-0",
+        "what is not known is last, whichever way round"
+    );
     let mut seen = vec![Column::Pod];
     state.view.sort = Column::Pod;
     for _ in 1..Column::ALL.len() {
         press(&mut state, "s");
         seen.push(state.view.sort);
     }
-    assert!(Column::ALL.iter().all(|column| seen.contains(column)), "{seen:?}");
+    assert!(
+        Column::ALL.iter().all(|column| seen.contains(column)),
+        "{seen:?}"
+    );
     press(&mut state, "sS");
     assert_eq!(Some(&state.view.sort), seen.last());
 }
@@ -68,7 +88,10 @@ fn filters_take_words() {
     assert_eq!(filtered("worker own"), "worker-10");
     assert_eq!(filtered("!own"), "worker-2");
     assert_eq!(filtered("drift"), "worker-10");
-    assert_eq!((filtered("running ps"), filtered("!running")), ("ps-0".to_owned(), String::new()));
+    assert_eq!(
+        (filtered("running ps"), filtered("!running")),
+        ("ps-0".to_owned(), String::new())
+    );
     assert_eq!(filtered("guaranteed mnist node-1 train/ps"), "ps-0");
     assert_eq!(filtered("nobody"), "");
     assert_eq!(filtered(" ! "), "ps-0 worker-2 worker-10");
@@ -104,12 +127,20 @@ fn keys_do_what_the_help_says() {
     assert_eq!(press(&mut state, "x"), Done::Nothing);
     assert_eq!(press(&mut state, "q"), Done::Quit);
     let control = |letter| Event::Key(KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL));
-    for (letter, does) in [('c', Done::Quit), ('l', Done::Clear), ('z', Done::Suspend), ('q', Done::Nothing)]
-    {
+    for (letter, does) in [
+        ('c', Done::Quit),
+        ('l', Done::Clear),
+        ('z', Done::Suspend),
+        ('q', Done::Nothing),
+    ] {
         assert_eq!(handle(&control(letter), &mut state, 3), does);
     }
     press(&mut state, "/");
-    assert_eq!(handle(&control('c'), &mut state, 3), Done::Quit, "also while a filter is written");
+    assert_eq!(
+        handle(&control('c'), &mut state, 3),
+        Done::Quit,
+        "also while a filter is written"
+    );
 }
 
 #[test]

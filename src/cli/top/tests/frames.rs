@@ -27,8 +27,14 @@ fn a_frame_fits_a_common_terminal() {
 #[test]
 fn a_frame_without_end_has_every_note() {
     let state = looked_at();
-    let lines: Vec<String> =
-        Picture { now: at(10), ..state.picture() }.whole(100).iter().map(ToString::to_string).collect();
+    let lines: Vec<String> = Picture {
+        now: at(10),
+        ..state.picture()
+    }
+    .whole(100)
+    .iter()
+    .map(ToString::to_string)
+    .collect();
     insta::assert_snapshot!(lines.join("\n"), @r"
     node-1  8 CPUs: 6 own, 2 shared (1 reserved)  3 pods  partition
     ra.a baba
@@ -104,16 +110,28 @@ fn no_screen_is_too_small_and_nothing_leaves_it() {
     for state in [&mut many, &mut others] {
         for help in [false, true] {
             state.view.help = help;
-            for (width, height) in
-                (1..130).step_by(3).flat_map(|width| (1..30).map(move |height| (width, height)))
+            for (width, height) in (1..130)
+                .step_by(3)
+                .flat_map(|width| (1..30).map(move |height| (width, height)))
             {
                 let (frame, _) = draw(state, width, height);
-                assert!(frame.lines.len() <= height.into(), "{width}x{height}: {} lines", frame.lines.len());
+                assert!(
+                    frame.lines.len() <= height.into(),
+                    "{width}x{height}: {} lines",
+                    frame.lines.len()
+                );
                 assert!(frame.page > 0);
                 // The table's own columns are all that may be cut by the screen's edge, and only where it is hardly one.
-                let widest =
-                    frame.lines.iter().map(ratatui_core::text::Line::width).max().unwrap_or_default();
-                assert!(widest <= usize::from(width).max(24), "{width}x{height}: {widest}");
+                let widest = frame
+                    .lines
+                    .iter()
+                    .map(ratatui_core::text::Line::width)
+                    .max()
+                    .unwrap_or_default();
+                assert!(
+                    widest <= usize::from(width).max(24),
+                    "{width}x{height}: {widest}"
+                );
             }
         }
     }
@@ -122,14 +140,21 @@ fn no_screen_is_too_small_and_nothing_leaves_it() {
 #[test]
 fn going_down_by_one_changes_two_lines() {
     let mut state = state(&["node-1"]);
-    let all: Vec<Value> = (0..50).map(|number| container(&format!("w-{number}"), "worker", None)).collect();
+    let all: Vec<Value> = (0..50)
+        .map(|number| container(&format!("w-{number}"), "worker", None))
+        .collect();
     state.note((0, at(1), answer(&status(&all), "")));
     state.arrange();
     let (_, before) = draw(&state, 80, 24);
     press(&mut state, "j");
     let (_, after) = draw(&state, 80, 24);
-    let lines: std::collections::BTreeSet<u16> = before.diff(&after).into_iter().map(|(_, y, _)| y).collect();
-    assert_eq!(lines.len(), 3, "the two rows, and what is said of the chosen one: {lines:?}");
+    let lines: std::collections::BTreeSet<u16> =
+        before.diff(&after).into_iter().map(|(_, y, _)| y).collect();
+    assert_eq!(
+        lines.len(),
+        3,
+        "the two rows, and what is said of the chosen one: {lines:?}"
+    );
 }
 
 #[test]
@@ -143,8 +168,14 @@ fn what_an_api_says_is_drawn_as_text() {
     state.note((0, at(1), answer(&status, "")));
     state.note((0, at(2), Err("refused\u{1b}[2J".to_owned())));
     state.arrange();
-    let whole: Vec<String> =
-        Picture { now: at(10), ..state.picture() }.whole(100).iter().map(ToString::to_string).collect();
+    let whole: Vec<String> = Picture {
+        now: at(10),
+        ..state.picture()
+    }
+    .whole(100)
+    .iter()
+    .map(ToString::to_string)
+    .collect();
     let screen = on_screen(&state, 100, 24).replace('\n', "");
     for text in whole.iter().chain([&screen]) {
         assert!(!text.chars().any(char::is_control), "{text:?}");

@@ -11,7 +11,11 @@ fn many_nodes_and_pods_are_drawn() {
     for (node, name) in names.iter().enumerate() {
         let pods: Vec<Value> = (0..40)
             .map(|pod| {
-                container(&format!("{name}-w-{pod}"), "worker", (pod < 8).then(|| pod.to_string()).as_deref())
+                container(
+                    &format!("{name}-w-{pod}"),
+                    "worker",
+                    (pod < 8).then(|| pod.to_string()).as_deref(),
+                )
             })
             .collect();
         let status = status(&pods);
@@ -21,9 +25,16 @@ fn many_nodes_and_pods_are_drawn() {
     }
     state.arrange();
     assert_eq!((state.rows.len(), state.pods), (12_000, 12_000));
-    assert_eq!(state.rows[1].key.pod.as_str(), "node-0-w-1", "as people count");
+    assert_eq!(
+        state.rows[1].key.pod.as_str(),
+        "node-0-w-1",
+        "as people count"
+    );
     let drawn = on_screen(&state, 120, 40);
-    assert!(drawn.starts_with("300 nodes  2400 CPUs: 1800 own  12000 pods\n"), "{drawn}");
+    assert!(
+        drawn.starts_with("300 nodes  2400 CPUs: 1800 own  12000 pods\n"),
+        "{drawn}"
+    );
     assert!(drawn.contains("more nodes; n shows one"), "{drawn}");
     press(&mut state, "G");
     let drawn = on_screen(&state, 120, 40);
@@ -50,8 +61,15 @@ fn owners_without_end_take_no_time_without_end() {
     let begun = Instant::now();
     state.note((0, at(1), answer(&evil, "")));
     state.arrange();
-    let lines = Picture { now: at(10), ..state.picture() }.whole(100);
-    let map = lines.iter().map(ToString::to_string).take_while(|line| !line.starts_with(". shared"));
+    let lines = Picture {
+        now: at(10),
+        ..state.picture()
+    }
+    .whole(100);
+    let map = lines
+        .iter()
+        .map(ToString::to_string)
+        .take_while(|line| !line.starts_with(". shared"));
     let signs: usize = map.map(|line| line.matches('!').count()).sum();
     assert_eq!(signs, 193, "CPUs of many owners");
     // A search for each owner among all of them would take minutes.
@@ -69,7 +87,11 @@ fn rows_that_are_alike_are_one() {
     state.arrange();
     assert_eq!(state.rows.len(), 2);
     press(&mut state, "jj");
-    assert_eq!(state.view.chosen(&state.rows), Some(1), "who goes down gets to the last one");
+    assert_eq!(
+        state.view.chosen(&state.rows),
+        Some(1),
+        "who goes down gets to the last one"
+    );
 }
 
 #[test]

@@ -6,30 +6,69 @@ use super::*;
 fn rates_need_two_looks_at_one_thing() {
     let mut state = looked_at();
     let figures = |state: &State, pod: &str| {
-        let row = state.rows.iter().find(|row| row.key.pod.as_str() == pod).unwrap();
+        let row = state
+            .rows
+            .iter()
+            .find(|row| row.key.pod.as_str() == pod)
+            .unwrap();
         (row.total.usage, row.receive, row.total.foreign_share())
     };
-    assert_eq!(figures(&state, "ps-0"), (Some(0.5), Some(524_288.0), Some(0.125)));
-    assert_eq!(figures(&state, "worker-2"), (Some(0.0), Some(0.0), None), "nothing is less than not known");
-    assert_eq!(figures(&state, "worker-10"), (None, None, None), "a counter that went back tells nothing");
+    assert_eq!(
+        figures(&state, "ps-0"),
+        (Some(0.5), Some(524_288.0), Some(0.125))
+    );
+    assert_eq!(
+        figures(&state, "worker-2"),
+        (Some(0.0), Some(0.0), None),
+        "nothing is less than not known"
+    );
+    assert_eq!(
+        figures(&state, "worker-10"),
+        (None, None, None),
+        "a counter that went back tells nothing"
+    );
     // The agent was started anew: its counters may begin anywhere.
-    state.note((0, at(5), answer(&status(&job()), &metrics(8, &[("ps-0", 9.0)]))));
+    state.note((
+        0,
+        at(5),
+        answer(&status(&job()), &metrics(8, &[("ps-0", 9.0)])),
+    ));
     state.arrange();
     assert_eq!(figures(&state, "ps-0"), (None, None, None));
-    state.note((0, at(6), answer(&status(&job()), &metrics(8, &[("ps-0", 10.0)]))));
+    state.note((
+        0,
+        at(6),
+        answer(&status(&job()), &metrics(8, &[("ps-0", 10.0)])),
+    ));
     state.arrange();
     assert_eq!(figures(&state, "ps-0").0, Some(1.0));
     // A container that was started anew counts something else, although it is called the same.
     let mut again = job();
     again[2]["cgroup"] = json!("kubepods/ps-0/another");
-    state.note((0, at(7), answer(&status(&again), &metrics(8, &[("ps-0", 11.0)]))));
+    state.note((
+        0,
+        at(7),
+        answer(&status(&again), &metrics(8, &[("ps-0", 11.0)])),
+    ));
     state.arrange();
-    assert_eq!(figures(&state, "ps-0"), (None, Some(1_048_576.0), None), "its pod is the same");
+    assert_eq!(
+        figures(&state, "ps-0"),
+        (None, Some(1_048_576.0), None),
+        "its pod is the same"
+    );
     let mut another = job();
     another[2]["uid"] = json!("another");
-    state.note((0, at(8), answer(&status(&another), &metrics(8, &[("ps-0", 12.0)]))));
+    state.note((
+        0,
+        at(8),
+        answer(&status(&another), &metrics(8, &[("ps-0", 12.0)])),
+    ));
     state.arrange();
-    assert_eq!(figures(&state, "ps-0"), (None, None, None), "and so it is not");
+    assert_eq!(
+        figures(&state, "ps-0"),
+        (None, None, None),
+        "and so it is not"
+    );
 }
 
 #[test]
@@ -38,7 +77,11 @@ fn rates_are_means_over_some_seconds() {
     for second in 0..30u32 {
         // What others' scrapes share makes each number a second old at times.
         let count = f64::from(second - second % 2);
-        state.note((0, at(u64::from(second) * 2), answer(&status(&job()), &metrics(7, &[("ps-0", count)]))));
+        state.note((
+            0,
+            at(u64::from(second) * 2),
+            answer(&status(&job()), &metrics(7, &[("ps-0", count)])),
+        ));
         state.arrange();
         let usage = state.rows[0].total.usage;
         if second > 4 {
@@ -47,7 +90,11 @@ fn rates_are_means_over_some_seconds() {
     }
     // After a long silence they are means over all of it.
     state.note((0, at(60), Err("away".to_owned())));
-    state.note((0, at(158), answer(&status(&job()), &metrics(7, &[("ps-0", 78.0)]))));
+    state.note((
+        0,
+        at(158),
+        answer(&status(&job()), &metrics(7, &[("ps-0", 78.0)])),
+    ));
     state.arrange();
     assert_eq!(state.rows[0].total.usage, Some(0.5));
 }
@@ -56,28 +103,44 @@ fn rates_are_means_over_some_seconds() {
 fn letters_stay_with_their_owners() {
     let mut state = looked_at();
     let letters = |state: &State| -> Vec<(String, Option<char>)> {
-        state.rows.iter().map(|row| (row.key.pod.to_string(), row.letter)).collect()
+        state
+            .rows
+            .iter()
+            .map(|row| (row.key.pod.to_string(), row.letter))
+            .collect()
     };
     let before = letters(&state);
     assert_eq!(
         before,
-        [("ps-0".into(), Some('b')), ("worker-2".into(), None), ("worker-10".into(), Some('a'))]
+        [
+            ("ps-0".into(), Some('b')),
+            ("worker-2".into(), None),
+            ("worker-10".into(), Some('a'))
+        ]
     );
     let mut next = status(&[
         job().remove(2),
         container("aaa", "worker", Some("1")),
         container("bbb", "worker", Some("4")),
     ]);
-    next["strangers"] = json!([{"cgroup": "kubepods/podx", "namespace": "", "pod": "", "cpus": "5"}]);
+    next["strangers"] =
+        json!([{"cgroup": "kubepods/podx", "namespace": "", "pod": "", "cpus": "5"}]);
     state.note((0, at(5), answer(&next, "")));
     state.arrange();
     let after = letters(&state);
     assert!(after.contains(&("ps-0".into(), Some('b'))), "{after:?}");
     let mut given: Vec<char> = after.iter().filter_map(|(_, letter)| *letter).collect();
     given.sort_unstable();
-    assert_eq!(given, ['a', 'b', 'c', 'd'], "the letter of who is gone is given again");
+    assert_eq!(
+        given,
+        ['a', 'b', 'c', 'd'],
+        "the letter of who is gone is given again"
+    );
     let drawn = on_screen(&state, 80, 24);
-    assert!(drawn.contains("owns CPUs") || drawn.contains("unknown"), "{drawn}");
+    assert!(
+        drawn.contains("owns CPUs") || drawn.contains("unknown"),
+        "{drawn}"
+    );
 }
 
 #[test]
@@ -92,7 +155,8 @@ fn more_owners_than_letters_share_a_sign() {
     let mut state = state(&["node-1"]);
     state.note((0, at(1), answer(&big, "")));
     state.arrange();
-    let letters: std::collections::HashSet<char> = state.rows.iter().filter_map(|row| row.letter).collect();
+    let letters: std::collections::HashSet<char> =
+        state.rows.iter().filter_map(|row| row.letter).collect();
     assert_eq!(letters.len(), 61);
     assert!(on_screen(&state, 150, 30).contains("++++"));
 }
@@ -106,11 +170,21 @@ fn containers_of_a_pod_are_added_up() {
     init["container"] = json!("init");
     (init["running"], init["seen"], init["effective"]) = (json!(false), Value::Null, Value::Null);
     let mut state = state(&["node-1"]);
-    state.note((0, at(1), answer(&status(&[init, job().remove(2), sidecar]), "")));
+    state.note((
+        0,
+        at(1),
+        answer(&status(&[init, job().remove(2), sidecar]), ""),
+    ));
     state.arrange();
     let row = &state.rows[0];
-    assert_eq!((state.rows.len(), row.total.threads, row.containers.len()), (1, Some(10), 3));
-    assert_eq!(row.total.own.as_ref().map(ToString::to_string).as_deref(), Some("2-3"));
+    assert_eq!(
+        (state.rows.len(), row.total.threads, row.containers.len()),
+        (1, Some(10), 3)
+    );
+    assert_eq!(
+        row.total.own.as_ref().map(ToString::to_string).as_deref(),
+        Some("2-3")
+    );
     assert_eq!(row.notes, ["stays in the shared pool"]);
     let drawn = on_screen(&state, 80, 24);
     assert!(
@@ -119,7 +193,10 @@ fn containers_of_a_pod_are_added_up() {
     );
     press(&mut state, "c");
     let drawn = on_screen(&state, 80, 24);
-    assert!(drawn.contains("   sidecar") && drawn.contains("   init"), "{drawn}");
+    assert!(
+        drawn.contains("   sidecar") && drawn.contains("   init"),
+        "{drawn}"
+    );
 }
 
 #[test]
@@ -131,10 +208,20 @@ fn who_took_anothers_name_has_the_numbers_alone() {
     let mut state = state(&["node-1"]);
     for second in [1, 2] {
         let count = f64::from(u32::try_from(second).unwrap());
-        state.note((0, at(second), answer(&both, &metrics(7, &[("ps-0", count)]))));
+        state.note((
+            0,
+            at(second),
+            answer(&both, &metrics(7, &[("ps-0", count)])),
+        ));
     }
     state.arrange();
-    let figures: Vec<(bool, Option<f64>, Option<f64>)> =
-        state.rows.iter().map(|row| (row.total.running, row.total.usage, row.receive)).collect();
-    assert_eq!(figures, [(true, Some(1.0), Some(1_048_576.0)), (false, None, None)]);
+    let figures: Vec<(bool, Option<f64>, Option<f64>)> = state
+        .rows
+        .iter()
+        .map(|row| (row.total.running, row.total.usage, row.receive))
+        .collect();
+    assert_eq!(
+        figures,
+        [(true, Some(1.0), Some(1_048_576.0)), (false, None, None)]
+    );
 }

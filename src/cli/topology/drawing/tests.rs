@@ -7,14 +7,24 @@ fn set(list: &str) -> CpuSet {
 
 /// The drawing as it is without a terminal, whatever the test's own output is.
 fn plain(topology: &Topology, owners: &[(&str, &str)]) -> String {
-    let owners = owners.iter().map(|(label, cpus)| ((*label).to_owned(), set(cpus))).collect();
+    let owners = owners
+        .iter()
+        .map(|(label, cpus)| ((*label).to_owned(), set(cpus)))
+        .collect();
     console::strip_ansi_codes(&render(topology, &owners)).into_owned()
 }
 
 fn server(llcs_per_numa: u32, cores_per_llc: u32) -> Topology {
     let numbering = Numbering::SiblingsLast;
     let (sockets, numa_per_socket, threads_per_core) = (2, 4, 2);
-    let shape = Shape { sockets, numa_per_socket, llcs_per_numa, cores_per_llc, threads_per_core, numbering };
+    let shape = Shape {
+        sockets,
+        numa_per_socket,
+        llcs_per_numa,
+        cores_per_llc,
+        threads_per_core,
+        numbering,
+    };
     Topology::from_shape(shape)
 }
 
@@ -27,7 +37,9 @@ fn drawn(drawing: &str) -> Vec<u32> {
             // Titles hold numbers, too; each ends before two spaces.
             line.split("   ").flat_map(|segment| {
                 match segment.trim_start().split_once("  ") {
-                    Some((title, cores)) if title.starts_with(char::is_alphabetic) => cores.to_owned(),
+                    Some((title, cores)) if title.starts_with(char::is_alphabetic) => {
+                        cores.to_owned()
+                    }
                     _ if segment.trim_start().starts_with(char::is_alphabetic) => String::new(),
                     _ => segment.to_owned(),
                 }
@@ -45,17 +57,29 @@ fn drawn(drawing: &str) -> Vec<u32> {
 fn a_server_of_256_cpus_fits_forty_lines_of_a_hundred_columns() {
     for (llcs, cores) in [(1, 16), (2, 8), (4, 4), (16, 1)] {
         let topology = server(llcs, cores);
-        let owners: Vec<(String, String)> =
-            (0..16).map(|i| (format!("train/worker-{i}"), format!("{i}"))).collect();
-        let owners: Vec<(&str, &str)> =
-            owners.iter().map(|(label, cpus)| (label.as_str(), cpus.as_str())).collect();
+        let owners: Vec<(String, String)> = (0..16)
+            .map(|i| (format!("train/worker-{i}"), format!("{i}")))
+            .collect();
+        let owners: Vec<(&str, &str)> = owners
+            .iter()
+            .map(|(label, cpus)| (label.as_str(), cpus.as_str()))
+            .collect();
         for owners in [&[][..], &owners] {
             let drawing = plain(&topology, owners);
-            let lines = drawing.lines().count() - if owners.is_empty() { 0 } else { owners.len() + 2 };
+            let lines = drawing.lines().count()
+                - if owners.is_empty() {
+                    0
+                } else {
+                    owners.len() + 2
+                };
             // Letters need room, which costs the machine with the most LLCs a few lines more.
             let most = if owners.is_empty() { 40 } else { 45 };
             assert!(lines <= most, "{lines} lines:\n{drawing}");
-            let widest = drawing.lines().map(|line| line.chars().count()).max().unwrap();
+            let widest = drawing
+                .lines()
+                .map(|line| line.chars().count())
+                .max()
+                .unwrap();
             assert!(widest <= WIDTH, "{widest} columns:\n{drawing}");
         }
     }
@@ -66,7 +90,11 @@ fn every_online_cpu_is_drawn_once() {
     for (llcs, cores) in [(1, 3), (2, 2), (3, 1)] {
         let topology = server(llcs, cores);
         let drawing = plain(&topology, &[]);
-        assert_eq!(drawn(&drawing), topology.online.iter().collect::<Vec<_>>(), "{drawing}");
+        assert_eq!(
+            drawn(&drawing),
+            topology.online.iter().collect::<Vec<_>>(),
+            "{drawing}"
+        );
     }
 }
 
@@ -76,7 +104,11 @@ fn an_llc_of_several_numa_nodes_is_outside_them() {
         online: set("0-3"),
         cores: ["0", "1", "2", "3"].map(set).to_vec(),
         llcs: vec![set("0-3")],
-        numa: vec![numa(0, "0-1", &[10, 21, 80]), numa(1, "2-3", &[21, 10, 80]), numa(9, "", &[80, 80, 10])],
+        numa: vec![
+            numa(0, "0-1", &[10, 21, 80]),
+            numa(1, "2-3", &[21, 10, 80]),
+            numa(9, "", &[80, 80, 10]),
+        ],
         ..Facts::default()
     };
     assert_eq!(
@@ -94,7 +126,12 @@ NUMA node 9 · no CPUs · 1.5 GiB · distance 80 to 0-1
 }
 
 fn numa(id: u32, cpus: &str, distances: &[u32]) -> NumaNode {
-    NumaNode { id, cpus: set(cpus), memory_bytes: Some(3 << 29), distances: distances.to_vec() }
+    NumaNode {
+        id,
+        cpus: set(cpus),
+        memory_bytes: Some(3 << 29),
+        distances: distances.to_vec(),
+    }
 }
 
 #[test]
@@ -105,10 +142,17 @@ fn hybrid_cores_offline_cpus_and_owners_are_marked() {
         cores: ["0-1", "2-3", "8", "9", "10", "11"].map(set).to_vec(),
         sockets: vec![set("0-11")],
         llcs: vec![set("0-3"), set("8-11")],
-        kinds: vec![(CoreKind::Performance, set("0-3")), (CoreKind::Efficiency, set("8-11"))],
+        kinds: vec![
+            (CoreKind::Performance, set("0-3")),
+            (CoreKind::Efficiency, set("8-11")),
+        ],
         ..Facts::default()
     };
-    let owners = [("train/ps-0", "0-1,4"), ("train/worker-0", "3,8-9"), ("train/worker-1", "9-10")];
+    let owners = [
+        ("train/ps-0", "0-1,4"),
+        ("train/worker-0", "3,8-9"),
+        ("train/worker-1", "9-10"),
+    ];
     assert_eq!(
         plain(&Topology::from_facts(facts), &owners),
         "\
@@ -133,7 +177,10 @@ shared  2 CPUs: 2,11
 
 #[test]
 fn a_machine_that_tells_nothing_is_its_cpus() {
-    let facts = Facts { online: set("0-2"), ..Facts::default() };
+    let facts = Facts {
+        online: set("0-2"),
+        ..Facts::default()
+    };
     assert_eq!(
         plain(&Topology::from_facts(facts), &[]),
         "3 CPUs online\nnot told by this machine: cores, LLCs, NUMA nodes, sockets\n\n0 1 2\n"
@@ -142,26 +189,41 @@ fn a_machine_that_tells_nothing_is_its_cpus() {
 
 #[test]
 fn sixty_owners_have_two_letters_each() {
-    let owners: Vec<(String, String)> =
-        (0..60).map(|i| (format!("train/worker-{i:02}"), format!("{i}"))).collect();
-    let owners: Vec<(&str, &str)> =
-        owners.iter().map(|(label, cpus)| (label.as_str(), cpus.as_str())).collect();
+    let owners: Vec<(String, String)> = (0..60)
+        .map(|i| (format!("train/worker-{i:02}"), format!("{i}")))
+        .collect();
+    let owners: Vec<(&str, &str)> = owners
+        .iter()
+        .map(|(label, cpus)| (label.as_str(), cpus.as_str()))
+        .collect();
     let drawing = plain(&server(2, 8), &owners);
-    assert!(drawing.contains("  0aa") && drawing.contains(" 59bh"), "{drawing}");
-    assert!(drawing.contains("\nbh train/worker-59  1 CPU: 59\n"), "{drawing}");
+    assert!(
+        drawing.contains("  0aa") && drawing.contains(" 59bh"),
+        "{drawing}"
+    );
+    assert!(
+        drawing.contains("\nbh train/worker-59  1 CPU: 59\n"),
+        "{drawing}"
+    );
 }
 
 #[test]
 fn colours_change_no_column() {
     let owners = [("train/ps-0", "0-1"), ("train/worker-0", "8-9,60-70")];
     let topology = server(2, 4);
-    let map: BTreeMap<String, CpuSet> = owners.iter().map(|(l, c)| ((*l).to_owned(), set(c))).collect();
+    let map: BTreeMap<String, CpuSet> = owners
+        .iter()
+        .map(|(l, c)| ((*l).to_owned(), set(c)))
+        .collect();
     // Other tests look at plain text only, so it does no harm to them that this holds for the process.
     console::set_colors_enabled(false);
     let without = render(&topology, &map);
     console::set_colors_enabled(true);
     let with = render(&topology, &map);
-    assert!(with.contains("\u{1b}[32m"), "the first owner is green: {with:?}");
+    assert!(
+        with.contains("\u{1b}[32m"),
+        "the first owner is green: {with:?}"
+    );
     assert!(!without.contains('\u{1b}'), "{without:?}");
     assert_eq!(console::strip_ansi_codes(&with), without);
 }

@@ -40,8 +40,18 @@ impl World {
     fn new(plans: Vec<ScenePlan>) -> Self {
         let labels = BTreeMap::from([("pool".to_owned(), "train".to_owned())]);
         Self {
-            plans: Plans { plans, unreadable: BTreeMap::new(), trouble: None, lasting: false },
-            node: OwnNode { name: "n".to_owned(), uid: "u".to_owned(), labels, ..OwnNode::default() },
+            plans: Plans {
+                plans,
+                unreadable: BTreeMap::new(),
+                trouble: None,
+                lasting: false,
+            },
+            node: OwnNode {
+                name: "n".to_owned(),
+                uid: "u".to_owned(),
+                labels,
+                ..OwnNode::default()
+            },
             claims: BTreeSet::new(),
             pods: Some(Vec::new()),
             memory: Memory::default(),
@@ -51,7 +61,9 @@ impl World {
     /// With these labels of ours and these claims.
     fn having(mut self, labels: &[(&str, &str)], claims: &[&str]) -> Self {
         for (key, value) in labels {
-            self.node.labels.insert((*key).to_owned(), (*value).to_owned());
+            self.node
+                .labels
+                .insert((*key).to_owned(), (*value).to_owned());
             self.node.ours.insert((*key).to_owned());
         }
         self.claims = claims.iter().map(|claim| (*claim).to_owned()).collect();
@@ -59,12 +71,20 @@ impl World {
     }
 
     fn busy(mut self) -> Self {
-        self.pods = Some(vec![RunningPod { name: "train/w".to_owned(), keys: None }]);
+        self.pods = Some(vec![RunningPod {
+            name: "train/w".to_owned(),
+            keys: None,
+        }]);
         self
     }
 
     fn decide(&self) -> Verdict {
-        let seen = Seen { plans: &self.plans, node: &self.node, claims: &self.claims, pods: &self.pods };
+        let seen = Seen {
+            plans: &self.plans,
+            node: &self.node,
+            claims: &self.claims,
+            pods: &self.pods,
+        };
         decide(seen, &self.memory)
     }
 
@@ -83,8 +103,10 @@ impl World {
                 Some(Action::Label(labels)) => {
                     let ours = std::mem::take(&mut self.node.ours);
                     self.node.labels.retain(|key, _| !ours.contains(key));
-                    let text: Vec<String> =
-                        labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                    let text: Vec<String> = labels
+                        .iter()
+                        .map(|(key, value)| format!("{key}={value}"))
+                        .collect();
                     done.push(format!("label {}", text.join(" ")));
                     self.node.ours = labels.keys().cloned().collect();
                     self.node.labels.extend(labels);
@@ -112,16 +134,27 @@ fn claims_come_before_labels_and_go_after_them() {
     let mut world = World::new(vec![plan("p", Some(("1", "1")), tainted.clone())]);
     assert_eq!(
         world.settle(),
-        ["claim scene.p.1.1.0", "label CASE=1 INDEX=0 SCENCE=1", "taint pinfold.io/scene"]
+        [
+            "claim scene.p.1.1.0",
+            "label CASE=1 INDEX=0 SCENCE=1",
+            "taint pinfold.io/scene"
+        ]
     );
     assert_eq!(world.decide().phase, Phase::Placed);
     world.plans.plans = vec![plan("p", Some(("2", "1")), tainted.clone())];
     assert_eq!(
         world.settle(),
-        ["claim scene.p.2.1.ps.0", "label CASE=1 INDEX=0 SCENCE=2 TYPE=ps", "release scene.p.1.1.0"]
+        [
+            "claim scene.p.2.1.ps.0",
+            "label CASE=1 INDEX=0 SCENCE=2 TYPE=ps",
+            "release scene.p.1.1.0"
+        ]
     );
     world.plans.plans = vec![plan("p", None, tainted)];
-    assert_eq!(world.settle(), ["taint ", "label ", "release scene.p.2.1.ps.0"]);
+    assert_eq!(
+        world.settle(),
+        ["taint ", "label ", "release scene.p.2.1.ps.0"]
+    );
     assert_eq!(
         (world.decide().phase, world.decide().says.as_str()),
         (Phase::Free, "the plan has no active case")
@@ -133,16 +166,20 @@ fn a_crash_between_any_two_actions_is_made_good() {
     // Every state in which a change from one slot to another can be cut off.
     let plans = || vec![plan("p", Some(("1", "2")), Value::Null)];
     let claimed = World::new(plans()).having(&OLD, &["scene.p.1.1.0", "scene.p.1.2.1"]);
-    let labelled = World::new(plans())
-        .having(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "1")], &["scene.p.1.1.0", "scene.p.1.2.1"]);
+    let labelled = World::new(plans()).having(
+        &[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "1")],
+        &["scene.p.1.1.0", "scene.p.1.2.1"],
+    );
     for mut world in [claimed, labelled] {
         world.settle();
         assert_eq!(world.node.labels["INDEX"], "1");
         assert_eq!(world.claims, BTreeSet::from(["scene.p.1.2.1".to_owned()]));
     }
     // Two claims on the active case, which no order of our own actions makes: the one that the labels name stays.
-    let mut world = World::new(plans())
-        .having(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")], &["scene.p.1.2.0", "scene.p.1.2.2"]);
+    let mut world = World::new(plans()).having(
+        &[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")],
+        &["scene.p.1.2.0", "scene.p.1.2.2"],
+    );
     assert_eq!(world.settle(), ["release scene.p.1.2.0"]);
     // Claims without labels.
     let mut world = World::new(vec![plan("p", None, Value::Null)]).having(&[], &["scene.p.1.1.0"]);
@@ -154,7 +191,11 @@ fn nothing_goes_without_a_word() {
     let held = |plans| World::new(plans).having(&OLD, &["scene.p.1.1.0"]);
     let stays = |world: &World, says: &str| {
         let verdict = world.decide();
-        assert_eq!((verdict.phase, verdict.action), (Phase::Unknown, None), "{says}");
+        assert_eq!(
+            (verdict.phase, verdict.action),
+            (Phase::Unknown, None),
+            "{says}"
+        );
         assert!(verdict.says.contains(says), "{}", verdict.says);
     };
     let mut away = held(vec![plan("p", None, Value::Null)]);
@@ -163,13 +204,21 @@ fn nothing_goes_without_a_word() {
     stays(&held(vec![]), "no other speaks of this node");
     // A plan for other nodes, which has other scenes.
     let elsewhere = json!({"nodes": {"names": ["x"]}, "scenes": [{"scene": "7", "groups": [{"name": "m"}], "cases": [{"case": "1", "nodes": {"m": 1}}]}]});
-    stays(&held(vec![plan("other", Some(("7", "1")), elsewhere.clone())]), "no other speaks");
+    stays(
+        &held(vec![plan("other", Some(("7", "1")), elsewhere.clone())]),
+        "no other speaks",
+    );
     // One that nobody could ever read may be the one, whatever the others say.
-    for plans in
-        [vec![], vec![plan("other", None, Value::Null)], vec![plan("other", Some(("1", "2")), Value::Null)]]
-    {
+    for plans in [
+        vec![],
+        vec![plan("other", None, Value::Null)],
+        vec![plan("other", Some(("1", "2")), Value::Null)],
+    ] {
         let mut world = held(plans);
-        world.plans.unreadable.insert("p".to_owned(), "no spec".to_owned());
+        world
+            .plans
+            .unreadable
+            .insert("p".to_owned(), "no spec".to_owned());
         stays(&world, "plan p can't be read");
     }
     let mut wrong = plan("p", Some(("1", "1")), Value::Null);
@@ -179,7 +228,10 @@ fn nothing_goes_without_a_word() {
     // Words: that of a plan with the node as a candidate, of one whose claim it is, of one that knows the labels.
     let mut other = plan("other", None, Value::Null);
     let first = |world: &World| world.decide().action;
-    assert_eq!(first(&held(vec![other.clone()])), Some(Action::Label(BTreeMap::new())));
+    assert_eq!(
+        first(&held(vec![other.clone()])),
+        Some(Action::Label(BTreeMap::new()))
+    );
     other.spec.nodes.selector = None;
     other.spec.nodes.names = Some(vec!["x".to_owned()]);
     stays(&held(vec![other.clone()]), "no other speaks");
@@ -190,13 +242,19 @@ fn nothing_goes_without_a_word() {
         "it knows scene 1 case 1, and nothing is claimed"
     );
     let its = plan("p", Some(("7", "1")), elsewhere);
-    assert_eq!(first(&held(vec![its])), Some(Action::Label(BTreeMap::new())), "the claim is its");
+    assert_eq!(
+        first(&held(vec![its])),
+        Some(Action::Label(BTreeMap::new())),
+        "the claim is its"
+    );
 }
 
 #[test]
 fn the_rule_for_busy_nodes() {
     let world = |rule: &str, active| {
-        World::new(vec![plan("p", active, json!({"onBusy": rule}))]).having(&OLD, &["scene.p.1.1.0"]).busy()
+        World::new(vec![plan("p", active, json!({"onBusy": rule}))])
+            .having(&OLD, &["scene.p.1.1.0"])
+            .busy()
     };
     for active in [Some(("2", "1")), None] {
         let verdict = world("wait", active).decide();
@@ -215,7 +273,10 @@ fn the_rule_for_busy_nodes() {
         for (rule, phase) in [("wait", Phase::Waiting), ("refuse", Phase::Waiting)] {
             let mut unknown = world(rule, active);
             unknown.pods = None;
-            assert_eq!((unknown.decide().phase, unknown.decide().action), (phase, None));
+            assert_eq!(
+                (unknown.decide().phase, unknown.decide().action),
+                (phase, None)
+            );
         }
     }
     // A full case, and a node with pods of the old one.
@@ -224,48 +285,76 @@ fn the_rule_for_busy_nodes() {
     assert_eq!(spare.decide().phase, Phase::Waiting);
     spare.pods = Some(Vec::new());
     assert_eq!(spare.settle(), ["label ", "release scene.p.1.1.0"]);
-    assert_eq!(spare.decide().says, "all 2 slots of scene 2 case 1 are taken");
+    assert_eq!(
+        spare.decide().says,
+        "all 2 slots of scene 2 case 1 are taken"
+    );
 }
 
 /// A pod that stands here because of these keys.
 fn bound(keys: &[&str]) -> Pods {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-    Some(vec![RunningPod { name: "train/w".to_owned(), keys: Some(keys) }])
+    Some(vec![RunningPod {
+        name: "train/w".to_owned(),
+        keys: Some(keys),
+    }])
 }
 
 #[test]
 fn the_rule_holds_where_the_keys_of_the_labels_change() {
     const CLAIM: &[&str] = &["scene.p.1.1.0"];
     let world = |active, labels: Value, claims: &[&str], keys: &[&str]| {
-        let mut world = World::new(vec![plan("p", active, json!({"labels": labels}))]).having(&OLD, claims);
+        let mut world =
+            World::new(vec![plan("p", active, json!({"labels": labels}))]).having(&OLD, claims);
         world.pods = bound(keys);
         world
     };
     let waits = |world: &World, says: &str| {
         let verdict = world.decide();
-        assert_eq!((verdict.phase, verdict.action), (Phase::Waiting, None), "{says}");
-        assert!(verdict.says.contains(says), "{} has no {says}", verdict.says);
+        assert_eq!(
+            (verdict.phase, verdict.action),
+            (Phase::Waiting, None),
+            "{says}"
+        );
+        assert!(
+            verdict.says.contains(says),
+            "{} has no {says}",
+            verdict.says
+        );
         verdict.slot
     };
     let (same, next) = (Some(("1", "1")), Some(("1", "2")));
-    let slot = Slot { scene: "1".to_owned(), case: "1".to_owned(), kind: None, index: 0 };
+    let slot = Slot {
+        scene: "1".to_owned(),
+        case: "1".to_owned(),
+        kind: None,
+        index: 0,
+    };
     let renamed = || json!({"scene": "SCENE"});
     let alias = || json!({"aliases": {"SCENCE": "SCENE"}});
     // Another case, or none, and other keys with it: what the node has is known by its labels, or by its claim.
     for active in [next, None] {
         for (labels, claims) in [(alias(), CLAIM), (alias(), &[]), (renamed(), CLAIM)] {
-            let held =
-                waits(&world(active, labels, claims, &["CASE"]), "train/w of scene 1 case 1 0 still runs");
+            let held = waits(
+                &world(active, labels, claims, &["CASE"]),
+                "train/w of scene 1 case 1 0 still runs",
+            );
             assert_eq!(held, Some(slot.clone()));
         }
         // By what is remembered, where the plan lists its nodes and there are no claims.
         let mut listed = world(active, renamed(), &[], &["SCENCE"]);
         listed.plans.plans[0].spec.nodes.names = Some(vec!["n".to_owned()]);
         listed.memory.last = Some(("p".to_owned(), slot.clone()));
-        assert_eq!(waits(&listed, "train/w of scene 1 case 1 0 still runs"), Some(slot.clone()));
+        assert_eq!(
+            waits(&listed, "train/w of scene 1 case 1 0 still runs"),
+            Some(slot.clone())
+        );
         // After a restart not even that: labels of ours that say nothing are still what pods stand here by.
         listed.memory = Memory::default();
-        assert_eq!(waits(&listed, "train/w of the place CASE=1 INDEX=0 SCENCE=1"), None);
+        assert_eq!(
+            waits(&listed, "train/w of the place CASE=1 INDEX=0 SCENCE=1"),
+            None
+        );
         listed.pods = bound(&["zone"]);
         assert!(listed.decide().action.is_some());
         listed.pods = None;
@@ -284,7 +373,11 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
     let mut more = world(same, alias(), CLAIM, &["SCENCE"]);
     assert_eq!(more.settle(), ["label CASE=1 INDEX=0 SCENCE=1 SCENE=1"]);
     more.plans.plans = vec![plan("p", same, Value::Null)];
-    assert_eq!(more.settle(), ["label CASE=1 INDEX=0 SCENCE=1"], "nobody stands here by the alias");
+    assert_eq!(
+        more.settle(),
+        ["label CASE=1 INDEX=0 SCENCE=1"],
+        "nobody stands here by the alias"
+    );
     let mut fewer = world(same, alias(), CLAIM, &["SCENE"]);
     fewer.settle();
     fewer.plans.plans = vec![plan("p", same, Value::Null)];
@@ -303,8 +396,16 @@ fn the_rule_holds_where_the_labels_are_broken() {
     };
     for active in [Some(("1", "2")), Some(("2", "1")), None] {
         let verdict = broken(active).decide();
-        assert_eq!((verdict.phase, verdict.action), (Phase::Waiting, None), "{active:?}");
-        assert!(verdict.says.contains("scene 1 case 1 0"), "{}", verdict.says);
+        assert_eq!(
+            (verdict.phase, verdict.action),
+            (Phase::Waiting, None),
+            "{active:?}"
+        );
+        assert!(
+            verdict.says.contains("scene 1 case 1 0"),
+            "{}",
+            verdict.says
+        );
         let mut spare = broken(active);
         spare.memory.full = Some(("p".to_owned(), "1".to_owned()));
         assert_eq!(spare.decide().phase, Phase::Waiting);
@@ -312,11 +413,17 @@ fn the_rule_holds_where_the_labels_are_broken() {
         assert!(spare.decide().action.is_some());
     }
     // What is missing comes back at once: nobody loses anything.
-    assert_eq!(broken(Some(("1", "1"))).settle(), ["label CASE=1 INDEX=0 SCENCE=1"]);
+    assert_eq!(
+        broken(Some(("1", "1"))).settle(),
+        ["label CASE=1 INDEX=0 SCENCE=1"]
+    );
     // Of two claims, the one that it did not want is what it had.
     let mut two = broken(Some(("1", "2")));
     two.claims.insert("scene.p.1.2.1".to_owned());
-    assert_eq!((two.decide().phase, two.decide().slot.unwrap().case), (Phase::Waiting, "1".to_owned()));
+    assert_eq!(
+        (two.decide().phase, two.decide().slot.unwrap().case),
+        (Phase::Waiting, "1".to_owned())
+    );
     // Claims without labels are nobody's reason to stand here.
     let mut bare = World::new(vec![plan("p", None, Value::Null)]).having(&[], &["scene.p.1.1.0"]);
     bare.pods = bound(&["SCENCE"]);
@@ -328,8 +435,14 @@ fn somebody_elses_labels() {
     let world = |labels: &[(&str, &str)]| {
         let mut world = World::new(vec![plan("p", Some(("1", "2")), Value::Null)]);
         for (key, value) in labels {
-            world.node.labels.insert((*key).to_owned(), (*value).to_owned());
-            world.node.owners.insert((*key).to_owned(), "kubectl".to_owned());
+            world
+                .node
+                .labels
+                .insert((*key).to_owned(), (*value).to_owned());
+            world
+                .node
+                .owners
+                .insert((*key).to_owned(), "kubectl".to_owned());
         }
         world
     };
@@ -340,16 +453,31 @@ fn somebody_elses_labels() {
         &[("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")],
     ] {
         let verdict = world(labels).decide();
-        assert_eq!((verdict.phase, verdict.action), (Phase::Conflict, None), "{labels:?}");
+        assert_eq!(
+            (verdict.phase, verdict.action),
+            (Phase::Conflict, None),
+            "{labels:?}"
+        );
         assert!(verdict.says.contains("set by kubectl"), "{}", verdict.says);
     }
     // What agrees is no conflict; a whole place is the only one that will do.
-    assert!(matches!(world(&[("SCENCE", "1")]).decide().action, Some(Action::Claim { only: None, .. })));
+    assert!(matches!(
+        world(&[("SCENCE", "1")]).decide().action,
+        Some(Action::Claim { only: None, .. })
+    ));
     let whole = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
-    let Some(Action::Claim { only: Some(slot), .. }) = whole.decide().action else { panic!() };
+    let Some(Action::Claim {
+        only: Some(slot), ..
+    }) = whole.decide().action
+    else {
+        panic!()
+    };
     assert_eq!(slot.index, 2);
     // Theirs stay where no plan wants the node.
     let mut idle = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
     idle.plans.plans = vec![plan("p", None, Value::Null)];
-    assert_eq!((idle.decide().phase, idle.decide().action), (Phase::Free, None));
+    assert_eq!(
+        (idle.decide().phase, idle.decide().action),
+        (Phase::Free, None)
+    );
 }

@@ -33,7 +33,10 @@ pub(super) fn jobs(subjects: &[Subject<'_>]) -> HashMap<String, (Job, Peer)> {
         let (path, _) = subject.cgroup.rsplit_once('/')?;
         let state = subject.state;
         let job = (state.namespace.clone(), state.job.clone()?);
-        let peer = Peer { pod: state.pod.clone(), role: state.role };
+        let peer = Peer {
+            pod: state.pod.clone(),
+            role: state.role,
+        };
         Some((path.to_owned(), (job, peer)))
     };
     subjects.iter().filter_map(of).collect()
@@ -52,10 +55,18 @@ impl Book {
 
     /// The connections of a namespace that a pod has for itself: what is the address of one end is the pod's.
     pub(super) fn learn(&mut self, job: &Job, peer: &Peer, connections: &[Connection]) {
-        for connection in connections.iter().filter(|connection| !connection.local.is_loopback()) {
-            let known =
-                self.here.entry(connection.local).or_insert_with(|| Some((job.clone(), peer.clone())));
-            if known.as_ref().is_some_and(|(_, other)| other.pod != peer.pod) {
+        for connection in connections
+            .iter()
+            .filter(|connection| !connection.local.is_loopback())
+        {
+            let known = self
+                .here
+                .entry(connection.local)
+                .or_insert_with(|| Some((job.clone(), peer.clone())));
+            if known
+                .as_ref()
+                .is_some_and(|(_, other)| other.pod != peer.pod)
+            {
                 *known = None;
             }
         }
@@ -75,9 +86,15 @@ impl Book {
 
     /// The pod of the same job that has this address; `None` for nobody, and where it can't be told.
     pub(super) fn find(&mut self, job: &Job, address: IpAddr) -> Option<&Peer> {
-        let here = self.here.get(&address).or_else(|| self.before.get(&address));
+        let here = self
+            .here
+            .get(&address)
+            .or_else(|| self.before.get(&address));
         if let Some(here) = here {
-            return here.as_ref().filter(|(other, _)| other == job).map(|(_, peer)| peer);
+            return here
+                .as_ref()
+                .filter(|(other, _)| other == job)
+                .map(|(_, peer)| peer);
         }
         let told = self.told.get(job).and_then(|told| told.get(&address));
         if told.is_none() {
@@ -107,26 +124,48 @@ mod tests {
     }
 
     fn peer(pod: &str) -> Peer {
-        Peer { pod: pod.to_owned(), role: Role::Worker }
+        Peer {
+            pod: pod.to_owned(),
+            role: Role::Worker,
+        }
     }
 
     fn at(local: &str) -> Connection {
-        let (state, local, remote) =
-            (State::Established, local.parse().unwrap(), "10.0.0.9".parse().unwrap());
-        Connection { state, cookie: 1, local, remote, cgroup: None, measured: None }
+        let (state, local, remote) = (
+            State::Established,
+            local.parse().unwrap(),
+            "10.0.0.9".parse().unwrap(),
+        );
+        Connection {
+            state,
+            cookie: 1,
+            local,
+            remote,
+            cgroup: None,
+            measured: None,
+        }
     }
 
     fn find(book: &mut Book, name: &str, address: &str) -> Option<String> {
-        book.find(&job(name), address.parse().unwrap()).map(|peer| peer.pod.clone())
+        book.find(&job(name), address.parse().unwrap())
+            .map(|peer| peer.pod.clone())
     }
 
     #[test]
     fn addresses_are_pods_of_the_same_job_only() {
         let mut book = Book::default();
-        book.learn(&job("a"), &peer("w-0"), &[at("10.0.0.1"), at("127.0.0.1"), at("10.0.0.1")]);
+        book.learn(
+            &job("a"),
+            &peer("w-0"),
+            &[at("10.0.0.1"), at("127.0.0.1"), at("10.0.0.1")],
+        );
         book.learn(&job("b"), &peer("w-1"), &[at("10.0.0.2")]);
         assert_eq!(find(&mut book, "a", "10.0.0.1").as_deref(), Some("w-0"));
-        assert_eq!(find(&mut book, "a", "10.0.0.2"), None, "a pod of another job");
+        assert_eq!(
+            find(&mut book, "a", "10.0.0.2"),
+            None,
+            "a pod of another job"
+        );
         assert_eq!(find(&mut book, "a", "10.0.0.3"), None);
         assert_eq!(
             book.unknown(),
@@ -151,12 +190,19 @@ mod tests {
 
     #[test]
     fn what_is_learned_lasts_for_one_look_more() {
-        let (mut book, of) = (Book::default(), HashMap::from([("p".to_owned(), (job("a"), peer("w-0")))]));
+        let (mut book, of) = (
+            Book::default(),
+            HashMap::from([("p".to_owned(), (job("a"), peer("w-0")))]),
+        );
         book.learn(&job("a"), &peer("w-0"), &[at("10.0.0.1")]);
         book.begin(&of);
         assert_eq!(find(&mut book, "a", "10.0.0.1").as_deref(), Some("w-0"));
         book.learn(&job("a"), &peer("w-1"), &[at("10.0.0.1")]);
-        assert_eq!(find(&mut book, "a", "10.0.0.1").as_deref(), Some("w-1"), "it is somebody else's now");
+        assert_eq!(
+            find(&mut book, "a", "10.0.0.1").as_deref(),
+            Some("w-1"),
+            "it is somebody else's now"
+        );
         book.begin(&of);
         book.begin(&of);
         assert_eq!(find(&mut book, "a", "10.0.0.1"), None);

@@ -43,11 +43,18 @@ pub(super) struct Pod {
 
 /// Finds the namespaces of all pods.
 pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&Unified>) -> Places {
-    let own = i32::try_from(std::process::id()).ok().and_then(|pid| sources.proc.stop(pid));
+    let own = i32::try_from(std::process::id())
+        .ok()
+        .and_then(|pid| sources.proc.stop(pid));
     let mut pods: BTreeMap<&str, Pod> = BTreeMap::new();
     for subject in subjects {
-        let Some((path, _)) = subject.cgroup.rsplit_once('/') else { continue };
-        let pod = pods.entry(path).or_insert_with(|| Pod { known: true, ..Pod::default() });
+        let Some((path, _)) = subject.cgroup.rsplit_once('/') else {
+            continue;
+        };
+        let pod = pods.entry(path).or_insert_with(|| Pod {
+            known: true,
+            ..Pod::default()
+        });
         pod.host_network |= subject.state.host_network;
         // All its containers are in one namespace.
         if pod.stop.is_none() {
@@ -58,7 +65,11 @@ pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&U
         }
     }
     let (shares, complete) = sort(pods, own.as_ref().map(|own| own.number));
-    let mut found = Places { places: Vec::new(), unsupported: None, complete };
+    let mut found = Places {
+        places: Vec::new(),
+        unsupported: None,
+        complete,
+    };
     for (stop, share) in shares {
         let owners = match share {
             Share::One(pod) => Owners::One(pod),
@@ -88,7 +99,9 @@ pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&U
         }
     }
     // What the node has for itself may be more than is looked at: pods with a network of their own come first.
-    found.places.sort_by_key(|place| matches!(place.owners, Owners::ByCgroup(_)));
+    found
+        .places
+        .sort_by_key(|place| matches!(place.owners, Owners::ByCgroup(_)));
     found
 }
 
@@ -105,12 +118,15 @@ pub(super) fn sort(pods: BTreeMap<&str, Pod>, own: Option<u64>) -> (Vec<(Stop, S
     let mut by_namespace: BTreeMap<u64, (Stop, Vec<String>, bool)> = BTreeMap::new();
     for (path, pod) in pods {
         let Some(stop) = pod.stop else { continue };
-        let namespace = by_namespace.entry(stop.number).or_insert_with(|| (stop, Vec::new(), false));
+        let namespace = by_namespace
+            .entry(stop.number)
+            .or_insert_with(|| (stop, Vec::new(), false));
         namespace.1.push(path.to_owned());
         namespace.2 |= pod.host_network;
     }
     let share = |(stop, mut pods, host): (Stop, Vec<String>, bool)| {
-        let alone = complete && !host && pods.len() == 1 && own.is_some_and(|own| own != stop.number);
+        let alone =
+            complete && !host && pods.len() == 1 && own.is_some_and(|own| own != stop.number);
         match pods.pop() {
             Some(pod) if alone => (stop, Share::One(pod)),
             last => {
@@ -127,13 +143,26 @@ mod tests {
     use super::*;
 
     fn pod(number: u64) -> Pod {
-        let stop = Stop { file: "/proc/1/ns/net".into(), number };
-        Pod { host_network: false, known: true, stop: Some(stop) }
+        let stop = Stop {
+            file: "/proc/1/ns/net".into(),
+            number,
+        };
+        Pod {
+            host_network: false,
+            known: true,
+            stop: Some(stop),
+        }
     }
 
     fn sorted(pods: Vec<(&'static str, Pod)>, own: Option<u64>) -> (Vec<(u64, Share)>, bool) {
         let (shares, complete) = sort(pods.into_iter().collect(), own);
-        (shares.into_iter().map(|(stop, share)| (stop.number, share)).collect(), complete)
+        (
+            shares
+                .into_iter()
+                .map(|(stop, share)| (stop.number, share))
+                .collect(),
+            complete,
+        )
     }
 
     fn one(pod: &str) -> Share {
@@ -146,20 +175,43 @@ mod tests {
 
     #[test]
     fn only_a_namespace_of_its_own_is_a_pods() {
-        let host = Pod { host_network: true, ..pod(9) };
-        let gone = Pod { stop: None, ..pod(0) };
-        let pods =
-            vec![("a", pod(1)), ("b", pod(2)), ("c", pod(2)), ("d", host), ("e", gone), ("f", pod(1000))];
-        let expected =
-            vec![(1, one("a")), (2, several(&["b", "c"])), (9, several(&["d"])), (1000, several(&["f"]))];
+        let host = Pod {
+            host_network: true,
+            ..pod(9)
+        };
+        let gone = Pod {
+            stop: None,
+            ..pod(0)
+        };
+        let pods = vec![
+            ("a", pod(1)),
+            ("b", pod(2)),
+            ("c", pod(2)),
+            ("d", host),
+            ("e", gone),
+            ("f", pod(1000)),
+        ];
+        let expected = vec![
+            (1, one("a")),
+            (2, several(&["b", "c"])),
+            (9, several(&["d"])),
+            (1000, several(&["f"])),
+        ];
         assert_eq!(sorted(pods, Some(1000)), (expected, true));
     }
 
     #[test]
     fn one_that_may_be_anywhere_may_be_everywhere() {
-        let lost = Pod { known: false, stop: None, ..pod(0) };
+        let lost = Pod {
+            known: false,
+            stop: None,
+            ..pod(0)
+        };
         let pods = vec![("a", pod(1)), ("b", lost)];
-        assert_eq!(sorted(pods, Some(1000)), (vec![(1, several(&["a"]))], false));
+        assert_eq!(
+            sorted(pods, Some(1000)),
+            (vec![(1, several(&["a"]))], false)
+        );
         assert_eq!(
             sorted(vec![("a", pod(1))], None),
             (vec![(1, several(&["a"]))], true),

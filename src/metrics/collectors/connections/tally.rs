@@ -8,8 +8,9 @@ use super::peers::{Book, Job};
 use crate::host::diag::{Connection, Measured, State};
 
 /// Up to how many seconds a round trip takes, by bucket: from two pods on one node to two ends of the world.
-pub(super) const BOUNDS: [f64; 12] =
-    [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0];
+pub(super) const BOUNDS: [f64; 12] = [
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0,
+];
 
 /// What was counted of all pods, which are known by their cgroups.
 #[derive(Debug, Default)]
@@ -57,7 +58,10 @@ pub(super) struct Histogram {
 impl Histogram {
     fn observe(&mut self, value: Duration) {
         let seconds = value.as_secs_f64();
-        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        let bucket = BOUNDS
+            .iter()
+            .position(|bound| seconds <= *bound)
+            .unwrap_or(BOUNDS.len());
         if let Some(count) = self.counts.get_mut(bucket) {
             *count += 1;
         }
@@ -70,7 +74,9 @@ impl Histogram {
 impl Pod {
     fn count(&mut self, peer: Option<&Peer>, bytes: Bytes, most: usize) {
         let named = self.peers.keys().flatten().count();
-        let place = peer.cloned().filter(|peer| named < most || self.peers.contains_key(&Some(peer.clone())));
+        let place = peer
+            .cloned()
+            .filter(|peer| named < most || self.peers.contains_key(&Some(peer.clone())));
         let counted = self.peers.entry(place).or_default();
         counted.received = counted.received.saturating_add(bytes.received);
         counted.sent = counted.sent.saturating_add(bytes.sent);
@@ -82,7 +88,10 @@ impl Pod {
 impl Tally {
     /// One that tells so many peers of a pod apart; with none, nothing is counted of any.
     pub(super) fn new(most: usize) -> Self {
-        Self { most, ..Self::default() }
+        Self {
+            most,
+            ..Self::default()
+        }
     }
 
     /// Adds what a look has seen of a pod: all of its connections.
@@ -103,27 +112,40 @@ impl Tally {
         if !self.pods.contains_key(pod) {
             self.pods.insert(pod.to_owned(), Pod::default());
         }
-        let Some(pod) = self.pods.get_mut(pod) else { return };
+        let Some(pod) = self.pods.get_mut(pod) else {
+            return;
+        };
         pod.look = self.looks + 1;
         pod.states.iter_mut().flatten().for_each(|count| *count = 0);
         let mut now = HashMap::with_capacity(pod.last.len());
         for connection in connections {
-            let before = pod.last.get(&connection.cookie).copied().unwrap_or_default();
+            let before = pod
+                .last
+                .get(&connection.cookie)
+                .copied()
+                .unwrap_or_default();
             // A remnant has nothing to tell any more.
             let measured = connection.measured.unwrap_or(before);
             // The kernel's list may name one twice that moves meanwhile.
             if now.insert(connection.cookie, measured).is_some() {
                 continue;
             }
-            let at = State::ALL.iter().position(|state| *state == connection.state);
+            let at = State::ALL
+                .iter()
+                .position(|state| *state == connection.state);
             if let Some(count) = at.and_then(|at| pod.states.get_mut(at)) {
                 *count = Some(count.unwrap_or(0) + 1);
             }
             let gained = |of: fn(&Measured) -> u64| of(&measured).saturating_sub(of(&before));
             pod.busy = pod.busy.saturating_add(gained(|it| it.busy));
-            pod.receiver = pod.receiver.saturating_add(gained(|it| it.receiver_limited));
+            pod.receiver = pod
+                .receiver
+                .saturating_add(gained(|it| it.receiver_limited));
             pod.buffer = pod.buffer.saturating_add(gained(|it| it.buffer_limited));
-            let bytes = Bytes { received: gained(|it| it.received), sent: gained(|it| it.acknowledged) };
+            let bytes = Bytes {
+                received: gained(|it| it.received),
+                sent: gained(|it| it.acknowledged),
+            };
             if let Some((job, _)) = job
                 && !connection.remote.is_loopback()
             {
@@ -162,13 +184,27 @@ mod tests {
     const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn connection(cookie: u64, state: State, measured: Option<Measured>) -> Connection {
-        Connection { state, cookie, local: HOST, remote: HOST, cgroup: None, measured }
+        Connection {
+            state,
+            cookie,
+            local: HOST,
+            remote: HOST,
+            cgroup: None,
+            measured,
+        }
     }
 
     fn measured(millis: u64, busy: u64, acknowledged: u64) -> Option<Measured> {
         let rtt = Some(Duration::from_millis(millis));
         let (receiver_limited, buffer_limited) = (busy / 2, busy / 4);
-        Some(Measured { rtt, busy, receiver_limited, buffer_limited, acknowledged, received: 0 })
+        Some(Measured {
+            rtt,
+            busy,
+            receiver_limited,
+            buffer_limited,
+            acknowledged,
+            received: 0,
+        })
     }
 
     fn look(tally: &mut Tally, connections: &[Connection]) {
@@ -184,7 +220,8 @@ mod tests {
     #[test]
     fn what_is_gained_is_added_and_what_has_ended_stays() {
         let mut tally = Tally::default();
-        let one = |busy, acknowledged| connection(1, State::Established, measured(3, busy, acknowledged));
+        let one =
+            |busy, acknowledged| connection(1, State::Established, measured(3, busy, acknowledged));
         look(&mut tally, &[one(100, 5)]);
         assert_eq!(limited(&tally), [100, 50, 25]);
         let other = connection(2, State::CloseWait, measured(200, 40, 1));
@@ -196,9 +233,19 @@ mod tests {
         look(&mut tally, &[connection(1, State::TimeWait, None)]);
         assert_eq!(limited(&tally), [220, 110, 55]);
         let states = tally.of("a").unwrap().states;
-        assert_eq!((states[0], states[7], states[5]), (Some(0), Some(0), Some(1)));
+        assert_eq!(
+            (states[0], states[7], states[5]),
+            (Some(0), Some(0), Some(1))
+        );
         let rtt = tally.of("a").unwrap().rtt;
-        assert_eq!((rtt.counts[6], rtt.counts[10], rtt.counts.iter().sum::<u64>()), (2, 1, 3));
+        assert_eq!(
+            (
+                rtt.counts[6],
+                rtt.counts[10],
+                rtt.counts.iter().sum::<u64>()
+            ),
+            (2, 1, 3)
+        );
         assert_eq!(rtt.sum, Duration::from_millis(206));
     }
 
@@ -206,11 +253,24 @@ mod tests {
     fn a_round_trip_is_observed_once_for_what_it_measured() {
         let mut tally = Tally::default();
         for acknowledged in [0, 7, 7, 7, 8] {
-            look(&mut tally, &[connection(1, State::Established, measured(3, 9, acknowledged))]);
+            look(
+                &mut tally,
+                &[connection(
+                    1,
+                    State::Established,
+                    measured(3, 9, acknowledged),
+                )],
+            );
         }
         assert_eq!(tally.of("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
-        let silent = Measured { rtt: None, ..measured(3, 9, 9).unwrap() };
-        look(&mut tally, &[connection(1, State::Established, Some(silent))]);
+        let silent = Measured {
+            rtt: None,
+            ..measured(3, 9, 9).unwrap()
+        };
+        look(
+            &mut tally,
+            &[connection(1, State::Established, Some(silent))],
+        );
         assert_eq!(tally.of("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
     }
 
@@ -244,15 +304,28 @@ mod tests {
     #[test]
     fn bytes_are_counted_by_peer_and_those_without_a_place_together() {
         let job = ("train".to_owned(), "job".to_owned());
-        let peer = |pod: &str| Peer { pod: pod.to_owned(), role: Role::Worker };
+        let peer = |pod: &str| Peer {
+            pod: pod.to_owned(),
+            role: Role::Worker,
+        };
         let own = (job.clone(), peer("w-9"));
         let mut book = Book::default();
         let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        book.tell(job, [1, 2, 3].map(|last| (address(last), peer(&format!("w-{last}")))));
+        book.tell(
+            job,
+            [1, 2, 3].map(|last| (address(last), peer(&format!("w-{last}")))),
+        );
         let to = |last: u8, received, acknowledged| {
-            let measured = Measured { received, acknowledged, ..Measured::default() };
+            let measured = Measured {
+                received,
+                acknowledged,
+                ..Measured::default()
+            };
             let remote = if last == 0 { HOST } else { address(last) };
-            Connection { remote, ..connection(last.into(), State::Established, Some(measured)) }
+            Connection {
+                remote,
+                ..connection(last.into(), State::Established, Some(measured))
+            }
         };
         let mut tally = Tally::new(2);
         let looks = [

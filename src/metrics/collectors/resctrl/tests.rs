@@ -12,7 +12,9 @@ use crate::host::proc::Proc;
 use crate::host::resctrl::tests::tree;
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, Snapshot};
-use crate::pod::{Container, ContainerKind, Entitlement, Pod, Policy, Qos, ThreadPolicy, thread_environment};
+use crate::pod::{
+    Container, ContainerKind, Entitlement, Pod, Policy, Qos, ThreadPolicy, thread_environment,
+};
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -33,14 +35,23 @@ fn owner(pod: &str, role: Role, cpus: &str) -> ContainerState {
         evidence: String::new(),
         qos: Qos::Guaranteed,
         host_network: true,
-        entitlement: Entitlement::Exclusive { cpus: 1, reason: String::new() },
+        entitlement: Entitlement::Exclusive {
+            cpus: 1,
+            reason: String::new(),
+        },
         assigned: Some(set(cpus)),
         effective: Some(set(cpus)),
         partition: None,
         numa: None,
         cgroup: Some(format!("kubepods/podu-{pod}/c1")),
         running: true,
-        threads: thread_environment(&Pod::default(), &Container::default(), &policy, &threads, None),
+        threads: thread_environment(
+            &Pod::default(),
+            &Container::default(),
+            &policy,
+            &threads,
+            None,
+        ),
         injected: None,
         required: false,
         note: None,
@@ -96,26 +107,34 @@ impl Machine {
 
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.groups()).unwrap();
-        let mut names: Vec<String> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort_unstable();
         names
     }
 
     fn put(&self, pod: &str, file: &str, text: &str) {
-        let path = self.groups().join(format!("pinfold-u-{pod}-main/mon_data")).join(file);
+        let path = self
+            .groups()
+            .join(format!("pinfold-u-{pod}-main/mon_data"))
+            .join(file);
         assert!(path.exists(), "{}", path.display());
         fs::write(path, text).unwrap();
     }
 
     fn scrape(&self, containers: &[ContainerState]) -> String {
-        self.sources.collect(&snapshot(containers)).text(Format::Text)
+        self.sources
+            .collect(&snapshot(containers))
+            .text(Format::Text)
     }
 }
 
 /// The values of a family, with the labels beside the container's.
 fn values(text: &str, family: &str, pod: &str) -> Vec<(String, u64)> {
-    let start = format!("pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\",");
+    let start = format!(
+        "pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\","
+    );
     let of = |line: &str| {
         let (labels, value) = line.strip_prefix(&start)?.split_once("} ")?;
         Some((labels.replace('"', ""), value.parse().unwrap()))
@@ -124,14 +143,19 @@ fn values(text: &str, family: &str, pod: &str) -> Vec<(String, u64)> {
 }
 
 fn moved(text: &str, pod: &str) -> Vec<u64> {
-    values(text, "memory_bandwidth_bytes_total", pod).into_iter().map(|(_, value)| value).collect()
+    values(text, "memory_bandwidth_bytes_total", pod)
+        .into_iter()
+        .map(|(_, value)| value)
+        .collect()
 }
 
 /// How many containers are left out for a reason that begins so.
 fn left_out(text: &str, reason: &str) -> Option<u64> {
-    let start = format!("pinfold_collector_containers_left_out{{collector=\"resctrl\",reason=\"{reason}");
+    let start =
+        format!("pinfold_collector_containers_left_out{{collector=\"resctrl\",reason=\"{reason}");
     let line = text.lines().find(|line| line.starts_with(&start))?;
-    line.rsplit_once(' ').map(|(_, value)| value.parse().unwrap())
+    line.rsplit_once(' ')
+        .map(|(_, value)| value.parse().unwrap())
 }
 
 fn success(text: &str) -> bool {
@@ -152,11 +176,22 @@ fn a_late_scrape_makes_no_groups_and_tells_of_none() {
             until,
         };
         let mut page = Page::default();
-        let outcome = machine.sources.resctrl.lock().unwrap().collect(&mut page, &scrape);
+        let outcome = machine
+            .sources
+            .resctrl
+            .lock()
+            .unwrap()
+            .collect(&mut page, &scrape);
         (outcome, page.text(Format::Text), machine.names())
     };
-    let outcome = |complete| Outcome::LeftOut { complete, reasons: BTreeMap::new() };
-    assert_eq!(scrape(Instant::now()), (outcome(false), String::new(), vec![]));
+    let outcome = |complete| Outcome::LeftOut {
+        complete,
+        reasons: BTreeMap::new(),
+    };
+    assert_eq!(
+        scrape(Instant::now()),
+        (outcome(false), String::new(), vec![])
+    );
     let (complete, text, names) = scrape(Instant::now() + Duration::from_secs(60));
     assert_eq!((complete, names.len()), (outcome(true), 1));
     assert!(text.contains("pod=\"w\""), "{text}");
@@ -171,14 +206,31 @@ fn owners_have_groups_on_their_cpus() {
         fs::create_dir_all(machine.groups().join(folder)).unwrap();
         fs::write(machine.groups().join(folder).join("cpus_list"), "9\n").unwrap();
     }
-    let shared = ContainerState { assigned: None, ..owner("web", Role::Other, "0-1") };
-    let drifted = ContainerState { effective: Some(set("0-15")), ..owner("drift", Role::Worker, "6-7") };
-    let offline = ContainerState { effective: Some(set("4")), ..owner("part", Role::Worker, "4-5") };
+    let shared = ContainerState {
+        assigned: None,
+        ..owner("web", Role::Other, "0-1")
+    };
+    let drifted = ContainerState {
+        effective: Some(set("0-15")),
+        ..owner("drift", Role::Worker, "6-7")
+    };
+    let offline = ContainerState {
+        effective: Some(set("4")),
+        ..owner("part", Role::Worker, "4-5")
+    };
     let text = machine.scrape(&[owner("w", Role::Worker, "2-3"), shared, drifted, offline]);
     assert!(success(&text), "{text}");
-    assert_eq!(machine.names(), ["pinfold-u-part-main", "pinfold-u-w-main", "theirs"]);
+    assert_eq!(
+        machine.names(),
+        ["pinfold-u-part-main", "pinfold-u-w-main", "theirs"]
+    );
     let cpus = |pod: &str| {
-        fs::read_to_string(machine.groups().join(format!("pinfold-u-{pod}-main/cpus_list"))).unwrap()
+        fs::read_to_string(
+            machine
+                .groups()
+                .join(format!("pinfold-u-{pod}-main/cpus_list")),
+        )
+        .unwrap()
     };
     assert_eq!((cpus("w").as_str(), cpus("part").as_str()), ("2-3", "4"));
     let tasks = fs::read_to_string(machine.groups().join("pinfold-u-w-main/tasks")).unwrap();
@@ -190,14 +242,25 @@ fn owners_have_groups_on_their_cpus() {
     machine.put("w", "mon_L3_00/mbm_local_bytes", "900\n");
     let text = machine.scrape(std::slice::from_ref(&worker));
     let domain = |id: &str, value| (format!("l3_domain={id}"), value);
-    assert_eq!(values(&text, "llc_occupancy_bytes", "w"), [domain("0", 4096), domain("1", 0)]);
+    assert_eq!(
+        values(&text, "llc_occupancy_bytes", "w"),
+        [domain("0", 4096), domain("1", 0)]
+    );
     let scope = |id: &str, scope: &str, value| (format!("l3_domain={id},scope={scope}"), value);
     assert_eq!(
         values(&text, "memory_bandwidth_bytes_total", "w"),
-        [scope("0", "total", 1000), scope("0", "local", 900), scope("1", "total", 0), scope("1", "local", 0)]
+        [
+            scope("0", "total", 1000),
+            scope("0", "local", 900),
+            scope("1", "total", 0),
+            scope("1", "local", 0)
+        ]
     );
     let text = machine.scrape(&[]);
-    assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(), "{text}");
+    assert!(
+        success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(),
+        "{text}"
+    );
     assert_eq!(machine.names(), ["theirs"]);
 }
 
@@ -211,9 +274,15 @@ fn what_a_cache_can_t_tell_costs_that_cache() {
     machine.put("w", "mon_L3_00/mbm_local_bytes", "Unavailable\n");
     machine.put("w", "mon_L3_01/mbm_total_bytes", "70\n");
     let text = machine.scrape(&worker);
-    assert!(success(&text), "what the hardware can't tell is no failure of ours");
+    assert!(
+        success(&text),
+        "what the hardware can't tell is no failure of ours"
+    );
     assert_eq!(left_out(&text, "the hardware can't tell"), Some(1));
-    assert_eq!(values(&text, "llc_occupancy_bytes", "w"), [("l3_domain=1".to_owned(), 0)]);
+    assert_eq!(
+        values(&text, "llc_occupancy_bytes", "w"),
+        [("l3_domain=1".to_owned(), 0)]
+    );
     assert_eq!(moved(&text, "w"), [70, 0]);
     // No counter assigned: no series, and no failure.
     machine.put("w", "mon_L3_00/llc_occupancy", "5\n");
@@ -232,11 +301,18 @@ fn what_was_moved_survives_a_new_mount() {
     machine.put("w", "mon_L3_00/mbm_total_bytes", "1000\n");
     assert_eq!(moved(&machine.scrape(&worker), "w"), [1000, 0, 0, 0]);
     fs::remove_dir_all(machine.groups().join("pinfold-u-w-main")).unwrap();
-    assert_eq!(moved(&machine.scrape(&worker), "w"), [1000, 0, 0, 0], "the group is made again");
+    assert_eq!(
+        moved(&machine.scrape(&worker), "w"),
+        [1000, 0, 0, 0],
+        "the group is made again"
+    );
     machine.put("w", "mon_L3_00/mbm_total_bytes", "1500\n");
     assert_eq!(moved(&machine.scrape(&worker), "w"), [2500, 0, 0, 0]);
     // The same container, with other CPUs; as long a list, since a plain file keeps what a shorter write leaves.
-    assert_eq!(moved(&machine.scrape(&[owner("w", Role::Worker, "5-6")]), "w"), [2500, 0, 0, 0]);
+    assert_eq!(
+        moved(&machine.scrape(&[owner("w", Role::Worker, "5-6")]), "w"),
+        [2500, 0, 0, 0]
+    );
 }
 
 #[test]
@@ -260,23 +336,35 @@ fn monitors_in_limbo_are_asked_for_again() {
     fs::write(&limbo, "2").unwrap();
     let worker = [owner("w", Role::Worker, "2")];
     let text = machine.scrape(&worker);
-    assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(), "{text}");
+    assert!(
+        success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(),
+        "{text}"
+    );
     assert_eq!(left_out(&text, "all RMIDs are in use, or wait"), Some(1));
     fs::remove_file(&limbo).unwrap();
     let text = machine.scrape(&worker);
-    assert!(success(&text) && values(&text, "llc_occupancy_bytes", "w").len() == 2, "{text}");
+    assert!(
+        success(&text) && values(&text, "llc_occupancy_bytes", "w").len() == 2,
+        "{text}"
+    );
 }
 
 #[test]
 fn cpus_of_somebody_elses_control_group_are_left_to_it() {
     let machine = Machine::new(5);
-    let both = [owner("theirs", Role::Ps, "2"), owner("ours", Role::Worker, "3")];
+    let both = [
+        owner("theirs", Role::Ps, "2"),
+        owner("ours", Role::Worker, "3"),
+    ];
     // CPU 2 is in a control group: the kernel refuses it to groups below the root one, and says so.
     let top = machine.root.path().join("sys/fs/resctrl");
     fs::create_dir_all(top.join("gold/mon_groups")).unwrap();
     fs::write(top.join("refused"), "2\n").unwrap();
-    fs::write(top.join("info/last_cmd_status"), "Can only add CPUs to mongroup that belong to parent\n")
-        .unwrap();
+    fs::write(
+        top.join("info/last_cmd_status"),
+        "Can only add CPUs to mongroup that belong to parent\n",
+    )
+    .unwrap();
     for _ in 0..2 {
         let text = machine.scrape(&both);
         assert!(success(&text), "{text}");
@@ -304,8 +392,15 @@ fn without_it_there_is_a_reason() {
     fs::remove_dir_all(top).unwrap();
     fs::create_dir(top).unwrap();
     let text = machine.scrape(&[owner("w", Role::Worker, "2")]);
-    let reason = "pinfold_collector_unsupported{collector=\"resctrl\",reason=\"nothing is mounted on ";
-    assert!(text.contains(reason) && text.contains("mount -t resctrl resctrl"), "{text}");
+    let reason =
+        "pinfold_collector_unsupported{collector=\"resctrl\",reason=\"nothing is mounted on ";
+    assert!(
+        text.contains(reason) && text.contains("mount -t resctrl resctrl"),
+        "{text}"
+    );
     assert!(success(&text), "what is not offered is no failure");
-    assert!(!text.contains("pinfold_container_llc_occupancy_bytes"), "{text}");
+    assert!(
+        !text.contains("pinfold_container_llc_occupancy_bytes"),
+        "{text}"
+    );
 }

@@ -5,12 +5,18 @@ use super::*;
 
 /// A scrape as text.
 fn scrape(sources: &Sources, containers: &[ContainerState]) -> String {
-    sources.collect(&snapshot(containers.to_vec())).text(Format::Text)
+    sources
+        .collect(&snapshot(containers.to_vec()))
+        .text(Format::Text)
 }
 
 /// The values of a family's series, by their labels.
 fn series<'a>(text: &'a str, family: &str) -> Vec<(&'a str, &'a str)> {
-    let of = |line: &'a str| line.strip_prefix(family)?.strip_prefix('{')?.split_once("} ");
+    let of = |line: &'a str| {
+        line.strip_prefix(family)?
+            .strip_prefix('{')?
+            .split_once("} ")
+    };
     text.lines().filter_map(of).collect()
 }
 
@@ -18,18 +24,25 @@ fn series<'a>(text: &'a str, family: &str) -> Vec<(&'a str, &'a str)> {
 fn only<'a>(text: &'a str, family: &str, words: &[&str]) -> &'a str {
     let mut all = series(text, family);
     all.retain(|(labels, _)| words.iter().all(|word| labels.contains(word)));
-    let [(_, value)] = all.as_slice() else { panic!("{family} {words:?}: {all:?}") };
+    let [(_, value)] = all.as_slice() else {
+        panic!("{family} {words:?}: {all:?}")
+    };
     value
 }
 
 fn unsupported<'a>(text: &'a str, collector: &str) -> Option<&'a str> {
     let start = format!("collector=\"{collector}\",reason=\"");
     let all = series(text, "pinfold_collector_unsupported");
-    all.into_iter().find_map(|(labels, _)| labels.strip_prefix(start.as_str())?.strip_suffix('"'))
+    all.into_iter()
+        .find_map(|(labels, _)| labels.strip_prefix(start.as_str())?.strip_suffix('"'))
 }
 
 fn success<'a>(text: &'a str, collector: &str) -> &'a str {
-    only(text, "pinfold_collector_success", &[&format!("collector=\"{collector}\"")])
+    only(
+        text,
+        "pinfold_collector_success",
+        &[&format!("collector=\"{collector}\"")],
+    )
 }
 
 const SWITCHES: &str = "pinfold_container_context_switches_total";
@@ -49,11 +62,21 @@ fn a_process_with_the_id_of_another_takes_nothing_back() {
     assert_eq!(voluntary(&scrape(&sources, &pod)), "75");
     // Nor does one that is gone and comes to another pod.
     let pods = [pod[0].clone(), container(root, 2)];
-    write(&root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"), "");
-    write(&root.join("sys/fs/cgroup/kubepods/pod2/c1/cgroup.procs"), "101\n");
+    write(
+        &root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"),
+        "",
+    );
+    write(
+        &root.join("sys/fs/cgroup/kubepods/pod2/c1/cgroup.procs"),
+        "101\n",
+    );
     let text = scrape(&sources, &pods);
     for (name, count) in [("pod=\"pod-1\"", "75"), ("pod=\"pod-2\"", "5")] {
-        assert_eq!(only(&text, SWITCHES, &["\"voluntary\"", name]), count, "{name}");
+        assert_eq!(
+            only(&text, SWITCHES, &["\"voluntary\"", name]),
+            count,
+            "{name}"
+        );
     }
 }
 
@@ -86,7 +109,9 @@ fn scopes(text: &str, pods: &[ContainerState]) -> Vec<String> {
         let pod = format!("pod=\"{}\"", pod.pod);
         let mut all = series(text, SCOPE);
         all.retain(|(labels, _)| labels.contains(&pod));
-        let scope = all.first().and_then(|(labels, _)| labels.split("scope=\"").nth(1));
+        let scope = all
+            .first()
+            .and_then(|(labels, _)| labels.split("scope=\"").nth(1));
         scope.unwrap_or_default().trim_end_matches('"').to_owned()
     };
     pods.iter().map(of).collect()
@@ -118,12 +143,18 @@ fn pods_read_before_the_deadline_have_a_scope() {
     let sources = sources(root);
     let snapshot = snapshot((1..=3).map(|number| container(root, number)).collect());
     let mut subjects = numbered(subjects(&snapshot), &sources);
-    subjects.iter_mut().zip(101..).for_each(|(subject, pid)| subject.processes = Some(vec![pid]));
+    subjects
+        .iter_mut()
+        .zip(101..)
+        .for_each(|(subject, pid)| subject.processes = Some(vec![pid]));
     let asked = std::cell::Cell::new(0);
     let is_late = || asked.replace(asked.get() + 1) >= 2;
     let networks = Networks::of(&subjects, &sources.proc, &mut lock(&sources.ways), is_late);
     let scopes: Vec<&str> = networks.pods.iter().map(|pod| pod.scope.name()).collect();
-    assert_eq!((scopes.as_slice(), networks.complete), (["pod", "pod", "unknown"].as_slice(), false));
+    assert_eq!(
+        (scopes.as_slice(), networks.complete),
+        (["pod", "pod", "unknown"].as_slice(), false)
+    );
 }
 
 #[test]
@@ -150,8 +181,13 @@ fn only_exclusive_cpus_are_a_label() {
     let info = "pinfold_container_cpuset_info";
     let mut pods = vec![owner(root, 1, 3), container(root, 2)];
     let text = scrape(&sources, &pods);
-    let [(labels, "1")] = series(&text, info)[..] else { panic!("{text}") };
-    assert!(labels.contains("pod=\"pod-1\"") && labels.contains("cpus=\"3\""), "{labels}");
+    let [(labels, "1")] = series(&text, info)[..] else {
+        panic!("{text}")
+    };
+    assert!(
+        labels.contains("pod=\"pod-1\"") && labels.contains("cpus=\"3\""),
+        "{labels}"
+    );
     assert!(!labels.contains("policy"), "{labels}");
     // The kernel lets an owner run on the shared CPUs, too: these are no label, either.
     pods[0].effective = Some("0-3".parse().unwrap());
@@ -164,14 +200,29 @@ fn a_page_without_time_tells_that_its_collectors_are_late() {
     let root = folder.path();
     let sources = sources(root);
     let pods = std::sync::Arc::new(snapshot(vec![container(root, 1)]));
-    let text = sources.collect_shared(&pods, Instant::now()).unwrap().text(Format::Text);
+    let text = sources
+        .collect_shared(&pods, Instant::now())
+        .unwrap()
+        .text(Format::Text);
     let outcomes = series(&text, "pinfold_collector_success");
-    assert!(outcomes.len() > 10 && outcomes.iter().all(|(_, value)| *value == "0"), "{text}");
-    assert_eq!(series(&text, "pinfold_collector_duration_seconds").len(), outcomes.len());
+    assert!(
+        outcomes.len() > 10 && outcomes.iter().all(|(_, value)| *value == "0"),
+        "{text}"
+    );
+    assert_eq!(
+        series(&text, "pinfold_collector_duration_seconds").len(),
+        outcomes.len()
+    );
     assert_eq!(series(&text, RECEIVED), []);
     // A scraper with more time does not get the page that was cut short.
-    let text = sources.collect_shared(&pods, Instant::now() + DEADLINE).unwrap().text(Format::Text);
-    assert_eq!((success(&text, "network"), series(&text, RECEIVED).len()), ("1", 1));
+    let text = sources
+        .collect_shared(&pods, Instant::now() + DEADLINE)
+        .unwrap()
+        .text(Format::Text);
+    assert_eq!(
+        (success(&text, "network"), series(&text, RECEIVED).len()),
+        ("1", 1)
+    );
 }
 
 #[test]
@@ -183,14 +234,21 @@ fn who_waits_for_another_page_waits_until_its_own_deadline() {
     // A page is being made for a scraper with more time.
     let made = sources.last.lock();
     let (tell, told) = std::sync::mpsc::channel();
-    let (same, theirs) = (std::sync::Arc::clone(&sources), std::sync::Arc::clone(&pods));
+    let (same, theirs) = (
+        std::sync::Arc::clone(&sources),
+        std::sync::Arc::clone(&pods),
+    );
     std::thread::spawn(move || {
         let page = same.collect_shared(&theirs, Instant::now() + Duration::from_millis(50));
         tell.send(page.is_some()).unwrap();
     });
     assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(false));
     drop(made);
-    assert!(sources.collect_shared(&pods, Instant::now() + DEADLINE).is_some());
+    assert!(
+        sources
+            .collect_shared(&pods, Instant::now() + DEADLINE)
+            .is_some()
+    );
 }
 
 #[test]
@@ -199,7 +257,10 @@ fn an_interface_in_the_place_of_another_is_itself() {
     let root = folder.path();
     let (sources, pods) = (sources(root), [container(root, 1), container(root, 2)]);
     let received = |text: &str, labels: &[&str]| only(text, RECEIVED, labels).to_owned();
-    assert_eq!(received(&scrape(&sources, &pods), &["pod-1", "\"eth0\""]), "1");
+    assert_eq!(
+        received(&scrape(&sources, &pods), &["pod-1", "\"eth0\""]),
+        "1"
+    );
     // Made anew it counts from the start, whatever index it has got and whoever had that before.
     let file = root.join("proc/101/net/dev");
     write(&file, "one\ntwo\neth0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
@@ -224,10 +285,21 @@ fn a_container_that_begins_anew_has_one_series() {
     ] {
         write(&again.join(file), text);
     }
-    let after = ContainerState { cgroup: Some("kubepods/pod1/c2".to_owned()), ..before.clone() };
-    let ended = ContainerState { running: false, ..before.clone() };
+    let after = ContainerState {
+        cgroup: Some("kubepods/pod1/c2".to_owned()),
+        ..before.clone()
+    };
+    let ended = ContainerState {
+        running: false,
+        ..before.clone()
+    };
     let usage = |pods: &[ContainerState]| {
-        only(&scrape(&sources, pods), "pinfold_container_cpu_usage_seconds_total", &["pod-1"]).to_owned()
+        only(
+            &scrape(&sources, pods),
+            "pinfold_container_cpu_usage_seconds_total",
+            &["pod-1"],
+        )
+        .to_owned()
     };
     // While the runtime has not removed the old one, in whatever order they are told.
     for pods in [[ended.clone(), after.clone()], [after.clone(), ended]] {
@@ -242,13 +314,23 @@ fn without_a_process_nothing_is_told_of_a_network() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let (sources, pods) = (sources(root), [container(root, 1), container(root, 2)]);
-    write(&root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"), "");
+    write(
+        &root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"),
+        "",
+    );
     let text = scrape(&sources, &pods);
     for family in [SCOPE, RECEIVED, SEGMENTS] {
         assert_eq!(series(&text, family).len(), 1, "{family}");
         assert!(series(&text, family)[0].0.contains("pod-2"), "{family}");
     }
-    assert_eq!(only(&text, "pinfold_container_cpu_usage_seconds_total", &["pod-1"]), "1.5");
+    assert_eq!(
+        only(
+            &text,
+            "pinfold_container_cpu_usage_seconds_total",
+            &["pod-1"]
+        ),
+        "1.5"
+    );
     for collector in ["network", "tcp", "threads", "cgroup"] {
         assert_eq!(success(&text, collector), "1", "{collector}");
     }
@@ -262,17 +344,27 @@ fn pressure_that_is_not_counted_is_no_zero() {
     let sources = sources(root);
     let family = "pinfold_container_pressure_seconds_total";
     let text = scrape(&sources, &pod);
-    assert_eq!((series(&text, family).len(), unsupported(&text, "pressure")), (6, None));
+    assert_eq!(
+        (series(&text, family).len(), unsupported(&text, "pressure")),
+        (6, None)
+    );
     // Booted without: newer kernels have no files, older ones have some that can't be read.
     let cgroup = root.join("sys/fs/cgroup");
-    for dir in [cgroup.clone(), cgroup.join("kubepods/pod1/c1"), cgroup.join("kubepods")] {
+    for dir in [
+        cgroup.clone(),
+        cgroup.join("kubepods/pod1/c1"),
+        cgroup.join("kubepods"),
+    ] {
         for resource in ["cpu", "io", "memory"] {
             let _ = fs::remove_file(dir.join(format!("{resource}.pressure")));
         }
     }
     let text = scrape(&sources_of(root), &pod);
     assert_eq!(series(&text, family), []);
-    assert_eq!(unsupported(&text, "pressure"), Some("the kernel counts no pressure: boot it with psi=1"));
+    assert_eq!(
+        unsupported(&text, "pressure"),
+        Some("the kernel counts no pressure: boot it with psi=1")
+    );
     assert_eq!(success(&text, "pressure"), "1");
 }
 
@@ -281,23 +373,39 @@ fn pressure_that_is_not_counted_is_no_zero() {
 fn both_versions_and_both_drivers_tell_the_same() {
     let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
     let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8f0d6986_3554_402b_8223_2d69f320df15.slice";
-    for path in [format!("kubepods/burstable/pod{uid}/c1"), format!("{slice}/cri-containerd-c1.scope")] {
+    for path in [
+        format!("kubepods/burstable/pod{uid}/c1"),
+        format!("{slice}/cri-containerd-c1.scope"),
+    ] {
         for v1 in [true, false] {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path();
-            let state = ContainerState { cgroup: Some(path.clone()), ..container(root, 1) };
+            let state = ContainerState {
+                cgroup: Some(path.clone()),
+                ..container(root, 1)
+            };
             let cgroup = root.join("sys/fs/cgroup");
             if v1 {
                 write(&cgroup.join("cpuset/cpuset.cpus"), "0\n");
-                write(&cgroup.join("cpuset").join(&path).join("cgroup.procs"), "101\n");
+                write(
+                    &cgroup.join("cpuset").join(&path).join("cgroup.procs"),
+                    "101\n",
+                );
                 let stat = "nr_periods 10\nnr_throttled 4\nthrottled_time 250000000\n";
                 write(&cgroup.join("cpu").join(&path).join("cpu.stat"), stat);
-                write(&cgroup.join("cpuacct").join(&path).join("cpuacct.usage"), "1500000000\n");
+                write(
+                    &cgroup.join("cpuacct").join(&path).join("cpuacct.usage"),
+                    "1500000000\n",
+                );
                 write(&cgroup.join("pids").join(&path).join("pids.current"), "1\n");
             } else {
-                write(&cgroup.join("cgroup.controllers"), "cpuset cpu io memory pids\n");
+                write(
+                    &cgroup.join("cgroup.controllers"),
+                    "cpuset cpu io memory pids\n",
+                );
                 write(&cgroup.join(&path).join("cgroup.procs"), "101\n");
-                let stat = "usage_usec 1500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 250000\n";
+                let stat =
+                    "usage_usec 1500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 250000\n";
                 write(&cgroup.join(&path).join("cpu.stat"), stat);
                 write(&cgroup.join(&path).join("pids.current"), "1\n");
             }
@@ -312,10 +420,17 @@ fn both_versions_and_both_drivers_tell_the_same() {
                 (RECEIVED, "1"),
                 (SEGMENTS, "30"),
             ] {
-                assert_eq!(only(&text, family, &["pod-1"]), value, "{family}, v1: {v1}, {path}");
+                assert_eq!(
+                    only(&text, family, &["pod-1"]),
+                    value,
+                    "{family}, v1: {v1}, {path}"
+                );
             }
             if v1 {
-                assert_eq!(unsupported(&text, "pressure"), Some("cgroup v1 counts no pressure"));
+                assert_eq!(
+                    unsupported(&text, "pressure"),
+                    Some("cgroup v1 counts no pressure")
+                );
             }
         }
     }

@@ -34,7 +34,11 @@ struct Kernel {
 
 impl Kernel {
     fn new(version: Version) -> Self {
-        Self { version, nodes: BTreeMap::new(), owned: BTreeMap::new() }
+        Self {
+            version,
+            nodes: BTreeMap::new(),
+            owned: BTreeMap::new(),
+        }
     }
 
     fn make(&mut self, path: &str) {
@@ -45,12 +49,23 @@ impl Kernel {
             (Version::V1, None) => set(ONLINE),
             (Version::V2, _) => CpuSet::new(),
         };
-        let quota = Some(Quota { quota: Some(100_000), period: 100_000 });
-        self.nodes.insert(path.to_owned(), Node { cpus, quota, mark: None });
+        let quota = Some(Quota {
+            quota: Some(100_000),
+            period: 100_000,
+        });
+        self.nodes.insert(
+            path.to_owned(),
+            Node {
+                cpus,
+                quota,
+                mark: None,
+            },
+        );
     }
 
     fn remove(&mut self, path: &str) {
-        self.nodes.retain(|other, _| other != path && !other.starts_with(&format!("{path}/")));
+        self.nodes
+            .retain(|other, _| other != path && !other.starts_with(&format!("{path}/")));
         let nodes = &self.nodes;
         self.owned.retain(|other, _| nodes.contains_key(other));
     }
@@ -72,7 +87,11 @@ impl Kernel {
         let mut pods: Vec<PodCgroup> = Vec::new();
         for (path, node) in &self.nodes {
             let (cpus, effective) = (node.cpus.clone(), self.effective(path));
-            let cpuset = Cpuset { cpus, effective, ..Cpuset::default() };
+            let cpuset = Cpuset {
+                cpus,
+                effective,
+                ..Cpuset::default()
+            };
             let (mark, quota, path) = (node.mark.clone(), node.quota, path.clone());
             if let Some((_, id)) = path.rsplit_once('/') {
                 let id = id.to_owned();
@@ -86,7 +105,14 @@ impl Kernel {
                     memory: Default::default(),
                 });
             } else {
-                pods.push(PodCgroup { uid: path.clone(), path, cpuset, quota, mark, containers: Vec::new() });
+                pods.push(PodCgroup {
+                    uid: path.clone(),
+                    path,
+                    cpuset,
+                    quota,
+                    mark,
+                    containers: Vec::new(),
+                });
             }
         }
         let known: Vec<crate::pod::Pod> = pods
@@ -105,7 +131,13 @@ impl Kernel {
                 ..Default::default()
             })
             .collect();
-        Observed::new(Scan { pods, ..Scan::default() }, &known)
+        Observed::new(
+            Scan {
+                pods,
+                ..Scan::default()
+            },
+            &known,
+        )
     }
 
     /// Carries out one step as the kernel would, and checks what must hold at every moment.
@@ -125,7 +157,10 @@ impl Kernel {
         for (owner, cpus) in &self.owned {
             for other in self.containers().filter(|other| *other != owner) {
                 let both = self.effective(other).intersection(cpus);
-                assert!(both.is_empty(), "{step}: CPUs {both} of {owner} are in reach of {other}");
+                assert!(
+                    both.is_empty(),
+                    "{step}: CPUs {both} of {owner} are in reach of {other}"
+                );
             }
         }
     }
@@ -135,11 +170,18 @@ impl Kernel {
         if self.version == Version::V1 {
             if let Some((parent, _)) = path.rsplit_once('/') {
                 let above = &self.nodes[parent].cpus;
-                assert!(cpus.is_subset(above), "{path}: {cpus} is not within its pod's {above}");
+                assert!(
+                    cpus.is_subset(above),
+                    "{path}: {cpus} is not within its pod's {above}"
+                );
             }
             for (child, node) in &self.nodes {
                 if child.starts_with(&format!("{path}/")) {
-                    assert!(node.cpus.is_subset(cpus), "{path}: {cpus} leaves out {} of {child}", node.cpus);
+                    assert!(
+                        node.cpus.is_subset(cpus),
+                        "{path}: {cpus} leaves out {} of {child}",
+                        node.cpus
+                    );
                 }
             }
         }
@@ -191,10 +233,19 @@ impl Kernel {
 }
 
 fn desired(claims: &[(&str, &str, &str)]) -> Desired {
-    let mut desired = Desired { online: set(ONLINE), ..Desired::default() };
+    let mut desired = Desired {
+        online: set(ONLINE),
+        ..Desired::default()
+    };
     for (pod, container, cpus) in claims {
-        desired.claims.entry((*pod).to_owned()).or_default().insert((*container).to_owned(), set(cpus));
-        desired.names.insert((*pod).to_owned(), ("train".to_owned(), (*pod).to_owned()));
+        desired
+            .claims
+            .entry((*pod).to_owned())
+            .or_default()
+            .insert((*container).to_owned(), set(cpus));
+        desired
+            .names
+            .insert((*pod).to_owned(), ("train".to_owned(), (*pod).to_owned()));
     }
     desired
 }
@@ -333,7 +384,9 @@ fn run(version: Version, history: &[(Change, usize)]) {
                     }
                 }
             }
-            Change::RemoveContainer(pod, container) => kernel.remove(&format!("p{pod}/c{container}")),
+            Change::RemoveContainer(pod, container) => {
+                kernel.remove(&format!("p{pod}/c{container}"))
+            }
             Change::RemovePod(pod) => {
                 kernel.remove(&format!("p{pod}"));
                 wish.claims.remove(&format!("p{pod}"));
@@ -342,11 +395,16 @@ fn run(version: Version, history: &[(Change, usize)]) {
                 wish.claims.clear();
                 let pods: BTreeSet<String> = kernel.nodes.keys().cloned().collect();
                 for (cpu, owner) in (1..).zip(owners) {
-                    let Some((pod, container)) = owner else { continue };
+                    let Some((pod, container)) = owner else {
+                        continue;
+                    };
                     let uid = format!("p{pod}");
                     if pods.contains(&uid) {
                         let claims = wish.claims.entry(uid).or_default();
-                        claims.entry(format!("c{container}")).or_default().insert(cpu);
+                        claims
+                            .entry(format!("c{container}"))
+                            .or_default()
+                            .insert(cpu);
                     }
                 }
             }

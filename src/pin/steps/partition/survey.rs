@@ -46,7 +46,9 @@ impl<'a> Planner<'a> {
             steps: Vec::new(),
         };
         for above in &observed.around.above {
-            planner.held.insert(&above.path, above.cpuset.exclusive.clone());
+            planner
+                .held
+                .insert(&above.path, above.cpuset.exclusive.clone());
             planner.strangers.push((&above.path, above.foreign.clone()));
         }
         for pod in &observed.pods {
@@ -64,28 +66,47 @@ impl<'a> Planner<'a> {
         // Without a mark and without a claim, what a pod holds is not ours.
         let alone = unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref())
             || (pod.mark.is_none() && claims.is_empty());
-        let mut target = if alone { held.clone() } else { union(claims.values()) };
+        let mut target = if alone {
+            held.clone()
+        } else {
+            union(claims.values())
+        };
         self.held.insert(path, held.clone());
         let index = self.pods.len();
         let mine: Vec<&str> = claims.keys().map(String::as_str).collect();
-        let there = |name: &str| pod.containers.iter().any(|other| other.name.as_deref() == Some(name));
-        let taken = union(claims.iter().filter(|(name, _)| there(name)).map(|(_, cpus)| cpus));
+        let there = |name: &str| {
+            pod.containers
+                .iter()
+                .any(|other| other.name.as_deref() == Some(name))
+        };
+        let taken = union(
+            claims
+                .iter()
+                .filter(|(name, _)| there(name))
+                .map(|(_, cpus)| cpus),
+        );
         for container in &pod.containers {
             let path = container.cgroup.path.as_str();
             let cpuset = &container.cgroup.cpuset;
             let name = container.name.as_deref().unwrap_or_default();
-            let inside = self.desired.inside.get(uid).is_some_and(|all| all.iter().any(|one| one == name));
+            let inside = self
+                .desired
+                .inside
+                .get(uid)
+                .is_some_and(|all| all.iter().any(|one| one == name));
             let known = mine.contains(&name) || inside || container.mark.is_some();
             let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
             let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
             if alone || unreadable || stranger {
                 target = target.union(&cpuset.exclusive);
                 self.strangers.push((path, cpuset.exclusive.clone()));
-                self.live.extend(cpuset.partition.live().map(|kind| (path, kind)));
+                self.live
+                    .extend(cpuset.partition.live().map(|kind| (path, kind)));
                 continue;
             }
             self.held.insert(path, cpuset.exclusive.clone());
-            self.live.extend(cpuset.partition.live().map(|kind| (path, kind)));
+            self.live
+                .extend(cpuset.partition.live().map(|kind| (path, kind)));
             let owner = mine.contains(&name);
             let wanted = match claims.get(name) {
                 Some(claim) => claim.clone(),
@@ -107,15 +128,29 @@ impl<'a> Planner<'a> {
             let kind = match &cpuset.partition {
                 // Nobody told us what its pod wants: it stays what it is.
                 Partition::Valid(Kind::Isolated) if pod.known.is_none() => Kind::Isolated,
-                Partition::Valid(Kind::Isolated) if isolated && target.is_subset(&cpuset.exclusive) => {
+                Partition::Valid(Kind::Isolated)
+                    if isolated && target.is_subset(&cpuset.exclusive) =>
+                {
                     Kind::Isolated
                 }
                 _ if isolated && !self.desired.balanced_yet.contains(uid) => Kind::Isolated,
                 _ => Kind::Root,
             };
-            self.leaves.push(Leaf { container, pod: index, target, kind, owner });
+            self.leaves.push(Leaf {
+                container,
+                pod: index,
+                target,
+                kind,
+                owner,
+            });
         }
-        self.pods.push(Place { pod, claims, names, target, alone });
+        self.pods.push(Place {
+            pod,
+            claims,
+            names,
+            target,
+            alone,
+        });
     }
 }
 
@@ -130,7 +165,13 @@ impl Place<'_> {
         let cgroup = &self.pod.cgroup;
         let limited = cgroup.quota.filter(|_| desired.whole.contains(&cgroup.uid));
         let marked = self.pod.mark.as_ref();
-        let mut next = next_mark(marked, self.claims.clone(), self.names, &cgroup.cpuset.cpus, limited);
+        let mut next = next_mark(
+            marked,
+            self.claims.clone(),
+            self.names,
+            &cgroup.cpuset.cpus,
+            limited,
+        );
         next.confirmed = desired.is_confirmed(&cgroup.uid, marked);
         Some(next)
     }
@@ -142,11 +183,21 @@ impl Leaf<'_> {
     pub(super) fn next_mark(&self, place: &Place<'_>) -> Mark {
         let cgroup = &self.container.cgroup;
         let name = self.container.name.as_deref().unwrap_or_default();
-        let claimed = if self.owner { claim_of(&place.claims, name) } else { BTreeMap::new() };
+        let claimed = if self.owner {
+            claim_of(&place.claims, name)
+        } else {
+            BTreeMap::new()
+        };
         let quota = cgroup.quota.filter(|_| self.owner);
         let none = CpuSet::new();
         let before = written_before(&cgroup.cpuset.cpus, &self.target, &none);
-        let mut next = next_mark(self.container.mark.as_ref(), claimed, place.names, before, quota);
+        let mut next = next_mark(
+            self.container.mark.as_ref(),
+            claimed,
+            place.names,
+            before,
+            quota,
+        );
         next.by_id = self.owner && self.container.by_id;
         next
     }

@@ -2,7 +2,9 @@
 
 use super::super::{Desired, Step, plan, release};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Above, ContainerCgroup, Cpuset, Kind, Partition, PodCgroup, Surroundings};
+use crate::host::cgroup::{
+    Above, ContainerCgroup, Cpuset, Kind, Partition, PodCgroup, Surroundings,
+};
 use crate::pin::{Before, Enforcement, Mark, Observed, Scan};
 use crate::pod::{Container, Pod};
 
@@ -19,7 +21,11 @@ type Now<'a> = (&'a str, &'a str, &'a str, Option<&'a str>, &'a str);
 fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
     let cpuset = |exclusive: &str, cpus: &str, partition: Partition| Cpuset {
         cpus: set(cpus),
-        effective: if partition.is_live() { set(exclusive) } else { set(ONLINE) },
+        effective: if partition.is_live() {
+            set(exclusive)
+        } else {
+            set(ONLINE)
+        },
         exclusive: set(exclusive),
         partition,
     };
@@ -27,11 +33,23 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
     let mut scan = Scan::default();
     let mut known: Vec<Pod> = Vec::new();
     for (pod, name, exclusive, says, cpus) in containers {
-        if scan.pods.last().is_none_or(|last: &PodCgroup| last.uid != *pod) {
+        if scan
+            .pods
+            .last()
+            .is_none_or(|last: &PodCgroup| last.uid != *pod)
+        {
             let path = format!("kubepods/{pod}");
             let cpuset = cpuset("", "", member());
-            scan.pods.push(PodCgroup { path, uid: (*pod).to_owned(), cpuset, ..PodCgroup::default() });
-            known.push(Pod { uid: Some((*pod).into()), ..Pod::default() });
+            scan.pods.push(PodCgroup {
+                path,
+                uid: (*pod).to_owned(),
+                cpuset,
+                ..PodCgroup::default()
+            });
+            known.push(Pod {
+                uid: Some((*pod).into()),
+                ..Pod::default()
+            });
         }
         let (cgroup, pod) = (scan.pods.last_mut().unwrap(), known.last_mut().unwrap());
         let partition = match says {
@@ -50,8 +68,10 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             ..ContainerCgroup::default()
         });
         if !exclusive.is_empty() {
-            let mut all =
-                cgroup.mark.as_deref().map_or(Mark::new(Before::default()), |t| Mark::parse(t).unwrap());
+            let mut all = cgroup
+                .mark
+                .as_deref()
+                .map_or(Mark::new(Before::default()), |t| Mark::parse(t).unwrap());
             all.claims.insert((*name).to_owned(), set(exclusive));
             cgroup.cpuset.exclusive = all.cpus();
             cgroup.mark = Some(all.text());
@@ -63,54 +83,109 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
         });
     }
     let path = "kubepods".to_owned();
-    let above = Above { path, cpuset: cpuset(tree, "", member()), ..Above::default() };
-    scan.around = Surroundings { above: vec![above], ..Surroundings::default() };
+    let above = Above {
+        path,
+        cpuset: cpuset(tree, "", member()),
+        ..Above::default()
+    };
+    scan.around = Surroundings {
+        above: vec![above],
+        ..Surroundings::default()
+    };
     Observed::new(scan, &known).0
 }
 
 fn desired(claims: &[(&str, &str, &str)]) -> Desired {
-    let mut desired = Desired { online: set(ONLINE), ..Desired::default() };
+    let mut desired = Desired {
+        online: set(ONLINE),
+        ..Desired::default()
+    };
     for (pod, container, cpus) in claims {
-        desired.claims.entry((*pod).to_owned()).or_default().insert((*container).to_owned(), set(cpus));
+        desired
+            .claims
+            .entry((*pod).to_owned())
+            .or_default()
+            .insert((*container).to_owned(), set(cpus));
     }
     desired
 }
 
 /// The steps in words, without those that only note something.
 fn steps(observed: &Observed, desired: &Desired) -> Vec<String> {
-    let steps = plan(observed, &crate::pin::Ledger::default(), desired, Enforcement::Partition);
+    let steps = plan(
+        observed,
+        &crate::pin::Ledger::default(),
+        desired,
+        Enforcement::Partition,
+    );
     words(&steps)
 }
 
 fn words(steps: &[Step]) -> Vec<String> {
-    let steps = steps.iter().filter(|step| !matches!(step, Step::Mark { .. }));
-    steps.map(|step| step.to_string().replace("kubepods/", "")).collect()
+    let steps = steps
+        .iter()
+        .filter(|step| !matches!(step, Step::Mark { .. }));
+    steps
+        .map(|step| step.to_string().replace("kubepods/", ""))
+        .collect()
 }
 
 #[test]
 fn a_partition_is_made_from_above_and_ends_from_below() {
-    let made = steps(&there("", &[("a", "x", "", None, "")]), &desired(&[("a", "x", "2-3")]));
+    let made = steps(
+        &there("", &[("a", "x", "", None, "")]),
+        &desired(&[("a", "x", "2-3")]),
+    );
     assert_eq!(
         made,
-        ["kubepods: exclusive 2-3", "a: exclusive 2-3", "a/x: exclusive 2-3", "a/x: root on CPUs 2-3"]
+        [
+            "kubepods: exclusive 2-3",
+            "a: exclusive 2-3",
+            "a/x: exclusive 2-3",
+            "a/x: root on CPUs 2-3"
+        ]
     );
     let lives = there("2-3", &[("a", "x", "2-3", None, "")]);
-    assert_eq!(steps(&lives, &desired(&[("a", "x", "2-3")])), Vec::<String>::new());
-    let ended = ["a/x: member", "a/x: exclusive none", "a: exclusive none", "kubepods: exclusive none"];
+    assert_eq!(
+        steps(&lives, &desired(&[("a", "x", "2-3")])),
+        Vec::<String>::new()
+    );
+    let ended = [
+        "a/x: member",
+        "a/x: exclusive none",
+        "a: exclusive none",
+        "kubepods: exclusive none",
+    ];
     assert_eq!(steps(&lives, &desired(&[])), ended);
     assert_eq!(words(&release(&lives, &set(ONLINE), &CpuSet::new())), ended);
 }
 
 #[test]
 fn a_pod_by_itself_takes_from_nobody_above_it() {
-    let both =
-        there("2-5", &[("a", "x", "2-3", None, ""), ("b", "y", "4-5", None, ""), ("b", "z", "", None, "")]);
+    let both = there(
+        "2-5",
+        &[
+            ("a", "x", "2-3", None, ""),
+            ("b", "y", "4-5", None, ""),
+            ("b", "z", "", None, ""),
+        ],
+    );
     let claims = [("a", "x", "2-3"), ("b", "y", "4-5"), ("b", "z", "6")];
     let only = both.only("b").unwrap();
-    let made = ["kubepods: exclusive 2-6", "b: exclusive 4-6", "b/z: exclusive 6", "b/z: root on CPU 6"];
+    let made = [
+        "kubepods: exclusive 2-6",
+        "b: exclusive 4-6",
+        "b/z: exclusive 6",
+        "b/z: root on CPU 6",
+    ];
     assert_eq!(steps(&only, &desired(&claims)), made);
     // What it gives up goes, and no more than that.
-    let ended = ["b/y: member", "b/y: exclusive none", "b: exclusive none", "kubepods: exclusive 2-3"];
+    let ended = [
+        "b/y: member",
+        "b/y: exclusive none",
+        "b: exclusive none",
+        "kubepods: exclusive 2-3",
+    ];
     assert_eq!(steps(&only, &desired(&claims[..1])), ended);
     assert!(both.only("c").is_none());
 }
@@ -119,29 +194,66 @@ fn a_pod_by_itself_takes_from_nobody_above_it() {
 fn partitions_grow_from_above_and_shrink_from_below() {
     let lives = there("2-3", &[("a", "x", "2-3", None, "")]);
     let grown = steps(&lives, &desired(&[("a", "x", "2-4")]));
-    assert_eq!(grown, ["kubepods: exclusive 2-4", "a: exclusive 2-4", "a/x: exclusive 2-4"]);
+    assert_eq!(
+        grown,
+        [
+            "kubepods: exclusive 2-4",
+            "a: exclusive 2-4",
+            "a/x: exclusive 2-4"
+        ]
+    );
     let shrunk = steps(&lives, &desired(&[("a", "x", "2")]));
-    assert_eq!(shrunk, ["a/x: exclusive 2", "a: exclusive 2", "kubepods: exclusive 2"]);
+    assert_eq!(
+        shrunk,
+        [
+            "a/x: exclusive 2",
+            "a: exclusive 2",
+            "kubepods: exclusive 2"
+        ]
+    );
 }
 
 #[test]
 fn an_owner_moves_as_soon_as_its_new_cpus_are_free() {
-    let two = there("2-5", &[("a", "x", "2-3", None, ""), ("b", "y", "4-5", None, "")]);
+    let two = there(
+        "2-5",
+        &[("a", "x", "2-3", None, ""), ("b", "y", "4-5", None, "")],
+    );
     // The second makes room for the first.
     let row = steps(&two, &desired(&[("a", "x", "4-5"), ("b", "y", "6-7")]));
-    assert_eq!(row[..3], ["kubepods: exclusive 2-7", "b: exclusive 4-7", "b/y: exclusive 6-7"]);
+    assert_eq!(
+        row[..3],
+        [
+            "kubepods: exclusive 2-7",
+            "b: exclusive 4-7",
+            "b/y: exclusive 6-7"
+        ]
+    );
     assert!(!row.iter().any(|step| step.ends_with("member")), "{row:?}");
     // They wait for each other: one steps aside.
     let ring = steps(&two, &desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
-    assert_eq!(ring.iter().filter(|step| step.ends_with("member")).count(), 1, "{ring:?}");
+    assert_eq!(
+        ring.iter().filter(|step| step.ends_with("member")).count(),
+        1,
+        "{ring:?}"
+    );
     assert_eq!(ring.last().unwrap(), "a/x: root on CPUs 4-5");
 }
 
 #[test]
 fn an_invalid_one_is_a_member_before_anything_else() {
-    let broken = there("2-3", &[("a", "x", "2-3", Some("root invalid"), ""), ("a", "z", "", None, "3-4")]);
+    let broken = there(
+        "2-3",
+        &[
+            ("a", "x", "2-3", Some("root invalid"), ""),
+            ("a", "z", "", None, "3-4"),
+        ],
+    );
     let mended = steps(&broken, &desired(&[("a", "x", "2-3")]));
-    assert_eq!(mended, ["a/x: member", "a/z: CPU 4", "a/x: root on CPUs 2-3"]);
+    assert_eq!(
+        mended,
+        ["a/x: member", "a/z: CPU 4", "a/x: root on CPUs 2-3"]
+    );
 }
 
 #[test]
@@ -163,25 +275,51 @@ fn one_that_was_refused_more_keeps_what_it_has() {
     let lives = there("2-3", &[("a", "x", "2-3", None, "")]);
     let mut more = desired(&[("a", "x", "2-4")]);
     more.held_back.insert("kubepods/a/x".to_owned());
-    assert!(!steps(&lives, &more).iter().any(|step| step.starts_with("a/x")), "{:?}", steps(&lives, &more));
+    assert!(
+        !steps(&lives, &more)
+            .iter()
+            .any(|step| step.starts_with("a/x")),
+        "{:?}",
+        steps(&lives, &more)
+    );
     // One that is none waits.
     let mut first = desired(&[("a", "x", "2-3")]);
     first.held_back.insert("kubepods/a/x".to_owned());
     let waits = there("", &[("a", "x", "", None, "")]);
-    assert!(!steps(&waits, &first).iter().any(|step| step.starts_with("a/x")), "{:?}", steps(&waits, &first));
+    assert!(
+        !steps(&waits, &first)
+            .iter()
+            .any(|step| step.starts_with("a/x")),
+        "{:?}",
+        steps(&waits, &first)
+    );
 }
 
 #[test]
 fn a_pod_mates_newer_set_is_what_it_gets_back() {
-    let mut lives = there("2-3", &[("a", "x", "2-3", None, ""), ("a", "z", "", None, "0-7")]);
+    let mut lives = there(
+        "2-3",
+        &[("a", "x", "2-3", None, ""), ("a", "z", "", None, "0-7")],
+    );
     let mate = &mut lives.pods[0].containers[1];
     // It was narrowed to 0-1 once, from 0-2; now somebody has given it all CPUs.
-    mate.mark = Some(Mark::new(Before { cpus: set("0-2"), ..Before::default() }));
+    mate.mark = Some(Mark::new(Before {
+        cpus: set("0-2"),
+        ..Before::default()
+    }));
     let wish = desired(&[("a", "x", "2-3")]);
-    let steps = plan(&lives, &crate::pin::Ledger::default(), &wish, Enforcement::Partition);
+    let steps = plan(
+        &lives,
+        &crate::pin::Ledger::default(),
+        &wish,
+        Enforcement::Partition,
+    );
     assert_eq!(words(&steps), ["a/z: CPUs 0-1,4-7"]);
     let noted = steps.iter().find_map(|step| match step {
-        Step::Mark { path, mark: Some(mark) } if path.ends_with("/z") => Some(mark.before.cpus.clone()),
+        Step::Mark {
+            path,
+            mark: Some(mark),
+        } if path.ends_with("/z") => Some(mark.before.cpus.clone()),
         _ => None,
     });
     assert_eq!(noted, Some(set("0-7")));
@@ -192,7 +330,11 @@ fn pods_that_nobody_told_of_stay_what_they_are() {
     let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
     let claims = desired(&[("a", "x", "2-3")]);
     lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
-    assert_eq!(steps(&lives, &claims), ["a/x: root on CPUs 2-3"], "its pod asks for nothing else");
+    assert_eq!(
+        steps(&lives, &claims),
+        ["a/x: root on CPUs 2-3"],
+        "its pod asks for nothing else"
+    );
     lives.pods[0].known = None;
     assert_eq!(steps(&lives, &claims), Vec::<String>::new());
 }
@@ -203,7 +345,11 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
     let mut wish = desired(&[("a", "x", "2-4")]);
     wish.isolated.insert("a".to_owned());
-    let grows = ["kubepods: exclusive 2-4", "a: exclusive 2-4", "a/x: exclusive 2-4"];
+    let grows = [
+        "kubepods: exclusive 2-4",
+        "a: exclusive 2-4",
+        "a/x: exclusive 2-4",
+    ];
     assert_eq!(steps(&lives, &wish), grows);
     wish.balanced_yet.insert("a".to_owned());
     let balanced = [&["a/x: root on CPUs 2-3"], &grows[..]].concat();
@@ -212,7 +358,11 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     wish.claims = desired(&[("a", "x", "2-3")]).claims;
     assert_eq!(steps(&lives, &wish), Vec::<String>::new());
     wish.claims = desired(&[("a", "x", "2")]).claims;
-    assert!(!steps(&lives, &wish).iter().any(|step| step.contains("root")));
+    assert!(
+        !steps(&lives, &wish)
+            .iter()
+            .any(|step| step.contains("root"))
+    );
     // What is none yet becomes one with load balancing.
     let lives = there("", &[("a", "x", "", None, "")]);
     assert!(steps(&lives, &wish).contains(&"a/x: root on CPU 2".to_owned()));
@@ -235,6 +385,10 @@ fn what_a_runtime_wrote_on_our_word_is_not_what_was_before() {
         });
         marks.next_back().unwrap().before.cpus
     };
-    assert_eq!(before("2-3"), CpuSet::new(), "all CPUs, once it is released");
+    assert_eq!(
+        before("2-3"),
+        CpuSet::new(),
+        "all CPUs, once it is released"
+    );
     assert_eq!(before("1-3"), set("1-3"));
 }
