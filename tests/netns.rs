@@ -105,7 +105,7 @@ fn two_containers_talk_and_the_host_sees_nothing() {
         TcpStream::connect((A, 2222))
             .unwrap()
             .write_all(&sent)
-            .unwrap()
+            .unwrap();
     })
     .unwrap();
     assert_eq!(server.join().unwrap(), (sent.len(), B.into()));

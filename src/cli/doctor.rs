@@ -65,7 +65,7 @@ impl Doctor {
             .all(|finding| finding.verdict != Verdict::Bad);
         match self.output {
             Format::Json => {
-                super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?
+                super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?;
             }
             Format::Text => {
                 for finding in &findings {

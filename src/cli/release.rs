@@ -61,7 +61,7 @@ impl Release {
             let left = self.cluster.leave(self.dry_run, &cluster)?;
             match self.output {
                 Format::Json => {
-                    super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?
+                    super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?;
                 }
                 Format::Text => super::emit(&left.text(self.dry_run))?,
             }

@@ -197,7 +197,7 @@ impl Claims {
         let selector = format!("{NODE_LABEL}={}", self.owner.uid);
         let cached = ListParams::default().match_any();
         self.read(selector, cached, |lease: Lease| {
-            found.extend(lease.held().0)
+            found.extend(lease.held().0);
         })
         .await?;
         self.confirm(found).await

@@ -44,7 +44,7 @@ impl Sample {
                     *counters.throttled_periods.get_or_insert(0) += value;
                 }
                 "pinfold_container_llc_misses_total" => {
-                    *counters.llc_misses.get_or_insert(0) += value
+                    *counters.llc_misses.get_or_insert(0) += value;
                 }
                 "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
                 "pinfold_pod_network_transmit_bytes_total" => counters.transmit_bytes += value,

@@ -396,7 +396,7 @@ impl<'a, P: Plugin> Link<'a, P> {
                 self.respond(stream, payload);
             }
             Answer::Synchronized(Err(refusal)) => {
-                self.refuse(stream, Code::Unknown, refusal.to_string())
+                self.refuse(stream, Code::Unknown, refusal.to_string());
             }
             Answer::Event(Ok(payload)) => self.respond(stream, payload),
             Answer::Event(Err(refusal)) => {

@@ -214,7 +214,7 @@ pub(super) fn tell(state: &watch::Sender<State>, new: State) {
         if differs {
             match &new {
                 State::Away(Lost::Stopped) | State::Connecting => {
-                    tracing::debug!("NRI: {}", new.name())
+                    tracing::debug!("NRI: {}", new.name());
                 }
                 State::Away(lost) => tracing::warn!("NRI: {lost}"),
                 State::Registered(runtime) => tracing::info!("NRI: registered with {runtime}"),

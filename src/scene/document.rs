@@ -106,7 +106,7 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
                 for item in items {
                     match head(item).map_err(|what| fail(item, what))? {
                         head if head.is_plan() => {
-                            documents.push(Document::new(origin, item.clone()))
+                            documents.push(Document::new(origin, item.clone()));
                         }
                         head => return Err(fail(item, format!("this is {}; {only}", head.name()))),
                     }

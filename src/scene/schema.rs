@@ -41,7 +41,7 @@ pub(super) fn mended(mut value: Value) -> Value {
 fn mend(value: &mut Value, schema: &JSONSchemaProps) {
     match (schema.type_.as_deref(), &mut *value) {
         (Some("string"), Value::Number(_) | Value::Bool(_)) => {
-            *value = Value::String(value.to_string())
+            *value = Value::String(value.to_string());
         }
         (Some("integer"), Value::String(text)) => {
             if let Ok(number) = text.parse::<u32>() {
@@ -150,10 +150,10 @@ fn walk(tree: &Tree, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Viol
     }
     match &tree.node {
         Kind::Map(entries) if schema.type_.as_deref() == Some("object") => {
-            map(entries, schema, path, found)
+            map(entries, schema, path, found);
         }
         Kind::List(items) if schema.type_.as_deref() == Some("array") => {
-            list(items, schema, path, found)
+            list(items, schema, path, found);
         }
         Kind::Scalar(value) => scalar(value, schema, path, found),
         Kind::Map(_) => found.push(wrong_type(path, "a map", schema)),
@@ -194,7 +194,7 @@ fn map(
         match (property, schema.additional_properties.as_ref()) {
             (Some(property), _) => walk(value, property, &path.key(key), found),
             (None, Some(JSONSchemaPropsOrBool::Schema(schema))) => {
-                walk(value, schema, &path.key(key), found)
+                walk(value, schema, &path.key(key), found);
             }
             (None, Some(JSONSchemaPropsOrBool::Bool(true))) => {}
             (None, _) => {

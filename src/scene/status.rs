@@ -39,7 +39,7 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
                     }
                 }
                 None if candidate => {
-                    strangers.push((node.name.clone(), format!("is labelled for {slot}")))
+                    strangers.push((node.name.clone(), format!("is labelled for {slot}")));
                 }
                 None => {}
             },

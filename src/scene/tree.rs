@@ -71,7 +71,7 @@ impl fmt::Display for Path {
             match step {
                 // A key with a dot would read as two.
                 Step::Key(key) if key.contains(['.', '[', ']']) || key.is_empty() => {
-                    write!(f, "[{key:?}]")?
+                    write!(f, "[{key:?}]")?;
                 }
                 Step::Key(key) if first => write!(f, "{key}")?,
                 Step::Key(key) => write!(f, ".{key}")?,

@@ -72,7 +72,7 @@ pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchC
         match want(plan, node)? {
             // The reason of a plan that knows the node says more than that of one that doesn't.
             Want::Nothing { reason } if why.is_none() || is_candidate(plan, node) => {
-                why = Some(reason)
+                why = Some(reason);
             }
             Want::Nothing { .. } => {}
             want => wanted.push((plan, want)),

@@ -93,7 +93,7 @@ fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
         object["metadata"]["creationTimestamp"] = json!(ago(7200));
         match (object["kind"].as_str(), chief) {
             (Some("Job"), Some(seconds)) if role(object) == "chief" => {
-                done(object, "Complete", seconds)
+                done(object, "Complete", seconds);
             }
             (Some("Job"), _) => object["status"] = json!({"active": 1, "startTime": ago(7100)}),
             _ => {}
@@ -387,7 +387,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                         .as_object_mut()
                         .unwrap()
                         .remove("annotations"),
-                )
+                );
             },
             "has no annotation pinfold.io/workers",
         ),

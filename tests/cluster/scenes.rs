@@ -620,7 +620,7 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
             fake.fail(
                 When::always().verb(verb).on(plural),
                 refuse(code, "no, never"),
-            )
+            );
         };
         broken();
         let mut agent = Agent::start(&fake, "a", Settings::default());

@@ -319,7 +319,7 @@ fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
             field,
             reason,
             words: words.to_owned(),
-        })
+        });
     };
     let text = |key: &str| new[key].as_str().unwrap_or_default();
     if text("reportingController").is_empty() {

@@ -135,9 +135,9 @@ pub(crate) fn explore(
                 // A reconcile costs nothing: it belongs to this length of history.
                 let same = matches!(step, Move::Reconcile | Move::Wake);
                 if same {
-                    level.push(onward)
+                    level.push(onward);
                 } else {
-                    next.push(onward)
+                    next.push(onward);
                 }
             }
         }

@@ -50,9 +50,9 @@ fn the_108_nodes_of_all_cases() {
             );
             let counts = on.entry(name).or_default();
             if task.role == "ps" {
-                counts.0 += 1
+                counts.0 += 1;
             } else {
-                counts.1 += 1
+                counts.1 += 1;
             }
         }
         assert_eq!(on.len(), slots.len(), "every node is used");

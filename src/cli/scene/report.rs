@@ -179,7 +179,7 @@ impl ReportArgs {
             match gather(&prometheus, one, self.step_metric.as_ref(), &mut warnings).await {
                 Ok(observed) => runs.push(analyse(&observed)),
                 Err(error) if error.is_no_data() && may_lack => {
-                    lacks.push(anyhow::Error::new(error))
+                    lacks.push(anyhow::Error::new(error));
                 }
                 Err(error) if error.is_no_data() => return Ok(nothing(&error)),
                 Err(error) => return Err(error.into()),

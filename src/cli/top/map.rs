@@ -101,7 +101,7 @@ impl Map<'_> {
     fn signs(&self) -> BTreeMap<u32, char> {
         let mut signs: BTreeMap<u32, char> = self.online.iter().map(|cpu| (cpu, SHARED)).collect();
         let mut put = |cpus: &CpuSet, sign| {
-            signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)))
+            signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)));
         };
         put(self.reserved, RESERVED);
         let (mut owned, mut twice) = (CpuSet::new(), CpuSet::new());

@@ -179,10 +179,10 @@ impl View {
             KeyCode::Home | KeyCode::Char('g') => return self.go(rows, false, usize::MAX),
             KeyCode::End | KeyCode::Char('G') => return self.go(rows, true, usize::MAX),
             KeyCode::Char('s') | KeyCode::Right => {
-                (self.sort, self.reverse) = (self.sort.next(true), false)
+                (self.sort, self.reverse) = (self.sort.next(true), false);
             }
             KeyCode::Char('S') | KeyCode::Left => {
-                (self.sort, self.reverse) = (self.sort.next(false), false)
+                (self.sort, self.reverse) = (self.sort.next(false), false);
             }
             KeyCode::Char('r') => self.reverse = !self.reverse,
             KeyCode::Char('/') => (self.editing, self.before) = (true, self.filter.clone()),

@@ -337,7 +337,7 @@ impl Plan {
         for (number, block) in self.blocks.iter().enumerate() {
             match block.shape {
                 Shape::Leaf(_) if self.counting => {
-                    leaves[number] = (sets[number].len() as f64 + 1.0).log2()
+                    leaves[number] = (sets[number].len() as f64 + 1.0).log2();
                 }
                 Shape::Leaf(_) => leaves[number] = 1.0,
                 Shape::Join(a, b) => {

@@ -344,7 +344,7 @@ mod tests {
                 match builder.build() {
                     Ok(systemd) => break systemd,
                     Err(error) => {
-                        assert!(Instant::now() < deadline, "no bus at {address}: {error}")
+                        assert!(Instant::now() < deadline, "no bus at {address}: {error}");
                     }
                 }
                 std::thread::sleep(Duration::from_millis(10));

@@ -292,7 +292,7 @@ impl<'a> Bench<'a> {
             match self.local.ended(name)? {
                 None => {}
                 Some(status) if pod.part == Part::Command && status.success() => {
-                    look.ended.push(place)
+                    look.ended.push(place);
                 }
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended by itself ({status}){}",

@@ -44,7 +44,7 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
                         None => {}
                         // By the CPU time that the burst took: one that had to wait for a CPU is no busier for it.
                         Some(percent) => {
-                            thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent))
+                            thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent));
                         }
                     }
                 }

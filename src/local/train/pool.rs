@@ -243,7 +243,7 @@ mod tests {
     fn squares(pool: &Pool, rows: usize) -> Vec<f32> {
         let mut out = vec![99.0; 3];
         let kernel = |range: Range<usize>, out: &mut Vec<f32>| {
-            out.extend(range.map(|row| (row * row) as f32))
+            out.extend(range.map(|row| (row * row) as f32));
         };
         pool.compute(rows, MIN_BLOCK, &mut out, Box::new(kernel));
         out
@@ -295,7 +295,7 @@ mod tests {
     fn a_panic_in_a_block_reaches_the_caller() {
         let pool = Pool::new(2).unwrap();
         let kernel = |rows: Range<usize>, _: &mut Vec<f32>| {
-            assert_eq!(rows.start, 0, "not the caller's block")
+            assert_eq!(rows.start, 0, "not the caller's block");
         };
         pool.compute(4, MIN_BLOCK, &mut Vec::new(), Box::new(kernel));
     }

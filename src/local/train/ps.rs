@@ -117,7 +117,7 @@ impl Server {
                 Arc::clone(&progress),
             );
             start(format!("inter-op-{index}"), move || {
-                work(&parameters, &queue, &progress)
+                work(&parameters, &queue, &progress);
             })?;
         }
         Ok(Self {
@@ -329,7 +329,7 @@ impl Parameters {
         }
         for (&row, gradient) in rows.iter().zip(row_gradients.chunks_exact(self.dim())) {
             self.with_row(row, |values| {
-                descend(values, gradient, self.options.embedding_rate)
+                descend(values, gradient, self.options.embedding_rate);
             })?;
         }
         let mut rest = dense_gradients;

@@ -291,7 +291,7 @@ impl<'a> Run<'a> {
         match outcome {
             Outcome::Unsupported(reason) => {
                 self.unsupported
-                    .put_with(&labels, &[("reason", &reason)], true)
+                    .put_with(&labels, &[("reason", &reason)], true);
             }
             Outcome::LeftOut { reasons, .. } => {
                 for (reason, containers) in reasons {

@@ -141,9 +141,9 @@ impl Phases {
                 mark: Some(next),
             };
             if gains {
-                self.gain.push(step)
+                self.gain.push(step);
             } else {
-                self.lost.push(step)
+                self.lost.push(step);
             }
         }
         if !on_the_way.is_subset(own) {
@@ -249,9 +249,9 @@ impl Phases {
                 mark: Some(next),
             };
             if gains {
-                self.gain.push(step)
+                self.gain.push(step);
             } else {
-                self.lost.push(step)
+                self.lost.push(step);
             }
         }
         let mut now = None;

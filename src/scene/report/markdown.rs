@@ -96,7 +96,7 @@ fn inline(words: &str) -> String {
         let after = letters.peek().copied().unwrap_or(' ');
         match letter {
             '|' | '\\' | '`' | '<' | '*' | '[' | ']' | '~' | '&' | '$' => {
-                text.extend(['\\', letter])
+                text.extend(['\\', letter]);
             }
             // Within a word it means nothing, as in train_steps_total.
             '_' if !(before.is_alphanumeric() && after.is_alphanumeric()) => text.push_str("\\_"),

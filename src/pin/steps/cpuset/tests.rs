@@ -385,7 +385,7 @@ fn run(version: Version, history: &[(Change, usize)]) {
                 }
             }
             Change::RemoveContainer(pod, container) => {
-                kernel.remove(&format!("p{pod}/c{container}"))
+                kernel.remove(&format!("p{pod}/c{container}"));
             }
             Change::RemovePod(pod) => {
                 kernel.remove(&format!("p{pod}"));
