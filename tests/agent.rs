@@ -27,6 +27,8 @@ mod kubelet;
 #[allow(dead_code, reason = "shared with tests of the protocol")]
 mod runtime;
 
+#[path = "agent/answers.rs"]
+mod answers;
 #[path = "agent/api.rs"]
 mod api;
 #[path = "agent/asked.rs"]

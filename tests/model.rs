@@ -26,6 +26,8 @@ mod machine;
 mod mutants;
 #[path = "model/random.rs"]
 mod random;
+#[path = "model/recorded.rs"]
+mod recorded;
 
 use agent::{Setup, Shape};
 use events::{Event, Menu};

@@ -1,10 +1,10 @@
 //! [`resolve`]: which static pods the mirror pods stand for.
 //!
-//! The cgroup of a static pod has another uid than the mirror pod at the API server. The mirror pod names the cgroup's uid in
-//! annotations. The author of any pod can write the same annotations and owner references. A mirror pod therefore counts only
-//! if no pod has the uid, and if neither the container runtime nor an assignment record names another pod for it. Of several
-//! mirror pods for a uid, the container runtime decides, or a record of what the runtime said. Without either of them none
-//! counts: a record that was made for a mirror pod's word alone proves nothing.
+//! The cgroup of a static pod and the mirror pod at the API server have different uids. The mirror pod names the cgroup's uid
+//! in annotations. The author of any pod can write the same annotations and owner references. A mirror pod therefore counts
+//! only if no pod has the uid, and if neither the container runtime nor an assignment record names another pod. Among several
+//! mirror pods for a uid, the container runtime decides, or a record that the runtime confirmed. Without such a record, and
+//! without the runtime, no mirror pod counts: an unconfirmed record proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub(super) type PodName = (String, String);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recorded {
     pub(super) pod: PodName,
-    /// Whether the container runtime had told that name.
+    /// Whether the container runtime confirmed the name.
     pub(super) confirmed: bool,
 }
 
@@ -27,7 +27,7 @@ struct Verdict {
     winner: Option<PodName>,
     /// Whether the container runtime has told the winner's name.
     confirmed: bool,
-    /// Why the other mirror pods don't.
+    /// The reasons why the other mirror pods do not count.
     reason: String,
 }
 
@@ -198,7 +198,7 @@ mod tests {
         )
     }
 
-    /// The same, with the pods themselves. A record says whether the runtime had told its pod's name.
+    /// The same, with the pods themselves. A record says whether the runtime confirmed the pod's name.
     fn resolved(
         mut pods: Vec<Pod>,
         runtime: Option<&str>,
@@ -304,7 +304,7 @@ mod tests {
             names(resolved(both(), None, Some(("b", true)))),
             (is("b", true), 1)
         );
-        // Alone, the pod that the record names goes on, and its word is no more than before. Another pod gets nothing.
+        // Without a rival, the pod in the record counts, still unconfirmed. A pod with another name gets nothing.
         let alone = || vec![mirror("a", "hash")];
         assert_eq!(names(resolved(alone(), None, None)), (is("a", false), 0));
         assert_eq!(

@@ -78,6 +78,7 @@ mod recover;
 mod repack;
 mod request;
 mod search;
+mod weights;
 
 use std::collections::BTreeMap;
 

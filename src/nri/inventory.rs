@@ -1,4 +1,4 @@
-//! [`Inventory`]: the sandboxes and containers that a runtime has told of and not taken back.
+//! [`Inventory`]: the sandboxes and containers of a container runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,25 +6,25 @@ use super::message::{Container, ContainerState, PodSandbox};
 use super::pods::pod;
 use crate::pod::Pod;
 
-/// What a runtime has told of and not taken back: an event names one container, and a pod's others have to be remembered.
+/// The sandboxes and containers of a container runtime.
 ///
-/// A plugin feeds it from its handlers, and asks it for whole pods. What is asked of one pod takes the same time however many
-/// there are.
+/// An event names one container. The inventory remembers the pod's other containers. A plugin adds and removes containers in
+/// its handlers, and asks for whole pods. A query for one pod takes the same time on a full node as on an empty one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inventory {
-    /// By the runtime's ids.
+    /// The sandboxes by their ids.
     sandboxes: BTreeMap<String, PodSandbox>,
-    /// The ids of sandboxes, each after its pod's uid.
+    /// Pairs of a pod's uid and a sandbox's id.
     by_uid: BTreeSet<(String, String)>,
-    /// By their sandboxes' ids, then in the order in which the runtime first named them.
+    /// The containers by their sandbox's id, then by the number of their first event.
     containers: BTreeMap<String, BTreeMap<u64, Container>>,
-    /// Where a container is in `containers`, by its id.
+    /// The key in `containers`, by a container's id.
     places: BTreeMap<String, Place>,
-    /// The number of the next container that is named for the first time.
+    /// The number of the latest container. Numbers increase with each new container.
     next: u64,
 }
 
-/// Where a container is in [`Inventory::containers`].
+/// A container's key in [`Inventory::containers`].
 #[derive(Debug, Clone, PartialEq)]
 struct Place {
     sandbox: String,
@@ -34,10 +34,10 @@ struct Place {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Forgets everything and takes what exists, as [`synchronize`](super::Plugin::synchronize) is told.
+    /// Replaces all sandboxes and containers by a runtime's answer to [`synchronize`](super::Plugin::synchronize).
     ///
-    /// A runtime lists containers in any order. A running container counts as newer than one that was created and does not
-    /// run: a runtime that was killed during a creation lists that container for as long as nobody removes it.
+    /// A runtime lists containers in any order. A running container counts as newer than a created container that does not
+    /// run: a runtime that was killed during a creation lists the unfinished container until the kubelet removes it.
     pub fn replace(&mut self, pods: Vec<PodSandbox>, mut containers: Vec<Container>) {
         *self = Self::default();
         pods.into_iter().for_each(|pod| self.put_pod(pod));
@@ -48,7 +48,7 @@ impl Inventory {
             .for_each(|container| self.put_container(container));
     }
 
-    /// Takes note of a pod, or of what is new about it.
+    /// Adds a sandbox, or replaces its earlier description.
     pub fn put_pod(&mut self, pod: PodSandbox) {
         let key = (pod.uid.clone(), pod.id.clone());
         if let Some(before) = self.sandboxes.insert(pod.id.clone(), pod) {
@@ -57,8 +57,8 @@ impl Inventory {
         self.by_uid.insert(key);
     }
 
-    /// Takes note of a container and its pod, or of what is new about them. Of several events that tell of a container, the
-    /// last has its resources as they are.
+    /// Adds a container and its sandbox, or replaces their earlier descriptions. The latest event of a container has its
+    /// current resources.
     pub fn put(&mut self, pod: PodSandbox, container: Container) {
         self.put_pod(pod);
         self.put_container(container);
@@ -84,7 +84,7 @@ impl Inventory {
             .insert(number, container);
     }
 
-    /// Forgets a container that has stopped, that is gone, or that was not created after all. Returns the number that it had.
+    /// Removes a container that has stopped, was removed or could not be created. Returns its number.
     pub fn remove(&mut self, container: &str) -> Option<u64> {
         let Place { sandbox, number } = self.places.remove(container)?;
         if let Some(beside) = self.containers.get_mut(&sandbox) {
@@ -96,7 +96,7 @@ impl Inventory {
         Some(number)
     }
 
-    /// Forgets a pod and its containers.
+    /// Removes a sandbox and its containers.
     pub fn remove_pod(&mut self, sandbox: &str) {
         if let Some(pod) = self.sandboxes.remove(sandbox) {
             self.by_uid.remove(&(pod.uid, pod.id));
@@ -111,7 +111,7 @@ impl Inventory {
         }
     }
 
-    /// The container of that id, with its pod's sandbox.
+    /// The container with an id, and its sandbox.
     pub fn container(&self, id: &str) -> Option<(&PodSandbox, &Container)> {
         let Place { sandbox, number } = self.places.get(id)?;
         Some((
@@ -120,7 +120,7 @@ impl Inventory {
         ))
     }
 
-    /// The pod of that sandbox, with the containers that are known.
+    /// The pod of a sandbox, with its known containers.
     pub fn pod(&self, sandbox: &str) -> Option<Pod> {
         let containers = self.containers.get(sandbox);
         Some(pod(
@@ -129,7 +129,7 @@ impl Inventory {
         ))
     }
 
-    /// The sandboxes of a pod, by the uid that the runtime knows it by: mostly one, and for a while two where one is replaced.
+    /// The sandboxes of a pod, by the pod's uid at the runtime. A pod has two sandboxes while one replaces the other.
     pub fn sandboxes_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a PodSandbox> {
         let from = self.by_uid.range((uid.to_owned(), String::new())..);
         from.take_while(move |(of, _)| of == uid)
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(names(&inventory, "q"), ["worker"]);
         assert_eq!(inventory.pods().len(), 2);
         inventory.remove("1");
-        // It comes again, after a crash.
+        // The container starts again after a crash.
         inventory.put(sandbox("p"), container("4", "ps", "p"));
         assert_eq!(
             inventory
@@ -242,8 +242,8 @@ mod tests {
             Some("4")
         );
         assert_eq!(inventory.container("4").unwrap().0.name, "pod-p");
-        // The next one counts from its creation on, whatever its id, and also where the runtime tells no time or keeps the
-        // one before.
+        // The newer container counts from its creation on, whatever its id. The runtime may give no time and keep the older
+        // container.
         let known = |inventory: &Inventory| {
             inventory
                 .pod("p")
@@ -263,13 +263,13 @@ mod tests {
             },
         );
         assert_eq!(known(&inventory).as_deref(), Some("3b"));
-        // The one before is told of again, which makes it no newer.
+        // Another event of the older container makes the older container no newer.
         inventory.put(sandbox("p"), container("4", "ps", "p"));
         assert_eq!(known(&inventory).as_deref(), Some("3b"));
         inventory.remove("3b");
         inventory.remove_pod("p");
         assert_eq!((inventory.pod("p"), inventory.container("4")), (None, None));
-        // A sandbox that is made anew is another one of the same pod.
+        // A sandbox that was made anew is a second sandbox of the same pod.
         for id in ["s", "t"] {
             let of_pod = PodSandbox {
                 uid: "uid".to_owned(),

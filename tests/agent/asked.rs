@@ -65,13 +65,13 @@ struct Update {
 
 /// What a container was made to be.
 #[derive(Debug)]
-struct Given {
-    cpus: Option<CpuSet>,
-    env: BTreeMap<String, String>,
+pub(crate) struct Given {
+    pub(crate) cpus: Option<CpuSet>,
+    pub(crate) env: BTreeMap<String, String>,
 }
 
 /// A runtime that calls and waits.
-struct Runtime {
+pub(crate) struct Runtime {
     tokio: tokio::runtime::Runtime,
     socket: Socket,
     link: Option<FakeRuntime>,
@@ -80,7 +80,7 @@ struct Runtime {
 // === impl Runtime ===
 
 impl Runtime {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let tokio = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -93,7 +93,7 @@ impl Runtime {
         }
     }
 
-    fn settings(&self, settings: &Settings) -> Settings {
+    pub(crate) fn settings(&self, settings: &Settings) -> Settings {
         settings.clone().with(&[
             "--nri=always",
             "--nri-socket",
@@ -102,21 +102,21 @@ impl Runtime {
     }
 
     /// Takes the plugin in, and tells it that there is nothing.
-    fn connect(&mut self, agent: &Agent) {
+    pub(crate) fn connect(&mut self, agent: &Agent) {
         self.link = Some(self.tokio.block_on(self.socket.synchronized(2000)));
         agent.eventually("it is asked", |status| {
             status["runtime"]["state"] == "synchronized"
         });
     }
 
-    fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, String> {
+    pub(crate) fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, String> {
         let link = self.link.as_mut().unwrap();
         self.tokio
             .block_on(link.call(method, payload))
             .map_err(|(_, words)| words)
     }
 
-    fn change(&mut self, event: i32, told: &Told) {
+    pub(crate) fn change(&mut self, event: i32, told: &Told) {
         let Told { pod, container } = told.clone();
         let container = container.filter(|_| event > 3);
         self.call(
@@ -131,22 +131,27 @@ impl Runtime {
         .unwrap();
     }
 
-    fn create(&mut self, told: &Told) -> Given {
-        let answer = self.call("CreateContainer", told.encode_to_vec()).unwrap();
+    pub(crate) fn create(&mut self, told: &Told) -> Given {
+        self.try_create(told).unwrap()
+    }
+
+    /// The same for a creation that may be refused.
+    pub(crate) fn try_create(&mut self, told: &Told) -> Result<Given, String> {
+        let answer = self.call("CreateContainer", told.encode_to_vec())?;
         let adjust = Created::decode(answer.as_slice())
             .unwrap()
             .adjust
             .unwrap_or_default();
         let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
         let cpus = cpu.map(|cpu| cpu.cpus).filter(|cpus| !cpus.is_empty());
-        Given {
+        Ok(Given {
             cpus: cpus.map(|cpus| cpus.parse().unwrap()),
             env: adjust
                 .env
                 .into_iter()
                 .map(|one| (one.key, one.value))
                 .collect(),
-        }
+        })
     }
 
     /// The CPUs that are written with an update, by container.
@@ -174,7 +179,7 @@ impl Runtime {
 }
 
 /// A pod's cgroup, and a worker with one CPU in it as a runtime tells of it; or a pod that asks for nothing.
-fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
+pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
     let uid = format!("{name}-uid");
     let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
     let worker = [
@@ -228,7 +233,7 @@ fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
     }
 }
 
-fn path(told: &Told) -> String {
+pub(crate) fn path(told: &Told) -> String {
     told.container
         .as_ref()
         .unwrap()

@@ -25,6 +25,7 @@
 
 mod decide;
 mod held;
+mod labels;
 mod leave;
 mod live;
 mod patience;

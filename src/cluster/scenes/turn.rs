@@ -1,6 +1,6 @@
 //! [`Keeper`]: reads, asks [`decide()`], carries out, and waits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::decide::{Action, Memory, Seen, Verdict, decide, version};
-use super::held::labelled;
+use super::labels::{labels_of, named, order, usual, written};
 use super::patience::{Patience, advice};
 use super::plans::{Plans, name_of, slots_of};
 use super::{Phase, Scenes, State};
@@ -16,19 +16,13 @@ use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
 use crate::cluster::events::News;
 use crate::cluster::node::{self, Applied, OwnNode};
 use crate::cluster::{Dice, Failure};
-use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, value_fault};
+use crate::scene::ScenePlan;
 
 /// The most actions of one turn: a change of slot is four.
 const MOST_ACTIONS: usize = 12;
 
 /// The longest random pause before a lost claim is looked at.
 const LOST_SPREAD: Duration = Duration::from_secs(1);
-
-/// The most claims that are read by name. With more, a list costs less.
-const MOST_NAMED: usize = 3;
-
-/// The label of a Lease that names the plan, for people.
-const PLAN_LABEL: &str = "pinfold.io/plan";
 
 /// What was read of this node at the last look.
 #[derive(Debug)]
@@ -567,18 +561,6 @@ impl Keeper {
     }
 }
 
-/// The labels with the usual keys of a place.
-fn usual(node: &OwnNode) -> BTreeMap<String, String> {
-    let keys = LabelKeys::default();
-    let found = keys
-        .owned()
-        .into_iter()
-        .filter_map(|key| node.labels.get_key_value(key));
-    found
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
-}
-
 /// What a refusal is about: its code, and the resource.
 fn about(failure: &Failure) -> String {
     let Some(status) = failure.status() else {
@@ -589,23 +571,6 @@ fn about(failure: &Failure) -> String {
         .as_ref()
         .map_or("", |details| details.kind.as_str());
     format!("{} {kind}", status.code)
-}
-
-/// The claims that the Node's labels may name: one for each plan whose keys they have. The nodes of an explicit list need none.
-fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
-    let plans = plans
-        .plans
-        .iter()
-        .filter(|plan| plan.spec.nodes.names.is_none());
-    let names: BTreeSet<String> = plans
-        .filter_map(|plan| Some(labelled(plan, node)?.lease_name(name_of(plan))))
-        .collect();
-    // With many plans of the same keys, one list costs less.
-    if names.len() > MOST_NAMED {
-        BTreeSet::new()
-    } else {
-        names
-    }
 }
 
 /// Waits until the watched claim is lost. Cancel safe.
@@ -621,45 +586,4 @@ async fn until(due: Option<Instant>) {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
-}
-
-/// The names of the slots, in the order in which this node tries them.
-fn order<'a>(
-    plan: &'a ScenePlan,
-    slots: &'a Slots,
-    only: Option<Slot>,
-    name: &str,
-    node: &OwnNode,
-    last: Option<&(String, Slot)>,
-) -> impl Iterator<Item = String> + use<'a> {
-    let this = crate::scene::Node {
-        name: name.to_owned(),
-        labels: node.labels.clone(),
-        ..crate::scene::Node::default()
-    };
-    let last = last
-        .filter(|(of, _)| of == name_of(plan))
-        .map(|(_, slot)| slot);
-    let order = Want::order(slots, &plan.spec.labels, &this, last);
-    let slots = order.filter_map(|position| slots.get(position));
-    let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));
-    chosen.map(|slot| slot.lease_name(name_of(plan)))
-}
-
-/// Labels of a claim, for people: `kubectl get leases -l pinfold.io/plan=NAME`.
-fn labels_of(plan: &ScenePlan) -> BTreeMap<String, String> {
-    let name = name_of(plan);
-    // Names of objects may be longer than labels.
-    let fits = value_fault(name).is_none();
-    fits.then(|| (PLAN_LABEL.to_owned(), name.to_owned()))
-        .into_iter()
-        .collect()
-}
-
-fn written(labels: &BTreeMap<String, String>) -> String {
-    labels
-        .iter()
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect::<Vec<_>>()
-        .join(" ")
 }

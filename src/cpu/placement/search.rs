@@ -5,9 +5,10 @@ use std::ops::Range;
 use super::fewest::Least;
 use super::leaves::Class;
 use super::limits::{Around, Limits};
-use super::plan::{Cell, Crossing, Group, Kind, Plan, Rules, SPANNED, Shape};
+use super::plan::{Cell, Crossing, Group, Kind, Plan, Rules, Shape};
 use super::price::Price;
 use super::request::{Cores, Order, Terms};
+use super::weights::{behind, given, prices};
 use crate::cpu::CpuSet;
 
 /// One decision under way.
@@ -572,70 +573,4 @@ impl<'a, P: Price> Search<'a, P> {
         });
         self.nodes.len() - 1
     }
-}
-
-/// How many CPUs all leaves give together.
-fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
-    if terms.cores != Cores::Single {
-        return terms.open.iter().filter(|&&open| open).count();
-    }
-    let gives = |cpus: &[usize]| terms.lowest(cpus).is_some();
-    let of_cell = |cell: &Cell| match cell {
-        Cell::Cores(cores) => cores
-            .iter()
-            .filter(|&&core| gives(&plan.cores[core]))
-            .count(),
-        Cell::Piece { cpus, .. } => usize::from(gives(cpus)),
-    };
-    plan.cells.iter().map(of_cell).sum()
-}
-
-/// What touching each group costs.
-fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
-    let price = |group: &Group| {
-        let free = group.cpus.iter().filter(|&&cpu| terms.free[cpu]).count();
-        let if_entirely_free = |price| {
-            if free == group.cpus.len() {
-                price
-            } else {
-                P::NOTHING
-            }
-        };
-        match group.kind {
-            Kind::Numa => P::NUMA + if_entirely_free(P::FREE_NUMA) + P::LEFT_IN_NUMA.times(free),
-            Kind::Socket => P::SOCKET,
-            Kind::Llc => P::LLC + if_entirely_free(P::FREE_LLC) + P::LEFT_IN_LLC.times(free),
-            Kind::Core if terms.cores == Cores::Single => {
-                P::FREE_CORE.times(free.saturating_sub(1))
-            }
-            Kind::Core => if_entirely_free(P::FREE_CORE),
-        }
-    };
-    plan.groups.iter().map(price).collect()
-}
-
-/// For each group, how many free CPUs it has less than the one of its kind that has the most. Where two ways to take CPUs
-/// have the same sum of squares, the one with the lower sum of these over its CPUs is the one whose remains have the lower
-/// sum of squares.
-fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
-    let free: Vec<usize> = plan
-        .groups
-        .iter()
-        .map(|group| group.cpus.iter().filter(|&&cpu| is_free[cpu]).count())
-        .collect();
-    let most = |kind| {
-        let of_kind = plan
-            .groups
-            .iter()
-            .zip(&free)
-            .filter(|(group, _)| group.kind == kind);
-        of_kind.map(|(_, &free)| free).max().unwrap_or_default()
-    };
-    let most = SPANNED.map(|kind| (kind, most(kind)));
-    let behind = |(group, free): (&Group, &usize)| {
-        most.iter()
-            .find(|(kind, _)| *kind == group.kind)
-            .map_or(0, |(_, most)| most - free)
-    };
-    plan.groups.iter().zip(&free).map(behind).collect()
 }

@@ -25,12 +25,12 @@ const SERVICE: &str = "org.freedesktop.systemd1";
 const MANAGER: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 
-/// What is set of a unit.
+/// A property of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Property {
-    /// The CPUs it may run on.
+    /// The CPUs on which the unit's processes may run.
     Cpus,
-    /// The NUMA nodes its memory may come from.
+    /// The NUMA nodes of the unit's memory.
     Memory,
 }
 
@@ -94,12 +94,12 @@ pub(super) fn runs(run: &Path) -> bool {
     run.join("systemd/system").is_dir()
 }
 
-/// The unit that a cgroup is; `None` for one that systemd does not know, such as those inside a delegated scope.
+/// The unit of a cgroup; `None` for a cgroup that systemd does not manage, for example inside a delegated scope.
 pub(super) fn unit(path: &str) -> Option<&str> {
     let mut parts = path.split('/');
     let last = parts.next_back()?;
     let is_unit = |name: &str| name.ends_with(".slice") || name.ends_with(".scope");
-    // Below a scope everything is its owner's business.
+    // The owner of a delegated scope manages all cgroups below the scope.
     let delegated = parts.any(|above| !above.ends_with(".slice"));
     (is_unit(last) && !delegated).then_some(last)
 }
@@ -175,7 +175,7 @@ impl Systemd {
                 !matches!(error, zbus::Error::MethodError(..)) && !is_timeout(error)
             };
             if !done.as_ref().is_err_and(broken) {
-                // A connection on which a call timed out is closed, too: a late answer would be nobody's.
+                // A call that timed out closes the connection, too: a late answer would belong to no call.
                 if !done.as_ref().is_err_and(is_timeout) {
                     *kept = Some(connection);
                 }
@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// systemd's manager as far as a write needs it: the property is written to a file, as systemd does with a cgroup.
+    /// The calls of systemd's manager that a write needs. The manager writes the property to a file, like systemd.
     struct Manager {
         file: PathBuf,
         callers: Arc<Mutex<Vec<String>>>,
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Debian's message bus, with a systemd on it.
+    /// Debian's message bus, with a fake systemd.
     struct Bus {
         daemon: Child,
         _systemd: Connection,

@@ -1,0 +1,85 @@
+//! Labels of a Node and of a claim: which claims and slots a turn asks for because of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::held::labelled;
+use super::plans::{Plans, name_of};
+use crate::cluster::node::OwnNode;
+use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, value_fault};
+
+/// The most claims that are read by name. With more, a list costs less.
+const MOST_NAMED: usize = 3;
+
+/// The label of a Lease that names the plan, for people.
+const PLAN_LABEL: &str = "pinfold.io/plan";
+
+/// The labels with the usual keys of a place.
+pub(super) fn usual(node: &OwnNode) -> BTreeMap<String, String> {
+    let keys = LabelKeys::default();
+    let found = keys
+        .owned()
+        .into_iter()
+        .filter_map(|key| node.labels.get_key_value(key));
+    found
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
+}
+
+/// The claims that the Node's labels may name: one for each plan whose keys they have. The nodes of an explicit list need none.
+pub(super) fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
+    let plans = plans
+        .plans
+        .iter()
+        .filter(|plan| plan.spec.nodes.names.is_none());
+    let names: BTreeSet<String> = plans
+        .filter_map(|plan| Some(labelled(plan, node)?.lease_name(name_of(plan))))
+        .collect();
+    // With many plans of the same keys, one list costs less.
+    if names.len() > MOST_NAMED {
+        BTreeSet::new()
+    } else {
+        names
+    }
+}
+
+/// The names of the slots, in the order in which this node tries them.
+pub(super) fn order<'a>(
+    plan: &'a ScenePlan,
+    slots: &'a Slots,
+    only: Option<Slot>,
+    name: &str,
+    node: &OwnNode,
+    last: Option<&(String, Slot)>,
+) -> impl Iterator<Item = String> + use<'a> {
+    let this = crate::scene::Node {
+        name: name.to_owned(),
+        labels: node.labels.clone(),
+        ..crate::scene::Node::default()
+    };
+    let last = last
+        .filter(|(of, _)| of == name_of(plan))
+        .map(|(_, slot)| slot);
+    let order = Want::order(slots, &plan.spec.labels, &this, last);
+    let slots = order.filter_map(|position| slots.get(position));
+    let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));
+    chosen.map(|slot| slot.lease_name(name_of(plan)))
+}
+
+/// Labels of a claim, for people: `kubectl get leases -l pinfold.io/plan=NAME`.
+pub(super) fn labels_of(plan: &ScenePlan) -> BTreeMap<String, String> {
+    let name = name_of(plan);
+    // Names of objects may be longer than labels.
+    let fits = value_fault(name).is_none();
+    fits.then(|| (PLAN_LABEL.to_owned(), name.to_owned()))
+        .into_iter()
+        .collect()
+}
+
+/// `KEY=VALUE` for each label, for logs and Events.
+pub(super) fn written(labels: &BTreeMap<String, String>) -> String {
+    labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,136 @@
+//! The answers to CreateContainer, compared with recorded ones.
+//!
+//! `tests/data/nri-answers.txt` names CPUs, variables and refusals. `PINFOLD_RECORD=1` writes the file anew.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use pinfold::nri::{Signed, Unsigned};
+use prost::Message;
+
+use crate::agent::Settings;
+use crate::asked::{Runtime, path, told};
+use crate::kernel::kernel_tests;
+use crate::runtime::Told;
+
+/// A container's CPU request and limit in thousandths.
+fn set_cpus(told: &mut Told, milli: u64) {
+    let container = told.container.as_mut().unwrap();
+    let resources = container.linux.as_mut().unwrap().resources.as_mut();
+    let cpu = resources.unwrap().cpu.as_mut().unwrap();
+    cpu.shares = Some(Unsigned {
+        value: milli * 1024 / 1000,
+    });
+    cpu.quota = Some(Signed {
+        value: i64::try_from(milli * 100).unwrap(),
+    });
+}
+
+fn annotate(told: &mut Told, key: &str, value: &str) {
+    let annotations = &mut told.pod.as_mut().unwrap().annotations;
+    annotations.insert(key.to_owned(), value.to_owned());
+}
+
+fn label(told: &mut Told, key: &str, value: &str) {
+    let labels = &mut told.pod.as_mut().unwrap().labels;
+    labels.insert(key.to_owned(), value.to_owned());
+}
+
+fn set_env(told: &mut Told, lines: &[&str]) {
+    let env = &mut told.container.as_mut().unwrap().env;
+    env.extend(lines.iter().map(|&line| line.to_owned()));
+}
+
+/// A pod's name, the CPUs of its container, and a change of the description.
+type Case = (&'static str, i64, fn(&mut Told));
+
+const ROLE: &str = "training.kubeflow.org/replica-type";
+
+const CASES: [Case; 18] = [
+    ("worker", 1, |_| {}),
+    ("parameter-server", 1, |told| label(told, ROLE, "ps")),
+    ("chief", 1, |told| label(told, ROLE, "chief")),
+    ("evaluator", 1, |told| label(told, ROLE, "evaluator")),
+    ("launcher", 1, |told| label(told, ROLE, "launcher")),
+    ("no-training", 1, |told| {
+        told.pod.as_mut().unwrap().labels.clear();
+    }),
+    ("no-training-but-exclusive", 1, |told| {
+        told.pod.as_mut().unwrap().labels.clear();
+        annotate(told, "pinfold.io/cpus", "exclusive");
+    }),
+    ("shared-by-annotation", 1, |told| {
+        annotate(told, "pinfold.io/cpus", "shared");
+    }),
+    ("required", 1, |told| {
+        annotate(told, "pinfold.io/cpus", "required");
+    }),
+    ("required-and-too-large", 2, |told| {
+        annotate(told, "pinfold.io/cpus", "required");
+    }),
+    ("too-large", 2, |_| {}),
+    ("half-a-cpu", 1, |told| set_cpus(told, 500)),
+    ("one-and-a-half", 1, |told| set_cpus(told, 1500)),
+    ("best-effort", 0, |_| {}),
+    ("best-effort-worker", 0, |told| label(told, ROLE, "worker")),
+    ("threads-by-the-user", 1, |told| {
+        set_env(told, &["OMP_NUM_THREADS=7", "TF_NUM_INTEROP_THREADS=2"]);
+    }),
+    ("cpus-by-the-user", 1, |told| {
+        set_env(told, &["PINFOLD_CPUS=none", "PATH=/bin"]);
+    }),
+    ("services", 1, |told| {
+        set_env(told, &["WEB_SERVICE_HOST=10.0.0.1", "WEB_SERVICE_PORT=80"]);
+    }),
+];
+
+#[test]
+fn answers_to_creations_are_as_recorded() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    // Every machine has exactly one CPU that is not reserved.
+    let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one())
+        .with(&["--api=never", "--reconcile-seconds=3600"]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+    let mut text = String::new();
+    for (name, cpus, change) in CASES {
+        let mut one = told(&tree, name, cpus);
+        change(&mut one);
+        runtime.change(1, &one);
+        writeln!(text, "{name}").unwrap();
+        match runtime.try_create(&one) {
+            Err(refusal) => writeln!(text, "    refused: {refusal}").unwrap(),
+            Ok(given) => {
+                if let Some(cpus) = given.cpus {
+                    assert_eq!(cpus, kernel.last(), "{name}");
+                    writeln!(text, "    cpuset: the only CPU that is not reserved").unwrap();
+                }
+                for (key, value) in given.env {
+                    let value = if key == "PINFOLD_CPUS" {
+                        "the same".to_owned()
+                    } else {
+                        value
+                    };
+                    writeln!(text, "    {key}={value}").unwrap();
+                }
+            }
+        }
+        runtime.call("StopContainer", one.encode_to_vec()).unwrap();
+        [11, 2, 3]
+            .into_iter()
+            .for_each(|event| runtime.change(event, &one));
+        let container = path(&one);
+        tree.remove(container.rsplit_once('/').unwrap().0);
+        agent.eventually("nothing is owned any more", |status| {
+            status["exclusive"] == ""
+        });
+    }
+    agent.stop();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/nri-answers.txt");
+    if std::env::var_os("PINFOLD_RECORD").is_some() {
+        std::fs::write(&file, &text).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+}
