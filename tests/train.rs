@@ -43,8 +43,20 @@ fn lines(process: &mut Process) -> Lines<BufReader<ChildStdout>> {
     BufReader::new(process.take_stdout().unwrap()).lines()
 }
 
+/// The last line, with the last loss that any line gave: a line each second may take the last steps, so that nothing is
+/// left for the line at the end.
 fn last(lines: Lines<BufReader<ChildStdout>>) -> Line {
-    serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap()
+    let mut loss = None;
+    let mut last: Option<Line> = None;
+    for line in lines {
+        let line: Line = serde_json::from_str(&line.unwrap()).unwrap();
+        loss = line.loss.or(loss);
+        last = Some(line);
+    }
+    Line {
+        loss,
+        ..last.unwrap()
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub struct Line {
     pub index: u32,
     /// Steps done: training steps of a worker, requests served by a server, bursts of a neighbour.
     pub steps: u64,
-    /// Mean log loss, in nats; null if nothing was trained.
+    /// Mean log loss, in nats; null if no step ended since the last line.
     pub loss: Option<f32>,
     /// Median time of a step, in milliseconds; null if there was none.
     pub step_ms_p50: Option<f32>,
