@@ -21,5 +21,3 @@ mod pods;
 mod replay;
 #[path = "nri/scenarios.rs"]
 mod scenarios;
-#[path = "nri/updates.rs"]
-mod updates;

@@ -10,7 +10,6 @@ use super::adjust::updates;
 use super::event::{Event, Subject};
 use super::message::{Container, PodSandbox};
 use super::plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
-use super::updates::inside_a_call;
 use super::wire::{CreateContainerResponse, SynchronizeResponse, UpdateResponse};
 
 /// What the runtime is told.
@@ -81,7 +80,7 @@ async fn in_time(
     deadline: Instant,
     limit: Duration,
 ) -> Result<Result<Vec<u8>, Refusal>, HandlerTimeout> {
-    tokio::time::timeout_at(deadline, inside_a_call(handler))
+    tokio::time::timeout_at(deadline, handler)
         .await
         .map_err(|_| HandlerTimeout(limit))
 }

@@ -1,7 +1,8 @@
 //! [`Link`]: one connection, from the registration to its end. One task owns it, and reads and writes side by side, so a
 //! runtime that is slow to read holds up nobody else. Handlers run one after the other, in the order of the calls.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,10 @@ use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::adjust;
 use super::answer::{Answer, Call, What};
 use super::event::{Events, Request, RequestError, Runtime};
 use super::message::{Container, PodSandbox};
@@ -22,11 +21,7 @@ use super::mux::{self, Demux};
 use super::plugin::Plugin;
 use super::serve::{Lost, Settings, State, tell};
 use super::ttrpc::{self, Code, Frame, Kind, Response};
-use super::updates::{Ask, Open, UpdateError};
-use super::wire::{
-    ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse,
-    UpdateContainersRequest, UpdateContainersResponse,
-};
+use super::wire::{ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse};
 
 /// The version of NRI whose messages these are.
 const VERSION: &str = "v0.12.2";
@@ -38,8 +33,8 @@ const CHUNK: usize = 64 << 10;
 const WAITING: usize = 256;
 const UNSENT: usize = 8 << 20;
 
-/// How many of our own calls may be open.
-const ASKED: usize = 256;
+/// The number of the only call to the runtime: the registration.
+const REGISTRATION: u32 = 1;
 
 /// The most memory for the pods and reduced containers of Synchronize. A plugin holds several copies for a moment: the state
 /// before, the new state, and what is made of either. All of them must fit into the 128 MiB of the agent's pod.
@@ -54,12 +49,6 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(600);
 /// How long a runtime may read nothing while something waits to be sent.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// What waits for a response of the runtime.
-enum Pending {
-    Registration,
-    Update(oneshot::Sender<Result<Vec<String>, UpdateError>>),
-}
-
 /// What exists, as far as it was told.
 #[derive(Default)]
 struct Parts {
@@ -71,6 +60,9 @@ struct Parts {
     /// When the first of them came: the runtime counts its time from there.
     since: Option<Instant>,
 }
+
+/// A handler that answers a call of the runtime, with the call's stream.
+type Running = Pin<Box<dyn Future<Output = (u32, Answer)> + Send>>;
 
 /// One connection.
 pub(super) struct Link<'a, P> {
@@ -88,10 +80,9 @@ pub(super) struct Link<'a, P> {
     unsent_since: Instant,
     /// Calls that wait for their turn, and the one that has it.
     waiting: VecDeque<(u32, Call)>,
-    running: JoinSet<(u32, Answer)>,
-    pending: BTreeMap<u32, Pending>,
-    /// The number of our next call.
-    next: u32,
+    running: Option<Running>,
+    /// Whether the runtime has yet to answer the registration.
+    registering: bool,
     parts: Parts,
     runtime: Option<Runtime>,
     /// When the registration must be over.
@@ -145,9 +136,8 @@ impl<'a, P: Plugin> Link<'a, P> {
             unsent: Vec::new(),
             unsent_since: Instant::now(),
             waiting: VecDeque::new(),
-            running: JoinSet::new(),
-            pending: BTreeMap::new(),
-            next: 1,
+            running: None,
+            registering: false,
             parts: Parts::default(),
             runtime: None,
             registered_by: Some(Instant::now() + settings.registration),
@@ -156,23 +146,12 @@ impl<'a, P: Plugin> Link<'a, P> {
     }
 
     /// Serves the connection until it ends; why it did. Calls that are still open are cancelled with it.
-    pub(super) async fn run(mut self, stream: UnixStream, open: &mut Open<'_>) -> Lost {
+    pub(super) async fn run(mut self, stream: UnixStream) -> Lost {
         let (mut reader, mut writer) = stream.into_split();
-        let registration = RegisterPluginRequest {
-            name: self.settings.name.clone(),
-            index: format!("{:02}", self.settings.index),
-            version: VERSION.to_owned(),
-        };
-        let limit = self.settings.registration;
-        self.ask(
-            "RegisterPlugin",
-            &registration.encode_to_vec(),
-            limit,
-            Pending::Registration,
-        );
+        self.register();
         let mut chunk = vec![0; CHUNK];
         loop {
-            match self.turn(&mut reader, &mut writer, &mut chunk, open).await {
+            match self.turn(&mut reader, &mut writer, &mut chunk).await {
                 Ok(()) => {}
                 // What the runtime said of itself is a better reason than the end of the stream.
                 Err(Lost::Closed) => return self.closing.unwrap_or(Lost::Closed),
@@ -187,16 +166,14 @@ impl<'a, P: Plugin> Link<'a, P> {
         reader: &mut OwnedReadHalf,
         writer: &mut OwnedWriteHalf,
         chunk: &mut [u8],
-        open: &mut Open<'_>,
     ) -> Result<(), Lost> {
-        if self.running.is_empty()
+        if self.running.is_none()
             && let Some((stream, call)) = self.waiting.pop_front()
         {
             let plugin = Arc::clone(&self.plugin);
-            self.running
-                .spawn(async move { (stream, call.answer(plugin).await) });
+            self.running = Some(Box::pin(async move { (stream, call.answer(plugin).await) }));
         }
-        let idle = self.running.is_empty() && self.unsent.is_empty();
+        let idle = self.running.is_none() && self.unsent.is_empty();
         if let Some(lost) = self.closing.take_if(|lost| idle && *lost != Lost::Shutdown) {
             return Err(lost);
         }
@@ -204,8 +181,8 @@ impl<'a, P: Plugin> Link<'a, P> {
         let busy = self.waiting.len() >= WAITING || self.unsent.len() >= UNSENT;
         let registered_by = self.registered_by.unwrap_or(self.unsent_since);
         tokio::select! {
-            // All arms are cancel safe: a read or a write that has not happened has not happened, a call that is not
-            // joined stays in the set, and an update that is not received stays in the channel.
+            // All arms are cancel safe: a cancelled read or write has moved no bytes, and an unfinished handler stays in
+            // `running`.
             () = self.stop.cancelled(), if !stopping => self.closing = Some(Lost::Stopped),
             read = reader.read(chunk), if !busy && !stopping => {
                 let length = read.map_err(|error| Lost::Broken(error.to_string()))?;
@@ -216,13 +193,7 @@ impl<'a, P: Plugin> Link<'a, P> {
                 self.unsent.drain(..length.min(self.unsent.len()));
                 self.unsent_since = Instant::now();
             }
-            Some(done) = self.running.join_next() => {
-                // A call that was cancelled has nobody left to answer to; it can't panic.
-                if let Ok((stream, answer)) = done {
-                    self.answer(stream, answer);
-                }
-            }
-            Some(asked) = open.asked.recv(), if !stopping => self.update(asked),
+            (stream, answer) = finished(&mut self.running) => self.answer(stream, answer),
             () = tokio::time::sleep_until(registered_by), if self.registered_by.is_some() => {
                 return Err(Lost::Registration(self.settings.registration));
             }
@@ -426,111 +397,60 @@ impl<'a, P: Plugin> Link<'a, P> {
         self.send_on(mux::PLUGIN, message);
     }
 
-    /// Calls the runtime; whether the request fits into a message.
-    fn ask(
-        &mut self,
-        method: &str,
-        payload: &[u8],
-        limit: Duration,
-        pending: Pending,
-    ) -> Option<Pending> {
+    /// Sends the registration, the only call to the runtime.
+    fn register(&mut self) {
+        let registration = RegisterPluginRequest {
+            name: self.settings.name.clone(),
+            index: format!("{:02}", self.settings.index),
+            version: VERSION.to_owned(),
+        };
+        let limit = self.settings.registration;
         let request = ttrpc::Request {
             service: RUNTIME_SERVICE.to_owned(),
-            method: method.to_owned(),
-            payload: payload.to_vec(),
+            method: "RegisterPlugin".to_owned(),
+            payload: registration.encode_to_vec(),
             timeout_nanoseconds: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
         };
-        let stream = self.next;
-        let Some(message) = ttrpc::encode(stream, Kind::Request, &request.encode_to_vec()) else {
-            return Some(pending);
-        };
-        self.next = self.next.wrapping_add(2);
-        self.pending.insert(stream, pending);
-        self.send_on(mux::RUNTIME, &message);
-        None
-    }
-
-    /// Sends updates that nobody asked for.
-    fn update(&mut self, ask: Ask) {
-        let Ask {
-            updates,
-            limit,
-            reply,
-        } = ask;
-        // Whoever gave up waiting makes room.
-        self.pending
-            .retain(|_, pending| !matches!(pending, Pending::Update(reply) if reply.is_closed()));
-        let refused = if matches!(*self.state.borrow(), State::Synchronized(_))
-            && self.pending.len() < ASKED
+        // A plugin's name is short, so the message is not too long.
+        if let Some(message) = ttrpc::encode(REGISTRATION, Kind::Request, &request.encode_to_vec())
         {
-            let request = UpdateContainersRequest {
-                update: adjust::updates(updates),
-            };
-            self.ask(
-                "UpdateContainers",
-                &request.encode_to_vec(),
-                limit,
-                Pending::Update(reply),
-            )
-            .map(|pending| (pending, UpdateError::TooMany))
-        } else {
-            Some((Pending::Update(reply), UpdateError::Away))
-        };
-        if let Some((Pending::Update(reply), error)) = refused {
-            // Whoever asked may have given up waiting.
-            let _ = reply.send(Err(error));
+            self.registering = true;
+            self.send_on(mux::RUNTIME, &message);
         }
     }
 
-    /// Sees to a response of the runtime.
+    /// Handles the runtime's response to the registration. Other responses answer no call and are dropped.
     fn response(&mut self, frame: Frame) -> Result<(), Lost> {
         let Frame { stream, kind, data } = frame;
-        let Some(pending) = self
-            .pending
-            .remove(&stream)
-            .filter(|_| kind == Kind::Response)
-        else {
-            tracing::debug!("NRI: a message of kind {kind:?} on stream {stream} answers nothing");
+        if !self.registering || stream != REGISTRATION || kind != Kind::Response {
+            tracing::debug!("NRI: a message of kind {kind:?} on stream {stream} answers no call");
             return Ok(());
-        };
+        }
+        self.registering = false;
         let response = data
             .map_err(|length| format!("a response of {length} bytes"))
-            .and_then(|data| Response::decode(data.as_slice()).map_err(|error| error.to_string()));
-        match (pending, response) {
-            (Pending::Registration, Err(nonsense)) => Err(Lost::Nonsense(nonsense)),
-            (Pending::Registration, Ok(response)) => match response.into_result() {
-                Err(status) => Err(Lost::Refused {
-                    code: status.code,
-                    message: status.message,
-                }),
-                Ok(_) => {
-                    // The first question follows at once.
-                    self.registered_by = self
-                        .registered_by
-                        .map(|_| Instant::now() + self.settings.registration);
-                    Ok(())
-                }
-            },
-            (Pending::Update(reply), response) => {
-                let failed = response.map_err(UpdateError::Nonsense).and_then(failed);
-                // Whoever asked may have given up waiting.
-                let _ = reply.send(failed);
-                Ok(())
-            }
-        }
+            .and_then(|data| Response::decode(data.as_slice()).map_err(|error| error.to_string()))
+            .map_err(Lost::Nonsense)?;
+        response.into_result().map_err(|status| Lost::Refused {
+            code: status.code,
+            message: status.message,
+        })?;
+        // The runtime sends Configure at once.
+        self.registered_by = self
+            .registered_by
+            .map(|_| Instant::now() + self.settings.registration);
+        Ok(())
     }
 }
 
-/// The containers that an update could not change.
-fn failed(response: Response) -> Result<Vec<String>, UpdateError> {
-    let payload = response.into_result()?;
-    let response = UpdateContainersResponse::decode(payload.as_slice())
-        .map_err(|error| UpdateError::Nonsense(error.to_string()))?;
-    Ok(response
-        .failed
-        .into_iter()
-        .map(|update| update.container_id)
-        .collect())
+/// The answer of the running handler. Waits forever if no handler runs.
+async fn finished(running: &mut Option<Running>) -> (u32, Answer) {
+    let Some(handler) = running else {
+        return std::future::pending().await;
+    };
+    let done = handler.await;
+    *running = None;
+    done
 }
 
 /// The refusal of a Synchronize that would need too much memory.

@@ -10,7 +10,7 @@
 //!        │ ttrpc: calls        │
 //!        ▼                     ▼
 //!   1 Plugin   the runtime calls ── Request ──> Plugin's handlers, each with a deadline
-//!   2 Runtime  we call <── registration, Updater (from outside of handlers only)
+//!   2 Runtime  the plugin calls <── registration, the only call
 //! ```
 //!
 //! What happens when:
@@ -18,7 +18,7 @@
 //! | | |
 //! |---|---|
 //! | no socket, a refused registration, a runtime that dies | [`State::Away`] with the reason; tried again for ever, with growing waits |
-//! | a handler over its deadline, or one that panics | cancelled; [`Plugin::unanswered`] answers, so the runtime keeps the plugin |
+//! | a handler over its deadline | cancelled; [`Plugin::unanswered`] answers, so the runtime keeps the plugin |
 //! | a method or a service that nobody knows | the call is answered "unimplemented" |
 //! | a call that can't be read | the call is answered "invalid argument"; the connection goes on |
 //! | a message above 4 MiB | skipped, answered "resource exhausted"; the connection goes on |
@@ -65,9 +65,8 @@
 //! }
 //!
 //! # async fn main_of_a_plugin() -> Result<(), SettingsError> {
-//! let (_updater, updates) = nri::updates(std::time::Duration::from_secs(5));
 //! let (state, _how_it_stands) = tokio::sync::watch::channel(State::default());
-//! nri::serve(Settings::new("on-cpu-zero", 10)?, Arc::new(OnCpuZero), updates, state, Default::default()).await;
+//! nri::serve(Settings::new("on-cpu-zero", 10)?, Arc::new(OnCpuZero), state, Default::default()).await;
 //! # Ok(())
 //! # }
 //! ```
@@ -83,7 +82,6 @@ mod plugin;
 mod pods;
 mod serve;
 pub mod ttrpc;
-mod updates;
 mod wire;
 
 pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
@@ -96,4 +94,3 @@ pub use message::{
 pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
 pub use pods::{IMAGES, pod, pod_uid, qos_class};
 pub use serve::{Lost, SOCKET, Settings, SettingsError, State, serve};
-pub use updates::{UpdateError, Updater, Updates, updates};

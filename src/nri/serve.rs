@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 use super::event::Runtime;
 use super::link::Link;
 use super::plugin::Plugin;
-use super::updates::Updates;
 
 /// Where runtimes listen.
 pub const SOCKET: &str = "/var/run/nri/nri.sock";
@@ -168,7 +167,6 @@ impl State {
 pub async fn serve<P: Plugin>(
     settings: Settings,
     plugin: Arc<P>,
-    updates: Updates,
     state: watch::Sender<State>,
     stop: CancellationToken,
 ) {
@@ -182,7 +180,7 @@ pub async fn serve<P: Plugin>(
                 Ok(stream) => {
                     tell(&state, State::Connecting);
                     let link = Link::new(&settings, Arc::clone(&plugin), &state, stop.clone());
-                    link.run(stream, &mut updates.open()).await
+                    link.run(stream).await
                 }
                 Err(error) => Lost::Unreachable {
                     socket: settings.socket.display().to_string(),

@@ -93,18 +93,6 @@ pub(super) struct UpdateResponse {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct UpdateContainersRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<ContainerUpdate>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct UpdateContainersResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) failed: Vec<ContainerUpdate>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ContainerAdjustment {
     #[prost(btree_map = "string, string", tag = "2")]
     pub(super) annotations: BTreeMap<String, String>,

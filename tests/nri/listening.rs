@@ -7,7 +7,7 @@ use std::time::Duration;
 use pinfold::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
     HandlerTimeout, LinuxResources, Lost, Plugin, PodSandbox, Quota, Refusal, Settings, State,
-    Unanswered, UpdateError, Updater,
+    Unanswered,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -24,8 +24,6 @@ pub(crate) enum Conduct {
     /// It never comes to an end.
     Hang,
     Refuse,
-    /// It calls the runtime.
-    Update,
     /// It takes a moment.
     Slow,
 }
@@ -46,9 +44,6 @@ pub(crate) struct Listening {
     pub(crate) existing: Mutex<(Vec<PodSandbox>, Vec<Container>)>,
     /// What was about to be created.
     pub(crate) created: Mutex<Vec<(PodSandbox, Container)>>,
-    /// What came of calling the runtime from inside a call.
-    pub(crate) update: Mutex<Option<Result<Vec<String>, UpdateError>>>,
-    pub(crate) updater: Mutex<Option<Updater>>,
 }
 
 /// Counts, when it goes away without having been defused, that a handler was cancelled.
@@ -118,11 +113,6 @@ impl Listening {
             Conduct::Hang => std::future::pending().await,
             Conduct::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
             Conduct::Refuse => return Err(Refusal::new("no CPUs left on n-1: scale ps down")),
-            Conduct::Update => {
-                let updater = self.updater.lock().unwrap().clone().unwrap();
-                let result = updater.update(Vec::new()).await;
-                *self.update.lock().unwrap() = Some(result);
-            }
         }
         cancelled.1 = false;
         Ok(())
@@ -270,7 +260,6 @@ impl Plugin for Listening {
 pub(crate) struct Serving {
     pub(crate) socket: Socket,
     pub(crate) plugin: Arc<Listening>,
-    pub(crate) updater: Updater,
     pub(crate) state: watch::Receiver<State>,
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<()>,
@@ -283,8 +272,6 @@ impl Serving {
 
     pub(crate) fn with(plugin: Listening, change: impl FnOnce(&mut Settings)) -> Self {
         let socket = Socket::new();
-        let (updater, updates) = nri::updates(Duration::from_secs(2));
-        *plugin.updater.lock().unwrap() = Some(updater.clone());
         let plugin = Arc::new(plugin);
         let mut settings = Settings::new("pf", 20).unwrap();
         settings.socket = socket.path();
@@ -296,14 +283,12 @@ impl Serving {
         let task = tokio::spawn(nri::serve(
             settings,
             Arc::clone(&plugin),
-            updates,
             sender,
             stop.clone(),
         ));
         Self {
             socket,
             plugin,
-            updater,
             state,
             stop,
             task,

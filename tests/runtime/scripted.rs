@@ -18,7 +18,6 @@ use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
     HandlerTimeout, LinuxResources, Plugin, PodSandbox, Refusal, Settings, State, Unanswered,
-    Updater,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -202,7 +201,6 @@ impl Plugin for Scripted {
 pub(crate) struct Serving {
     pub(crate) memory: Arc<Mutex<Memory>>,
     pub(crate) state: watch::Receiver<State>,
-    updater: Updater,
     stop: CancellationToken,
     server: Option<tokio::runtime::Runtime>,
     serving: Option<JoinHandle<()>>,
@@ -216,7 +214,6 @@ impl Serving {
         let mut settings = Settings::new(name, index).unwrap();
         settings.socket = runtime.nri();
         let memory = Arc::<Mutex<Memory>>::default();
-        let (updater, updates) = nri::updates(patience());
         let (sender, state) = watch::channel(State::default());
         let stop = CancellationToken::new();
         let server = tokio::runtime::Builder::new_multi_thread()
@@ -228,12 +225,10 @@ impl Serving {
             Arc::clone(&memory),
             Cgroups::detect(Path::new("/sys/fs/cgroup")).unwrap(),
         ));
-        let serving =
-            Some(server.spawn(nri::serve(settings, plugin, updates, sender, stop.clone())));
+        let serving = Some(server.spawn(nri::serve(settings, plugin, sender, stop.clone())));
         let serving = Self {
             memory,
             state,
-            updater,
             stop,
             server: Some(server),
             serving,
@@ -251,21 +246,6 @@ impl Serving {
     pub(crate) fn reaches(&self, runtime: &Runtime, name: &str) {
         let what = format!("the plugin is {name}");
         runtime.eventually(&what, || self.state.borrow().name() == name);
-    }
-
-    /// Changes a container's CPUs unasked.
-    pub(crate) fn move_to(&self, container: &str, cpus: &CpuSet) -> Vec<String> {
-        let cpu = CpuChange {
-            cpus: Some(cpus.clone()),
-            ..CpuChange::default()
-        };
-        let update = ContainerUpdate {
-            container: container.to_owned(),
-            cpu,
-            ignore_failure: false,
-        };
-        let server = self.server.as_ref().unwrap();
-        server.block_on(self.updater.update(vec![update])).unwrap()
     }
 
     /// The events of a container, or of its pod where it is empty, in their order.

@@ -14,7 +14,6 @@ mod link;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
@@ -104,8 +103,6 @@ pub(super) fn start(
     let wanted = &node.config.runtime;
     let mut settings = nri::Settings::new(NAME, wanted.index)?;
     settings.socket.clone_from(&wanted.socket);
-    // What is to change for others is written to their cgroups, where it can be read back.
-    let (_, updates) = nri::updates(Duration::from_secs(5));
     let (state, seen) = watch::channel(nri::State::default());
     let first = snapshot.clone();
     let described = cluster.map(|cluster| answers::Described {
@@ -141,7 +138,7 @@ pub(super) fn start(
             () = ended.cancelled() => return Ok(()),
             known = first.wait_for(Option::is_some) => if known.is_err() { return Ok(()) },
         }
-        nri::serve(settings, answers, updates, state, ended).await;
+        nri::serve(settings, answers, state, ended).await;
         Ok(())
     });
     Ok(Link::new(seen, &wanted.socket, wanted.nri == Asked::Always))
