@@ -44,8 +44,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pinfold::nri::{
-    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox,
-    Signed, Unsigned,
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources,
+    OptionalInt64, OptionalUInt64, PodSandbox,
 };
 use prost::Message;
 
@@ -281,13 +281,13 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
         ..PodSandbox::default()
     };
     let cpu = LinuxCpu {
-        shares: Some(Unsigned { value: shares }),
-        quota: quota.map(|value| Signed { value }),
-        period: quota.map(|_| Unsigned { value: 100_000 }),
+        shares: Some(OptionalUInt64 { value: shares }),
+        quota: quota.map(|value| OptionalInt64 { value }),
+        period: quota.map(|_| OptionalUInt64 { value: 100_000 }),
         ..LinuxCpu::default()
     };
     let memory = quota.map(|_| LinuxMemory {
-        limit: Some(Signed { value: 1 << 30 }),
+        limit: Some(OptionalInt64 { value: 1 << 30 }),
     });
     let env = |number: usize| format!("SERVICE_{number}_HOST=10.0.0.{number}");
     let container = Container {

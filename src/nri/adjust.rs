@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::message::{Signed, Unsigned};
-use super::wire;
+use super::proto::{self, OptionalInt64, OptionalUInt64};
 use crate::cpu::CpuSet;
 
 /// What is changed of a container's CPUs. What is `None`, and an empty set, stays as it is.
@@ -65,10 +64,10 @@ pub struct ContainerUpdate {
 impl CpuChange {
     /// Whether nothing changes.
     pub fn is_empty(&self) -> bool {
-        self.wire().is_none()
+        self.resources().is_none()
     }
 
-    fn wire(&self) -> Option<wire::Given> {
+    fn resources(&self) -> Option<proto::LinuxResources> {
         let list = |set: &Option<CpuSet>| set.as_ref().map(CpuSet::to_string).unwrap_or_default();
         let (quota, period) = match self.quota {
             None => (None, None),
@@ -78,34 +77,40 @@ impl CpuChange {
                 (Some(i64::try_from(quota).unwrap_or(i64::MAX)), Some(period))
             }
         };
-        let cpu = wire::GivenCpu {
-            shares: self.shares.map(|value| Unsigned { value }),
-            quota: quota.map(|value| Signed { value }),
-            period: period.map(|value| Unsigned { value }),
+        let cpu = proto::LinuxCpu {
+            shares: self.shares.map(|value| OptionalUInt64 { value }),
+            quota: quota.map(|value| OptionalInt64 { value }),
+            period: period.map(|value| OptionalUInt64 { value }),
             cpus: list(&self.cpus),
             mems: list(&self.mems),
         };
-        (cpu != wire::GivenCpu::default()).then_some(wire::Given { cpu: Some(cpu) })
+        (cpu != proto::LinuxCpu::default()).then_some(proto::LinuxResources {
+            cpu: Some(cpu),
+            ..proto::LinuxResources::default()
+        })
     }
 }
 
 // === impl ContainerAdjustment ===
 
 impl ContainerAdjustment {
-    pub(super) fn into_wire(self) -> wire::ContainerAdjustment {
+    pub(super) fn into_proto(self) -> proto::ContainerAdjustment {
         let removes = |name: &str| name.starts_with('-');
-        let linux = self.cpu.wire().map(|given| wire::LinuxContainerAdjustment {
-            resources: Some(given),
-        });
+        let linux = self
+            .cpu
+            .resources()
+            .map(|resources| proto::LinuxContainerAdjustment {
+                resources: Some(resources),
+            });
         let env = self.env.into_iter().filter(|(key, _)| !removes(key));
         let annotations = self
             .annotations
             .into_iter()
             .filter(|(key, _)| !removes(key));
-        wire::ContainerAdjustment {
+        proto::ContainerAdjustment {
             annotations: annotations.collect(),
             env: env
-                .map(|(key, value)| wire::KeyValue { key, value })
+                .map(|(key, value)| proto::KeyValue { key, value })
                 .collect(),
             linux,
         }
@@ -115,10 +120,10 @@ impl ContainerAdjustment {
 // === impl ContainerUpdate ===
 
 impl ContainerUpdate {
-    pub(super) fn into_wire(self) -> wire::ContainerUpdate {
-        wire::ContainerUpdate {
-            linux: Some(wire::LinuxContainerUpdate {
-                resources: Some(self.cpu.wire().unwrap_or_default()),
+    pub(super) fn into_proto(self) -> proto::ContainerUpdate {
+        proto::ContainerUpdate {
+            linux: Some(proto::LinuxContainerUpdate {
+                resources: Some(self.cpu.resources().unwrap_or_default()),
             }),
             container_id: self.container,
             ignore_failure: self.ignore_failure,
@@ -127,11 +132,11 @@ impl ContainerUpdate {
 }
 
 /// Updates as the runtime takes them; those that change nothing are left out.
-pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<wire::ContainerUpdate> {
+pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<proto::ContainerUpdate> {
     updates
         .into_iter()
         .filter(|update| !update.cpu.is_empty())
-        .map(ContainerUpdate::into_wire)
+        .map(ContainerUpdate::into_proto)
         .collect()
 }
 
@@ -139,8 +144,8 @@ pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<wire::ContainerUpdat
 mod tests {
     use super::*;
 
-    fn cpu(change: &CpuChange) -> Option<wire::GivenCpu> {
-        change.wire().and_then(|given| given.cpu)
+    fn cpu(change: &CpuChange) -> Option<proto::LinuxCpu> {
+        change.resources().and_then(|resources| resources.cpu)
     }
 
     #[test]
@@ -152,8 +157,8 @@ mod tests {
         };
         assert!(CpuChange::default().is_empty() && empty.is_empty());
         assert_eq!(
-            ContainerAdjustment::default().into_wire(),
-            wire::ContainerAdjustment::default()
+            ContainerAdjustment::default().into_proto(),
+            proto::ContainerAdjustment::default()
         );
         let nothing = ContainerUpdate {
             container: "1".to_owned(),
@@ -171,7 +176,7 @@ mod tests {
         let lifted = cpu(&of(Quota::Unlimited)).unwrap();
         assert_eq!(
             (lifted.quota, lifted.period),
-            (Some(Signed { value: -1 }), None)
+            (Some(OptionalInt64 { value: -1 }), None)
         );
         let limited = cpu(&of(Quota::Limited {
             quota: 15_000,
@@ -181,8 +186,8 @@ mod tests {
         assert_eq!(
             (limited.quota, limited.period),
             (
-                Some(Signed { value: 15_000 }),
-                Some(Unsigned { value: 100_000 })
+                Some(OptionalInt64 { value: 15_000 }),
+                Some(OptionalUInt64 { value: 100_000 })
             )
         );
         let most = cpu(&of(Quota::Limited {
@@ -190,7 +195,7 @@ mod tests {
             period: 1,
         }))
         .unwrap();
-        assert_eq!(most.quota, Some(Signed { value: i64::MAX }));
+        assert_eq!(most.quota, Some(OptionalInt64 { value: i64::MAX }));
     }
 
     #[test]
@@ -203,7 +208,7 @@ mod tests {
             annotations: pairs,
             cpu: CpuChange::default(),
         };
-        let sent = adjustment.into_wire();
+        let sent = adjustment.into_proto();
         assert_eq!(
             (sent.env.len(), sent.annotations.len(), sent.linux),
             (1, 1, None)

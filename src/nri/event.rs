@@ -7,9 +7,9 @@ use std::fmt;
 
 use prost::Message as _;
 
-use super::message::{Container, LinuxResources, PodSandbox};
-use super::wire::{
-    ConfigureRequest, EventRequest, PLUGIN_SERVICE, StateChangeEvent, SynchronizeRequest,
+use super::proto::{
+    ConfigureRequest, Container, LinuxResources, PLUGIN_SERVICE, PodSandbox, StateChangeEvent,
+    SynchronizeRequest, UpdateContainerRequest,
 };
 
 /// What a runtime tells of. The numbers are the protocol's.
@@ -246,11 +246,11 @@ impl Request {
                     method: event.name(),
                     source,
                 };
-                let EventRequest {
+                let UpdateContainerRequest {
                     pod,
                     container,
                     resources,
-                } = EventRequest::decode(payload).map_err(nonsense)?;
+                } = UpdateContainerRequest::decode(payload).map_err(nonsense)?;
                 // An update of pods' resources would number its fields otherwise; it has no event here.
                 Self::event(event, pod, container, resources)
             }
@@ -355,9 +355,9 @@ mod tests {
         }
     }
 
-    fn message(with_container: bool) -> EventRequest {
+    fn message(with_container: bool) -> UpdateContainerRequest {
         let Subject { pod, container, .. } = subject();
-        EventRequest {
+        UpdateContainerRequest {
             pod: Some(pod),
             container: Some(container).filter(|_| with_container),
             resources: None,

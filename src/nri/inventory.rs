@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::message::{Container, ContainerState, PodSandbox};
 use super::pods::pod;
+use super::proto::{Container, ContainerState, PodSandbox};
 use crate::pod::Pod;
 
 /// The sandboxes and containers of a container runtime.

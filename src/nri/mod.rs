@@ -72,25 +72,26 @@
 //! ```
 
 mod adjust;
-mod answer;
 mod event;
+pub mod framing;
+mod handler;
 mod inventory;
-mod link;
-mod message;
-pub mod mux;
 mod plugin;
 mod pods;
-mod serve;
-pub mod ttrpc;
-mod wire;
+mod proto;
+mod session;
+mod settings;
+mod state;
 
 pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
 pub use event::{Event, Events, Request, RequestError, Runtime, Subject};
 pub use inventory::Inventory;
-pub use message::{
-    Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
-    LinuxPodSandbox, LinuxResources, PodSandbox, Signed, Unsigned,
-};
 pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
 pub use pods::{IMAGES, pod, pod_uid, qos_class};
-pub use serve::{Lost, SOCKET, Settings, SettingsError, State, serve};
+pub use proto::{
+    Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
+    LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PodSandbox,
+};
+pub use session::serve;
+pub use settings::{SOCKET, Settings, SettingsError};
+pub use state::{Lost, State};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::adjust::{ContainerAdjustment, ContainerUpdate};
 use super::event::{Event, Events, Subject};
-use super::message::{Container, LinuxResources, PodSandbox};
+use super::proto::{Container, LinuxResources, PodSandbox};
 
 /// A no, in words that the runtime passes on: `kubectl describe pod` shows them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -31,7 +31,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::message::{Container, ContainerState, LinuxCpu, LinuxMemory, PodSandbox};
+use super::proto::{Container, ContainerState, LinuxCpu, LinuxMemory, PodSandbox};
 use crate::pod::{self, ContainerIds, ContainerKind, EnvSource, Pod, PodUid, Qos, Resources};
 
 /// The kubelet's weight for nothing asked for, and its least for anything.

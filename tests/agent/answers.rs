@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use pinfold::nri::{Signed, Unsigned};
+use pinfold::nri::{OptionalInt64, OptionalUInt64};
 use prost::Message;
 
 use crate::agent::Settings;
@@ -18,10 +18,10 @@ fn set_cpus(told: &mut Told, milli: u64) {
     let container = told.container.as_mut().unwrap();
     let resources = container.linux.as_mut().unwrap().resources.as_mut();
     let cpu = resources.unwrap().cpu.as_mut().unwrap();
-    cpu.shares = Some(Unsigned {
+    cpu.shares = Some(OptionalUInt64 {
         value: milli * 1024 / 1000,
     });
-    cpu.quota = Some(Signed {
+    cpu.quota = Some(OptionalInt64 {
         value: i64::try_from(milli * 100).unwrap(),
     });
 }

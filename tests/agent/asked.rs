@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use pinfold::cpu::CpuSet;
 use pinfold::nri::{
-    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, PodSandbox,
-    Signed, Unsigned,
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources,
+    OptionalInt64, OptionalUInt64, PodSandbox,
 };
 use pinfold::scene::definition;
 use prost::Message;
@@ -158,7 +158,7 @@ impl Runtime {
     fn update(&mut self, told: &Told) -> Vec<u8> {
         let Told { pod, container } = told.clone();
         let cpu = LinuxCpu {
-            shares: Some(Unsigned { value: 512 }),
+            shares: Some(OptionalUInt64 { value: 512 }),
             ..LinuxCpu::default()
         };
         let resources = Some(LinuxResources {
@@ -188,17 +188,17 @@ pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
     ];
     let labels = worker.into_iter().filter(|_| cpus > 0);
     let cpu = LinuxCpu {
-        shares: Some(Unsigned {
+        shares: Some(OptionalUInt64 {
             value: u64::try_from(cpus * 1024).unwrap().max(2),
         }),
-        quota: (cpus > 0).then_some(Signed {
+        quota: (cpus > 0).then_some(OptionalInt64 {
             value: cpus * 100_000,
         }),
-        period: (cpus > 0).then_some(Unsigned { value: 100_000 }),
+        period: (cpus > 0).then_some(OptionalUInt64 { value: 100_000 }),
         ..LinuxCpu::default()
     };
     let memory = (cpus > 0).then_some(LinuxMemory {
-        limit: Some(Signed { value: 1 << 30 }),
+        limit: Some(OptionalInt64 { value: 1 << 30 }),
     });
     let linux = LinuxPodSandbox {
         cgroup_parent: format!("/{cgroup}"),
@@ -690,7 +690,7 @@ fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
         if !passed_on {
             let of_container = worker.container.as_mut().unwrap().linux.as_mut().unwrap();
             let cpu = LinuxCpu {
-                shares: Some(Unsigned { value: 2 }),
+                shares: Some(OptionalUInt64 { value: 2 }),
                 ..LinuxCpu::default()
             };
             of_container.resources = Some(LinuxResources {

@@ -225,7 +225,7 @@ async fn cut_off_around_every_message() {
 /// Without a socket every byte is tried: so many whole messages are seen, and no more.
 #[test]
 fn at_every_byte_the_messages_that_are_whole_are_seen() {
-    use pinfold::nri::{mux::Demux, ttrpc::Decoder};
+    use pinfold::nri::framing::{Demux, MessageDecoder};
     for version in VERSIONS {
         let recorded = bytes(version, "runtime-to-plugin");
         let expected = frames(&recorded);
@@ -236,8 +236,10 @@ fn at_every_byte_the_messages_that_are_whole_are_seen() {
                 .count()
                 > 20
         );
-        let (mut demux, mut decoders) =
-            (Demux::default(), [Decoder::default(), Decoder::default()]);
+        let (mut demux, mut decoders) = (
+            Demux::default(),
+            [MessageDecoder::default(), MessageDecoder::default()],
+        );
         let mut seen = 0;
         for (at, byte) in recorded.iter().enumerate() {
             let mut bytes = std::slice::from_ref(byte);
@@ -257,6 +259,8 @@ fn at_every_byte_the_messages_that_are_whole_are_seen() {
             }
         }
         assert_eq!(seen, expected.len());
-        assert!(demux.is_between_frames() && decoders.iter().all(Decoder::is_between_messages));
+        assert!(
+            demux.is_between_frames() && decoders.iter().all(MessageDecoder::is_between_messages)
+        );
     }
 }

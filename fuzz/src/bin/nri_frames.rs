@@ -6,14 +6,20 @@
 
 use libfuzzer_sys::fuzz_target;
 use pinfold::nri::Request;
-use pinfold::nri::mux::{self, Demux, Oversized};
-use pinfold::nri::ttrpc::{self, Decoder, Frame, Response};
+use pinfold::nri::framing::{
+    self, Demux, MessageDecoder, OversizedFrame, RpcMessage, RpcRequest, RpcResponse,
+};
 use pinfold_fuzz::says_why;
 use prost::Message;
 
 /// The messages on the two channels, up to a frame that makes no sense; and whether the stream may end here.
-fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<(u32, Frame)>, Option<Oversized>) {
-    let (mut demux, mut decoders) = (Demux::default(), [Decoder::default(), Decoder::default()]);
+fn read<'a>(
+    parts: impl Iterator<Item = &'a [u8]>,
+) -> (Vec<(u32, RpcMessage)>, Option<OversizedFrame>) {
+    let (mut demux, mut decoders) = (
+        Demux::default(),
+        [MessageDecoder::default(), MessageDecoder::default()],
+    );
     let mut found = Vec::new();
     for mut part in parts {
         loop {
@@ -24,8 +30,8 @@ fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<(u32, Frame)>, Option
             };
             assert!(!piece.bytes.is_empty());
             let decoder = match piece.channel {
-                mux::PLUGIN => &mut decoders[0],
-                mux::RUNTIME => &mut decoders[1],
+                framing::PLUGIN_CHANNEL => &mut decoders[0],
+                framing::RUNTIME_CHANNEL => &mut decoders[1],
                 _ => continue,
             };
             let mut bytes = piece.bytes;
@@ -56,15 +62,16 @@ fuzz_target!(|data: &[u8]| {
     let mut short = Vec::new();
     for (channel, frame) in &found {
         let Ok(data) = &frame.data else { continue };
-        let message = ttrpc::encode(frame.stream, frame.kind, data).expect("it is not too long");
-        mux::frame(*channel, &message, &mut sent);
+        let message =
+            framing::encode_message(frame.stream, frame.kind, data).expect("it is not too long");
+        framing::append_frames(*channel, &message, &mut sent);
         short.push((*channel, frame.clone()));
-        if let Ok(request) = ttrpc::Request::decode(data.as_slice())
+        if let Ok(request) = RpcRequest::decode(data.as_slice())
             && let Err(error) = Request::read(&request.service, &request.method, &request.payload)
         {
             says_why(&error);
         }
-        if let Ok(response) = Response::decode(data.as_slice()) {
+        if let Ok(response) = RpcResponse::decode(data.as_slice()) {
             // Its result may be either; it must be one.
             let _ = response.into_result();
         }

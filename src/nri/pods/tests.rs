@@ -1,6 +1,6 @@
 use super::*;
 use crate::nri::{
-    LinuxContainer, LinuxNamespace, LinuxPodSandbox, LinuxResources, Signed, Unsigned,
+    LinuxContainer, LinuxNamespace, LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64,
 };
 use crate::pod::qos;
 
@@ -30,13 +30,13 @@ fn container(name: &str, request: u64, limit: u64, memory: i64) -> Container {
 
 fn given(name: &str, shares: u64, quota: i64, memory: i64) -> Container {
     let cpu = LinuxCpu {
-        shares: Some(Unsigned { value: shares }),
-        quota: Some(Signed { value: quota }),
-        period: Some(Unsigned { value: 100_000 }),
+        shares: Some(OptionalUInt64 { value: shares }),
+        quota: Some(OptionalInt64 { value: quota }),
+        period: Some(OptionalUInt64 { value: 100_000 }),
         ..LinuxCpu::default()
     };
     let memory = LinuxMemory {
-        limit: Some(Signed { value: memory }),
+        limit: Some(OptionalInt64 { value: memory }),
     };
     let resources = LinuxResources {
         cpu: Some(cpu),

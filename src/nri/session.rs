@@ -14,14 +14,19 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Answer, Call, What};
 use super::event::{Events, Request, RequestError, Runtime};
-use super::message::{Container, PodSandbox};
-use super::mux::{self, Demux};
+use super::framing::{
+    self, Demux, MAX_MESSAGE_DATA, MessageDecoder, MessageType, PLUGIN_CHANNEL, RUNTIME_CHANNEL,
+    RpcMessage, RpcRequest, RpcResponse, StatusCode,
+};
+use super::handler::{Answer, Call, What};
 use super::plugin::Plugin;
-use super::serve::{Lost, Settings, State, tell};
-use super::ttrpc::{self, Code, Frame, Kind, Response};
-use super::wire::{ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse};
+use super::proto::{
+    ConfigureResponse, Container, PodSandbox, RUNTIME_SERVICE, RegisterPluginRequest,
+    SynchronizeResponse,
+};
+use super::settings::Settings;
+use super::state::{Lost, State, tell};
 
 /// The version of NRI whose messages these are.
 const VERSION: &str = "v0.12.2";
@@ -73,8 +78,8 @@ pub(super) struct Link<'a, P> {
     stop: CancellationToken,
     demux: Demux,
     /// What comes on the two channels.
-    requests: ttrpc::Decoder,
-    responses: ttrpc::Decoder,
+    requests: MessageDecoder,
+    responses: MessageDecoder,
     /// What is still to be sent, and since when nobody has taken any of it.
     unsent: Vec<u8>,
     unsent_since: Instant,
@@ -131,8 +136,8 @@ impl<'a, P: Plugin> Link<'a, P> {
             state,
             stop,
             demux: Demux::default(),
-            requests: ttrpc::Decoder::default(),
-            responses: ttrpc::Decoder::default(),
+            requests: MessageDecoder::default(),
+            responses: MessageDecoder::default(),
             unsent: Vec::new(),
             unsent_since: Instant::now(),
             waiting: VecDeque::new(),
@@ -216,12 +221,12 @@ impl<'a, P: Plugin> Link<'a, P> {
         {
             let mut bytes = piece.bytes;
             match piece.channel {
-                mux::PLUGIN => {
+                PLUGIN_CHANNEL => {
                     while let Some(frame) = self.requests.next(&mut bytes) {
                         self.request(frame);
                     }
                 }
-                mux::RUNTIME => {
+                RUNTIME_CHANNEL => {
                     while let Some(frame) = self.responses.next(&mut bytes) {
                         self.response(frame)?;
                     }
@@ -234,9 +239,9 @@ impl<'a, P: Plugin> Link<'a, P> {
     }
 
     /// Sees to a request of the runtime.
-    fn request(&mut self, frame: Frame) {
-        let Frame { stream, kind, data } = frame;
-        if kind != Kind::Request {
+    fn request(&mut self, frame: RpcMessage) {
+        let RpcMessage { stream, kind, data } = frame;
+        if kind != MessageType::Request {
             return tracing::debug!(
                 "NRI: a message of kind {kind:?} on stream {stream} is left alone"
             );
@@ -245,20 +250,23 @@ impl<'a, P: Plugin> Link<'a, P> {
             .map_err(|length| {
                 let says = format!(
                     "a message of {length} bytes is more than the {} that are read",
-                    ttrpc::LONGEST
+                    MAX_MESSAGE_DATA
                 );
-                Response::error(Code::ResourceExhausted, says)
+                RpcResponse::error(StatusCode::ResourceExhausted, says)
             })
             .and_then(|data| {
                 let nonsense = |error| {
-                    Response::error(Code::InvalidArgument, format!("no ttrpc request: {error}"))
+                    RpcResponse::error(
+                        StatusCode::InvalidArgument,
+                        format!("no ttrpc request: {error}"),
+                    )
                 };
-                let ttrpc::Request {
+                let RpcRequest {
                     service,
                     method,
                     payload,
                     ..
-                } = ttrpc::Request::decode(data.as_slice()).map_err(nonsense)?;
+                } = RpcRequest::decode(data.as_slice()).map_err(nonsense)?;
                 // The payload is a copy. A part of Synchronize has 4 MiB.
                 drop(data);
                 Request::read(&service, &method, &payload).map_err(|error| refused(&error))
@@ -303,7 +311,7 @@ impl<'a, P: Plugin> Link<'a, P> {
                 );
                 if self.parts.bytes > SYNCHRONIZE {
                     self.parts = Parts::default();
-                    return self.refuse(stream, Code::ResourceExhausted, too_large());
+                    return self.refuse(stream, StatusCode::ResourceExhausted, too_large());
                 }
                 if more {
                     let response = SynchronizeResponse {
@@ -367,34 +375,36 @@ impl<'a, P: Plugin> Link<'a, P> {
                 self.respond(stream, payload);
             }
             Answer::Synchronized(Err(refusal)) => {
-                self.refuse(stream, Code::Unknown, refusal.to_string());
+                self.refuse(stream, StatusCode::Unknown, refusal.to_string());
             }
             Answer::Event(Ok(payload)) => self.respond(stream, payload),
             Answer::Event(Err(refusal)) => {
-                self.send(&Response::error(Code::Unknown, refusal.to_string()).encode(stream));
+                self.send(
+                    &RpcResponse::error(StatusCode::Unknown, refusal.to_string()).encode(stream),
+                );
             }
         }
     }
 
     /// Refuses Synchronize. The runtime closes the connection then; if not, nothing more would come.
-    fn refuse(&mut self, stream: u32, code: Code, reason: String) {
-        self.send(&Response::error(code, reason.clone()).encode(stream));
+    fn refuse(&mut self, stream: u32, code: StatusCode, reason: String) {
+        self.send(&RpcResponse::error(code, reason.clone()).encode(stream));
         self.closing = self.closing.take().or(Some(Lost::Synchronize(reason)));
     }
 
     fn respond(&mut self, stream: u32, payload: Vec<u8>) {
-        self.send(&Response::answer(payload).encode(stream));
+        self.send(&RpcResponse::answer(payload).encode(stream));
     }
 
     fn send_on(&mut self, channel: u32, message: &[u8]) {
         if self.unsent.is_empty() {
             self.unsent_since = Instant::now();
         }
-        mux::frame(channel, message, &mut self.unsent);
+        framing::append_frames(channel, message, &mut self.unsent);
     }
 
     fn send(&mut self, message: &[u8]) {
-        self.send_on(mux::PLUGIN, message);
+        self.send_on(PLUGIN_CHANNEL, message);
     }
 
     /// Sends the registration, the only call to the runtime.
@@ -405,31 +415,34 @@ impl<'a, P: Plugin> Link<'a, P> {
             version: VERSION.to_owned(),
         };
         let limit = self.settings.registration;
-        let request = ttrpc::Request {
+        let request = RpcRequest {
             service: RUNTIME_SERVICE.to_owned(),
             method: "RegisterPlugin".to_owned(),
             payload: registration.encode_to_vec(),
             timeout_nanoseconds: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
         };
         // A plugin's name is short, so the message is not too long.
-        if let Some(message) = ttrpc::encode(REGISTRATION, Kind::Request, &request.encode_to_vec())
+        if let Some(message) =
+            framing::encode_message(REGISTRATION, MessageType::Request, &request.encode_to_vec())
         {
             self.registering = true;
-            self.send_on(mux::RUNTIME, &message);
+            self.send_on(RUNTIME_CHANNEL, &message);
         }
     }
 
     /// Handles the runtime's response to the registration. Other responses answer no call and are dropped.
-    fn response(&mut self, frame: Frame) -> Result<(), Lost> {
-        let Frame { stream, kind, data } = frame;
-        if !self.registering || stream != REGISTRATION || kind != Kind::Response {
+    fn response(&mut self, frame: RpcMessage) -> Result<(), Lost> {
+        let RpcMessage { stream, kind, data } = frame;
+        if !self.registering || stream != REGISTRATION || kind != MessageType::Response {
             tracing::debug!("NRI: a message of kind {kind:?} on stream {stream} answers no call");
             return Ok(());
         }
         self.registering = false;
         let response = data
             .map_err(|length| format!("a response of {length} bytes"))
-            .and_then(|data| Response::decode(data.as_slice()).map_err(|error| error.to_string()))
+            .and_then(|data| {
+                RpcResponse::decode(data.as_slice()).map_err(|error| error.to_string())
+            })
             .map_err(Lost::Nonsense)?;
         response.into_result().map_err(|status| Lost::Refused {
             code: status.code,
@@ -463,10 +476,54 @@ fn too_large() -> String {
 }
 
 /// The answer to a call that can't be served.
-fn refused(error: &RequestError) -> Response {
+fn refused(error: &RequestError) -> RpcResponse {
     let code = match error {
-        RequestError::Unknown { .. } => Code::Unimplemented,
-        RequestError::Nonsense { .. } | RequestError::Missing(..) => Code::InvalidArgument,
+        RequestError::Unknown { .. } => StatusCode::Unimplemented,
+        RequestError::Nonsense { .. } | RequestError::Missing(..) => StatusCode::InvalidArgument,
     };
-    Response::error(code, error.to_string())
+    RpcResponse::error(code, error.to_string())
+}
+
+/// Serves the runtime until it is told to stop; connects again, with growing waits, whenever there is no runtime.
+///
+/// Told to stop, it answers what it was asked before, and closes the connection. The runtime goes on without it.
+pub async fn serve<P: Plugin>(
+    settings: Settings,
+    plugin: Arc<P>,
+    state: watch::Sender<State>,
+    stop: CancellationToken,
+) {
+    let (least, most) = settings.backoff;
+    let mut wait = least;
+    loop {
+        let lost = tokio::select! {
+            // Neither arm loses anything: a connection that comes about too late is closed.
+            () = stop.cancelled() => Lost::Stopped,
+            connected = UnixStream::connect(&settings.socket) => match connected {
+                Ok(stream) => {
+                    tell(&state, State::Connecting);
+                    let link = Link::new(&settings, Arc::clone(&plugin), &state, stop.clone());
+                    link.run(stream).await
+                }
+                Err(error) => Lost::Unreachable {
+                    socket: settings.socket.display().to_string(),
+                    error: error.to_string(),
+                },
+            },
+        };
+        // A runtime that came as far as this is worth coming back to at once.
+        if matches!(*state.borrow(), State::Synchronized(_)) {
+            wait = least;
+        }
+        let over = lost == Lost::Stopped;
+        tell(&state, State::Away(lost));
+        if over {
+            return;
+        }
+        tokio::select! {
+            // It is only slept here.
+            () = stop.cancelled() => return tell(&state, State::Away(Lost::Stopped)),
+            () = tokio::time::sleep(wait) => wait = (wait * 2).min(most),
+        }
+    }
 }

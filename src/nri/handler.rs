@@ -8,9 +8,10 @@ use tokio::time::Instant;
 
 use super::adjust::updates;
 use super::event::{Event, Subject};
-use super::message::{Container, PodSandbox};
 use super::plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
-use super::wire::{CreateContainerResponse, SynchronizeResponse, UpdateResponse};
+use super::proto::{
+    Container, CreateContainerResponse, PodSandbox, SynchronizeResponse, UpdateContainerResponse,
+};
 
 /// What the runtime is told.
 pub(super) enum Answer {
@@ -112,7 +113,7 @@ async fn handle<P: Plugin>(
                 updates: others,
             } = plugin.create(pod, container).await?;
             let response = CreateContainerResponse {
-                adjust: Some(adjustment.into_wire()),
+                adjust: Some(adjustment.into_proto()),
                 update: updates(others),
             };
             return Ok(response.encode_to_vec());
@@ -134,7 +135,7 @@ async fn handle<P: Plugin>(
             Vec::new()
         }
     };
-    Ok(UpdateResponse {
+    Ok(UpdateContainerResponse {
         update: updates(update),
     }
     .encode_to_vec())

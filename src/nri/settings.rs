@@ -1,0 +1,82 @@
+//! [`Settings`]: the name, the socket and the times of a plugin.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where runtimes listen.
+pub const SOCKET: &str = "/var/run/nri/nri.sock";
+
+/// How the plugin presents itself, and how patient it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// The plugin's name: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Its place among the runtime's plugins, 0 to 99: those with a lower one are asked first.
+    pub index: u8,
+    /// How long the runtime may take for the registration, and then for the first question.
+    pub registration: Duration,
+    /// How long a runtime waits for an answer if it does not tell. A handler has three quarters of it.
+    pub request: Duration,
+    /// The least and the most time between two attempts; it doubles from one to the other.
+    pub backoff: (Duration, Duration),
+}
+
+/// Settings that no runtime would accept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// A name that is none.
+    #[error("{0:?} is no name for an NRI plugin: use letters, digits, - _ and ., at least one")]
+    Name(String),
+    /// An index with more than two digits.
+    #[error("{0} is no index for an NRI plugin: use 0 to 99")]
+    Index(u8),
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// A plugin of this name and place, at the usual socket, with NRI's usual times.
+    ///
+    /// # Errors
+    /// The name or the index is one that runtimes refuse.
+    pub fn new(name: impl Into<String>, index: u8) -> Result<Self, SettingsError> {
+        let name = name.into();
+        let letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        if name.is_empty() || !name.chars().all(letter) {
+            return Err(SettingsError::Name(name));
+        }
+        if index > 99 {
+            return Err(SettingsError::Index(index));
+        }
+        Ok(Self {
+            socket: PathBuf::from(SOCKET),
+            name,
+            index,
+            registration: Duration::from_secs(5),
+            request: Duration::from_secs(2),
+            backoff: (Duration::from_millis(250), Duration::from_secs(5)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_places_are_those_that_runtimes_take() {
+        assert!(Settings::new("pinfold", 0).is_ok() && Settings::new("a-b_c.9", 99).is_ok());
+        for name in ["", "a b", "a/b", "é"] {
+            assert_eq!(
+                Settings::new(name, 1),
+                Err(SettingsError::Name(name.to_owned()))
+            );
+        }
+        assert_eq!(
+            Settings::new("pinfold", 100),
+            Err(SettingsError::Index(100))
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! [`State`]: the connection to the container runtime, as the rest of the agent sees it.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::event::Runtime;
+
+/// Why there is no runtime.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// Nobody has tried yet.
+    #[error("not tried yet")]
+    NotTried,
+    /// Nobody listens at the socket.
+    #[error(
+        "{socket}: {error}; does the container runtime run with NRI enabled, and is its socket mounted here?"
+    )]
+    Unreachable {
+        /// The socket.
+        socket: String,
+        /// The system's words.
+        error: String,
+    },
+    /// The runtime does not want the plugin.
+    #[error("the container runtime refused the registration ({code}): {message}")]
+    Refused {
+        /// gRPC's code.
+        code: i32,
+        /// The reason.
+        message: String,
+    },
+    /// The runtime did not register or configure the plugin in time.
+    #[error("the container runtime did not finish the registration within {0:?}")]
+    Registration(Duration),
+    /// The runtime is gone, or wants nothing more of the plugin.
+    #[error("the container runtime closed the connection")]
+    Closed,
+    /// The runtime is going down, and said so.
+    #[error("the container runtime is shutting down")]
+    Shutdown,
+    /// The connection broke.
+    #[error("the connection to the container runtime broke: {0}")]
+    Broken(String),
+    /// What the runtime sends makes no sense.
+    #[error("the container runtime sends what makes no sense: {0}")]
+    Nonsense(String),
+    /// The runtime reads nothing any more.
+    #[error("the container runtime has read nothing for {0:?}")]
+    Stalled(Duration),
+    /// The plugin did not accept what exists.
+    #[error("what the container runtime told of was not accepted: {0}")]
+    Synchronize(String),
+    /// The plugin was told to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// How it stands with the runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// There is none.
+    Away(Lost),
+    /// Somebody listens, and the registration is on its way.
+    Connecting,
+    /// Registered and configured; what exists is still to be told. No container is told of yet.
+    Registered(Runtime),
+    /// The plugin knows what exists, and is asked about all that changes.
+    Synchronized(Runtime),
+}
+
+// === impl State ===
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Away(Lost::NotTried)
+    }
+}
+
+impl State {
+    /// Its name, for metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Away(_) => "away",
+            Self::Connecting => "connecting",
+            Self::Registered(_) => "registered",
+            Self::Synchronized(_) => "synchronized",
+        }
+    }
+
+    /// The runtime, once it has said who it is.
+    pub fn runtime(&self) -> Option<&Runtime> {
+        match self {
+            Self::Away(_) | Self::Connecting => None,
+            Self::Registered(runtime) | Self::Synchronized(runtime) => Some(runtime),
+        }
+    }
+}
+
+/// Publishes a state, and logs it, unless it is what it was.
+pub(super) fn tell(state: &watch::Sender<State>, new: State) {
+    state.send_if_modified(|old| {
+        let differs = *old != new;
+        if differs {
+            match &new {
+                State::Away(Lost::Stopped) | State::Connecting => {
+                    tracing::debug!("NRI: {}", new.name());
+                }
+                State::Away(lost) => tracing::warn!("NRI: {lost}"),
+                State::Registered(runtime) => tracing::info!("NRI: registered with {runtime}"),
+                State::Synchronized(runtime) => tracing::info!("NRI: in step with {runtime}"),
+            }
+            *old = new;
+        }
+        differs
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_told_once() {
+        let (state, mut told) = watch::channel(State::default());
+        told.mark_unchanged();
+        tell(&state, State::Away(Lost::NotTried));
+        assert!(!told.has_changed().unwrap());
+        tell(&state, State::Connecting);
+        assert!(told.has_changed().unwrap());
+        assert_eq!(
+            (state.borrow().name(), state.borrow().runtime()),
+            ("connecting", None)
+        );
+    }
+}
