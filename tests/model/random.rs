@@ -109,6 +109,27 @@ proptest! {
     }
 }
 
+/// Somebody confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The first reconcile frees a CPU, the second
+/// gives that CPU to pod 2 and so ends the block, the third gives pod 1 its CPUs.
+#[test]
+fn a_block_that_a_reconcile_ends() {
+    use Choice::{Happen, Kill, Live, Reconcile};
+    let choices = [
+        Live(41666),
+        Live(27042),
+        Live(21472),
+        Kill(67),
+        Live(33462),
+        Happen(20793),
+        Live(52553),
+        Live(23223),
+        Live(30915),
+        Reconcile,
+        Live(1045),
+    ];
+    run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
+}
+
 /// Somebody wrote all CPUs to a pod mate, then one of them went offline: what it was moved to held that one, which the next plan
 /// took away again.
 #[test]
