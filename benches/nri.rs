@@ -53,7 +53,7 @@ use crate::agent::{Agent, Settings, container};
 use crate::daemon::{Runtime, suites};
 use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::pods::{ContainerSpec, Pod, PodSpec};
-use crate::runtime::{Changed, FakeRuntime, Socket, StateChange, Synchronize, Told};
+use crate::runtime::{Changed, EventMessage, FakeRuntime, Socket, StateChange, Synchronize};
 
 /// Containers that are on the node already.
 const OTHERS: [usize; 3] = [0, 100, 250];
@@ -121,11 +121,11 @@ async fn handlers(
     let mut pods = Vec::new();
     let mut containers = Vec::new();
     for number in 0..others {
-        let told = pod(&tree, "besteffort", &format!("web-{number}"), 2, None);
-        let cgroup = tree.container(&told.cgroup, &told.container.id);
+        let described = pod(&tree, "besteffort", &format!("web-{number}"), 2, None);
+        let cgroup = tree.container(&described.cgroup, &described.container.id);
         tree.start(&cgroup);
-        pods.push(told.sandbox);
-        containers.push(told.container);
+        pods.push(described.sandbox);
+        containers.push(described.container);
     }
     let mut socket = Socket::new();
     let path = socket.path().display().to_string();
@@ -144,13 +144,13 @@ async fn handlers(
             containers.split_off(part(containers.len())),
         );
         let more = !pods.is_empty();
-        let told = Synchronize {
+        let message = Synchronize {
             pods: pods_now,
             containers: containers_now,
             more,
         };
         runtime
-            .call("Synchronize", told.encode_to_vec())
+            .call("Synchronize", message.encode_to_vec())
             .await
             .unwrap();
     }
@@ -169,13 +169,13 @@ async fn handlers(
         change(&mut runtime, 1, &one).await;
         // What a sandbox takes to come up.
         tokio::time::sleep(Duration::from_millis(30)).await;
-        let told = Told {
+        let message = EventMessage {
             pod: Some(one.sandbox.clone()),
             container: Some(one.container.clone()),
         };
         let start = Instant::now();
         let answer = runtime
-            .call("CreateContainer", told.encode_to_vec())
+            .call("CreateContainer", message.encode_to_vec())
             .await
             .unwrap();
         times
@@ -199,7 +199,7 @@ async fn handlers(
             one.container.id
         );
         runtime
-            .call("StopContainer", told.encode_to_vec())
+            .call("StopContainer", message.encode_to_vec())
             .await
             .unwrap();
         tree.remove(&cgroup);
@@ -316,13 +316,13 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
 
 async fn change(runtime: &mut FakeRuntime, event: i32, one: &Made) {
     let of_container = event > 3;
-    let told = StateChange {
+    let message = StateChange {
         event,
         pod: Some(one.sandbox.clone()),
         container: of_container.then(|| one.container.clone()),
     };
     runtime
-        .call("StateChange", told.encode_to_vec())
+        .call("StateChange", message.encode_to_vec())
         .await
         .unwrap();
 }

@@ -1,4 +1,4 @@
-//! [`Event`]: what a runtime tells of, and [`Request`]: its calls, read.
+//! [`Event`]: what a runtime tells of, and [`PluginRequest`]: its calls, read.
 //!
 //! Newer runtimes have a method for each event; older ones tell of most of them by one method, `StateChange`. Both come out
 //! alike, but for the methods' names in what is logged.
@@ -155,7 +155,7 @@ impl fmt::Debug for Events {
 
 /// An event with what it is of.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Subject {
+pub struct EventRequest {
     /// The pod.
     pub pod: PodSandbox,
     /// The container; empty for an event of a pod.
@@ -166,7 +166,7 @@ pub struct Subject {
 
 /// What a runtime says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Runtime {
+pub struct RuntimeInfo {
     /// Its name, like `containerd`.
     pub name: String,
     /// Its version.
@@ -177,7 +177,7 @@ pub struct Runtime {
     pub request_timeout_ms: Option<u64>,
 }
 
-impl fmt::Display for Runtime {
+impl fmt::Display for RuntimeInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.version)
     }
@@ -185,9 +185,9 @@ impl fmt::Display for Runtime {
 
 /// A call of the runtime, read.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Request {
+pub enum PluginRequest {
     /// The runtime says who it is, and asks what the plugin wants to hear of.
-    Configure(Runtime),
+    Configure(RuntimeInfo),
     /// What exists: all of it, or a part.
     Synchronize {
         /// Pods.
@@ -200,7 +200,7 @@ pub enum Request {
     /// The runtime is going down.
     Shutdown,
     /// Something happened, or is about to.
-    Event(Event, Box<Subject>),
+    Event(Event, Box<EventRequest>),
     /// Something that a plugin needn't know of. It is answered by an empty message.
     Other,
 }
@@ -218,7 +218,7 @@ pub enum RequestError {
     },
     /// The message makes no sense.
     #[error("the message of {method} can't be read: {source}")]
-    Nonsense {
+    InvalidRequest {
         /// The method.
         method: &'static str,
         /// Why not.
@@ -229,20 +229,20 @@ pub enum RequestError {
     Missing(Event, &'static str),
 }
 
-// === impl Request ===
+// === impl PluginRequest ===
 
-impl Request {
+impl PluginRequest {
     /// Reads a call from the names of its service and method and its message.
     pub fn read(service: &str, method: &str, payload: &[u8]) -> Result<Self, RequestError> {
-        let own = EVENTS.into_iter().find(|event| event.name() == method);
-        match (service, method, own) {
+        let event_of_method = EVENTS.into_iter().find(|event| event.name() == method);
+        match (service, method, event_of_method) {
             (PLUGIN_SERVICE, "Configure", _) => configure(payload),
             (PLUGIN_SERVICE, "Synchronize", _) => synchronize(payload),
             (PLUGIN_SERVICE, "Shutdown", _) => Ok(Self::Shutdown),
             (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
             (PLUGIN_SERVICE, _, Some(event)) => {
-                let nonsense = |source| RequestError::Nonsense {
+                let invalid = |source| RequestError::InvalidRequest {
                     method: event.name(),
                     source,
                 };
@@ -250,7 +250,7 @@ impl Request {
                     pod,
                     container,
                     resources,
-                } = UpdateContainerRequest::decode(payload).map_err(nonsense)?;
+                } = UpdateContainerRequest::decode(payload).map_err(invalid)?;
                 // An update of pods' resources would number its fields otherwise; it has no event here.
                 Self::event(event, pod, container, resources)
             }
@@ -274,7 +274,7 @@ impl Request {
         let (container, resources) = (container.unwrap_or_default(), resources.unwrap_or_default());
         Ok(Self::Event(
             event,
-            Box::new(Subject {
+            Box::new(EventRequest {
                 pod,
                 container,
                 resources,
@@ -283,12 +283,13 @@ impl Request {
     }
 }
 
-fn configure(payload: &[u8]) -> Result<Request, RequestError> {
-    let message = ConfigureRequest::decode(payload).map_err(|source| RequestError::Nonsense {
-        method: "Configure",
-        source,
-    })?;
-    Ok(Request::Configure(Runtime {
+fn configure(payload: &[u8]) -> Result<PluginRequest, RequestError> {
+    let message =
+        ConfigureRequest::decode(payload).map_err(|source| RequestError::InvalidRequest {
+            method: "Configure",
+            source,
+        })?;
+    Ok(PluginRequest::Configure(RuntimeInfo {
         name: message.runtime_name,
         version: message.runtime_version,
         nri_version: Some(message.nri_version).filter(|version| !version.is_empty()),
@@ -298,28 +299,28 @@ fn configure(payload: &[u8]) -> Result<Request, RequestError> {
     }))
 }
 
-fn synchronize(payload: &[u8]) -> Result<Request, RequestError> {
+fn synchronize(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     let SynchronizeRequest {
         pods,
         containers,
         more,
-    } = SynchronizeRequest::decode(payload).map_err(|source| RequestError::Nonsense {
+    } = SynchronizeRequest::decode(payload).map_err(|source| RequestError::InvalidRequest {
         method: "Synchronize",
         source,
     })?;
-    Ok(Request::Synchronize {
+    Ok(PluginRequest::Synchronize {
         pods,
         containers,
         more,
     })
 }
 
-fn state_change(payload: &[u8]) -> Result<Request, RequestError> {
+fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     let StateChangeEvent {
         event,
         pod,
         container,
-    } = StateChangeEvent::decode(payload).map_err(|source| RequestError::Nonsense {
+    } = StateChangeEvent::decode(payload).map_err(|source| RequestError::InvalidRequest {
         method: "StateChange",
         source,
     })?;
@@ -328,8 +329,8 @@ fn state_change(payload: &[u8]) -> Result<Request, RequestError> {
         .into_iter()
         .find(|known| i32::from(*known as u8) == event)
     {
-        Some(event) if !event.has_own_method() => Request::event(event, pod, container, None),
-        _ => Ok(Request::Other),
+        Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container, None),
+        _ => Ok(PluginRequest::Other),
     }
 }
 
@@ -337,12 +338,12 @@ fn state_change(payload: &[u8]) -> Result<Request, RequestError> {
 mod tests {
     use super::*;
 
-    fn read(method: &str, payload: &[u8]) -> Result<Request, RequestError> {
-        Request::read(PLUGIN_SERVICE, method, payload)
+    fn read(method: &str, payload: &[u8]) -> Result<PluginRequest, RequestError> {
+        PluginRequest::read(PLUGIN_SERVICE, method, payload)
     }
 
-    fn subject() -> Subject {
-        Subject {
+    fn event_request() -> EventRequest {
+        EventRequest {
             pod: PodSandbox {
                 name: "ps-0".to_owned(),
                 ..PodSandbox::default()
@@ -356,7 +357,7 @@ mod tests {
     }
 
     fn message(with_container: bool) -> UpdateContainerRequest {
-        let Subject { pod, container, .. } = subject();
+        let EventRequest { pod, container, .. } = event_request();
         UpdateContainerRequest {
             pod: Some(pod),
             container: Some(container).filter(|_| with_container),
@@ -368,24 +369,26 @@ mod tests {
     fn an_event_is_read_from_its_own_method_and_from_the_older_one() {
         for event in EVENTS {
             let container = event.is_of_container();
-            let alone = Subject {
+            let alone = EventRequest {
                 container: Container::default(),
-                ..subject()
+                ..event_request()
             };
-            let expected =
-                Request::Event(event, Box::new(if container { subject() } else { alone }));
-            let own = message(container);
+            let expected = PluginRequest::Event(
+                event,
+                Box::new(if container { event_request() } else { alone }),
+            );
+            let event_of_method = message(container);
             assert_eq!(
-                read(event.name(), &own.encode_to_vec()),
+                read(event.name(), &event_of_method.encode_to_vec()),
                 Ok(expected.clone())
             );
             let older = StateChangeEvent {
                 event: event as i32,
-                pod: own.pod,
-                container: own.container,
+                pod: event_of_method.pod,
+                container: event_of_method.container,
             };
             let expected = if event.has_own_method() {
-                Request::Other
+                PluginRequest::Other
             } else {
                 expected
             };
@@ -407,14 +410,17 @@ mod tests {
             };
             assert_eq!(
                 read("StateChange", &older.encode_to_vec()),
-                Ok(Request::Other)
+                Ok(PluginRequest::Other)
             );
         }
-        assert_eq!(read("UpdatePodSandbox", b"\xff\xff"), Ok(Request::Other));
+        assert_eq!(
+            read("UpdatePodSandbox", b"\xff\xff"),
+            Ok(PluginRequest::Other)
+        );
         let newer = [message(true).encode_to_vec(), vec![0xfa, 0x7f, 1, b'x']].concat();
         assert!(matches!(
             read("StartContainer", &newer),
-            Ok(Request::Event(Event::StartContainer, _))
+            Ok(PluginRequest::Event(Event::StartContainer, _))
         ));
     }
 
@@ -423,7 +429,7 @@ mod tests {
         let errors = [
             (read("ValidateContainerAdjustment", b""), "not implemented"),
             (
-                Request::read("Elsewhere", "Configure", b""),
+                PluginRequest::read("Elsewhere", "Configure", b""),
                 "Elsewhere/Configure is not implemented",
             ),
             (

@@ -481,12 +481,12 @@ mod tests {
         stream[..4].copy_from_slice(&u32::try_from(MAX_MESSAGE_DATA + 1).unwrap().to_be_bytes());
         let mut decoder = MessageDecoder::default();
         let mut header = &stream[..MESSAGE_HEADER_LEN];
-        let told = RpcMessage {
+        let oversized = RpcMessage {
             stream: 1,
             kind: MessageType::Request,
             data: Err(MAX_MESSAGE_DATA + 1),
         };
-        assert_eq!(decoder.next(&mut header), Some(told));
+        assert_eq!(decoder.next(&mut header), Some(oversized));
         assert!(!decoder.is_between_messages());
         stream.push(0);
         stream.extend(encode_message(3, MessageType::Request, b"next").unwrap());

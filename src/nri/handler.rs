@@ -7,14 +7,14 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use super::adjust::updates;
-use super::event::{Event, Subject};
-use super::plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
+use super::event::{Event, EventRequest};
+use super::plugin::{Creation, HandlerTimeout, Plugin, Refusal, UnansweredCall};
 use super::proto::{
     Container, CreateContainerResponse, PodSandbox, SynchronizeResponse, UpdateContainerResponse,
 };
 
 /// What the runtime is told.
-pub(super) enum Answer {
+pub(super) enum HandlerOutput {
     /// The answer to what exists.
     Synchronized(Result<Vec<u8>, Refusal>),
     /// The answer to an event.
@@ -22,31 +22,31 @@ pub(super) enum Answer {
 }
 
 /// What the plugin is to be told.
-pub(super) enum What {
+pub(super) enum HandlerInput {
     /// What exists.
     Synchronize(Vec<PodSandbox>, Vec<Container>),
     /// An event.
-    Event(Event, Box<Subject>),
+    Event(Event, Box<EventRequest>),
 }
 
 /// A call of the runtime that a handler of the plugin answers.
-pub(super) struct Call {
-    pub(super) what: What,
+pub(super) struct HandlerCall {
+    pub(super) input: HandlerInput,
     /// How long there is from the call to its answer.
     pub(super) limit: Duration,
     /// When that is over.
     pub(super) deadline: Instant,
 }
 
-// === impl Call ===
+// === impl HandlerCall ===
 
-impl Call {
+impl HandlerCall {
     /// Has the plugin answer.
-    pub(super) async fn answer<P: Plugin>(self, plugin: Arc<P>) -> Answer {
+    pub(super) async fn run<P: Plugin>(self, plugin: Arc<P>) -> HandlerOutput {
         let handlers = Arc::clone(&plugin);
         let (deadline, limit) = (self.deadline, self.limit);
-        match self.what {
-            What::Synchronize(pods, containers) => {
+        match self.input {
+            HandlerInput::Synchronize(pods, containers) => {
                 let handler = async move {
                     let update = updates(handlers.synchronize(pods, containers).await?);
                     Ok(SynchronizeResponse {
@@ -55,20 +55,25 @@ impl Call {
                     }
                     .encode_to_vec())
                 };
-                Answer::Synchronized(match in_time(handler, deadline, limit).await {
-                    Ok(answer) => answer,
-                    Err(timeout) => unanswered(&*plugin, &Unanswered::Synchronize, timeout),
-                })
-            }
-            What::Event(event, subject) => {
-                let subject = Arc::new(subject);
-                let told = Arc::clone(&subject);
-                let handler = async move { handle(&*handlers, event, &told).await };
-                Answer::Event(match in_time(handler, deadline, limit).await {
+                HandlerOutput::Synchronized(match with_deadline(handler, deadline, limit).await {
                     Ok(answer) => answer,
                     Err(timeout) => {
-                        unanswered(&*plugin, &Unanswered::Event(event, &subject), timeout)
+                        answer_after_timeout(&*plugin, &UnansweredCall::Synchronize, timeout)
                     }
+                })
+            }
+            HandlerInput::Event(event, request) => {
+                let request = Arc::new(request);
+                let handler_request = Arc::clone(&request);
+                let handler =
+                    async move { call_handler(&*handlers, event, &handler_request).await };
+                HandlerOutput::Event(match with_deadline(handler, deadline, limit).await {
+                    Ok(answer) => answer,
+                    Err(timeout) => answer_after_timeout(
+                        &*plugin,
+                        &UnansweredCall::Event(event, &request),
+                        timeout,
+                    ),
                 })
             }
         }
@@ -76,7 +81,7 @@ impl Call {
 }
 
 /// Runs a handler, and cancels it at one of its awaits when its time is over.
-async fn in_time(
+async fn with_deadline(
     handler: impl Future<Output = Result<Vec<u8>, Refusal>>,
     deadline: Instant,
     limit: Duration,
@@ -87,34 +92,34 @@ async fn in_time(
 }
 
 /// What the plugin chose for the case: an answer that changes nothing, or a refusal.
-fn unanswered<P: Plugin>(
+fn answer_after_timeout<P: Plugin>(
     plugin: &P,
-    call: &Unanswered<'_>,
-    why: HandlerTimeout,
+    call: &UnansweredCall<'_>,
+    timeout: HandlerTimeout,
 ) -> Result<Vec<u8>, Refusal> {
-    tracing::error!("NRI: {call}: {why}");
-    plugin.unanswered(call, why).map(|()| Vec::new())
+    tracing::error!("NRI: {call}: {timeout}");
+    plugin.unanswered(call, timeout).map(|()| Vec::new())
 }
 
-async fn handle<P: Plugin>(
+async fn call_handler<P: Plugin>(
     plugin: &P,
     event: Event,
-    subject: &Subject,
+    request: &EventRequest,
 ) -> Result<Vec<u8>, Refusal> {
-    let Subject {
+    let EventRequest {
         pod,
         container,
         resources,
-    } = subject;
+    } = request;
     let update = match event {
         Event::CreateContainer => {
             let Creation {
                 adjustment,
-                updates: others,
+                updates: updates_of_others,
             } = plugin.create(pod, container).await?;
             let response = CreateContainerResponse {
                 adjust: Some(adjustment.into_proto()),
-                update: updates(others),
+                update: updates(updates_of_others),
             };
             return Ok(response.encode_to_vec());
         }

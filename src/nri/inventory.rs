@@ -19,14 +19,14 @@ pub struct Inventory {
     /// The containers by their sandbox's id, then by the number of their first event.
     containers: BTreeMap<String, BTreeMap<u64, Container>>,
     /// The key in `containers`, by a container's id.
-    places: BTreeMap<String, Place>,
+    keys: BTreeMap<String, ContainerKey>,
     /// The number of the latest container. Numbers increase with each new container.
     next: u64,
 }
 
 /// A container's key in [`Inventory::containers`].
 #[derive(Debug, Clone, PartialEq)]
-struct Place {
+struct ContainerKey {
     sandbox: String,
     number: u64,
 }
@@ -71,9 +71,9 @@ impl Inventory {
             self.next
         });
         let sandbox = container.pod_sandbox_id.clone();
-        self.places.insert(
+        self.keys.insert(
             container.id.clone(),
-            Place {
+            ContainerKey {
                 sandbox: sandbox.clone(),
                 number,
             },
@@ -86,10 +86,10 @@ impl Inventory {
 
     /// Removes a container that has stopped, was removed or could not be created. Returns its number.
     pub fn remove(&mut self, container: &str) -> Option<u64> {
-        let Place { sandbox, number } = self.places.remove(container)?;
-        if let Some(beside) = self.containers.get_mut(&sandbox) {
-            beside.remove(&number);
-            if beside.is_empty() {
+        let ContainerKey { sandbox, number } = self.keys.remove(container)?;
+        if let Some(siblings) = self.containers.get_mut(&sandbox) {
+            siblings.remove(&number);
+            if siblings.is_empty() {
                 self.containers.remove(&sandbox);
             }
         }
@@ -107,13 +107,13 @@ impl Inventory {
             .unwrap_or_default()
             .into_values()
         {
-            self.places.remove(&container.id);
+            self.keys.remove(&container.id);
         }
     }
 
     /// The container with an id, and its sandbox.
     pub fn container(&self, id: &str) -> Option<(&PodSandbox, &Container)> {
-        let Place { sandbox, number } = self.places.get(id)?;
+        let ContainerKey { sandbox, number } = self.keys.get(id)?;
         Some((
             self.sandboxes.get(sandbox)?,
             self.containers.get(sandbox)?.get(number)?,

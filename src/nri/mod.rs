@@ -17,7 +17,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | no socket, a refused registration, a runtime that dies | [`State::Away`] with the reason; tried again for ever, with growing waits |
+//! | no socket, a refused registration, a runtime that dies | [`ConnectionState::Away`] with the reason; tried again for ever, with growing waits |
 //! | a handler over its deadline | cancelled; [`Plugin::unanswered`] answers, so the runtime keeps the plugin |
 //! | a method or a service that nobody knows | the call is answered "unimplemented" |
 //! | a call that can't be read | the call is answered "invalid argument"; the connection goes on |
@@ -47,7 +47,7 @@
 //!     fn events(&self) -> Events {
 //!         [Event::CreateContainer].into()
 //!     }
-//!     fn unanswered(&self, _: &Unanswered<'_>, _: HandlerTimeout) -> Result<(), Refusal> {
+//!     fn unanswered(&self, _: &UnansweredCall<'_>, _: HandlerTimeout) -> Result<(), Refusal> {
 //!         Ok(())
 //!     }
 //!     async fn synchronize(
@@ -64,9 +64,9 @@
 //!     }
 //! }
 //!
-//! # async fn main_of_a_plugin() -> Result<(), SettingsError> {
-//! let (state, _how_it_stands) = tokio::sync::watch::channel(State::default());
-//! nri::serve(Settings::new("on-cpu-zero", 10)?, Arc::new(OnCpuZero), state, Default::default()).await;
+//! # async fn main_of_a_plugin() -> Result<(), PluginSettingsError> {
+//! let (state, _how_it_stands) = tokio::sync::watch::channel(ConnectionState::default());
+//! nri::serve(PluginSettings::new("on-cpu-zero", 10)?, Arc::new(OnCpuZero), state, Default::default()).await;
 //! # Ok(())
 //! # }
 //! ```
@@ -84,14 +84,14 @@ mod settings;
 mod state;
 
 pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
-pub use event::{Event, Events, Request, RequestError, Runtime, Subject};
+pub use event::{Event, EventRequest, Events, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
-pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, Unanswered};
+pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, UnansweredCall};
 pub use pods::{IMAGES, pod, pod_uid, qos_class};
 pub use proto::{
     Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
     LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PodSandbox,
 };
 pub use session::serve;
-pub use settings::{SOCKET, Settings, SettingsError};
-pub use state::{Lost, State};
+pub use settings::{PluginSettings, PluginSettingsError, SOCKET};
+pub use state::{ConnectionState, Disconnect};

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use super::adjust::{ContainerAdjustment, ContainerUpdate};
-use super::event::{Event, Events, Subject};
+use super::event::{Event, EventRequest, Events};
 use super::proto::{Container, LinuxResources, PodSandbox};
 
 /// A no, in words that the runtime passes on: `kubectl describe pod` shows them.
@@ -54,18 +54,18 @@ impl fmt::Display for HandlerTimeout {
 
 /// What went unanswered.
 #[derive(Debug, Clone, Copy)]
-pub enum Unanswered<'a> {
+pub enum UnansweredCall<'a> {
     /// What exists was told.
     Synchronize,
     /// An event was told.
-    Event(Event, &'a Subject),
+    Event(Event, &'a EventRequest),
 }
 
-impl fmt::Display for Unanswered<'_> {
+impl fmt::Display for UnansweredCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Synchronize => f.write_str("Synchronize"),
-            Self::Event(event, Subject { pod, container, .. }) => {
+            Self::Event(event, EventRequest { pod, container, .. }) => {
                 write!(f, "{event} of {}/{}", pod.namespace, pod.name)?;
                 if container.name.is_empty() {
                     Ok(())
@@ -114,7 +114,8 @@ pub trait Plugin: Send + Sync + 'static {
     ///
     /// # Errors
     /// The refusal to let it.
-    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal>;
+    fn unanswered(&self, call: &UnansweredCall<'_>, timeout: HandlerTimeout)
+    -> Result<(), Refusal>;
 
     /// Reduces a container of [`synchronize`](Self::synchronize) to the fields that the plugin uses. The containers of each
     /// part are reduced as soon as the part is read, since all parts together may be larger than the memory of the process.
@@ -246,14 +247,14 @@ mod tests {
 
     #[test]
     fn what_went_unanswered_is_named() {
-        let mut subject = Subject::default();
-        (subject.pod.namespace, subject.pod.name) = ("train".to_owned(), "ps-0".to_owned());
+        let mut request = EventRequest::default();
+        (request.pod.namespace, request.pod.name) = ("train".to_owned(), "ps-0".to_owned());
         assert_eq!(
-            Unanswered::Event(Event::RunPodSandbox, &subject).to_string(),
+            UnansweredCall::Event(Event::RunPodSandbox, &request).to_string(),
             "RunPodSandbox of train/ps-0"
         );
-        subject.container.name = "ps".to_owned();
-        let call = Unanswered::Event(Event::StartContainer, &subject).to_string();
+        request.container.name = "ps".to_owned();
+        let call = UnansweredCall::Event(Event::StartContainer, &request).to_string();
         assert_eq!(call, "StartContainer of train/ps-0 container ps");
         assert_eq!(
             HandlerTimeout(Duration::from_millis(1500)).to_string(),

@@ -68,19 +68,19 @@ pub const IMAGES: [&str; 2] = [
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
-    let here = |container: &&Container| {
+    let belongs_to_sandbox = |container: &&Container| {
         container.pod_sandbox_id == sandbox.id && container.state != stopped
     };
     let named = containers
         .into_iter()
-        .filter(here)
+        .filter(belongs_to_sandbox)
         .filter(|container| !container.name.is_empty());
     let by_name: BTreeMap<&str, &Container> = named
         .map(|container| (container.name.as_str(), container))
         .collect();
     let containers = by_name
         .into_values()
-        .filter_map(|container| convert(container, class));
+        .filter_map(|container| pod_container(container, class));
     Pod {
         namespace: if sandbox.namespace.is_empty() {
             "default"
@@ -96,8 +96,8 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         api_uid: None,
         mirror: None,
         confirmed: false,
-        labels: without(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
-        annotations: without(&sandbox.annotations, |key| {
+        labels: without_added(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
+        annotations: without_added(&sandbox.annotations, |key| {
             key == CONFIG_HASH
                 || ADDED_ANNOTATIONS
                     .iter()
@@ -116,7 +116,7 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
 /// The QoS class in the name of the cgroup that the kubelet makes for a pod, with either driver; `None` for a name that
 /// the kubelet did not give.
 pub fn qos_class(cgroup_parent: &str) -> Option<Qos> {
-    let (group, _) = split(cgroup_parent)?;
+    let (group, _) = split_cgroup_parent(cgroup_parent)?;
     // A node's configuration may put the kubelet's tree below another.
     let last = group.rsplit(['/', '-']).next().unwrap_or_default();
     match last {
@@ -129,7 +129,7 @@ pub fn qos_class(cgroup_parent: &str) -> Option<Qos> {
 
 /// The uid in the name of the cgroup that the kubelet makes for a pod, with either driver.
 pub fn pod_uid(cgroup_parent: &str) -> Option<String> {
-    let (_, uid) = split(cgroup_parent)?;
+    let (_, uid) = split_cgroup_parent(cgroup_parent)?;
     Some(if cgroup_parent.ends_with(SLICE) {
         uid.replace('_', "-")
     } else {
@@ -140,7 +140,7 @@ pub fn pod_uid(cgroup_parent: &str) -> Option<String> {
 const SLICE: &str = ".slice";
 
 /// The group of pods that the cgroup is in, and what names the pod.
-fn split(cgroup_parent: &str) -> Option<(&str, &str)> {
+fn split_cgroup_parent(cgroup_parent: &str) -> Option<(&str, &str)> {
     let path = cgroup_parent.trim_end_matches('/');
     let (group, uid) = match path.strip_suffix(SLICE) {
         Some(slice) => slice.rsplit('/').next()?.rsplit_once("-pod")?,
@@ -150,7 +150,7 @@ fn split(cgroup_parent: &str) -> Option<(&str, &str)> {
     is_uid.then_some((group, uid))
 }
 
-fn without(
+fn without_added(
     map: &BTreeMap<String, String>,
     added: impl Fn(&str) -> bool,
 ) -> BTreeMap<String, String> {
@@ -172,10 +172,10 @@ fn host_network(sandbox: &PodSandbox) -> bool {
 
 /// A container; `None` for one that can't be of the pod's manifest: nothing at all is given to it in a pod of class
 /// Guaranteed. It is there to debug.
-fn convert(container: &Container, class: Option<Qos>) -> Option<pod::Container> {
-    let told = container.resources();
-    let cpu = told.and_then(|told| told.cpu.as_ref());
-    let memory = told.and_then(|told| told.memory.as_ref());
+fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Container> {
+    let linux_resources = container.resources();
+    let cpu = linux_resources.and_then(|linux_resources| linux_resources.cpu.as_ref());
+    let memory = linux_resources.and_then(|linux_resources| linux_resources.memory.as_ref());
     let resources = resources(cpu, memory, class);
     if class == Some(Qos::Guaranteed) && resources.is_empty() {
         return None;
@@ -204,8 +204,8 @@ fn resources(
     memory: Option<&LinuxMemory>,
     class: Option<Qos>,
 ) -> Resources {
-    let request = cpu.and_then(LinuxCpu::shares).and_then(request);
-    let limit = cpu.and_then(|cpu| limit(cpu.quota()?, cpu.period()));
+    let request = cpu.and_then(LinuxCpu::shares).and_then(request_of_shares);
+    let limit = cpu.and_then(|cpu| limit_of_quota(cpu.quota()?, cpu.period()));
     let memory_limit = memory.and_then(LinuxMemory::limit);
     if class != Some(Qos::Guaranteed) {
         return Resources {
@@ -219,12 +219,14 @@ fn resources(
     // or the class comes from resources of the pod as a whole; neither is then taken for the other.
     let quota = cpu.and_then(LinuxCpu::quota);
     let (cpu_request, cpu_limit) = match (request, limit) {
-        (Some(request), Some(_)) if quota == cpu.and_then(|cpu| forward(request, cpu.period())) => {
+        (Some(request), Some(_))
+            if quota == cpu.and_then(|cpu| quota_of_limit(request, cpu.period())) =>
+        {
             (Some(request), Some(request))
         }
         (Some(request), None) => (Some(request), Some(request)),
         (None, limit) => (limit, limit),
-        differ => differ,
+        different => different,
     };
     Resources {
         cpu_request,
@@ -238,18 +240,18 @@ fn resources(
 ///
 /// The kubelet takes 1024 / 1000 of the request and drops what is left of a whole number. Rounded up, the inverse finds the
 /// one request that comes out so.
-fn request(shares: u64) -> Option<u64> {
+fn request_of_shares(shares: u64) -> Option<u64> {
     (LEAST_SHARES < shares && shares < MOST_SHARES).then(|| (shares * 1000).div_ceil(1024))
 }
 
 /// Thousandths of a CPU of a quota.
-fn limit(quota: u64, period: u64) -> Option<u64> {
+fn limit_of_quota(quota: u64, period: u64) -> Option<u64> {
     let millis = (u128::from(quota) * 1000).div_ceil(u128::from(period.max(1)));
     u64::try_from(millis).ok()
 }
 
 /// The quota that the kubelet gives for a limit.
-fn forward(millis: u64, period: u64) -> Option<u64> {
+fn quota_of_limit(millis: u64, period: u64) -> Option<u64> {
     let quota = u64::try_from(u128::from(millis) * u128::from(period) / 1000).ok()?;
     Some(quota.max(LEAST_QUOTA))
 }

@@ -1,4 +1,4 @@
-//! [`Link`]: one connection, from the registration to its end. One task owns it, and reads and writes side by side, so a
+//! [`Session`]: one connection, from the registration to its end. One task owns it, and reads and writes side by side, so a
 //! runtime that is slow to read holds up nobody else. Handlers run one after the other, in the order of the calls.
 
 use std::collections::VecDeque;
@@ -14,49 +14,49 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::event::{Events, Request, RequestError, Runtime};
+use super::event::{Events, PluginRequest, RequestError, RuntimeInfo};
 use super::framing::{
     self, Demux, MAX_MESSAGE_DATA, MessageDecoder, MessageType, PLUGIN_CHANNEL, RUNTIME_CHANNEL,
     RpcMessage, RpcRequest, RpcResponse, StatusCode,
 };
-use super::handler::{Answer, Call, What};
+use super::handler::{HandlerCall, HandlerInput, HandlerOutput};
 use super::plugin::Plugin;
 use super::proto::{
     ConfigureResponse, Container, PodSandbox, RUNTIME_SERVICE, RegisterPluginRequest,
     SynchronizeResponse,
 };
-use super::settings::Settings;
-use super::state::{Lost, State, tell};
+use super::settings::PluginSettings;
+use super::state::{ConnectionState, Disconnect, publish};
 
 /// The version of NRI whose messages these are.
 const VERSION: &str = "v0.12.2";
 
 /// How much is read at a time.
-const CHUNK: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 
 /// How many calls may wait before no more are read, and how much may wait to be sent. Runtimes open one call at a time.
-const WAITING: usize = 256;
-const UNSENT: usize = 8 << 20;
+const MAX_WAITING_CALLS: usize = 256;
+const MAX_UNSENT_BYTES: usize = 8 << 20;
 
 /// The number of the only call to the runtime: the registration.
-const REGISTRATION: u32 = 1;
+const REGISTRATION_STREAM: u32 = 1;
 
 /// The most memory for the pods and reduced containers of Synchronize. A plugin holds several copies for a moment: the state
 /// before, the new state, and what is made of either. All of them must fit into the 128 MiB of the agent's pod.
-const SYNCHRONIZE: usize = 16 << 20;
+const MAX_SYNCHRONIZE_BYTES: usize = 16 << 20;
 
 /// The memory of a short text beside its letters: the text's own fields and the allocator's.
-const TEXT: usize = 64;
+const STRING_OVERHEAD: usize = 64;
 
 /// The longest time for an answer that a runtime is believed.
-const LONGEST_REQUEST: Duration = Duration::from_secs(600);
+const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a runtime may read nothing while something waits to be sent.
-const STALLED: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What exists, as far as it was told.
 #[derive(Default)]
-struct Parts {
+struct SynchronizeParts {
     pods: Vec<PodSandbox>,
     /// Containers, reduced by the plugin.
     containers: Vec<Container>,
@@ -67,14 +67,14 @@ struct Parts {
 }
 
 /// A handler that answers a call of the runtime, with the call's stream.
-type Running = Pin<Box<dyn Future<Output = (u32, Answer)> + Send>>;
+type RunningHandler = Pin<Box<dyn Future<Output = (u32, HandlerOutput)> + Send>>;
 
 /// One connection.
-pub(super) struct Link<'a, P> {
-    settings: &'a Settings,
+pub(super) struct Session<'a, P> {
+    settings: &'a PluginSettings,
     plugin: Arc<P>,
     events: Events,
-    state: &'a watch::Sender<State>,
+    state: &'a watch::Sender<ConnectionState>,
     stop: CancellationToken,
     demux: Demux,
     /// What comes on the two channels.
@@ -84,21 +84,21 @@ pub(super) struct Link<'a, P> {
     unsent: Vec<u8>,
     unsent_since: Instant,
     /// Calls that wait for their turn, and the one that has it.
-    waiting: VecDeque<(u32, Call)>,
-    running: Option<Running>,
+    waiting: VecDeque<(u32, HandlerCall)>,
+    running: Option<RunningHandler>,
     /// Whether the runtime has yet to answer the registration.
-    registering: bool,
-    parts: Parts,
-    runtime: Option<Runtime>,
+    awaits_registration: bool,
+    parts: SynchronizeParts,
+    runtime: Option<RuntimeInfo>,
     /// When the registration must be over.
-    registered_by: Option<Instant>,
+    registration_deadline: Option<Instant>,
     /// Why the connection ends, once all is sent.
-    closing: Option<Lost>,
+    closing: Option<Disconnect>,
 }
 
-// === impl Parts ===
+// === impl SynchronizeParts ===
 
-impl Parts {
+impl SynchronizeParts {
     fn extend(&mut self, pods: Vec<PodSandbox>, containers: impl Iterator<Item = Container>) {
         for pod in &pods {
             self.bytes += estimated_bytes(pod, 2 * (pod.labels.len() + pod.annotations.len()));
@@ -117,16 +117,16 @@ impl Parts {
 
 /// The memory of a message with so many texts in lists and maps.
 fn estimated_bytes<M: prost::Message>(message: &M, texts: usize) -> usize {
-    size_of::<M>() + message.encoded_len() + texts * TEXT
+    size_of::<M>() + message.encoded_len() + texts * STRING_OVERHEAD
 }
 
-// === impl Link ===
+// === impl Session ===
 
-impl<'a, P: Plugin> Link<'a, P> {
+impl<'a, P: Plugin> Session<'a, P> {
     pub(super) fn new(
-        settings: &'a Settings,
+        settings: &'a PluginSettings,
         plugin: Arc<P>,
-        state: &'a watch::Sender<State>,
+        state: &'a watch::Sender<ConnectionState>,
         stop: CancellationToken,
     ) -> Self {
         Self {
@@ -142,93 +142,96 @@ impl<'a, P: Plugin> Link<'a, P> {
             unsent_since: Instant::now(),
             waiting: VecDeque::new(),
             running: None,
-            registering: false,
-            parts: Parts::default(),
+            awaits_registration: false,
+            parts: SynchronizeParts::default(),
             runtime: None,
-            registered_by: Some(Instant::now() + settings.registration),
+            registration_deadline: Some(Instant::now() + settings.registration_timeout),
             closing: None,
         }
     }
 
     /// Serves the connection until it ends; why it did. Calls that are still open are cancelled with it.
-    pub(super) async fn run(mut self, stream: UnixStream) -> Lost {
+    pub(super) async fn run(mut self, stream: UnixStream) -> Disconnect {
         let (mut reader, mut writer) = stream.into_split();
         self.register();
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; READ_BYTES];
         loop {
-            match self.turn(&mut reader, &mut writer, &mut chunk).await {
+            match self.handle_next(&mut reader, &mut writer, &mut chunk).await {
                 Ok(()) => {}
                 // What the runtime said of itself is a better reason than the end of the stream.
-                Err(Lost::Closed) => return self.closing.unwrap_or(Lost::Closed),
-                Err(lost) => return lost,
+                Err(Disconnect::Closed) => return self.closing.unwrap_or(Disconnect::Closed),
+                Err(disconnect) => return disconnect,
             }
         }
     }
 
     /// Waits for whatever comes first, and sees to it.
-    async fn turn(
+    async fn handle_next(
         &mut self,
         reader: &mut OwnedReadHalf,
         writer: &mut OwnedWriteHalf,
         chunk: &mut [u8],
-    ) -> Result<(), Lost> {
+    ) -> Result<(), Disconnect> {
         if self.running.is_none()
             && let Some((stream, call)) = self.waiting.pop_front()
         {
             let plugin = Arc::clone(&self.plugin);
-            self.running = Some(Box::pin(async move { (stream, call.answer(plugin).await) }));
+            self.running = Some(Box::pin(async move { (stream, call.run(plugin).await) }));
         }
         let idle = self.running.is_none() && self.unsent.is_empty();
-        if let Some(lost) = self.closing.take_if(|lost| idle && *lost != Lost::Shutdown) {
-            return Err(lost);
+        if let Some(disconnect) = self
+            .closing
+            .take_if(|disconnect| idle && *disconnect != Disconnect::Shutdown)
+        {
+            return Err(disconnect);
         }
-        let stopping = self.closing == Some(Lost::Stopped);
-        let busy = self.waiting.len() >= WAITING || self.unsent.len() >= UNSENT;
-        let registered_by = self.registered_by.unwrap_or(self.unsent_since);
+        let stopping = self.closing == Some(Disconnect::Stopped);
+        let busy = self.waiting.len() >= MAX_WAITING_CALLS || self.unsent.len() >= MAX_UNSENT_BYTES;
+        let registration_deadline = self.registration_deadline.unwrap_or(self.unsent_since);
         tokio::select! {
             // All arms are cancel safe: a cancelled read or write has moved no bytes, and an unfinished handler stays in
             // `running`.
-            () = self.stop.cancelled(), if !stopping => self.closing = Some(Lost::Stopped),
+            () = self.stop.cancelled(), if !stopping => self.closing = Some(Disconnect::Stopped),
             read = reader.read(chunk), if !busy && !stopping => {
-                let length = read.map_err(|error| Lost::Broken(error.to_string()))?;
-                self.take(chunk.get(..length).unwrap_or_default())?;
+                let length = read.map_err(|error| Disconnect::Broken(error.to_string()))?;
+                self.handle_bytes(chunk.get(..length).unwrap_or_default())?;
             }
             written = writer.write(&self.unsent), if !self.unsent.is_empty() => {
-                let length = written.map_err(|error| Lost::Broken(error.to_string()))?;
+                let length = written.map_err(|error| Disconnect::Broken(error.to_string()))?;
                 self.unsent.drain(..length.min(self.unsent.len()));
                 self.unsent_since = Instant::now();
             }
-            (stream, answer) = finished(&mut self.running) => self.answer(stream, answer),
-            () = tokio::time::sleep_until(registered_by), if self.registered_by.is_some() => {
-                return Err(Lost::Registration(self.settings.registration));
+            (stream, answer) = output_of(&mut self.running) => self.send_output(stream, answer),
+            () = tokio::time::sleep_until(registration_deadline), if self.registration_deadline.is_some() => {
+                return Err(Disconnect::RegistrationTimeout(self.settings.registration_timeout));
             }
-            () = tokio::time::sleep_until(self.unsent_since + STALLED), if !self.unsent.is_empty() => {
-                return Err(Lost::Stalled(STALLED));
+            () = tokio::time::sleep_until(self.unsent_since + WRITE_TIMEOUT), if !self.unsent.is_empty() => {
+                return Err(Disconnect::Stalled(WRITE_TIMEOUT));
             }
         }
         Ok(())
     }
 
     /// Takes what was read; nothing is the end.
-    fn take(&mut self, mut bytes: &[u8]) -> Result<(), Lost> {
+    fn handle_bytes(&mut self, mut bytes: &[u8]) -> Result<(), Disconnect> {
         if bytes.is_empty() {
-            return Err(Lost::Closed);
+            return Err(Disconnect::Closed);
         }
         while let Some(piece) = self
             .demux
             .next(&mut bytes)
-            .map_err(|error| Lost::Nonsense(error.to_string()))?
+            .map_err(|error| Disconnect::InvalidResponse(error.to_string()))?
         {
             let mut bytes = piece.bytes;
             match piece.channel {
                 PLUGIN_CHANNEL => {
-                    while let Some(frame) = self.requests.next(&mut bytes) {
-                        self.request(frame);
+                    while let Some(message) = self.requests.next(&mut bytes) {
+                        self.handle_message(message);
                     }
                 }
                 RUNTIME_CHANNEL => {
-                    while let Some(frame) = self.responses.next(&mut bytes) {
-                        self.response(frame)?;
+                    while let Some(message) = self.responses.next(&mut bytes) {
+                        self.handle_response(message)?;
                     }
                 }
                 // A channel that nobody has opened; the runtimes drop what comes there, too.
@@ -239,8 +242,8 @@ impl<'a, P: Plugin> Link<'a, P> {
     }
 
     /// Sees to a request of the runtime.
-    fn request(&mut self, frame: RpcMessage) {
-        let RpcMessage { stream, kind, data } = frame;
+    fn handle_message(&mut self, message: RpcMessage) {
+        let RpcMessage { stream, kind, data } = message;
         if kind != MessageType::Request {
             return tracing::debug!(
                 "NRI: a message of kind {kind:?} on stream {stream} is left alone"
@@ -248,14 +251,14 @@ impl<'a, P: Plugin> Link<'a, P> {
         }
         let read = data
             .map_err(|length| {
-                let says = format!(
+                let text = format!(
                     "a message of {length} bytes is more than the {} that are read",
                     MAX_MESSAGE_DATA
                 );
-                RpcResponse::error(StatusCode::ResourceExhausted, says)
+                RpcResponse::error(StatusCode::ResourceExhausted, text)
             })
             .and_then(|data| {
-                let nonsense = |error| {
+                let invalid = |error| {
                     RpcResponse::error(
                         StatusCode::InvalidArgument,
                         format!("no ttrpc request: {error}"),
@@ -266,37 +269,38 @@ impl<'a, P: Plugin> Link<'a, P> {
                     method,
                     payload,
                     ..
-                } = RpcRequest::decode(data.as_slice()).map_err(nonsense)?;
+                } = RpcRequest::decode(data.as_slice()).map_err(invalid)?;
                 // The payload is a copy. A part of Synchronize has 4 MiB.
                 drop(data);
-                Request::read(&service, &method, &payload).map_err(|error| refused(&error))
+                PluginRequest::read(&service, &method, &payload)
+                    .map_err(|error| error_response(&error))
             });
         match read {
-            Ok(request) => self.serve(stream, request),
+            Ok(request) => self.handle_request(stream, request),
             Err(error) => {
-                let says = error
+                let text = error
                     .status
                     .as_ref()
                     .map(|status| status.message.as_str())
                     .unwrap_or_default();
-                tracing::warn!("NRI: {says}");
+                tracing::warn!("NRI: {text}");
                 self.send(&error.encode(stream));
             }
         }
     }
 
-    fn serve(&mut self, stream: u32, request: Request) {
+    fn handle_request(&mut self, stream: u32, request: PluginRequest) {
         match request {
-            Request::Configure(runtime) => {
-                self.registered_by = None;
-                tell(self.state, State::Registered(runtime.clone()));
+            PluginRequest::Configure(runtime) => {
+                self.registration_deadline = None;
+                publish(self.state, ConnectionState::Registered(runtime.clone()));
                 self.runtime = Some(runtime);
                 let events = ConfigureResponse {
                     events: self.events.mask(),
                 };
-                self.respond(stream, events.encode_to_vec());
+                self.send_payload(stream, events.encode_to_vec());
             }
-            Request::Synchronize {
+            PluginRequest::Synchronize {
                 pods,
                 containers,
                 more,
@@ -309,76 +313,83 @@ impl<'a, P: Plugin> Link<'a, P> {
                         .into_iter()
                         .map(|container| plugin.reduce(container)),
                 );
-                if self.parts.bytes > SYNCHRONIZE {
-                    self.parts = Parts::default();
-                    return self.refuse(stream, StatusCode::ResourceExhausted, too_large());
+                if self.parts.bytes > MAX_SYNCHRONIZE_BYTES {
+                    self.parts = SynchronizeParts::default();
+                    return self.refuse_synchronize(
+                        stream,
+                        StatusCode::ResourceExhausted,
+                        too_large_reason(),
+                    );
                 }
                 if more {
                     let response = SynchronizeResponse {
                         update: Vec::new(),
                         more,
                     };
-                    return self.respond(stream, response.encode_to_vec());
+                    return self.send_payload(stream, response.encode_to_vec());
                 }
-                let Parts {
+                let SynchronizeParts {
                     pods, containers, ..
                 } = std::mem::take(&mut self.parts);
-                let limit = self.limit();
-                let what = What::Synchronize(pods, containers);
+                let limit = self.handler_timeout();
+                let input = HandlerInput::Synchronize(pods, containers);
                 self.waiting.push_back((
                     stream,
-                    Call {
-                        what,
+                    HandlerCall {
+                        input,
                         limit,
                         deadline: since + limit,
                     },
                 ));
             }
-            Request::Event(event, subject) if self.events.contains(event) => {
-                let limit = self.limit();
-                let what = What::Event(event, subject);
+            PluginRequest::Event(event, request) if self.events.contains(event) => {
+                let limit = self.handler_timeout();
+                let input = HandlerInput::Event(event, request);
                 self.waiting.push_back((
                     stream,
-                    Call {
-                        what,
+                    HandlerCall {
+                        input,
                         limit,
                         deadline: Instant::now() + limit,
                     },
                 ));
             }
-            Request::Shutdown => {
-                self.closing = self.closing.take().or(Some(Lost::Shutdown));
-                self.respond(stream, Vec::new());
+            PluginRequest::Shutdown => {
+                self.closing = self.closing.take().or(Some(Disconnect::Shutdown));
+                self.send_payload(stream, Vec::new());
             }
-            Request::Event(..) | Request::Other => self.respond(stream, Vec::new()),
+            PluginRequest::Event(..) | PluginRequest::Other => {
+                self.send_payload(stream, Vec::new());
+            }
         }
     }
 
     /// How long a handler may take: the runtime wants an answer somewhat later.
-    fn limit(&self) -> Duration {
-        let told = self
+    fn handler_timeout(&self) -> Duration {
+        let request_timeout = self
             .runtime
             .as_ref()
             .and_then(|runtime| runtime.request_timeout_ms);
-        told.map_or(self.settings.request, Duration::from_millis)
-            .min(LONGEST_REQUEST)
+        request_timeout
+            .map_or(self.settings.request_timeout, Duration::from_millis)
+            .min(MAX_REQUEST_TIMEOUT)
             .mul_f64(0.75)
     }
 
     /// Sends the answer to a call.
-    fn answer(&mut self, stream: u32, answer: Answer) {
+    fn send_output(&mut self, stream: u32, answer: HandlerOutput) {
         match answer {
-            Answer::Synchronized(Ok(payload)) => {
+            HandlerOutput::Synchronized(Ok(payload)) => {
                 if let Some(runtime) = &self.runtime {
-                    tell(self.state, State::Synchronized(runtime.clone()));
+                    publish(self.state, ConnectionState::Synchronized(runtime.clone()));
                 }
-                self.respond(stream, payload);
+                self.send_payload(stream, payload);
             }
-            Answer::Synchronized(Err(refusal)) => {
-                self.refuse(stream, StatusCode::Unknown, refusal.to_string());
+            HandlerOutput::Synchronized(Err(refusal)) => {
+                self.refuse_synchronize(stream, StatusCode::Unknown, refusal.to_string());
             }
-            Answer::Event(Ok(payload)) => self.respond(stream, payload),
-            Answer::Event(Err(refusal)) => {
+            HandlerOutput::Event(Ok(payload)) => self.send_payload(stream, payload),
+            HandlerOutput::Event(Err(refusal)) => {
                 self.send(
                     &RpcResponse::error(StatusCode::Unknown, refusal.to_string()).encode(stream),
                 );
@@ -387,12 +398,15 @@ impl<'a, P: Plugin> Link<'a, P> {
     }
 
     /// Refuses Synchronize. The runtime closes the connection then; if not, nothing more would come.
-    fn refuse(&mut self, stream: u32, code: StatusCode, reason: String) {
+    fn refuse_synchronize(&mut self, stream: u32, code: StatusCode, reason: String) {
         self.send(&RpcResponse::error(code, reason.clone()).encode(stream));
-        self.closing = self.closing.take().or(Some(Lost::Synchronize(reason)));
+        self.closing = self
+            .closing
+            .take()
+            .or(Some(Disconnect::SynchronizeRefused(reason)));
     }
 
-    fn respond(&mut self, stream: u32, payload: Vec<u8>) {
+    fn send_payload(&mut self, stream: u32, payload: Vec<u8>) {
         self.send(&RpcResponse::answer(payload).encode(stream));
     }
 
@@ -414,7 +428,7 @@ impl<'a, P: Plugin> Link<'a, P> {
             index: format!("{:02}", self.settings.index),
             version: VERSION.to_owned(),
         };
-        let limit = self.settings.registration;
+        let limit = self.settings.registration_timeout;
         let request = RpcRequest {
             service: RUNTIME_SERVICE.to_owned(),
             method: "RegisterPlugin".to_owned(),
@@ -422,42 +436,49 @@ impl<'a, P: Plugin> Link<'a, P> {
             timeout_nanoseconds: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
         };
         // A plugin's name is short, so the message is not too long.
-        if let Some(message) =
-            framing::encode_message(REGISTRATION, MessageType::Request, &request.encode_to_vec())
-        {
-            self.registering = true;
+        if let Some(message) = framing::encode_message(
+            REGISTRATION_STREAM,
+            MessageType::Request,
+            &request.encode_to_vec(),
+        ) {
+            self.awaits_registration = true;
             self.send_on(RUNTIME_CHANNEL, &message);
         }
     }
 
     /// Handles the runtime's response to the registration. Other responses answer no call and are dropped.
-    fn response(&mut self, frame: RpcMessage) -> Result<(), Lost> {
-        let RpcMessage { stream, kind, data } = frame;
-        if !self.registering || stream != REGISTRATION || kind != MessageType::Response {
+    fn handle_response(&mut self, message: RpcMessage) -> Result<(), Disconnect> {
+        let RpcMessage { stream, kind, data } = message;
+        if !self.awaits_registration
+            || stream != REGISTRATION_STREAM
+            || kind != MessageType::Response
+        {
             tracing::debug!("NRI: a message of kind {kind:?} on stream {stream} answers no call");
             return Ok(());
         }
-        self.registering = false;
+        self.awaits_registration = false;
         let response = data
             .map_err(|length| format!("a response of {length} bytes"))
             .and_then(|data| {
                 RpcResponse::decode(data.as_slice()).map_err(|error| error.to_string())
             })
-            .map_err(Lost::Nonsense)?;
-        response.into_result().map_err(|status| Lost::Refused {
-            code: status.code,
-            message: status.message,
-        })?;
+            .map_err(Disconnect::InvalidResponse)?;
+        response
+            .into_result()
+            .map_err(|status| Disconnect::RegistrationRefused {
+                code: status.code,
+                message: status.message,
+            })?;
         // The runtime sends Configure at once.
-        self.registered_by = self
-            .registered_by
-            .map(|_| Instant::now() + self.settings.registration);
+        self.registration_deadline = self
+            .registration_deadline
+            .map(|_| Instant::now() + self.settings.registration_timeout);
         Ok(())
     }
 }
 
 /// The answer of the running handler. Waits forever if no handler runs.
-async fn finished(running: &mut Option<Running>) -> (u32, Answer) {
+async fn output_of(running: &mut Option<RunningHandler>) -> (u32, HandlerOutput) {
     let Some(handler) = running else {
         return std::future::pending().await;
     };
@@ -467,19 +488,21 @@ async fn finished(running: &mut Option<Running>) -> (u32, Answer) {
 }
 
 /// The refusal of a Synchronize that would need too much memory.
-fn too_large() -> String {
+fn too_large_reason() -> String {
     format!(
         "the node's pods and containers need more than the {} MiB that are kept of them: shorten the pods' annotations and the \
          containers' arguments on this node",
-        SYNCHRONIZE >> 20
+        MAX_SYNCHRONIZE_BYTES >> 20
     )
 }
 
 /// The answer to a call that can't be served.
-fn refused(error: &RequestError) -> RpcResponse {
+fn error_response(error: &RequestError) -> RpcResponse {
     let code = match error {
         RequestError::Unknown { .. } => StatusCode::Unimplemented,
-        RequestError::Nonsense { .. } | RequestError::Missing(..) => StatusCode::InvalidArgument,
+        RequestError::InvalidRequest { .. } | RequestError::Missing(..) => {
+            StatusCode::InvalidArgument
+        }
     };
     RpcResponse::error(code, error.to_string())
 }
@@ -488,41 +511,41 @@ fn refused(error: &RequestError) -> RpcResponse {
 ///
 /// Told to stop, it answers what it was asked before, and closes the connection. The runtime goes on without it.
 pub async fn serve<P: Plugin>(
-    settings: Settings,
+    settings: PluginSettings,
     plugin: Arc<P>,
-    state: watch::Sender<State>,
+    state: watch::Sender<ConnectionState>,
     stop: CancellationToken,
 ) {
     let (least, most) = settings.backoff;
     let mut wait = least;
     loop {
-        let lost = tokio::select! {
+        let disconnect = tokio::select! {
             // Neither arm loses anything: a connection that comes about too late is closed.
-            () = stop.cancelled() => Lost::Stopped,
+            () = stop.cancelled() => Disconnect::Stopped,
             connected = UnixStream::connect(&settings.socket) => match connected {
                 Ok(stream) => {
-                    tell(&state, State::Connecting);
-                    let link = Link::new(&settings, Arc::clone(&plugin), &state, stop.clone());
-                    link.run(stream).await
+                    publish(&state, ConnectionState::Connecting);
+                    let session = Session::new(&settings, Arc::clone(&plugin), &state, stop.clone());
+                    session.run(stream).await
                 }
-                Err(error) => Lost::Unreachable {
+                Err(error) => Disconnect::Unreachable {
                     socket: settings.socket.display().to_string(),
                     error: error.to_string(),
                 },
             },
         };
         // A runtime that came as far as this is worth coming back to at once.
-        if matches!(*state.borrow(), State::Synchronized(_)) {
+        if matches!(*state.borrow(), ConnectionState::Synchronized(_)) {
             wait = least;
         }
-        let over = lost == Lost::Stopped;
-        tell(&state, State::Away(lost));
-        if over {
+        let is_stopped = disconnect == Disconnect::Stopped;
+        publish(&state, ConnectionState::Away(disconnect));
+        if is_stopped {
             return;
         }
         tokio::select! {
             // It is only slept here.
-            () = stop.cancelled() => return tell(&state, State::Away(Lost::Stopped)),
+            () = stop.cancelled() => return publish(&state, ConnectionState::Away(Disconnect::Stopped)),
             () = tokio::time::sleep(wait) => wait = (wait * 2).min(most),
         }
     }

@@ -1,14 +1,14 @@
-//! [`State`]: the connection to the container runtime, as the rest of the agent sees it.
+//! [`ConnectionState`]: the connection to the container runtime, as the rest of the agent sees it.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::event::Runtime;
+use super::event::RuntimeInfo;
 
 /// Why there is no runtime.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Lost {
+pub enum Disconnect {
     /// Nobody has tried yet.
     #[error("not tried yet")]
     NotTried,
@@ -24,7 +24,7 @@ pub enum Lost {
     },
     /// The runtime does not want the plugin.
     #[error("the container runtime refused the registration ({code}): {message}")]
-    Refused {
+    RegistrationRefused {
         /// gRPC's code.
         code: i32,
         /// The reason.
@@ -32,7 +32,7 @@ pub enum Lost {
     },
     /// The runtime did not register or configure the plugin in time.
     #[error("the container runtime did not finish the registration within {0:?}")]
-    Registration(Duration),
+    RegistrationTimeout(Duration),
     /// The runtime is gone, or wants nothing more of the plugin.
     #[error("the container runtime closed the connection")]
     Closed,
@@ -44,13 +44,13 @@ pub enum Lost {
     Broken(String),
     /// What the runtime sends makes no sense.
     #[error("the container runtime sends what makes no sense: {0}")]
-    Nonsense(String),
+    InvalidResponse(String),
     /// The runtime reads nothing any more.
     #[error("the container runtime has read nothing for {0:?}")]
     Stalled(Duration),
     /// The plugin did not accept what exists.
     #[error("what the container runtime told of was not accepted: {0}")]
-    Synchronize(String),
+    SynchronizeRefused(String),
     /// The plugin was told to stop.
     #[error("stopped")]
     Stopped,
@@ -58,26 +58,26 @@ pub enum Lost {
 
 /// How it stands with the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum ConnectionState {
     /// There is none.
-    Away(Lost),
+    Away(Disconnect),
     /// Somebody listens, and the registration is on its way.
     Connecting,
     /// Registered and configured; what exists is still to be told. No container is told of yet.
-    Registered(Runtime),
+    Registered(RuntimeInfo),
     /// The plugin knows what exists, and is asked about all that changes.
-    Synchronized(Runtime),
+    Synchronized(RuntimeInfo),
 }
 
-// === impl State ===
+// === impl ConnectionState ===
 
-impl Default for State {
+impl Default for ConnectionState {
     fn default() -> Self {
-        Self::Away(Lost::NotTried)
+        Self::Away(Disconnect::NotTried)
     }
 }
 
-impl State {
+impl ConnectionState {
     /// Its name, for metrics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// The runtime, once it has said who it is.
-    pub fn runtime(&self) -> Option<&Runtime> {
+    pub fn runtime(&self) -> Option<&RuntimeInfo> {
         match self {
             Self::Away(_) | Self::Connecting => None,
             Self::Registered(runtime) | Self::Synchronized(runtime) => Some(runtime),
@@ -98,17 +98,21 @@ impl State {
 }
 
 /// Publishes a state, and logs it, unless it is what it was.
-pub(super) fn tell(state: &watch::Sender<State>, new: State) {
+pub(super) fn publish(state: &watch::Sender<ConnectionState>, new: ConnectionState) {
     state.send_if_modified(|old| {
         let differs = *old != new;
         if differs {
             match &new {
-                State::Away(Lost::Stopped) | State::Connecting => {
+                ConnectionState::Away(Disconnect::Stopped) | ConnectionState::Connecting => {
                     tracing::debug!("NRI: {}", new.name());
                 }
-                State::Away(lost) => tracing::warn!("NRI: {lost}"),
-                State::Registered(runtime) => tracing::info!("NRI: registered with {runtime}"),
-                State::Synchronized(runtime) => tracing::info!("NRI: in step with {runtime}"),
+                ConnectionState::Away(disconnect) => tracing::warn!("NRI: {disconnect}"),
+                ConnectionState::Registered(runtime) => {
+                    tracing::info!("NRI: registered with {runtime}");
+                }
+                ConnectionState::Synchronized(runtime) => {
+                    tracing::info!("NRI: in step with {runtime}");
+                }
             }
             *old = new;
         }
@@ -122,12 +126,12 @@ mod tests {
 
     #[test]
     fn a_state_is_told_once() {
-        let (state, mut told) = watch::channel(State::default());
-        told.mark_unchanged();
-        tell(&state, State::Away(Lost::NotTried));
-        assert!(!told.has_changed().unwrap());
-        tell(&state, State::Connecting);
-        assert!(told.has_changed().unwrap());
+        let (state, mut receiver) = watch::channel(ConnectionState::default());
+        receiver.mark_unchanged();
+        publish(&state, ConnectionState::Away(Disconnect::NotTried));
+        assert!(!receiver.has_changed().unwrap());
+        publish(&state, ConnectionState::Connecting);
+        assert!(receiver.has_changed().unwrap());
         assert_eq!(
             (state.borrow().name(), state.borrow().runtime()),
             ("connecting", None)

@@ -11,10 +11,10 @@ use prost::Message;
 use crate::agent::Settings;
 use crate::asked::{Runtime, path, told};
 use crate::kernel::kernel_tests;
-use crate::runtime::Told;
+use crate::runtime::EventMessage;
 
 /// A container's CPU request and limit in thousandths.
-fn set_cpus(told: &mut Told, milli: u64) {
+fn set_cpus(told: &mut EventMessage, milli: u64) {
     let container = told.container.as_mut().unwrap();
     let resources = container.linux.as_mut().unwrap().resources.as_mut();
     let cpu = resources.unwrap().cpu.as_mut().unwrap();
@@ -26,23 +26,23 @@ fn set_cpus(told: &mut Told, milli: u64) {
     });
 }
 
-fn annotate(told: &mut Told, key: &str, value: &str) {
+fn annotate(told: &mut EventMessage, key: &str, value: &str) {
     let annotations = &mut told.pod.as_mut().unwrap().annotations;
     annotations.insert(key.to_owned(), value.to_owned());
 }
 
-fn label(told: &mut Told, key: &str, value: &str) {
+fn label(told: &mut EventMessage, key: &str, value: &str) {
     let labels = &mut told.pod.as_mut().unwrap().labels;
     labels.insert(key.to_owned(), value.to_owned());
 }
 
-fn set_env(told: &mut Told, lines: &[&str]) {
+fn set_env(told: &mut EventMessage, lines: &[&str]) {
     let env = &mut told.container.as_mut().unwrap().env;
     env.extend(lines.iter().map(|&line| line.to_owned()));
 }
 
 /// A pod's name, the CPUs of its container, and a change of the description.
-type Case = (&'static str, i64, fn(&mut Told));
+type Case = (&'static str, i64, fn(&mut EventMessage));
 
 const ROLE: &str = "training.kubeflow.org/replica-type";
 

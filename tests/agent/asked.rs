@@ -21,7 +21,7 @@ use crate::agent::{Agent, Settings, container};
 use crate::api::{Cluster, NODE, count_events, pod, two_reconciles};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::kubelet::Root;
-use crate::runtime::{FakeRuntime, PLUGIN, Reply, Socket, StateChange, Told};
+use crate::runtime::{EventMessage, FakeRuntime, PLUGIN, Reply, Socket, StateChange};
 
 // The answers, by the numbers of their fields.
 
@@ -116,8 +116,8 @@ impl Runtime {
             .map_err(|(_, words)| words)
     }
 
-    pub(crate) fn change(&mut self, event: i32, told: &Told) {
-        let Told { pod, container } = told.clone();
+    pub(crate) fn change(&mut self, event: i32, told: &EventMessage) {
+        let EventMessage { pod, container } = told.clone();
         let container = container.filter(|_| event > 3);
         self.call(
             "StateChange",
@@ -131,12 +131,12 @@ impl Runtime {
         .unwrap();
     }
 
-    pub(crate) fn create(&mut self, told: &Told) -> Given {
+    pub(crate) fn create(&mut self, told: &EventMessage) -> Given {
         self.try_create(told).unwrap()
     }
 
     /// The same for a creation that may be refused.
-    pub(crate) fn try_create(&mut self, told: &Told) -> Result<Given, String> {
+    pub(crate) fn try_create(&mut self, told: &EventMessage) -> Result<Given, String> {
         let answer = self.call("CreateContainer", told.encode_to_vec())?;
         let adjust = Created::decode(answer.as_slice())
             .unwrap()
@@ -155,8 +155,8 @@ impl Runtime {
     }
 
     /// The CPUs that are written with an update, by container.
-    fn update(&mut self, told: &Told) -> Vec<u8> {
-        let Told { pod, container } = told.clone();
+    fn update(&mut self, told: &EventMessage) -> Vec<u8> {
+        let EventMessage { pod, container } = told.clone();
         let cpu = LinuxCpu {
             shares: Some(OptionalUInt64 { value: 512 }),
             ..LinuxCpu::default()
@@ -179,7 +179,7 @@ impl Runtime {
 }
 
 /// A pod's cgroup, and a worker with one CPU in it as a runtime tells of it; or a pod that asks for nothing.
-pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
+pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     let uid = format!("{name}-uid");
     let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
     let worker = [
@@ -204,7 +204,7 @@ pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
         cgroup_parent: format!("/{cgroup}"),
         ..LinuxPodSandbox::default()
     };
-    Told {
+    EventMessage {
         pod: Some(PodSandbox {
             id: format!("sandbox-{name}"),
             name: name.to_owned(),
@@ -233,7 +233,7 @@ pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> Told {
     }
 }
 
-pub(crate) fn path(told: &Told) -> String {
+pub(crate) fn path(told: &EventMessage) -> String {
     told.container
         .as_ref()
         .unwrap()
@@ -257,7 +257,7 @@ fn creations_in_a_row_get_cpus_of_their_own() {
     runtime.connect(&agent);
     // One after the other, before any of their cgroups is there: each is answered with what nobody else was promised.
     let count = kernel.online.len() - 1;
-    let all: Vec<Told> = (0..count)
+    let all: Vec<EventMessage> = (0..count)
         .map(|number| told(&tree, &format!("worker-{number}"), 1))
         .collect();
     all.iter().for_each(|one| runtime.change(1, one));
@@ -328,7 +328,7 @@ fn what_was_asked_before_sigterm_is_answered() {
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
     // Few enough for a busy machine to answer all within the two seconds of a runtime.
-    let burst: Vec<Told> = (0..8)
+    let burst: Vec<EventMessage> = (0..8)
         .map(|number| told(&tree, &format!("worker-{number}"), 1))
         .collect();
     burst.iter().for_each(|one| runtime.change(1, one));

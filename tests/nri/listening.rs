@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pinfold::nri::{
-    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
-    HandlerTimeout, LinuxResources, Lost, Plugin, PodSandbox, Quota, Refusal, Settings, State,
-    Unanswered,
+    self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
+    Disconnect, Event, Events, HandlerTimeout, LinuxResources, Plugin, PluginSettings, PodSandbox,
+    Quota, Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -39,7 +39,7 @@ pub(crate) struct Listening {
     /// Whether environments of Synchronize are dropped.
     pub(crate) drop_environments: bool,
     pub(crate) heard: Mutex<Vec<String>>,
-    pub(crate) silence: Mutex<Vec<(String, HandlerTimeout)>>,
+    pub(crate) timeouts: Mutex<Vec<(String, HandlerTimeout)>>,
     pub(crate) cancelled: Arc<Mutex<usize>>,
     pub(crate) existing: Mutex<(Vec<PodSandbox>, Vec<Container>)>,
     /// What was about to be created.
@@ -124,10 +124,17 @@ impl Plugin for Listening {
         self.events
     }
 
-    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
-        self.silence.lock().unwrap().push((call.to_string(), why));
+    fn unanswered(
+        &self,
+        call: &UnansweredCall<'_>,
+        timeout: HandlerTimeout,
+    ) -> Result<(), Refusal> {
+        self.timeouts
+            .lock()
+            .unwrap()
+            .push((call.to_string(), timeout));
         if self.strict {
-            Err(Refusal::new(format!("{call}: {why}")))
+            Err(Refusal::new(format!("{call}: {timeout}")))
         } else {
             Ok(())
         }
@@ -174,10 +181,10 @@ impl Plugin for Listening {
             .unwrap()
             .push((pod.clone(), container.clone()));
         self.carry_on().await?;
-        let told = |key: &str| pod.annotations.get(key).map(String::as_str);
-        let set = |key: &str| told(key).map(|list| list.parse().unwrap());
-        let quota = told("pf/quota").map(|quota| quota.parse().unwrap());
-        let pair = told("pf/env").and_then(|pair| pair.split_once('='));
+        let annotation = |key: &str| pod.annotations.get(key).map(String::as_str);
+        let set = |key: &str| annotation(key).map(|list| list.parse().unwrap());
+        let quota = annotation("pf/quota").map(|quota| quota.parse().unwrap());
+        let pair = annotation("pf/env").and_then(|pair| pair.split_once('='));
         let adjustment = ContainerAdjustment {
             env: pair
                 .into_iter()
@@ -260,7 +267,7 @@ impl Plugin for Listening {
 pub(crate) struct Serving {
     pub(crate) socket: Socket,
     pub(crate) plugin: Arc<Listening>,
-    pub(crate) state: watch::Receiver<State>,
+    pub(crate) state: watch::Receiver<ConnectionState>,
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<()>,
 }
@@ -270,15 +277,15 @@ impl Serving {
         Self::with(plugin, |_| {})
     }
 
-    pub(crate) fn with(plugin: Listening, change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn with(plugin: Listening, change: impl FnOnce(&mut PluginSettings)) -> Self {
         let socket = Socket::new();
         let plugin = Arc::new(plugin);
-        let mut settings = Settings::new("pf", 20).unwrap();
+        let mut settings = PluginSettings::new("pf", 20).unwrap();
         settings.socket = socket.path();
-        settings.registration = WAIT;
+        settings.registration_timeout = WAIT;
         settings.backoff = (Duration::from_millis(1), Duration::from_millis(2));
         change(&mut settings);
-        let (sender, state) = watch::channel(State::default());
+        let (sender, state) = watch::channel(ConnectionState::default());
         let stop = CancellationToken::new();
         let task = tokio::spawn(nri::serve(
             settings,
@@ -296,15 +303,19 @@ impl Serving {
     }
 
     /// Waits for a state.
-    pub(crate) async fn until(&mut self, what: &str, is: impl FnMut(&State) -> bool) -> State {
+    pub(crate) async fn until(
+        &mut self,
+        what: &str,
+        is: impl FnMut(&ConnectionState) -> bool,
+    ) -> ConnectionState {
         soon(what, self.state.wait_for(is)).await.unwrap().clone()
     }
 
     /// Waits until there is no runtime; for what reason.
-    pub(crate) async fn away(&mut self, is: impl Fn(&Lost) -> bool) {
+    pub(crate) async fn away(&mut self, is: impl Fn(&Disconnect) -> bool) {
         self.until(
             "the loss",
-            |state| matches!(state, State::Away(lost) if is(lost)),
+            |state| matches!(state, ConnectionState::Away(disconnect) if is(disconnect)),
         )
         .await;
     }
@@ -313,6 +324,9 @@ impl Serving {
     pub(crate) async fn end(self) {
         self.stop.cancel();
         soon("the end", self.task).await.unwrap();
-        assert_eq!(*self.state.borrow(), State::Away(Lost::Stopped));
+        assert_eq!(
+            *self.state.borrow(),
+            ConnectionState::Away(Disconnect::Stopped)
+        );
     }
 }

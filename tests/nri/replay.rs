@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 
-use pinfold::nri::{Events, Lost, State};
+use pinfold::nri::{ConnectionState, Disconnect, Events};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -50,18 +50,18 @@ pub(crate) fn answers(version: &str) -> BTreeMap<u32, Vec<u8>> {
 }
 
 /// What the recorded plugin asked of the runtime, by the number of the call.
-fn asked(version: &str) -> BTreeMap<u32, Call> {
+fn plugin_calls(version: &str) -> BTreeMap<u32, Call> {
     let frames = frames(&bytes(version, "plugin-to-runtime"));
-    let asked = frames.into_iter().filter(|frame| frame.channel == RUNTIME);
-    asked
+    let calls_of_plugin = frames.into_iter().filter(|frame| frame.channel == RUNTIME);
+    calls_of_plugin
         .map(|frame| (frame.stream, Call::decode(frame.data.as_slice()).unwrap()))
         .collect()
 }
 
-fn is_closed(lost: &Lost) -> bool {
+fn is_closed(disconnect: &Disconnect) -> bool {
     matches!(
-        lost,
-        Lost::Closed | Lost::Broken(_) | Lost::Unreachable { .. }
+        disconnect,
+        Disconnect::Closed | Disconnect::Broken(_) | Disconnect::Unreachable { .. }
     )
 }
 
@@ -71,10 +71,10 @@ async fn call_by_call() {
     for version in VERSIONS {
         let mut serving = Serving::new(Listening::to(Events::all()));
         let mut runtime = serving.socket.accept().await;
-        let (recorded, expected, asked) = (
+        let (recorded, expected, calls_of_plugin) = (
             bytes(version, "runtime-to-plugin"),
             answers(version),
-            asked(version),
+            plugin_calls(version),
         );
         let (mut sent, mut calls) = (0, 0);
         for frame in frames(&recorded) {
@@ -82,7 +82,7 @@ async fn call_by_call() {
             // answers to them.
             if frame.channel == RUNTIME && frame.stream == 1 {
                 let (stream, call) = runtime.called().await;
-                let theirs = &asked[&stream];
+                let theirs = &calls_of_plugin[&stream];
                 assert_eq!(
                     (&call.service, &call.method),
                     (&theirs.service, &theirs.method)
@@ -109,7 +109,7 @@ async fn call_by_call() {
         let runtime = serving.state.borrow().runtime().cloned().unwrap();
         assert_eq!(
             *serving.state.borrow(),
-            State::Synchronized(runtime.clone())
+            ConnectionState::Synchronized(runtime.clone())
         );
         assert_eq!(runtime.name, "containerd");
         assert!(runtime.version.starts_with(version));
@@ -194,7 +194,9 @@ async fn cut_off(recorded: &[u8], cuts: impl Iterator<Item = usize>) -> usize {
     for cut in cuts {
         let mut runtime = serving.socket.accept().await;
         serving
-            .until("the connection", |state| !matches!(state, State::Away(_)))
+            .until("the connection", |state| {
+                !matches!(state, ConnectionState::Away(_))
+            })
             .await;
         runtime.send(&recorded[..cut]).await;
         // Nobody listens for a moment, so that it stays away until it was seen.
@@ -222,7 +224,7 @@ async fn cut_off_around_every_message() {
     }
 }
 
-/// Without a socket every byte is tried: so many whole messages are seen, and no more.
+/// Without a socket every byte is tried: so many whole messages are messages, and no more.
 #[test]
 fn at_every_byte_the_messages_that_are_whole_are_seen() {
     use pinfold::nri::framing::{Demux, MessageDecoder};
@@ -240,25 +242,25 @@ fn at_every_byte_the_messages_that_are_whole_are_seen() {
             Demux::default(),
             [MessageDecoder::default(), MessageDecoder::default()],
         );
-        let mut seen = 0;
+        let mut messages = 0;
         for (at, byte) in recorded.iter().enumerate() {
             let mut bytes = std::slice::from_ref(byte);
             while let Some(piece) = demux.next(&mut bytes).unwrap() {
                 let mut bytes = piece.bytes;
                 let decoder = &mut decoders[usize::from(piece.channel == RUNTIME)];
                 while let Some(frame) = decoder.next(&mut bytes) {
-                    let theirs = &expected[seen];
+                    let theirs = &expected[messages];
                     assert_eq!(
                         (piece.channel, frame.stream),
                         (theirs.channel, theirs.stream)
                     );
                     assert_eq!(frame.data.as_ref(), Ok(&theirs.data));
                     assert_eq!(at + 1, theirs.end);
-                    seen += 1;
+                    messages += 1;
                 }
             }
         }
-        assert_eq!(seen, expected.len());
+        assert_eq!(messages, expected.len());
         assert!(
             demux.is_between_frames() && decoders.iter().all(MessageDecoder::is_between_messages)
         );

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use pinfold::nri::{Container, Event, Events, HandlerTimeout, Lost, PodSandbox, State};
+use pinfold::nri::{
+    ConnectionState, Container, Disconnect, Event, Events, HandlerTimeout, PodSandbox,
+};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::listening::{Conduct, Listening, Serving};
 use crate::runtime::{
-    Changed, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize, Told, frame,
-    message, request, soon, told,
+    Changed, EventMessage, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize,
+    event_message, frame, message, request, soon,
 };
 
 const CREATE_AND_START: [Event; 2] = [Event::CreateContainer, Event::StartContainer];
@@ -22,7 +24,7 @@ fn plugin(conduct: Conduct) -> Listening {
 }
 
 fn ps() -> Vec<u8> {
-    told("ps-0", "ps").encode_to_vec()
+    event_message("ps-0", "ps").encode_to_vec()
 }
 
 #[tokio::test]
@@ -32,7 +34,7 @@ async fn nobody_listens_and_then_somebody_does() {
     serving.socket.close();
     serving
         .away(
-            |lost| matches!(lost, Lost::Unreachable { socket, .. } if socket.ends_with("nri.sock")),
+            |disconnect| matches!(disconnect, Disconnect::Unreachable { socket, .. } if socket.ends_with("nri.sock")),
         )
         .await;
     serving.socket.open();
@@ -43,10 +45,10 @@ async fn nobody_listens_and_then_somebody_does() {
         (name.as_str(), index.as_str(), version.as_str()),
         ("pf", "20", "v0.12.2")
     );
-    assert_eq!(*serving.state.borrow(), State::Connecting);
+    assert_eq!(*serving.state.borrow(), ConnectionState::Connecting);
     assert_eq!(runtime.configure(0).await, 0b10_1000);
     assert!(
-        matches!(&*serving.state.borrow(), State::Registered(runtime) if runtime.to_string() == "fake 1.0")
+        matches!(&*serving.state.borrow(), ConnectionState::Registered(runtime) if runtime.to_string() == "fake 1.0")
     );
     assert_eq!(
         runtime.call("Synchronize", Vec::new()).await,
@@ -80,7 +82,12 @@ async fn a_registration_that_is_refused_is_tried_again() {
         // The plugin hangs up; what it heard is told before it finds nobody to come back to.
         assert_eq!(runtime.next(PLUGIN).await, None);
         serving
-            .away(|lost| matches!(lost, Lost::Refused { .. } | Lost::Unreachable { .. }))
+            .away(|disconnect| {
+                matches!(
+                    disconnect,
+                    Disconnect::RegistrationRefused { .. } | Disconnect::Unreachable { .. }
+                )
+            })
             .await;
         serving.socket.open();
     }
@@ -105,8 +112,9 @@ async fn a_registration_that_is_refused_is_tried_again() {
         )
         .await;
     serving
-        .away(|lost| {
-            lost.to_string()
+        .away(|disconnect| {
+            disconnect
+                .to_string()
                 .ends_with("refused the registration (7): go away")
         })
         .await;
@@ -118,7 +126,7 @@ async fn a_registration_that_is_refused_is_tried_again() {
 async fn a_runtime_that_never_registers_or_configures_is_left() {
     for registers in [false, true] {
         let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
-            settings.registration = Duration::from_millis(200);
+            settings.registration_timeout = Duration::from_millis(200);
             settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
         });
         let mut runtime = serving.socket.accept().await;
@@ -126,7 +134,9 @@ async fn a_runtime_that_never_registers_or_configures_is_left() {
             runtime.register().await;
         }
         serving
-            .away(|lost| *lost == Lost::Registration(Duration::from_millis(200)))
+            .away(|disconnect| {
+                *disconnect == Disconnect::RegistrationTimeout(Duration::from_millis(200))
+            })
             .await;
         serving.end().await;
     }
@@ -153,7 +163,7 @@ async fn a_runtime_that_dies_in_the_middle_of_a_call() {
     let mut runtime = serving.socket.synchronized(0).await;
     assert_eq!(runtime.call("RemoveContainer", ps()).await, Ok(Vec::new()));
     assert!(
-        serving.plugin.silence.lock().unwrap().is_empty(),
+        serving.plugin.timeouts.lock().unwrap().is_empty(),
         "nobody is left to answer"
     );
     serving.end().await;
@@ -249,7 +259,7 @@ async fn messages_and_frames_that_are_too_long() {
     assert_eq!(runtime.answer(203).await.unwrap_err().0, 12);
     assert!(runtime.call("StartContainer", ps()).await.is_ok());
     // The longest that may be is read.
-    let mut longest = told("ps-0", "ps");
+    let mut longest = event_message("ps-0", "ps");
     longest.container.as_mut().unwrap().args = vec!["x".repeat(4_190_000)];
     assert!(
         runtime
@@ -275,7 +285,7 @@ async fn a_frame_too_long_is_the_reason_that_is_told() {
     let mut runtime = serving.socket.synchronized(0).await;
     runtime.send(&[0, 0, 0, 9, 0xff, 0xff, 0xff, 0xff]).await;
     serving
-        .away(|lost| matches!(lost, Lost::Nonsense(why) if why.contains("4294967295 bytes on channel 9")))
+        .away(|disconnect| matches!(disconnect, Disconnect::InvalidResponse(why) if why.contains("4294967295 bytes on channel 9")))
         .await;
     serving.end().await;
 }
@@ -318,7 +328,7 @@ async fn too_late_or_never() {
                 "{conduct:?}"
             );
             assert_eq!(
-                serving.plugin.silence.lock().unwrap().pop(),
+                serving.plugin.timeouts.lock().unwrap().pop(),
                 Some((call, why))
             );
         }
@@ -339,11 +349,11 @@ async fn a_refusal_is_passed_on_in_its_own_words() {
     assert_eq!(runtime.call("CreateContainer", ps()).await, refused);
     assert_eq!(runtime.call("StartContainer", ps()).await, refused);
     // An older runtime tells of it otherwise.
-    let told = told("ps-0", "ps");
+    let start_event = event_message("ps-0", "ps");
     let old = |event| StateChange {
         event,
-        pod: told.pod.clone(),
-        container: told.container.clone(),
+        pod: start_event.pod.clone(),
+        container: start_event.container.clone(),
     };
     assert_eq!(
         runtime.call("StateChange", old(6).encode_to_vec()).await,
@@ -374,10 +384,10 @@ async fn what_exists_may_come_in_parts() {
     runtime.register().await;
     runtime.configure(2000).await;
     let part = |name: &str, more| {
-        let told = told(name, "c");
+        let part = event_message(name, "c");
         let (pods, containers) = (
-            told.pod.into_iter().collect(),
-            told.container.into_iter().collect(),
+            part.pod.into_iter().collect(),
+            part.container.into_iter().collect(),
         );
         Synchronize {
             pods,
@@ -427,7 +437,7 @@ async fn what_exists_may_come_in_parts() {
 
 /// A part of Synchronize with almost 4 MiB of variables.
 fn long_part(name: &str, more: bool) -> Vec<u8> {
-    let Told { pod, container } = told(name, "c");
+    let EventMessage { pod, container } = event_message(name, "c");
     let container = Container {
         env: vec!["x".repeat(4_190_000)],
         ..container.unwrap()
@@ -498,7 +508,9 @@ async fn pods_and_containers_that_need_too_much_memory_are_refused() {
         "{code} {words}"
     );
     serving
-        .away(|lost| matches!(lost, Lost::Synchronize(why) if *why == words))
+        .away(
+            |disconnect| matches!(disconnect, Disconnect::SynchronizeRefused(why) if *why == words),
+        )
         .await;
     assert!(serving.plugin.heard().is_empty());
     serving.end().await;
@@ -510,9 +522,9 @@ async fn many_short_texts_need_more_memory_than_their_letters() {
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(60_000).await;
-    let mut part = told("ps-0", "c");
+    let mut part = event_message("ps-0", "c");
     part.container.as_mut().unwrap().env = vec!["PET_A=1".to_owned(); 300_000];
-    let Told { pod, container } = part;
+    let EventMessage { pod, container } = part;
     let part = Synchronize {
         pods: pod.into_iter().collect(),
         containers: container.into_iter().collect(),
@@ -543,7 +555,7 @@ async fn what_exists_may_be_refused() {
         Err((2, "not ready".to_owned()))
     );
     serving
-        .away(|lost| *lost == Lost::Synchronize("not ready".to_owned()))
+        .away(|disconnect| *disconnect == Disconnect::SynchronizeRefused("not ready".to_owned()))
         .await;
     serving.end().await;
 }
@@ -560,7 +572,9 @@ async fn a_runtime_that_shuts_down_says_so() {
         "it may still have something to ask"
     );
     drop(runtime);
-    serving.away(|lost| *lost == Lost::Shutdown).await;
+    serving
+        .away(|disconnect| *disconnect == Disconnect::Shutdown)
+        .await;
     serving.end().await;
 }
 
@@ -589,7 +603,7 @@ async fn calls_are_answered_in_their_order() {
             305,
             "Plugin",
             "CreateContainer",
-            told("ps-1", "ps").encode_to_vec(),
+            event_message("ps-1", "ps").encode_to_vec(),
         ),
     ];
     runtime.send(&calls.concat()).await;
@@ -612,7 +626,7 @@ async fn calls_are_answered_in_their_order() {
     serving.end().await;
 }
 
-/// Far more is asked than anybody would, and the answers are read only then: nothing is lost, and what waits is bounded.
+/// Far more is asked than anybody would, and the answers are read only then: nothing is disconnect, and what waits is bounded.
 #[tokio::test]
 async fn a_runtime_that_asks_and_asks_before_it_reads() {
     const CALLS: u32 = 60_000;
@@ -663,7 +677,7 @@ async fn a_runtime_that_reads_nothing_is_left() {
         let _ = writer.write_all(&calls).await;
     });
     serving
-        .away(|lost| *lost == Lost::Stalled(Duration::from_secs(10)))
+        .away(|disconnect| *disconnect == Disconnect::Stalled(Duration::from_secs(10)))
         .await;
     soon("the writer", writing).await.unwrap();
     serving.end().await;

@@ -286,9 +286,9 @@ plugin_config_path = '{here}/nri'
     }
 
     /// Waits for something that should come soon.
-    pub(crate) fn eventually(&self, what: &str, mut seen: impl FnMut() -> bool) {
+    pub(crate) fn eventually(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + 6 * patience();
-        while !seen() {
+        while !condition() {
             assert!(Instant::now() < deadline, "never seen: {what}");
             std::thread::sleep(Duration::from_millis(5));
         }

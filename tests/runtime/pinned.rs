@@ -175,22 +175,23 @@ fn its_environment_is_there_and_the_users_value_stays() {
             let kept =
                 self::container(&status, "worker", "main").unwrap()["threads"]["kept"].clone();
             assert_eq!(kept, serde_json::json!(["OMP_NUM_THREADS"]));
-            let told = explained(agent, "worker");
+            let explanation = explained(agent, "worker");
             let line = |words: &str| {
-                told.lines()
+                explanation
+                    .lines()
                     .find(|line| line.contains(words))
                     .unwrap_or_default()
             };
             let put = line("put into its environment: ");
             assert!(
                 put.contains("PINFOLD_CPUS") && put.contains("TF_NUM_INTRAOP_THREADS"),
-                "{told}"
+                "{explanation}"
             );
             assert!(
                 line("left as the pod has them: ").ends_with("OMP_NUM_THREADS"),
-                "{told}"
+                "{explanation}"
             );
-            assert!(line("window").contains("none"), "{told}");
+            assert!(line("window").contains("none"), "{explanation}");
             // After a restart of ours only the runtime can tell what was whose.
             pod.remove();
         },

@@ -78,8 +78,8 @@ fn cpus_and_variables_are_there_before_the_first_instruction() {
         neighbour.remove();
 
         // What the runtime tells makes the pod that the API server would tell of.
-        let told = plugin.last(Event::CreateContainer, "main");
-        let known = nri::pod(&told.pod, [&told.container]);
+        let created = plugin.last(Event::CreateContainer, "main");
+        let known = nri::pod(&created.pod, [&created.container]);
         assert_eq!(
             (known.namespace.as_str(), known.name.as_str()),
             ("train", "given")
@@ -104,14 +104,14 @@ fn cpus_and_variables_are_there_before_the_first_instruction() {
             (&known.labels, &known.annotations)
         );
         assert_eq!(written.container("main").unwrap().resources, resources);
-        let told = plugin.last(Event::StartContainer, "main");
+        let started = plugin.last(Event::StartContainer, "main");
         assert_eq!(
-            told.container.cgroups_path().trim_start_matches('/'),
+            started.container.cgroups_path().trim_start_matches('/'),
             container.cgroup
         );
-        assert_ne!(told.container.pid, 0, "its first process waits");
+        assert_ne!(started.container.pid, 0, "its first process waits");
         assert_eq!(
-            told.effective,
+            started.effective,
             Some(own.clone()),
             "its CPUs are in force before its program begins"
         );
@@ -143,9 +143,9 @@ fn what_runs_is_told_after_each_restart() {
 
         // Another plugin comes later, and hears of it.
         let late = Serving::start(runtime, "late", 30);
-        let told = late.memory.lock().unwrap().synchronized[0].clone();
+        let containers = late.recording.lock().unwrap().synchronized[0].clone();
         assert_eq!(
-            told.iter().map(|one| &one.id).collect::<Vec<_>>(),
+            containers.iter().map(|one| &one.id).collect::<Vec<_>>(),
             [&container.id]
         );
         late.stop();
@@ -165,11 +165,11 @@ fn what_runs_is_told_after_each_restart() {
             }
             let wanted = round + 2;
             runtime.eventually("the plugin is in step again", || {
-                plugin.memory.lock().unwrap().synchronized.len() >= wanted
+                plugin.recording.lock().unwrap().synchronized.len() >= wanted
             });
             plugin.synchronized(runtime);
-            let told = plugin
-                .memory
+            let containers = plugin
+                .recording
                 .lock()
                 .unwrap()
                 .synchronized
@@ -177,7 +177,7 @@ fn what_runs_is_told_after_each_restart() {
                 .unwrap()
                 .clone();
             assert_eq!(
-                told.iter().map(|one| &one.id).collect::<Vec<_>>(),
+                containers.iter().map(|one| &one.id).collect::<Vec<_>>(),
                 [&container.id]
             );
             assert_eq!(
@@ -231,7 +231,7 @@ fn restarts_in_the_middle_of_creations() {
         let own = kernel.last();
         let spec = on("disturbed", &own);
         let pod = Pod::run(&kernel, &tree, &runtime, &spec);
-        let first_answer = || plugin.memory.lock().unwrap().synchronized.len();
+        let first_answer = || plugin.recording.lock().unwrap().synchronized.len();
         // The runtime goes away and comes back, twice, once without a word.
         let disturb = || {
             std::thread::sleep(Duration::from_millis(150));
@@ -295,7 +295,7 @@ fn a_late_answer_costs_the_adjustment_and_not_the_plugin() {
         let pod = Pod::run(kernel, tree, runtime, &spec);
         let report = pod.create(&spec.containers[0], 0).unwrap().start();
         assert_eq!(cpus(&report), kernel.online, "it was let go unadjusted");
-        let unanswered = plugin.memory.lock().unwrap().unanswered.clone();
+        let unanswered = plugin.recording.lock().unwrap().unanswered.clone();
         assert_eq!(unanswered.len(), 1, "{unanswered:?}");
         pod.remove();
 
@@ -305,7 +305,7 @@ fn a_late_answer_costs_the_adjustment_and_not_the_plugin() {
         scenarios::began_in("main", &report, &kernel.last());
         pod.remove();
         assert_eq!(
-            plugin.memory.lock().unwrap().synchronized.len(),
+            plugin.recording.lock().unwrap().synchronized.len(),
             1,
             "it was never thrown out"
         );

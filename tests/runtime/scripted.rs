@@ -16,8 +16,9 @@ use std::time::Duration;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
-    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Event, Events,
-    HandlerTimeout, LinuxResources, Plugin, PodSandbox, Refusal, Settings, State, Unanswered,
+    self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
+    Event, Events, HandlerTimeout, LinuxResources, Plugin, PluginSettings, PodSandbox, Refusal,
+    UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -28,7 +29,7 @@ use crate::daemon::Runtime;
 
 /// What was told of once.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     pub(crate) pod: PodSandbox,
     pub(crate) container: Container,
@@ -38,8 +39,8 @@ pub(crate) struct Told {
 
 /// What the plugin remembers.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
-    pub(crate) told: Vec<Told>,
+pub(crate) struct Recording {
+    pub(crate) events: Vec<RecordedEvent>,
     /// The containers of each synchronization.
     pub(crate) synchronized: Vec<Vec<Container>>,
     /// What went unanswered.
@@ -47,12 +48,12 @@ pub(crate) struct Memory {
     refused: Vec<Event>,
 }
 
-struct Scripted(Arc<Mutex<Memory>>, Cgroups);
+struct Scripted(Arc<Mutex<Recording>>, Cgroups);
 
 // === impl Scripted ===
 
 impl Scripted {
-    fn tell(&self, event: Event, pod: &PodSandbox, container: &Container) {
+    fn record(&self, event: Event, pod: &PodSandbox, container: &Container) {
         let cgroup = self
             .1
             .cpuset(container.cgroups_path().trim_start_matches('/'));
@@ -60,21 +61,21 @@ impl Scripted {
             .ok()
             .filter(|_| !container.cgroups_path().is_empty())
             .map(|one| one.effective);
-        let told = Told {
+        let event = RecordedEvent {
             event,
             pod: pod.clone(),
             container: container.clone(),
             effective,
         };
-        self.0.lock().unwrap().told.push(told);
+        self.0.lock().unwrap().events.push(event);
     }
 
     /// Refuses once for each event.
     fn refusal(&self, event: Event, pod: &PodSandbox, annotation: &str) -> Result<(), Refusal> {
-        let mut memory = self.0.lock().unwrap();
+        let mut recording = self.0.lock().unwrap();
         match pod.annotations.get(annotation) {
-            Some(words) if !memory.refused.contains(&event) => {
-                memory.refused.push(event);
+            Some(words) if !recording.refused.contains(&event) => {
+                recording.refused.push(event);
                 Err(Refusal::from(words.as_str()))
             }
             _ => Ok(()),
@@ -99,12 +100,16 @@ impl Plugin for Scripted {
         Events::all()
     }
 
-    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
+    fn unanswered(
+        &self,
+        call: &UnansweredCall<'_>,
+        timeout: HandlerTimeout,
+    ) -> Result<(), Refusal> {
         self.0
             .lock()
             .unwrap()
             .unanswered
-            .push(format!("{call}: {why}"));
+            .push(format!("{call}: {timeout}"));
         Ok(())
     }
 
@@ -118,7 +123,7 @@ impl Plugin for Scripted {
     }
 
     async fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
-        self.tell(Event::CreateContainer, pod, container);
+        self.record(Event::CreateContainer, pod, container);
         if let Some(time) = pod.annotations.get("test/sleep") {
             tokio::time::sleep(Duration::from_millis(time.parse().unwrap())).await;
         }
@@ -142,16 +147,16 @@ impl Plugin for Scripted {
     }
 
     async fn created(&self, pod: &PodSandbox, container: &Container) {
-        self.tell(Event::PostCreateContainer, pod, container);
+        self.record(Event::PostCreateContainer, pod, container);
     }
 
     async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
-        self.tell(Event::StartContainer, pod, container);
+        self.record(Event::StartContainer, pod, container);
         self.refusal(Event::StartContainer, pod, "test/refuse-start")
     }
 
     async fn started(&self, pod: &PodSandbox, container: &Container) {
-        self.tell(Event::PostStartContainer, pod, container);
+        self.record(Event::PostStartContainer, pod, container);
     }
 
     async fn update(
@@ -160,7 +165,7 @@ impl Plugin for Scripted {
         container: &Container,
         _resources: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
-        self.tell(Event::UpdateContainer, pod, container);
+        self.record(Event::UpdateContainer, pod, container);
         // Whatever else is changed, the CPUs stay.
         let container = container.id.clone();
         Ok(vec![ContainerUpdate {
@@ -171,36 +176,36 @@ impl Plugin for Scripted {
     }
 
     async fn updated(&self, pod: &PodSandbox, container: &Container) {
-        self.tell(Event::PostUpdateContainer, pod, container);
+        self.record(Event::PostUpdateContainer, pod, container);
     }
 
     async fn stopped(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
-        self.tell(Event::StopContainer, pod, container);
+        self.record(Event::StopContainer, pod, container);
         Vec::new()
     }
 
     async fn removed(&self, pod: &PodSandbox, container: &Container) {
-        self.tell(Event::RemoveContainer, pod, container);
+        self.record(Event::RemoveContainer, pod, container);
     }
 
     async fn pod_run(&self, pod: &PodSandbox) -> Result<(), Refusal> {
-        self.tell(Event::RunPodSandbox, pod, &Container::default());
+        self.record(Event::RunPodSandbox, pod, &Container::default());
         Ok(())
     }
 
     async fn pod_stopped(&self, pod: &PodSandbox) {
-        self.tell(Event::StopPodSandbox, pod, &Container::default());
+        self.record(Event::StopPodSandbox, pod, &Container::default());
     }
 
     async fn pod_removed(&self, pod: &PodSandbox) {
-        self.tell(Event::RemovePodSandbox, pod, &Container::default());
+        self.record(Event::RemovePodSandbox, pod, &Container::default());
     }
 }
 
 /// The plugin while it serves; it stops when it is dropped.
 pub(crate) struct Serving {
-    pub(crate) memory: Arc<Mutex<Memory>>,
-    pub(crate) state: watch::Receiver<State>,
+    pub(crate) recording: Arc<Mutex<Recording>>,
+    pub(crate) state: watch::Receiver<ConnectionState>,
     stop: CancellationToken,
     server: Option<tokio::runtime::Runtime>,
     serving: Option<JoinHandle<()>>,
@@ -211,10 +216,10 @@ pub(crate) struct Serving {
 impl Serving {
     /// Starts the plugin of this name and place, and waits until it knows what exists.
     pub(crate) fn start(runtime: &Runtime, name: &str, index: u8) -> Self {
-        let mut settings = Settings::new(name, index).unwrap();
+        let mut settings = PluginSettings::new(name, index).unwrap();
         settings.socket = runtime.nri();
-        let memory = Arc::<Mutex<Memory>>::default();
-        let (sender, state) = watch::channel(State::default());
+        let recording = Arc::<Mutex<Recording>>::default();
+        let (sender, state) = watch::channel(ConnectionState::default());
         let stop = CancellationToken::new();
         let server = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -222,12 +227,12 @@ impl Serving {
             .build()
             .unwrap();
         let plugin = Arc::new(Scripted(
-            Arc::clone(&memory),
+            Arc::clone(&recording),
             Cgroups::detect(Path::new("/sys/fs/cgroup")).unwrap(),
         ));
         let serving = Some(server.spawn(nri::serve(settings, plugin, sender, stop.clone())));
         let serving = Self {
-            memory,
+            recording,
             state,
             stop,
             server: Some(server),
@@ -250,21 +255,22 @@ impl Serving {
 
     /// The events of a container, or of its pod where it is empty, in their order.
     pub(crate) fn events(&self, container: &str) -> Vec<Event> {
-        let memory = self.memory.lock().unwrap();
-        memory
-            .told
+        let recording = self.recording.lock().unwrap();
+        recording
+            .events
             .iter()
-            .filter(|told| told.container.name == container)
-            .map(|told| told.event)
+            .filter(|recorded| recorded.container.name == container)
+            .map(|recorded| recorded.event)
             .collect()
     }
 
     /// The last that was told of a container with an event.
-    pub(crate) fn last(&self, event: Event, container: &str) -> Told {
-        let memory = self.memory.lock().unwrap();
-        let told = memory.told.iter().rev();
-        told.clone()
-            .find(|told| told.event == event && told.container.name == container)
+    pub(crate) fn last(&self, event: Event, container: &str) -> RecordedEvent {
+        let recording = self.recording.lock().unwrap();
+        let events = recording.events.iter().rev();
+        events
+            .clone()
+            .find(|recorded| recorded.event == event && recorded.container.name == container)
             .unwrap_or_else(|| panic!("{event} of {container} was never told"))
             .clone()
     }
@@ -277,7 +283,10 @@ impl Serving {
             .block_on(async { tokio::time::timeout(patience(), serving).await })
             .unwrap()
             .unwrap();
-        assert_eq!(*self.state.borrow(), State::Away(nri::Lost::Stopped));
+        assert_eq!(
+            *self.state.borrow(),
+            ConnectionState::Away(nri::Disconnect::Stopped)
+        );
     }
 }
 

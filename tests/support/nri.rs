@@ -113,7 +113,7 @@ pub(crate) struct Changes {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Told {
+pub(crate) struct EventMessage {
     #[prost(message, optional, tag = "1")]
     pub(crate) pod: Option<PodSandbox>,
     #[prost(message, optional, tag = "2")]
@@ -131,9 +131,9 @@ pub(crate) struct StateChange {
 }
 
 /// A container `name` of a pod `pod`.
-pub(crate) fn told(pod: &str, name: &str) -> Told {
+pub(crate) fn event_message(pod: &str, name: &str) -> EventMessage {
     let text = str::to_owned;
-    Told {
+    EventMessage {
         pod: Some(PodSandbox {
             id: format!("sandbox-{pod}"),
             name: text(pod),

@@ -67,7 +67,8 @@ fuzz_target!(|data: &[u8]| {
         framing::append_frames(*channel, &message, &mut sent);
         short.push((*channel, frame.clone()));
         if let Ok(request) = RpcRequest::decode(data.as_slice())
-            && let Err(error) = Request::read(&request.service, &request.method, &request.payload)
+            && let Err(error) =
+                PluginRequest::read(&request.service, &request.method, &request.payload)
         {
             says_why(&error);
         }

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::nri::{Inventory, Request, Subject, pod, pod_uid, qos_class};
+use pinfold::nri::{EventRequest, Inventory, PluginRequest, pod, pod_uid, qos_class};
 use pinfold::pod::{EnvSource, Pod, Policy, Qos, entitlement, processes, qos, recognise};
 use pinfold_fuzz::says_why;
 
@@ -33,21 +33,21 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     let method = METHODS[usize::from(method) % METHODS.len()];
-    let request = match Request::read("nri.pkg.api.v1alpha1.Plugin", method, payload) {
+    let request = match PluginRequest::read("nri.pkg.api.v1alpha1.Plugin", method, payload) {
         Ok(request) => request,
         Err(error) => return says_why(&error),
     };
     let mut inventory = Inventory::default();
     match request {
-        Request::Synchronize {
+        PluginRequest::Synchronize {
             pods, containers, ..
         } => inventory.replace(pods, containers),
-        Request::Event(event, subject) => {
-            let Subject {
+        PluginRequest::Event(event, request_of_event) => {
+            let EventRequest {
                 pod: sandbox,
                 container,
                 resources,
-            } = *subject;
+            } = *request_of_event;
             assert_eq!(event.name() == method, method != "StateChange");
             check(&pod(&sandbox, [&container]), sandbox.cgroup_parent());
             // They must not panic, and a period is never zero.
@@ -62,7 +62,7 @@ fuzz_target!(|data: &[u8]| {
             inventory.remove_pod(&sandbox.id);
             assert!(inventory.pods().is_empty());
         }
-        Request::Configure(_) | Request::Shutdown | Request::Other => {}
+        PluginRequest::Configure(_) | PluginRequest::Shutdown | PluginRequest::Other => {}
     }
     for pod in inventory.pods() {
         let class = pod.qos_reported;

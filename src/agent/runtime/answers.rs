@@ -15,7 +15,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events,
-    HandlerTimeout, Inventory, LinuxResources, PodSandbox, Refusal, Unanswered,
+    HandlerTimeout, Inventory, LinuxResources, PodSandbox, Refusal, UnansweredCall,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -102,19 +102,19 @@ impl Answers {
     }
 
     /// Takes note of a container or sandbox that is gone although its event was answered too late, and tells the owner.
-    fn gone_unanswered(&self, event: nri::Event, subject: &nri::Subject) {
+    fn gone_unanswered(&self, event: nri::Event, request: &nri::EventRequest) {
         let mut inventory = lock(&self.inventory);
         match event {
             nri::Event::StopContainer | nri::Event::RemoveContainer => {
-                inventory.remove(&subject.container.id);
+                inventory.remove(&request.container.id);
             }
             nri::Event::StopPodSandbox | nri::Event::RemovePodSandbox => {
-                inventory.remove_pod(&subject.pod.id);
+                inventory.remove_pod(&request.pod.id);
             }
             _ => return,
         }
         drop(inventory);
-        self.tell_of(&subject.pod);
+        self.tell_of(&request.pod);
     }
 
     fn tell(&self, event: Event) {
@@ -270,21 +270,21 @@ impl nri::Plugin for Answers {
         .collect()
     }
 
-    fn unanswered(&self, call: &Unanswered<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
+    fn unanswered(&self, call: &UnansweredCall<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
         tracing::error!("{call}: {why}");
         self.metrics.runtime_unanswered();
-        if let Unanswered::Event(event, subject) = call {
-            self.gone_unanswered(*event, subject);
+        if let UnansweredCall::Event(event, request) = call {
+            self.gone_unanswered(*event, request);
         }
         match call {
             // What exists is not known then: the connection is made anew.
-            Unanswered::Synchronize => Err(Refusal::new(format!(
+            UnansweredCall::Synchronize => Err(Refusal::new(format!(
                 "what exists could not be taken note of: {why}"
             ))),
-            Unanswered::Event(
+            UnansweredCall::Event(
                 nri::Event::CreateContainer | nri::Event::StartContainer,
-                subject,
-            ) if is_required(&nri::pod(&subject.pod, [])) => Err(Refusal::new(format!(
+                request,
+            ) if is_required(&nri::pod(&request.pod, [])) => Err(Refusal::new(format!(
                 "the pod is annotated pinfold.io/cpus=required, and Pinfold could not say in time whether it can be \
                      pinned: {why}"
             ))),
@@ -517,7 +517,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     reason = "a test fails by panicking"
 )]
 mod tests {
-    use crate::nri::{Plugin, Subject};
+    use crate::nri::{EventRequest, Plugin};
 
     use super::*;
 
@@ -591,12 +591,12 @@ mod tests {
             ..Container::default()
         };
         lock(&answers.inventory).put(pod.clone(), container("first"));
-        let ended = Subject {
+        let ended = EventRequest {
             pod: pod.clone(),
             container: container("first"),
-            ..Subject::default()
+            ..EventRequest::default()
         };
-        let call = Unanswered::Event(nri::Event::StopContainer, &ended);
+        let call = UnansweredCall::Event(nri::Event::StopContainer, &ended);
         answers
             .unanswered(&call, HandlerTimeout(Duration::from_secs(1)))
             .unwrap();
@@ -649,12 +649,12 @@ mod tests {
             lock(&answers.inventory).put(pod.clone(), container(id));
         }
         let mut too_late = async |event, id: &str| {
-            let subject = Subject {
+            let request = EventRequest {
                 pod: pod.clone(),
                 container: container(id),
-                ..Subject::default()
+                ..EventRequest::default()
             };
-            let call = Unanswered::Event(event, &subject);
+            let call = UnansweredCall::Event(event, &request);
             assert_eq!(
                 answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))),
                 Ok(())

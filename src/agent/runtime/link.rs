@@ -6,12 +6,12 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::metrics::RuntimeNumbers;
-use crate::nri::State;
+use crate::nri::ConnectionState;
 
 /// The reading end.
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Link {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ConnectionState>,
     socket: PathBuf,
     /// Whether it has to be there, and not only if it is.
     expected: bool,
@@ -34,7 +34,11 @@ pub(in crate::agent) struct LinkState {
 // === impl Link ===
 
 impl Link {
-    pub(super) fn new(state: watch::Receiver<State>, socket: &Path, expected: bool) -> Self {
+    pub(super) fn new(
+        state: watch::Receiver<ConnectionState>,
+        socket: &Path,
+        expected: bool,
+    ) -> Self {
         Self {
             state,
             socket: socket.to_owned(),
@@ -46,8 +50,10 @@ impl Link {
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         match &*self.state.borrow() {
             // One that has no NRI is no trouble to anybody who did not ask for it.
-            State::Away(why) if self.expected || self.socket.exists() => Some(trouble(why)),
-            State::Connecting | State::Registered(_) if self.expected => {
+            ConnectionState::Away(why) if self.expected || self.socket.exists() => {
+                Some(trouble(why))
+            }
+            ConnectionState::Connecting | ConnectionState::Registered(_) if self.expected => {
                 Some(trouble(&"it has not told yet what it has"))
             }
             _ => None,
@@ -64,7 +70,7 @@ impl Link {
             name: runtime.map(|runtime| runtime.name.clone()),
             version: runtime.map(|runtime| runtime.version.clone()),
             trouble: match &*state {
-                State::Away(why) => Some(why.to_string()),
+                ConnectionState::Away(why) => Some(why.to_string()),
                 _ => None,
             },
         }
@@ -75,7 +81,7 @@ impl Link {
         let state = self.state.borrow();
         let runtime = state.runtime();
         RuntimeNumbers {
-            synchronized: matches!(&*state, State::Synchronized(_)),
+            synchronized: matches!(&*state, ConnectionState::Synchronized(_)),
             name: runtime
                 .map(|runtime| runtime.name.clone())
                 .unwrap_or_default(),

@@ -101,9 +101,9 @@ pub(super) fn start(
     stop: Stop,
 ) -> anyhow::Result<Link> {
     let wanted = &node.config.runtime;
-    let mut settings = nri::Settings::new(NAME, wanted.index)?;
+    let mut settings = nri::PluginSettings::new(NAME, wanted.index)?;
     settings.socket.clone_from(&wanted.socket);
-    let (state, seen) = watch::channel(nri::State::default());
+    let (state, seen) = watch::channel(nri::ConnectionState::default());
     let first = snapshot.clone();
     let described = cluster.map(|cluster| answers::Described {
         link: cluster.link.clone(),

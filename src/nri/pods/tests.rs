@@ -144,14 +144,14 @@ fn periods_other_than_the_usual_one_come_back_too() {
     for period in [1000, 5000, 10_000, 99_999, 1_000_000] {
         for millis in [1000, 1500, 7999, 64_000] {
             assert_eq!(
-                limit(forward(millis, period).unwrap(), period),
+                limit_of_quota(quota_of_limit(millis, period).unwrap(), period),
                 Some(millis),
                 "{millis} of {period}"
             );
         }
     }
-    assert_eq!(limit(u64::MAX, 1), None);
-    assert_eq!(limit(0, 0), Some(0));
+    assert_eq!(limit_of_quota(u64::MAX, 1), None);
+    assert_eq!(limit_of_quota(0, 0), Some(0));
 }
 
 #[test]
