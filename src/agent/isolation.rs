@@ -39,18 +39,14 @@ impl Isolation {
     pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
         self.waits &= of.is_some();
-        for uid in &desired.isolated {
-            let cpus = desired
-                .claims
-                .get(uid)
-                .into_iter()
-                .flat_map(BTreeMap::values);
+        for (uid, plan) in desired.pods.iter_mut().filter(|(_, plan)| plan.isolated) {
+            let cpus = plan.claims.values();
             let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
             if !self.is_safe(&cpus, now) {
-                desired.balanced_yet.insert(uid.clone());
+                plan.balanced_yet = true;
                 self.waits = true;
             }
-            self.wanted.insert(uid.clone(), cpus);
+            self.wanted.insert(uid.to_string(), cpus);
         }
     }
 
@@ -133,21 +129,19 @@ mod tests {
     }
 
     fn wishes(claims: &[(&str, &str)]) -> Desired {
-        let claim = |cpus: &str| BTreeMap::from([("main".to_owned(), set(cpus))]);
-        Desired {
-            claims: claims
-                .iter()
-                .map(|(uid, cpus)| ((*uid).to_owned(), claim(cpus)))
-                .collect(),
-            isolated: claims.iter().map(|(uid, _)| (*uid).to_owned()).collect(),
-            ..Desired::default()
+        let mut desired = Desired::default();
+        for (uid, cpus) in claims {
+            let plan = desired.pod_mut(uid);
+            plan.claims.insert("main".to_owned(), set(cpus));
+            plan.isolated = true;
         }
+        desired
     }
 
     fn waits(isolation: &mut Isolation, claims: &[(&str, &str)], now: Instant) -> bool {
         let mut desired = wishes(claims);
         isolation.note_wanted(&mut desired, None, now);
-        !desired.balanced_yet.is_empty()
+        desired.pods.values().any(|plan| plan.balanced_yet)
     }
 
     #[test]

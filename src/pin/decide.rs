@@ -123,8 +123,11 @@ impl Decisions {
                 decision.refused = None;
             }
         }
-        self.desired.claims.clone_from(&ledger.claims);
-        self.desired.memory.clear();
+        for plan in self.desired.pods.values_mut() {
+            plan.claims.clear();
+            plan.memory.clear();
+        }
+        self.desired.set_claims(ledger.claims.clone());
     }
 }
 
@@ -178,7 +181,9 @@ pub fn decide_while(
     for pod in &asked {
         pod.conclude(claims.get(&pod.key), &notes, &mut decisions);
     }
-    decisions.desired.memory = memory::follow(&asked, &claims, ledger, inputs.topology);
+    for (key, memory) in memory::follow(&asked, &claims, ledger, inputs.topology) {
+        decisions.desired.pod_mut(&key).memory = memory;
+    }
     decisions.desired.all_memory = inputs
         .topology
         .numa
@@ -186,7 +191,7 @@ pub fn decide_while(
         .filter(|numa| numa.memory_bytes != Some(0))
         .map(|numa| numa.id)
         .collect();
-    decisions.desired.claims = claims;
+    decisions.desired.set_claims(claims);
     Some(decisions)
 }
 
@@ -301,23 +306,6 @@ impl<'a> Asked<'a> {
                 refused,
             });
         }
-        let desired = &mut decisions.desired;
-        if self.wishes.partition == Balancing::Isolated {
-            desired.isolated.insert(self.key.clone());
-        }
-        if self.wishes.movable {
-            desired.movable.insert(self.key.clone());
-        }
-        desired.names.insert(
-            self.key.clone(),
-            (self.pod.namespace.clone(), self.pod.name.clone()),
-        );
-        if self.pod.confirmed {
-            desired.confirmed.insert(self.key.clone());
-        }
-        if !inside.is_empty() {
-            desired.inside.insert(self.key.clone(), inside);
-        }
         let lasting = || {
             self.pod
                 .containers
@@ -326,8 +314,14 @@ impl<'a> Asked<'a> {
         };
         let owns =
             |container: &Container| mine.is_some_and(|mine| mine.contains_key(&container.name));
-        if lasting().all(owns) && lasting().next().is_some() {
-            desired.whole.push(self.key.clone());
+        let plan = decisions.desired.pod_mut(&self.key);
+        plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));
+        plan.isolated |= self.wishes.partition == Balancing::Isolated;
+        plan.movable |= self.wishes.movable;
+        plan.confirmed |= self.pod.confirmed;
+        plan.whole |= lasting().all(owns) && lasting().next().is_some();
+        if !inside.is_empty() {
+            plan.inside = inside;
         }
     }
 }

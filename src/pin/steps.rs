@@ -20,6 +20,7 @@ use super::ledger::{Ledger, Observed};
 use super::mark::{Mark, union};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Quota};
+use crate::pod::PodUid;
 
 pub use release::release;
 
@@ -104,34 +105,41 @@ pub enum Reason {
     Release,
 }
 
-/// What should be.
+/// The state that the kernel shall be brought to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Online CPUs: nothing else can be in force.
+    /// Online CPUs: no CPU outside them can be in force.
     pub online: CpuSet,
-    /// Who shall own what, per pod uid and container name; pods that nobody told us of keep what they have.
-    pub claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// Namespace and name of each pod in `claims`, where known.
-    pub names: BTreeMap<String, (String, String)>,
-    /// Static pods in `claims` whose names the container runtime has told.
-    pub confirmed: BTreeSet<String>,
-    /// Containers that run inside the set of their pod, per uid: init containers.
-    pub inside: BTreeMap<String, Vec<String>>,
-    /// Pods all of whose containers own CPUs: their own quota is lifted too.
-    pub whole: Vec<String>,
-    /// The NUMA nodes that containers' memory shall come from, as in `claims`; those that are not named keep theirs.
-    pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
     /// All NUMA nodes that have memory.
     pub all_memory: CpuSet,
-    /// Pods whose running containers may be moved, their memory included.
-    pub movable: BTreeSet<String>,
-    /// Pods whose containers bind their own threads: their partitions have no load balancing.
-    pub isolated: BTreeSet<String>,
-    /// Those of them whose CPUs the kernel's unbound work queues have yet to leave: no partition may become isolated, or gain
-    /// CPUs as one, before that.
-    pub balanced_yet: BTreeSet<String>,
-    /// Cgroups whose partition the kernel refused a moment ago: not tried now.
+    /// The plan of each pod: of every known pod, and of every unknown pod that owns CPUs.
+    pub pods: BTreeMap<PodUid, PodPlan>,
+    /// Cgroups whose partition the kernel refused a moment ago: the plan leaves them out.
     pub held_back: BTreeSet<String>,
+}
+
+/// The desired state of one pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodPlan {
+    /// The CPUs of each container by name. An unknown pod keeps its CPUs.
+    pub claims: BTreeMap<String, CpuSet>,
+    /// Namespace and name; `None` for an unknown pod.
+    pub name: Option<(String, String)>,
+    /// Whether the container runtime has told the name of a static pod.
+    pub confirmed: bool,
+    /// Containers that run inside the set of their pod: init containers.
+    pub inside: Vec<String>,
+    /// Whether all containers own CPUs: the pod's own quota is lifted, too.
+    pub whole: bool,
+    /// The NUMA nodes of each container's memory; an unnamed container keeps its NUMA nodes.
+    pub memory: BTreeMap<String, CpuSet>,
+    /// Whether running containers may be moved, their memory included.
+    pub movable: bool,
+    /// Whether the containers bind their own threads: their partitions have no load balancing.
+    pub isolated: bool,
+    /// Whether the kernel's unbound work queues have yet to leave the CPUs of an isolated pod. Until then no partition of the
+    /// pod may become isolated, or gain CPUs as an isolated one.
+    pub balanced_yet: bool,
 }
 
 // === impl Step ===
@@ -194,18 +202,64 @@ impl fmt::Display for Step {
 }
 
 impl Desired {
-    /// Whether the name in a pod's record is the container runtime's word. The record of a pod that nobody describes stays.
-    fn is_confirmed(&self, uid: &str, record: Option<&Mark>) -> bool {
-        match self.names.contains_key(uid) {
-            true => self.confirmed.contains(uid),
-            false => record.is_some_and(|record| record.confirmed),
+    /// The plan of the pod with this uid.
+    pub fn pod(&self, uid: &str) -> Option<&PodPlan> {
+        self.pods.get(uid)
+    }
+
+    /// The CPUs of all containers of one pod, by name; empty for a pod without CPUs.
+    pub fn claims(&self, uid: &str) -> BTreeMap<String, CpuSet> {
+        self.pod(uid)
+            .map(|pod| pod.claims.clone())
+            .unwrap_or_default()
+    }
+
+    /// Whether the pod with this uid shall own CPUs.
+    pub fn is_owner(&self, uid: &str) -> bool {
+        self.pod(uid).is_some_and(|plan| !plan.claims.is_empty())
+    }
+
+    /// The plan of the pod with this uid, to be changed.
+    pub fn pod_mut(&mut self, uid: &str) -> &mut PodPlan {
+        self.pods.entry(uid.into()).or_default()
+    }
+
+    /// Sets the CPUs of the pods' containers.
+    pub fn set_claims(&mut self, claims: BTreeMap<String, BTreeMap<String, CpuSet>>) {
+        for (uid, claims) in claims {
+            self.pod_mut(&uid).claims = claims;
         }
     }
 
-    /// CPUs that nobody shall own.
+    /// The CPUs that the pods shall own.
+    pub fn exclusive(&self) -> CpuSet {
+        union(self.pods.values().flat_map(|pod| pod.claims.values()))
+    }
+
+    /// The CPUs that no pod shall own.
     pub fn shared(&self) -> CpuSet {
-        self.online
-            .difference(&union(self.claims.values().flat_map(BTreeMap::values)))
+        self.online.difference(&self.exclusive())
+    }
+
+    /// The ledger's entries as they shall become: the CPUs of every pod that owns any.
+    pub fn owners(&self) -> BTreeMap<String, BTreeMap<String, CpuSet>> {
+        let owners = self.pods.iter().filter(|(_, pod)| !pod.claims.is_empty());
+        owners
+            .map(|(uid, pod)| (uid.to_string(), pod.claims.clone()))
+            .collect()
+    }
+}
+
+// === impl PodPlan ===
+
+impl PodPlan {
+    /// Whether the name in a pod's record is the container runtime's word. The record of a pod that nobody describes stays.
+    fn is_confirmed(&self, record: Option<&Mark>) -> bool {
+        if self.name.is_some() {
+            self.confirmed
+        } else {
+            record.is_some_and(|record| record.confirmed)
+        }
     }
 }
 

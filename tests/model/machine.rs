@@ -133,7 +133,7 @@ impl Setup {
             return Err("no shared CPU is left".to_owned());
         }
         let mut owned = CpuSet::new();
-        for (uid, claims) in &desired.claims {
+        for (uid, claims) in &desired.owners() {
             for (name, cpus) in claims {
                 if cpus.is_empty() {
                     return Err(format!("{name} of pod {uid} owns no CPU"));
@@ -222,7 +222,7 @@ impl Setup {
         planned
             .decisions
             .desired
-            .claims
+            .owners()
             .iter()
             .any(|(uid, claims)| {
                 let all = claims.values().fold(0, |all, claim| all | bits(claim));
@@ -241,7 +241,7 @@ impl Setup {
         let mut tree: Cpus = 0;
         for pod in &planned.observed.pods {
             let uid = &pod.cgroup.uid;
-            let claims = desired.claims.get(uid).cloned().unwrap_or_default();
+            let claims = desired.claims(uid);
             let all = claims.values().fold(0, |all, claim| all | bits(claim));
             tree |= all;
             let walled = self.is_hopeless(world, planned);
@@ -252,7 +252,10 @@ impl Setup {
                     if partition { all } else { 0 },
                 )?;
             }
-            let inside = desired.inside.get(uid).cloned().unwrap_or_default();
+            let inside = desired
+                .pod(uid)
+                .map(|plan| plan.inside.clone())
+                .unwrap_or_default();
             for container in &pod.containers {
                 let (path, index) = (&container.cgroup.path, node_of(&container.cgroup.path));
                 let name = container.name.as_deref().unwrap_or_default();
@@ -403,9 +406,7 @@ impl Watch {
         let mut owners = Vec::new();
         let partition = world.enforcement == Wanted::Partition;
         for pod in &planned.observed.pods {
-            let Some(claims) = planned.decisions.desired.claims.get(&pod.cgroup.uid) else {
-                continue;
-            };
+            let claims = planned.decisions.desired.claims(&pod.cgroup.uid);
             for container in &pod.containers {
                 let index = node_of(&container.cgroup.path);
                 let Some(claim) = container.name.as_ref().and_then(|name| claims.get(name)) else {

@@ -169,7 +169,11 @@ impl Owner {
         decisions: &Decisions,
     ) -> Option<()> {
         let uid = question.pod.cgroup_uid()?;
-        let claims = decisions.desired.claims.get(uid)?;
+        let claims = &decisions
+            .desired
+            .pod(uid)
+            .filter(|plan| !plan.claims.is_empty())?
+            .claims;
         let at = seen
             .observed
             .pods
@@ -281,8 +285,8 @@ impl Owner {
         let owned = decision.cpus.as_ref();
         let memory = decisions
             .desired
-            .memory
-            .get(uid)
+            .pod(uid)
+            .map(|plan| &plan.memory)
             .and_then(|memory| memory.get(container));
         Some(Admission {
             cpus: owned.cloned(),

@@ -129,7 +129,7 @@ fn is_alone(uid: &str, ledger: &Ledger, desired: &Desired, seen: &Seen) -> bool 
             .values()
             .fold(CpuSet::new(), |all: CpuSet, cpus| all.union(cpus))
     };
-    let wanted = desired.claims.get(uid).map(union).unwrap_or_default();
+    let wanted = union(&desired.claims(uid));
     let others = seen
         .observed
         .pods

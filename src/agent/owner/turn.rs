@@ -1,6 +1,6 @@
 //! One reconcile: look, decide, write, look again, publish.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -154,8 +154,7 @@ impl Owner {
         }
         self.note_moves(&decisions);
         let given_up = self.given_up.clone();
-        let kept = decisions.desired.claims.values().flat_map(BTreeMap::values);
-        let kept = kept.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let kept = decisions.desired.exclusive();
         let timer = Duration::from_secs(self.node.config.reconcile_seconds);
         self.given_up
             .note(ledger.exclusive().difference(&kept), Instant::now(), timer);
@@ -195,8 +194,10 @@ impl Owner {
         if !steps.is_empty() {
             // A plan is safe wherever it breaks off.
             let planned = steps.len();
-            let claims = [&ledger.claims, &decisions.desired.claims];
-            let owns = |pod: &&PodCgroup| claims.iter().any(|claims| claims.contains_key(&pod.uid));
+            let desired = &decisions.desired;
+            let owns = |pod: &&PodCgroup| {
+                ledger.claims.contains_key(&pod.uid) || desired.is_owner(&pod.uid)
+            };
             let pods_seen = observed.pods.iter().map(|pod| &pod.cgroup);
             let owners: BTreeSet<&str> = pods_seen
                 .filter(owns)
@@ -303,9 +304,10 @@ impl Owner {
     /// Says which pods of those looked at, all or one, have to wait before their partitions may be isolated.
     pub(super) fn isolate(&mut self, desired: &mut Desired, of: Option<&str>) {
         if self.node.enforcement != Enforcement::Partition {
-            desired.isolated.clear();
+            let plans = desired.pods.values_mut();
+            plans.for_each(|plan| plan.isolated = false);
         }
-        if !desired.isolated.is_empty() {
+        if desired.pods.values().any(|plan| plan.isolated) {
             // Somebody else may have written there since.
             self.isolation.check(self.keeper.workqueues().as_ref());
         }

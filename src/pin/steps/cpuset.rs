@@ -19,7 +19,7 @@ use super::marks::{
 };
 use super::memory;
 use super::release::undo_partitions;
-use super::{Desired, Reason, Step, cpus};
+use super::{Desired, PodPlan, Reason, Step, cpus};
 use crate::cpu::CpuSet;
 
 pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> Vec<Step> {
@@ -79,9 +79,9 @@ impl Phases {
 
     fn pod(&mut self, pod: &ObservedPod, desired: &Desired) {
         let uid = &pod.cgroup.uid;
-        let none = BTreeMap::new();
-        let claims = desired.claims.get(uid).unwrap_or(&none);
-        let names = desired.names.get(uid);
+        let none = PodPlan::default();
+        let plan = desired.pod(uid).unwrap_or(&none);
+        let (claims, names) = (&plan.claims, plan.name.as_ref());
         if unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref()) {
             return;
         }
@@ -93,7 +93,7 @@ impl Phases {
                 held = held.union(&container.cgroup.cpuset.cpus);
                 continue;
             }
-            let (target, way) = self.container(container, pod, claims, names, desired);
+            let (target, way) = self.container(container, pod, plan, desired);
             held = held.union(&target);
             on_the_way = on_the_way.union(&way);
             if pod.cgroup.cpuset.cpus.is_empty() {
@@ -123,7 +123,7 @@ impl Phases {
             }
             return;
         }
-        let lift = desired.whole.contains(uid);
+        let lift = plan.whole;
         let mut next = next_mark(
             marked,
             claims.clone(),
@@ -131,7 +131,7 @@ impl Phases {
             own,
             pod.cgroup.quota.filter(|_| lift),
         );
-        next.confirmed = desired.is_confirmed(uid, marked);
+        next.confirmed = plan.is_confirmed(marked);
         if marked != Some(&next) {
             let gains = !next
                 .cpus()
@@ -172,10 +172,10 @@ impl Phases {
         &mut self,
         container: &ObservedContainer,
         pod: &ObservedPod,
-        claims: &BTreeMap<String, CpuSet>,
-        names: Option<&(String, String)>,
+        plan: &PodPlan,
         desired: &Desired,
     ) -> (CpuSet, CpuSet) {
+        let (claims, names) = (&plan.claims, plan.name.as_ref());
         let path = &container.cgroup.path;
         if container.name.as_deref() == Some(IDLE) {
             // Left from another enforcement: here nobody is given what is to be idle.
@@ -185,10 +185,7 @@ impl Phases {
         let name = container.name.as_deref().unwrap_or_default();
         let own = &container.cgroup.cpuset.cpus;
         let marked = container.mark.as_ref();
-        let inside = desired
-            .inside
-            .get(&pod.cgroup.uid)
-            .is_some_and(|inside| inside.iter().any(|one| one == name));
+        let inside = plan.inside.iter().any(|inside| inside == name);
         let claim = claims
             .get(name)
             .map(|claim| claim.intersection(&desired.online))

@@ -29,7 +29,7 @@ pub(super) fn wanted(
         .memory
         .bytes_to_move
         .is_some_and(|bytes| bytes <= MOVABLE);
-    let may_move = bound && desired.movable.contains(uid);
+    let may_move = bound && desired.pod(uid).is_some_and(|plan| plan.movable);
     (now != numa && (only_gains || moves_little || may_move)).then(|| numa.clone())
 }
 
@@ -38,7 +38,7 @@ fn chosen<'a>(
     uid: &str,
     desired: &'a Desired,
 ) -> Option<&'a CpuSet> {
-    desired.memory.get(uid)?.get(container.name.as_deref()?)
+    desired.pod(uid)?.memory.get(container.name.as_deref()?)
 }
 
 /// Notes in a container's next mark what it had before its memory is bound for the first time.

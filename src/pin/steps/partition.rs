@@ -173,7 +173,7 @@ impl<'a> Planner<'a> {
     fn gain(&mut self) {
         let mut steps = Vec::new();
         for place in &self.pods {
-            if let Some(next) = place.next_mark(self.desired)
+            if let Some(next) = place.next_mark()
                 && !next
                     .cpus()
                     .is_subset(&place.pod.mark.as_ref().map(Mark::cpus).unwrap_or_default())
@@ -211,7 +211,7 @@ impl<'a> Planner<'a> {
         for place in self
             .pods
             .iter()
-            .filter(|place| place.claims.contains_key(IDLE))
+            .filter(|place| place.plan.claims.contains_key(IDLE))
         {
             let there = |container: &ObservedContainer| container.name.as_deref() == Some(IDLE);
             if !place.pod.containers.iter().any(there) {
@@ -310,13 +310,13 @@ impl<'a> Planner<'a> {
         for place in self.pods.iter().filter(|place| !place.alone) {
             let cgroup = &place.pod.cgroup;
             let marked = place.pod.mark.as_ref();
-            let whole = self.desired.whole.contains(&cgroup.uid);
+            let whole = place.plan.whole;
             // Of a pod that nobody told us of it isn't known whether all its containers own CPUs.
-            if place.claims.is_empty() || (!whole && place.names.is_some()) {
+            if place.plan.claims.is_empty() || (!whole && place.plan.name.is_some()) {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, marked));
             }
             // Pods that own nothing now are forgotten at the very end.
-            if let Some(next) = place.next_mark(self.desired)
+            if let Some(next) = place.next_mark()
                 && next
                     .cpus()
                     .is_subset(&marked.map(Mark::cpus).unwrap_or_default())
@@ -501,7 +501,7 @@ impl<'a> Planner<'a> {
         }
         for place in self.pods.iter().filter(|place| !place.alone) {
             let cgroup = &place.pod.cgroup;
-            if self.desired.whole.contains(&cgroup.uid) && !place.claims.is_empty() {
+            if place.plan.whole && !place.plan.claims.is_empty() {
                 steps.extend(lift_quota(&cgroup.path, cgroup.quota));
             }
             let Some(mark) = &place.pod.mark else {
@@ -512,7 +512,7 @@ impl<'a> Planner<'a> {
             if !cgroup.cpuset.cpus.is_empty() && cgroup.cpuset.cpus != had {
                 steps.push(cpus(&cgroup.path, had, Reason::Share));
             }
-            if place.claims.is_empty() {
+            if place.plan.claims.is_empty() {
                 last.push(forget(&cgroup.path));
             }
         }

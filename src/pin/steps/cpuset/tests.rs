@@ -216,7 +216,7 @@ impl Kernel {
         );
         for path in self.containers() {
             let (pod, name) = path.split_once('/').unwrap();
-            let claim = desired.claims.get(pod).and_then(|claims| claims.get(name));
+            let claim = desired.pod(pod).and_then(|plan| plan.claims.get(name));
             let node = &self.nodes[path];
             match claim {
                 Some(claim) => {
@@ -239,13 +239,10 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     };
     for (pod, container, cpus) in claims {
         desired
+            .pod_mut(pod)
             .claims
-            .entry((*pod).to_owned())
-            .or_default()
             .insert((*container).to_owned(), set(cpus));
-        desired
-            .names
-            .insert((*pod).to_owned(), ("train".to_owned(), (*pod).to_owned()));
+        desired.pod_mut(pod).name = Some(("train".to_owned(), (*pod).to_owned()));
     }
     desired
 }
@@ -294,7 +291,7 @@ fn everything_goes_back() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
-        wish.whole.push("a".to_owned());
+        wish.pod_mut("a").whole = true;
         kernel.settle(&wish);
         assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
         let (observed, _) = kernel.observe();
@@ -318,7 +315,7 @@ fn an_init_container_runs_inside_its_pods_set() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("a", "z", "4")]);
-        wish.inside.insert("a".to_owned(), vec!["init".to_owned()]);
+        wish.pod_mut("a").inside = vec!["init".to_owned()];
         kernel.reconcile(&wish, usize::MAX);
         assert_eq!(kernel.effective("a/init"), set("2-4"));
         assert_eq!(kernel.reconcile(&wish, usize::MAX), 0);
@@ -341,11 +338,11 @@ fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/x"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
-        wish.whole.push("a".to_owned());
+        wish.pod_mut("a").whole = true;
         kernel.settle(&wish);
         // After a restart without its manifest, only the claim in the kernel is known.
         let mut silent = desired(&[("a", "x", "2-3")]);
-        silent.names.clear();
+        silent.pod_mut("a").name = None;
         assert_eq!(kernel.reconcile(&silent, usize::MAX), 0);
         assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
     }
@@ -389,10 +386,10 @@ fn run(version: Version, history: &[(Change, usize)]) {
             }
             Change::RemovePod(pod) => {
                 kernel.remove(&format!("p{pod}"));
-                wish.claims.remove(&format!("p{pod}"));
+                wish.pods.remove(format!("p{pod}").as_str());
             }
             Change::Deal(owners) => {
-                wish.claims.clear();
+                wish.pods.clear();
                 let pods: BTreeSet<String> = kernel.nodes.keys().cloned().collect();
                 for (cpu, owner) in (1..).zip(owners) {
                     let Some((pod, container)) = owner else {
@@ -400,8 +397,8 @@ fn run(version: Version, history: &[(Change, usize)]) {
                     };
                     let uid = format!("p{pod}");
                     if pods.contains(&uid) {
-                        let claims = wish.claims.entry(uid).or_default();
-                        claims
+                        wish.pod_mut(&uid)
+                            .claims
                             .entry(format!("c{container}"))
                             .or_default()
                             .insert(cpu);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::super::mark::{Mark, union, usable};
-use super::super::Desired;
 use super::super::marks::{claim_of, next_mark, unreadable, written_before};
+use super::super::{Desired, PodPlan};
 use super::Planner;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition};
@@ -24,8 +24,7 @@ pub(super) struct Leaf<'a> {
 /// A pod's cgroup: what it shall hold.
 pub(super) struct Place<'a> {
     pub(super) pod: &'a ObservedPod,
-    pub(super) claims: BTreeMap<String, CpuSet>,
-    pub(super) names: Option<&'a (String, String)>,
+    pub(super) plan: PodPlan,
     /// What it shall hold as exclusive: its claims, and what strangers below it have.
     pub(super) target: CpuSet,
     pub(super) alone: bool,
@@ -60,8 +59,8 @@ impl<'a> Planner<'a> {
     fn enter(&mut self, pod: &'a ObservedPod) {
         let uid = &pod.cgroup.uid;
         let path = pod.cgroup.path.as_str();
-        let claims = self.desired.claims.get(uid).cloned().unwrap_or_default();
-        let names = self.desired.names.get(uid);
+        let plan = self.desired.pod(uid).cloned().unwrap_or_default();
+        let claims = &plan.claims;
         let held = &pod.cgroup.cpuset.exclusive;
         // Without a mark and without a claim, what a pod holds is not ours.
         let alone = unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref())
@@ -89,11 +88,7 @@ impl<'a> Planner<'a> {
             let path = container.cgroup.path.as_str();
             let cpuset = &container.cgroup.cpuset;
             let name = container.name.as_deref().unwrap_or_default();
-            let inside = self
-                .desired
-                .inside
-                .get(uid)
-                .is_some_and(|all| all.iter().any(|one| one == name));
+            let inside = plan.inside.iter().any(|inside| inside == name);
             let known = mine.contains(&name) || inside || container.mark.is_some();
             let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
             let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
@@ -111,7 +106,7 @@ impl<'a> Planner<'a> {
             let wanted = match claims.get(name) {
                 Some(claim) => claim.clone(),
                 // An init container has what no other container of its pod has at the time.
-                None if inside => usable(&claims).difference(&taken),
+                None if inside => usable(claims).difference(&taken),
                 None => CpuSet::new(),
             };
             let wanted = match self.desired.held_back.contains(path) {
@@ -124,7 +119,7 @@ impl<'a> Planner<'a> {
             };
             let possible = !wanted.is_disjoint(&self.desired.online);
             let target = if possible { wanted } else { CpuSet::new() };
-            let isolated = self.desired.isolated.contains(uid);
+            let isolated = plan.isolated;
             let kind = match &cpuset.partition {
                 // Nobody told us what its pod wants: it stays what it is.
                 Partition::Valid(Kind::Isolated) if pod.known.is_none() => Kind::Isolated,
@@ -133,7 +128,7 @@ impl<'a> Planner<'a> {
                 {
                     Kind::Isolated
                 }
-                _ if isolated && !self.desired.balanced_yet.contains(uid) => Kind::Isolated,
+                _ if isolated && !plan.balanced_yet => Kind::Isolated,
                 _ => Kind::Root,
             };
             self.leaves.push(Leaf {
@@ -146,8 +141,7 @@ impl<'a> Planner<'a> {
         }
         self.pods.push(Place {
             pod,
-            claims,
-            names,
+            plan,
             target,
             alone,
         });
@@ -158,21 +152,21 @@ impl<'a> Planner<'a> {
 
 impl Place<'_> {
     /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
-    pub(super) fn next_mark(&self, desired: &Desired) -> Option<Mark> {
-        if self.alone || self.claims.is_empty() {
+    pub(super) fn next_mark(&self) -> Option<Mark> {
+        if self.alone || self.plan.claims.is_empty() {
             return None;
         }
         let cgroup = &self.pod.cgroup;
-        let limited = cgroup.quota.filter(|_| desired.whole.contains(&cgroup.uid));
+        let limited = cgroup.quota.filter(|_| self.plan.whole);
         let marked = self.pod.mark.as_ref();
         let mut next = next_mark(
             marked,
-            self.claims.clone(),
-            self.names,
+            self.plan.claims.clone(),
+            self.plan.name.as_ref(),
             &cgroup.cpuset.cpus,
             limited,
         );
-        next.confirmed = desired.is_confirmed(&cgroup.uid, marked);
+        next.confirmed = self.plan.is_confirmed(marked);
         Some(next)
     }
 }
@@ -184,7 +178,7 @@ impl Leaf<'_> {
         let cgroup = &self.container.cgroup;
         let name = self.container.name.as_deref().unwrap_or_default();
         let claimed = if self.owner {
-            claim_of(&place.claims, name)
+            claim_of(&place.plan.claims, name)
         } else {
             BTreeMap::new()
         };
@@ -194,7 +188,7 @@ impl Leaf<'_> {
         let mut next = next_mark(
             self.container.mark.as_ref(),
             claimed,
-            place.names,
+            place.plan.name.as_ref(),
             before,
             quota,
         );

@@ -102,9 +102,8 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     };
     for (pod, container, cpus) in claims {
         desired
+            .pod_mut(pod)
             .claims
-            .entry((*pod).to_owned())
-            .or_default()
             .insert((*container).to_owned(), set(cpus));
     }
     desired
@@ -344,20 +343,20 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
     lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
     let mut wish = desired(&[("a", "x", "2-4")]);
-    wish.isolated.insert("a".to_owned());
+    wish.pod_mut("a").isolated = true;
     let grows = [
         "kubepods: exclusive 2-4",
         "a: exclusive 2-4",
         "a/x: exclusive 2-4",
     ];
     assert_eq!(steps(&lives, &wish), grows);
-    wish.balanced_yet.insert("a".to_owned());
+    wish.pod_mut("a").balanced_yet = true;
     let balanced = [&["a/x: root on CPUs 2-3"], &grows[..]].concat();
     assert_eq!(steps(&lives, &wish), balanced);
     // With what they have, or less, they stay isolated.
-    wish.claims = desired(&[("a", "x", "2-3")]).claims;
+    wish.pod_mut("a").claims = desired(&[("a", "x", "2-3")]).claims("a");
     assert_eq!(steps(&lives, &wish), Vec::<String>::new());
-    wish.claims = desired(&[("a", "x", "2")]).claims;
+    wish.pod_mut("a").claims = desired(&[("a", "x", "2")]).claims("a");
     assert!(
         !steps(&lives, &wish)
             .iter()
@@ -366,7 +365,7 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     // What is none yet becomes one with load balancing.
     let lives = there("", &[("a", "x", "", None, "")]);
     assert!(steps(&lives, &wish).contains(&"a/x: root on CPU 2".to_owned()));
-    wish.balanced_yet.clear();
+    wish.pod_mut("a").balanced_yet = false;
     assert!(steps(&lives, &wish).contains(&"a/x: isolated on CPU 2".to_owned()));
 }
 
