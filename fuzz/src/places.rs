@@ -112,7 +112,7 @@ fn check_placement(
     }
     let held_in_part = |core: &&CpuSet| !core.is_disjoint(&taken) && !core.is_subset(&taken);
     let counted = Cost {
-        strangers: cores.iter().filter(held_in_part).count(),
+        split_cores: cores.iter().filter(held_in_part).count(),
         numa: touched(&topology.numa_nodes()),
         sockets: touched(&topology.sockets()),
         llcs: touched(&topology.llcs()),

@@ -119,7 +119,7 @@ fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
 
 /// The cost of a placement in words.
 pub(super) fn in_words(cost: Cost) -> String {
-    let shared = match cost.strangers {
+    let shared = match cost.split_cores {
         0 => "no core shared with others".to_owned(),
         some => format!("{} shared with others", counted(some, "core")),
     };

@@ -7,7 +7,7 @@
 //! group is *entirely free* when all its online CPUs are in the free set. Among all sets of `n` free CPUs, the best is
 //! the one with the least of these, compared from first to last:
 //!
-//! 1. strangers: cores that it holds some and not all CPUs of;
+//! 1. split cores: cores that it holds some and not all CPUs of;
 //! 2. NUMA nodes touched;
 //! 3. sockets touched;
 //! 4. LLCs touched;
@@ -25,7 +25,7 @@
 //!
 //! 1. isolated CPUs taken ([`Isolated::Avoid`]), or the others ([`Isolated::Prefer`]). They come first, because the kernel
 //!    leaves all threads of a program on one isolated CPU: that is worse than any stranger;
-//! 2. strangers;
+//! 2. split cores;
 //! 3. the distances of its CPUs to the nearest of the NUMA nodes that it wants to be [`near`](Request::near), added up.
 //!    Where the machine does not tell, 10 to itself and 20 to others, as the kernel has it;
 //! 4. the rest of the list above; or, for [`Order::Spread`]:
@@ -38,8 +38,8 @@
 //!    6. the same for LLCs;
 //! 5. the ascending list of its CPU ids.
 //!
-//! With [`Cores::Whole`] only sets without strangers count. With [`Cores::Single`] only sets of CPUs of entirely free cores
-//! count, one CPU of each; then there are no strangers, the other CPUs of these cores are idle, and instead of entirely
+//! With [`Cores::Whole`] only sets without split cores count. With [`Cores::Single`] only sets of CPUs of entirely free cores
+//! count, one CPU of each; then there are no split cores, the other CPUs of these cores are idle, and instead of entirely
 //! free cores touched, CPUs left idle are counted. Free CPUs that are left idle count as remaining.
 //!
 //! With [`fewest_numa`](Request::fewest_numa) only sets count that touch no more NUMA nodes than a request of that size
@@ -90,7 +90,7 @@ pub use request::{Cores, Isolated, Numa, Order, Refusal, Request, TooFewCpus};
 
 use fewest::{least, nearest_sums};
 use plan::Plan;
-use price::Wide;
+use price::WidePrice;
 use request::Terms;
 use search::Search;
 
@@ -105,7 +105,8 @@ const FAR: u32 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 pub struct Cost {
     /// Cores held in part, so that others can run on a sibling.
-    pub strangers: usize,
+    #[serde(rename = "strangers")]
+    pub split_cores: usize,
     /// NUMA nodes spanned.
     pub numa: usize,
     /// Sockets spanned.
@@ -165,11 +166,11 @@ impl Placer {
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
         let (mut numa, mut socket, mut llc) = (
-            Numbering::default(),
-            Numbering::default(),
-            Numbering::default(),
+            GroupNumbers::default(),
+            GroupNumbers::default(),
+            GroupNumbers::default(),
         );
-        let mut cores = Numbering::default();
+        let mut cores = GroupNumbers::default();
         let mut core_sizes = vec![0; cpus.len()];
         let mut membership = Vec::with_capacity(cpus.len());
         for cpu in &cpus {
@@ -285,19 +286,19 @@ impl Placer {
         let mut cpus = if plain {
             Search::<u128>::new(plan, terms, least).run().1
         } else {
-            Search::<Wide>::new(plan, terms, least).run().1
+            Search::<WidePrice>::new(plan, terms, least).run().1
         };
         if request.fewest_numa {
             cpus = if plain {
                 self.on_fewest_numa::<u128>(plan, &terms, own, cpus)?
             } else {
-                self.on_fewest_numa::<Wide>(plan, &terms, own, cpus)?
+                self.on_fewest_numa::<WidePrice>(plan, &terms, own, cpus)?
             };
         }
         let (mut idle, mut cost) = (CpuSet::new(), self.cost(&cpus));
         if request.cores == Cores::Single {
             idle = self.siblings(&cpus);
-            cost.strangers = self.cost(&cpus.union(&idle)).strangers;
+            cost.split_cores = self.cost(&cpus.union(&idle)).split_cores;
         }
         Ok(Placement { cpus, idle, cost })
     }
@@ -349,15 +350,15 @@ impl Placer {
 
     /// The distance between two NUMA nodes, as either of them tells it.
     fn distance(&self, from: u32, to: u32) -> u32 {
-        let place = |id| self.numa.iter().position(|node| node.id == id);
-        let told = match (place(from), place(to)) {
+        let position = |id| self.numa.iter().position(|node| node.id == id);
+        let reported = match (position(from), position(to)) {
             (Some(from), Some(to)) => {
                 let tells = |from: usize, to: usize| self.numa[from].distances.get(to).copied();
                 tells(from, to).or_else(|| tells(to, from))
             }
             _ => None,
         };
-        told.unwrap_or(if from == to { HERE } else { THERE })
+        reported.unwrap_or(if from == to { HERE } else { THERE })
     }
 
     /// Which CPUs are on entirely free cores.
@@ -447,13 +448,13 @@ impl Placer {
                 llcs.add(member.llc);
             }
         }
-        let strangers = held
+        let split_cores = held
             .iter()
             .zip(&self.core_sizes)
             .filter(|&(&held, &size)| held > 0 && held < size)
             .count();
         Cost {
-            strangers,
+            split_cores,
             numa: numa.count,
             sockets: sockets.count,
             llcs: llcs.count,
@@ -489,15 +490,15 @@ pub fn place(topology: &Topology, free: &CpuSet, n: usize) -> Result<Placement, 
 
 /// Group ids in the order in which they are met, as 0, 1, 2…
 #[derive(Debug)]
-struct Numbering<K>(BTreeMap<K, usize>);
+struct GroupNumbers<K>(BTreeMap<K, usize>);
 
-impl<K: Ord> Default for Numbering<K> {
+impl<K: Ord> Default for GroupNumbers<K> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<K: Ord> Numbering<K> {
+impl<K: Ord> GroupNumbers<K> {
     fn of(&mut self, id: K) -> usize {
         let next = self.0.len();
         *self.0.entry(id).or_insert(next)
@@ -507,17 +508,17 @@ impl<K: Ord> Numbering<K> {
 /// Counts distinct small numbers.
 #[derive(Debug, Default)]
 struct Tally {
-    seen: Vec<bool>,
+    counted: Vec<bool>,
     count: usize,
 }
 
 impl Tally {
     fn add(&mut self, number: usize) {
-        if self.seen.len() <= number {
-            self.seen.resize(number + 1, false);
+        if self.counted.len() <= number {
+            self.counted.resize(number + 1, false);
         }
-        if !self.seen[number] {
-            self.seen[number] = true;
+        if !self.counted[number] {
+            self.counted[number] = true;
             self.count += 1;
         }
     }

@@ -174,23 +174,23 @@ impl Topology {
 
     /// The online CPUs of each core, in the order of their lowest CPUs. A CPU whose core is unknown is a core of its own.
     pub fn cores(&self) -> Vec<CpuSet> {
-        self.groups(|cpu| cpu.core.map_or(Group::Alone(cpu.id), Group::Known))
+        self.groups(|cpu| cpu.core.map_or(GroupId::Alone(cpu.id), GroupId::Known))
     }
 
     /// The online CPUs of each LLC, in the order of their lowest CPUs. CPUs whose LLC is unknown are one group.
     pub fn llcs(&self) -> Vec<CpuSet> {
-        self.groups(|cpu| cpu.llc.map_or(Group::Unknown, Group::Known))
+        self.groups(|cpu| cpu.llc.map_or(GroupId::Unknown, GroupId::Known))
     }
 
     /// The online CPUs of each NUMA node that has some, in the order of their lowest CPUs. CPUs whose NUMA node is
     /// unknown are one group.
     pub fn numa_nodes(&self) -> Vec<CpuSet> {
-        self.groups(|cpu| cpu.numa.map_or(Group::Unknown, Group::Known))
+        self.groups(|cpu| cpu.numa.map_or(GroupId::Unknown, GroupId::Known))
     }
 
     /// The online CPUs of each socket, in the order of their lowest CPUs. CPUs whose socket is unknown are one group.
     pub fn sockets(&self) -> Vec<CpuSet> {
-        self.groups(|cpu| cpu.socket.map_or(Group::Unknown, Group::Known))
+        self.groups(|cpu| cpu.socket.map_or(GroupId::Unknown, GroupId::Known))
     }
 
     /// The online CPUs of a CPU's core, itself included; itself alone where its core is unknown. Empty for a CPU that
@@ -221,7 +221,7 @@ impl Topology {
 
     /// Which of its CPUs are together.
     pub fn layout(&self) -> Layout {
-        let told = |of: fn(&Cpu) -> Option<u32>, groups: Vec<CpuSet>| {
+        let known_groups = |of: fn(&Cpu) -> Option<u32>, groups: Vec<CpuSet>| {
             if self.cpus.iter().any(|cpu| of(cpu).is_some()) {
                 groups
             } else {
@@ -235,15 +235,15 @@ impl Topology {
             }
         }
         Layout {
-            cores: told(|cpu| cpu.core, self.cores()),
-            llcs: told(|cpu| cpu.llc, self.llcs()),
+            cores: known_groups(|cpu| cpu.core, self.cores()),
+            llcs: known_groups(|cpu| cpu.llc, self.llcs()),
             numa,
-            sockets: told(|cpu| cpu.socket, self.sockets()),
+            sockets: known_groups(|cpu| cpu.socket, self.sockets()),
         }
     }
 
-    fn groups(&self, of: impl Fn(&Cpu) -> Group) -> Vec<CpuSet> {
-        let mut groups: BTreeMap<Group, CpuSet> = BTreeMap::new();
+    fn groups(&self, of: impl Fn(&Cpu) -> GroupId) -> Vec<CpuSet> {
+        let mut groups: BTreeMap<GroupId, CpuSet> = BTreeMap::new();
         for cpu in &self.cpus {
             groups.entry(of(cpu)).or_default().insert(cpu.id);
         }
@@ -255,7 +255,7 @@ impl Topology {
 
 /// What CPUs are collected by.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Group {
+enum GroupId {
     Known(u32),
     Alone(u32),
     Unknown,

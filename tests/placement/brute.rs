@@ -30,10 +30,10 @@ pub(crate) fn best(topology: &Topology, free: &CpuSet) -> Vec<(Cost, CpuSet)> {
     }
     best.into_iter()
         .map(|best| {
-            let ([strangers, numa, sockets, llcs, ..], ids) = best.unwrap();
+            let ([split_cores, numa, sockets, llcs, ..], ids) = best.unwrap();
             (
                 Cost {
-                    strangers,
+                    split_cores,
                     numa,
                     sockets,
                     llcs,

@@ -203,7 +203,7 @@ impl<'a> Machine<'a> {
         };
         let single = request.cores == Cores::Single;
         let in_part = |core: &&u32| *core & taken != 0 && *core & taken != **core;
-        let strangers = if single {
+        let split_cores = if single {
             0
         } else {
             self.cores.iter().filter(in_part).count()
@@ -212,7 +212,11 @@ impl<'a> Machine<'a> {
             .iter()
             .enumerate()
             .filter(|(cpu, _)| taken & (1 << cpu) != 0);
-        let mut numbers = vec![unwanted, strangers, far.map(|(_, distance)| distance).sum()];
+        let mut numbers = vec![
+            unwanted,
+            split_cores,
+            far.map(|(_, distance)| distance).sum(),
+        ];
         let touched = |groups: &[u32]| groups.iter().filter(|&group| group & taken != 0).count();
         let squares =
             |groups: &[u32], of: u32| groups.iter().map(|group| count(group & of).pow(2)).sum();

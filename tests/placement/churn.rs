@@ -29,9 +29,9 @@ pub(crate) enum Sizes {
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) placements: usize,
-    /// Not the best, by strangers, NUMA nodes, sockets, LLCs.
+    /// Not the best, by split cores, NUMA nodes, sockets, LLCs.
     pub(crate) worse: usize,
-    /// With more strangers than the best.
+    /// With more split cores than the best.
     pub(crate) worse_strangers: usize,
     /// Over more NUMA nodes than the best.
     pub(crate) worse_numa: usize,
@@ -90,7 +90,7 @@ pub(crate) fn run(
             let best = optimum.of(&free, size);
             let cost = placer.cost(&cpus);
             outcome.placements += 1;
-            outcome.worse_strangers += usize::from(cost.strangers > best.strangers);
+            outcome.worse_strangers += usize::from(cost.split_cores > best.split_cores);
             outcome.worse_numa += usize::from(cost.numa > best.numa);
             outcome.worse_llcs += usize::from(cost.llcs > best.llcs);
             outcome.worse += usize::from(cost > best);
@@ -104,7 +104,7 @@ pub(crate) fn run(
     outcome
 }
 
-/// The least strangers, then NUMA nodes, sockets and LLCs on machines with two threads per core, by looking at every set
+/// The least split cores, then NUMA nodes, sockets and LLCs on machines with two threads per core, by looking at every set
 /// of cells (a cell is what one NUMA node, one socket and one LLC have in common; at most 16 of them).
 struct Optimum {
     /// The cell of each CPU, and its core.
@@ -164,14 +164,14 @@ impl Optimum {
                 sums[rest].1 + whole_and_half[cell].1,
             );
         }
-        let least = strangers(sums[sums.len() - 1], n).unwrap();
+        let least = split_cores(sums[sums.len() - 1], n).unwrap();
         let found = self
             .sets
             .iter()
-            .find(|(_, set)| strangers(sums[*set], n) == Some(least));
+            .find(|(_, set)| split_cores(sums[*set], n) == Some(least));
         found
             .map(|&([numa, sockets, llcs], _)| Cost {
-                strangers: least,
+                split_cores: least,
                 numa,
                 sockets,
                 llcs,
@@ -181,7 +181,7 @@ impl Optimum {
 }
 
 /// The fewest cores held in part when `n` CPUs come from these whole and half cores, if they can.
-fn strangers((whole, half): (usize, usize), n: usize) -> Option<usize> {
+fn split_cores((whole, half): (usize, usize), n: usize) -> Option<usize> {
     let full = whole.min(n / 2);
     let rest = n - 2 * full;
     let in_part = half + if rest == 1 { whole - full } else { 0 };

@@ -120,7 +120,7 @@ fn what_is_needed_is_counted_by_what_can_be_used() {
     );
 }
 
-/// The rule is stronger than strangers, which come before NUMA nodes otherwise.
+/// The rule is stronger than split cores, which come before NUMA nodes otherwise.
 #[test]
 fn a_core_is_shared_rather_than_a_container_split() {
     // Three cores on each NUMA node, siblings 6 apart.
@@ -136,12 +136,12 @@ fn a_core_is_shared_rather_than_a_container_split() {
         )
         .unwrap();
     assert_eq!(
-        (usual.cpus, usual.cost.strangers, usual.cost.numa),
+        (usual.cpus, usual.cost.split_cores, usual.cost.numa),
         (cpus("0,3,6,9"), 0, 2)
     );
     let one = placer.place_as(&free, &fewest(4)).unwrap();
     assert_eq!(
-        (one.cpus, one.cost.strangers, one.cost.numa),
+        (one.cpus, one.cost.split_cores, one.cost.numa),
         (cpus("0-2,6"), 2, 1)
     );
     let refusal = placer

@@ -26,9 +26,9 @@ fn owner(list: &str) -> Owner {
     }
 }
 
-/// What must be as it is now or better: strangers, then the groups of each kind.
+/// What must be as it is now or better: split cores, then the groups of each kind.
 fn numbers(cost: Cost) -> [usize; 4] {
-    [cost.strangers, cost.numa, cost.sockets, cost.llcs]
+    [cost.split_cores, cost.numa, cost.sockets, cost.llcs]
 }
 
 /// The kind that a request is split over, with what it has now and what it needs.

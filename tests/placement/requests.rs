@@ -88,8 +88,8 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
                 assert_eq!(ours.idle, brute.set(idle), "{}", context());
                 assert_eq!(ours.cost.numa, placer.cost(&cpus).numa);
                 assert_eq!(
-                    ours.cost.strangers,
-                    placer.cost(&cpus.union(&ours.idle)).strangers
+                    ours.cost.split_cores,
+                    placer.cost(&cpus.union(&ours.idle)).split_cores
                 );
             }
             (None, Err(refusal)) => {
@@ -422,7 +422,7 @@ fn siblings_of_single_cpus_are_idle() {
         (&placement.cpus, &placement.idle),
         (&cpus("0-1"), &cpus("4-5"))
     );
-    assert_eq!((placement.cost.strangers, placement.cost.numa), (0, 1));
+    assert_eq!((placement.cost.split_cores, placement.cost.numa), (0, 1));
     assert_eq!(
         single("0-6", 4),
         Err(Refusal::TooFewCores { wanted: 4, free: 3 })

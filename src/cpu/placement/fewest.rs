@@ -1,4 +1,4 @@
-//! [`Least`]: what no placement can do without, wherever it is. It bounds every table before the search begins.
+//! [`Minimum`]: what no placement can do without, wherever it is. It bounds every table before the search begins.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use super::request::{Cores, Terms};
 
 /// The most important numbers of every best placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Least {
+pub(super) struct Minimum {
     /// CPUs that the request would rather not have.
     pub(super) unwanted: usize,
     /// With so many of these, the fewest cores held in part.
-    pub(super) strangers: usize,
+    pub(super) split_cores: usize,
 }
 
 /// The least for a request; none if it can't be met.
-pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Least> {
+pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Minimum> {
     if terms.unwanted.is_empty() && terms.cores != Cores::Single {
-        let strangers = strangers(plan, terms.open, terms.wanted)?;
-        let meets = terms.cores != Cores::Whole || strangers == 0;
-        return meets.then_some(Least {
+        let split_cores = split_cores(plan, terms.open, terms.wanted)?;
+        let meets = terms.cores != Cores::Whole || split_cores == 0;
+        return meets.then_some(Minimum {
             unwanted: 0,
-            strangers,
+            split_cores,
         });
     }
     let mut classes: BTreeMap<Class, usize> = BTreeMap::new();
@@ -30,9 +30,9 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Least> {
         *classes.entry(class).or_default() += 1;
     }
     // The least for each count, one class after the other.
-    let mut best = vec![Some(Least {
+    let mut best = vec![Some(Minimum {
         unwanted: 0,
-        strangers: 0,
+        split_cores: 0,
     })];
     for (class, cores) in classes {
         let most = class.each * cores;
@@ -43,7 +43,7 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Least> {
                     .map(|taken| (count, taken))
             })
             .collect();
-        let mut next: Vec<Option<Least>> = vec![None; (best.len() + most).min(terms.wanted + 1)];
+        let mut next: Vec<Option<Minimum>> = vec![None; (best.len() + most).min(terms.wanted + 1)];
         for (before, sum) in best
             .iter()
             .enumerate()
@@ -53,9 +53,9 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Least> {
                 let Some(slot) = next.get_mut(before + count) else {
                     break;
                 };
-                let sum = Least {
+                let sum = Minimum {
                     unwanted: sum.unwanted + taken.unwanted,
-                    strangers: sum.strangers + taken.strangers,
+                    split_cores: sum.split_cores + taken.split_cores,
                 };
                 *slot = Some(slot.map_or(sum, |least| least.min(sum)));
             }
@@ -95,7 +95,7 @@ pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
 }
 
 /// The fewest cores held in part where no CPU is unwanted.
-fn strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
+fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
     let mut partly: Vec<usize> = Vec::new();
     let mut whole: Vec<usize> = Vec::new();
     for core in &plan.cores {
@@ -116,18 +116,18 @@ fn strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
     for (&free, used) in partly.iter().zip(1..) {
         of_partly.extend(std::iter::repeat_n(used, free));
     }
-    // The fewest strangers among entirely free cores for each count, one core size after the other.
+    // The fewest split cores among entirely free cores for each count, one core size after the other.
     let mut of_whole = vec![Some(0)];
     for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
         let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];
-        for (before, strangers) in of_whole
+        for (before, split_cores) in of_whole
             .iter()
             .enumerate()
             .filter_map(|(count, s)| s.map(|s| (count, s)))
         {
             for (slot, count) in next[before..].iter_mut().zip(0..=cores * size) {
-                let strangers = strangers + usize::from(count % size > 0);
-                *slot = Some(slot.map_or(strangers, |least: usize| least.min(strangers)));
+                let split_cores = split_cores + usize::from(count % size > 0);
+                *slot = Some(slot.map_or(split_cores, |least: usize| least.min(split_cores)));
             }
         }
         of_whole = next;
@@ -135,9 +135,9 @@ fn strangers(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
     let splits = of_whole
         .iter()
         .enumerate()
-        .filter_map(|(count, &strangers)| {
+        .filter_map(|(count, &split_cores)| {
             let rest = of_partly.get(wanted - count)?;
-            Some(strangers? + rest)
+            Some(split_cores? + rest)
         });
     splits.min()
 }

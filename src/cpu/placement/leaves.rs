@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::plan::{Cell, Rules};
 use super::price::Price;
 use super::request::{Cores, Terms};
-use super::search::{NodeShape, Outer, Own, Part, Search};
+use super::search::{NodeShape, OuterPrice, OwnPrice, Part, Search};
 
 /// Cores that no price tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,10 +20,10 @@ pub(super) struct Class {
 
 /// What taking CPUs of a class comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct ClassCost {
     pub(super) unwanted: usize,
     /// Cores held in part.
-    pub(super) strangers: usize,
+    pub(super) split_cores: usize,
     /// Entirely free cores touched; or CPUs kept idle, where a request has one CPU of each core.
     free_cores: usize,
 }
@@ -53,7 +53,7 @@ impl Class {
     /// The least that taking so many of so many cores comes to; none if the request can't have that. It is known without
     /// a search: whole cores and at most one part, or as few of the partly free cores as hold enough.
     #[inline]
-    pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<Taken> {
+    pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<ClassCost> {
         let Self {
             size,
             each,
@@ -64,24 +64,24 @@ impl Class {
         match mode {
             Cores::Single => {
                 let free_cores = count * (size - 1);
-                return Some(Taken {
+                return Some(ClassCost {
                     unwanted: count * unwanted,
-                    strangers: 0,
+                    split_cores: 0,
                     free_cores,
                 });
             }
             Cores::Whole => {
                 let free_cores = count / size;
-                let taken = Taken {
+                let taken = ClassCost {
                     unwanted: free_cores * unwanted,
-                    strangers: 0,
+                    split_cores: 0,
                     free_cores,
                 };
                 return count.is_multiple_of(size).then_some(taken);
             }
             Cores::Preferred => {}
         }
-        let (unwanted, strangers, touched) = if unwanted == 0 || wanted == 0 {
+        let (unwanted, split_cores, touched) = if unwanted == 0 || wanted == 0 {
             let touched = count.div_ceil(each);
             let in_part = if is_free {
                 usize::from(!count.is_multiple_of(size))
@@ -98,21 +98,21 @@ impl Class {
             let complete = if is_free { extra / unwanted } else { 0 };
             (extra, cores - complete, cores)
         };
-        Some(Taken {
+        Some(ClassCost {
             unwanted,
-            strangers,
+            split_cores,
             free_cores: if is_free { touched } else { 0 },
         })
     }
 }
 
-// === impl Taken ===
+// === impl ClassCost ===
 
-impl Taken {
+impl ClassCost {
     #[inline]
     fn price<P: Price>(self) -> P {
         P::UNWANTED.times(self.unwanted)
-            + P::STRANGER.times(self.strangers)
+            + P::SPLIT_CORE.times(self.split_cores)
             + P::FREE_CORE.times(self.free_cores)
     }
 }
@@ -124,9 +124,9 @@ impl<'a, P: Price> Search<'a, P> {
     pub(super) fn cores(
         &mut self,
         cores: &[usize],
-        own: Own<'a, P>,
-        outer: Outer<'a, P>,
-        inner: Outer<'a, P>,
+        own: OwnPrice<'a, P>,
+        outer: OuterPrice<'a, P>,
+        inner: OuterPrice<'a, P>,
     ) -> usize {
         let plan = self.plan;
         let mut classes: Vec<(Class, usize, usize)> = Vec::with_capacity(cores.len());
@@ -144,7 +144,7 @@ impl<'a, P: Price> Search<'a, P> {
             let (own, outer) = if last {
                 (own, outer)
             } else {
-                (Own::NOTHING, inner)
+                (OwnPrice::NOTHING, inner)
             };
             let (class, lowest, _) = chunk[0];
             let start = self.threads.len();
@@ -162,7 +162,7 @@ impl<'a, P: Price> Search<'a, P> {
             let (class_own, class_outer) = if alone {
                 (own, outer)
             } else {
-                (Own::NOTHING, inner)
+                (OwnPrice::NOTHING, inner)
             };
             let threads = start..self.threads.len();
             let step = P::DISTANCE.times(self.terms.distance(lowest));
@@ -188,15 +188,15 @@ impl<'a, P: Price> Search<'a, P> {
         cores: usize,
         threads: Range<usize>,
         step: P,
-        own: Own<'a, P>,
-        outer: Outer<'a, P>,
+        own: OwnPrice<'a, P>,
+        outer: OuterPrice<'a, P>,
     ) -> usize {
         let free = threads.len();
         let low = self.least(free);
         let start = self.counts.len();
         for count in low..=free.min(self.wanted) {
             if let Some(taken) = class.taken(cores, self.terms.cores, count) {
-                let steps = if P::HAS_WISHES {
+                let steps = if P::HAS_PREFERENCES {
                     step.times(count)
                 } else {
                     P::NOTHING
@@ -211,7 +211,12 @@ impl<'a, P: Price> Search<'a, P> {
     }
 
     /// The node of a piece of a core, whose pattern says whether some CPU of it is taken, and some not.
-    pub(super) fn piece(&mut self, cell: &Cell, own: Own<'a, P>, outer: Outer<'a, P>) -> usize {
+    pub(super) fn piece(
+        &mut self,
+        cell: &Cell,
+        own: OwnPrice<'a, P>,
+        outer: OuterPrice<'a, P>,
+    ) -> usize {
         let Cell::Piece {
             cpus,
             touched,

@@ -1,11 +1,11 @@
 //! [`Limits`]: what no placement can do better than, so that tables stay short.
 
-use super::fewest::Least;
-use super::plan::{Kind, Plan, Rules, SPANNED};
+use super::fewest::Minimum;
+use super::plan::{GroupKind, Plan, Rules, SPANNED};
 use super::price::Price;
 use super::request::{Cores, Order, Terms};
 
-/// How far a placement with the fewest strangers must spread at least.
+/// How far a placement with the fewest split cores must spread at least.
 #[derive(Debug)]
 pub(super) struct Limits {
     wanted: usize,
@@ -21,10 +21,10 @@ pub(super) struct Limits {
 
 /// For each of [`SPANNED`], what may come from groups that a block touches and doesn't contain.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Around([Source; 3]);
+pub(super) struct Surroundings([Supply; 3]);
 
 #[derive(Debug, Clone, Copy)]
-struct Source {
+struct Supply {
     /// At most so many CPUs besides those of the block.
     besides: usize,
     /// At most so many together with those of the block.
@@ -35,13 +35,13 @@ struct Source {
 
 impl Limits {
     /// The limits of placements with no more than the least.
-    pub(super) fn new(plan: &Plan, terms: &Terms<'_>, least: Least) -> Self {
+    pub(super) fn new(plan: &Plan, terms: &Terms<'_>, least: Minimum) -> Self {
         let Terms {
             wanted,
             open: is_free,
             ..
         } = *terms;
-        let strangers = least.strangers;
+        let split_cores = least.split_cores;
         if terms.order == Order::Spread {
             let fewest = [Vec::new(), Vec::new(), Vec::new()];
             return Self {
@@ -63,7 +63,10 @@ impl Limits {
                 }
             }
         }
-        let in_pieces = plan.groups.iter().any(|group| group.kind == Kind::Core);
+        let in_pieces = plan
+            .groups
+            .iter()
+            .any(|group| group.kind == GroupKind::Core);
         if terms.cores == Cores::Single && in_pieces {
             // A core whose pieces lie on several NUMA nodes gives a CPU also where only some of these may be used.
             is_whole.copy_from_slice(is_free);
@@ -76,7 +79,7 @@ impl Limits {
         let most = |cpus: &Vec<usize>| {
             let free = cpus.iter().filter(|&&cpu| is_free[cpu]).count();
             let whole = cpus.iter().filter(|&&cpu| is_whole[cpu]).count();
-            free.min(whole + strangers * most_of_part)
+            free.min(whole + split_cores * most_of_part)
         };
         let most: Vec<usize> = plan.groups.iter().map(|group| most(&group.cpus)).collect();
         let fewest = SPANNED.map(|kind| {
@@ -98,9 +101,9 @@ impl Limits {
             fewest.resize(wanted + 1, sizes.len());
             fewest
         });
-        // With more strangers than an odd rest makes, whole cores have run out, and where the last of them are decides
+        // With more split cores than an odd rest makes, whole cores have run out, and where the last of them are decides
         // how far a placement spreads: then tight bounds hardly ever hold. No more do they where distances come first.
-        let tight = strangers <= 1 && terms.distances.is_empty();
+        let tight = split_cores <= 1 && terms.distances.is_empty();
         Self {
             wanted,
             by_number: true,
@@ -111,8 +114,9 @@ impl Limits {
     }
 
     /// Bounds to try on the price, from the tightest to the one that must hold.
-    pub(super) fn bounds<P: Price>(&self, least: Least) -> impl Iterator<Item = P> + use<P> {
-        let strangers = P::UNWANTED.times(least.unwanted) + P::STRANGER.times(least.strangers);
+    pub(super) fn bounds<P: Price>(&self, least: Minimum) -> impl Iterator<Item = P> + use<P> {
+        let split_cores =
+            P::UNWANTED.times(least.unwanted) + P::SPLIT_CORE.times(least.split_cores);
         let [numa, sockets, llcs] = [P::NUMA, P::SOCKET, P::LLC];
         let fewest = |kind: usize| {
             self.fewest[kind]
@@ -126,26 +130,26 @@ impl Limits {
             llcs.times(fewest(2)),
         );
         let tight = [
-            strangers + numa + sockets + llcs + P::LLC.just_below(),
-            strangers + numa + P::NUMA.just_below(),
+            split_cores + numa + sockets + llcs + P::LLC.just_below(),
+            split_cores + numa + P::NUMA.just_below(),
         ];
         let worth_trying = if self.tight { tight.len() } else { 0 };
         tight
             .into_iter()
             .take(worth_trying)
-            .chain([strangers + P::STRANGER.just_below()])
+            .chain([split_cores + P::SPLIT_CORE.just_below()])
     }
 
     /// What may come from around a block.
-    pub(super) fn around(&self, rules: &Rules) -> Around {
+    pub(super) fn around(&self, rules: &Rules) -> Surroundings {
         let most = |groups: &Vec<usize>| groups.iter().map(|&group| self.most[group]).sum();
-        Around(rules.astride.each_ref().map(|astride| match astride[..] {
+        Surroundings(rules.astride.each_ref().map(|astride| match astride[..] {
             // A block that is not in one group of a kind is astride of several or of none.
-            [group] if rules.outer.contains(&group) => Source {
+            [group] if rules.outer.contains(&group) => Supply {
                 besides: 0,
                 together: self.most[group],
             },
-            _ => Source {
+            _ => Supply {
                 besides: most(astride),
                 together: 0,
             },
@@ -153,14 +157,14 @@ impl Limits {
     }
 
     /// The same for a part of a cell, where `own` are the groups that are exactly the cell.
-    pub(super) fn around_part(&self, rules: &Rules, own: &[usize]) -> Around {
+    pub(super) fn around_part(&self, rules: &Rules, own: &[usize]) -> Surroundings {
         let within = own.iter().chain(&rules.outer);
         let together = within
             .map(|&group| self.most[group])
             .max()
             .unwrap_or_default();
-        Around(
-            [Source {
+        Surroundings(
+            [Supply {
                 besides: 0,
                 together: together.max(1),
             }; 3],
@@ -169,12 +173,12 @@ impl Limits {
 
     /// The least price of all groups that must still be touched when so many CPUs are taken.
     #[inline]
-    pub(super) fn rest<P: Price>(&self, count: usize, around: Around) -> P {
+    pub(super) fn rest<P: Price>(&self, count: usize, around: Surroundings) -> P {
         if !self.by_number {
             return P::NOTHING;
         }
         let fewest = |kind: usize| {
-            let Source { besides, together } = around.0[kind];
+            let Supply { besides, together } = around.0[kind];
             self.fewest[kind][self.wanted.saturating_sub((count + besides).max(together))]
         };
         P::NUMA.times(fewest(0)) + P::SOCKET.times(fewest(1)) + P::LLC.times(fewest(2))

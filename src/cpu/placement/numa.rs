@@ -5,7 +5,7 @@
 //! nothing open outside of it; what is free stays what it is, because what is left over is priced by it.
 //!
 //! Three things keep that quick. The usual best comes first: if it touches few enough NUMA nodes, it is the best of the
-//! allowed ones, too. Only unions with the least unwanted CPUs and strangers are searched, which is known without a search.
+//! allowed ones, too. Only unions with the least unwanted CPUs and split cores are searched, which is known without a search.
 //! And of NUMA nodes that are [alike](Placer::alike) the lowest are taken first: exchanging two of these, CPU by CPU, changes
 //! no number, and lower ids are better. What remains are a few unions on machines that are built, unless each of many NUMA
 //! nodes is fragmented in its own way: then [`MOST_UNIONS`] are looked at, from the ones with the most CPUs to give, and the
@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use super::fewest::{Least, least, nearest_sums};
+use super::fewest::{Minimum, least, nearest_sums};
 use super::plan::Plan;
 use super::price::Price;
 use super::request::{Cores, Refusal, Terms};
@@ -26,7 +26,7 @@ const MOST_UNIONS: usize = 2_000;
 
 /// NUMA nodes, and which of these must be among the ones chosen.
 #[derive(Debug)]
-struct Choice {
+struct NumaChoice {
     /// Those that are in every union.
     held: Vec<bool>,
     /// The others that have something to give: alike ones together, each list from the lowest; the most generous first.
@@ -37,10 +37,10 @@ struct Choice {
 
 /// What a CPU is, in terms that stay the same when two alike NUMA nodes are exchanged.
 #[derive(Debug, PartialEq, Eq)]
-struct Trait {
-    core: Place,
-    socket: Place,
-    llc: Place,
+struct CpuTraits {
+    core: GroupKey,
+    socket: GroupKey,
+    llc: GroupKey,
     free: bool,
     open: bool,
     unwanted: bool,
@@ -49,7 +49,7 @@ struct Trait {
 
 /// A group of a CPU: by order in its NUMA node if it is all there, otherwise by its number on the machine.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum GroupKey {
     Inside(usize),
     Across(usize),
 }
@@ -112,10 +112,10 @@ impl Placer {
         &self,
         plan: &Plan,
         terms: &Terms<'_>,
-        choice: &Choice,
+        choice: &NumaChoice,
         more: usize,
     ) -> Option<CpuSet> {
-        let mut lowest: Option<Least> = None;
+        let mut lowest: Option<Minimum> = None;
         let mut worth: Vec<Vec<bool>> = Vec::new();
         for union in choice.unions(more, terms.wanted) {
             let open = self.open_in(terms, &union);
@@ -196,7 +196,7 @@ impl Placer {
             .unwrap_or(at_least)
     }
 
-    fn choice(&self, terms: &Terms<'_>, held: Vec<bool>) -> Choice {
+    fn choice(&self, terms: &Terms<'_>, held: Vec<bool>) -> NumaChoice {
         let mut cores: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for (member, _) in self
             .membership
@@ -219,7 +219,7 @@ impl Placer {
             .collect();
         let mut classes = self.alike(terms, &others);
         classes.sort_by_key(|class| std::cmp::Reverse(gives[class[0]]));
-        Choice {
+        NumaChoice {
             held,
             classes,
             gives,
@@ -230,7 +230,7 @@ impl Placer {
     /// the machine stay groups, and what is free stays free. In each list, each CPU of one has a lower id than the same CPU
     /// of the next.
     fn alike(&self, terms: &Terms<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
-        let mut classes: Vec<(Vec<Trait>, Vec<usize>)> = Vec::new();
+        let mut classes: Vec<(Vec<CpuTraits>, Vec<usize>)> = Vec::new();
         for &group in groups {
             let members = self.members(group);
             let traits = self.traits(terms, &members);
@@ -253,8 +253,8 @@ impl Placer {
         classes.into_iter().map(|(_, list)| list).collect()
     }
 
-    fn traits(&self, terms: &Terms<'_>, members: &[usize]) -> Vec<Trait> {
-        let place = |kind: fn(&Membership) -> usize| -> Vec<Place> {
+    fn traits(&self, terms: &Terms<'_>, members: &[usize]) -> Vec<CpuTraits> {
+        let place = |kind: fn(&Membership) -> usize| -> Vec<GroupKey> {
             let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
             for member in &self.membership {
                 *sizes.entry(kind(member)).or_default() += 1;
@@ -270,9 +270,9 @@ impl Placer {
                 let group = kind(&self.membership[cpu]);
                 match here.get(&group) {
                     Some(&(number, size)) if sizes.get(&group) == Some(&size) => {
-                        Place::Inside(number)
+                        GroupKey::Inside(number)
                     }
-                    _ => Place::Across(group),
+                    _ => GroupKey::Across(group),
                 }
             };
             members.iter().map(of).collect()
@@ -281,15 +281,16 @@ impl Placer {
         let sockets = place(|member| member.socket);
         let llcs = place(|member| member.llc);
         let places = cores.into_iter().zip(sockets).zip(llcs);
-        let one = |(&cpu, ((core, socket), llc)): (&usize, ((Place, Place), Place))| Trait {
-            core,
-            socket,
-            llc,
-            free: terms.free[cpu],
-            open: terms.open[cpu],
-            unwanted: terms.is_unwanted(cpu),
-            distance: terms.distance(cpu),
-        };
+        let one =
+            |(&cpu, ((core, socket), llc)): (&usize, ((GroupKey, GroupKey), GroupKey))| CpuTraits {
+                core,
+                socket,
+                llc,
+                free: terms.free[cpu],
+                open: terms.open[cpu],
+                unwanted: terms.is_unwanted(cpu),
+                distance: terms.distance(cpu),
+            };
         members.iter().zip(places).map(one).collect()
     }
 
@@ -353,9 +354,9 @@ impl Placer {
     }
 }
 
-// === impl Choice ===
+// === impl NumaChoice ===
 
-impl Choice {
+impl NumaChoice {
     /// Unions of the NUMA nodes held and so many others, or of all if there are fewer, that might give so many CPUs: one of
     /// each kind, and [`MOST_UNIONS`] at most.
     fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {

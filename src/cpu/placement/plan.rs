@@ -44,13 +44,13 @@ pub(super) enum Cell {
 /// CPUs that have a price together.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
-    pub(super) kind: Kind,
+    pub(super) kind: GroupKind,
     pub(super) cpus: Vec<usize>,
 }
 
 /// What kind of group it is; a core is one here only when it is in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum GroupKind {
     Core,
     Llc,
     Numa,
@@ -58,7 +58,7 @@ pub(super) enum Kind {
 }
 
 /// The kinds of groups that a placement spans.
-pub(super) const SPANNED: [Kind; 3] = [Kind::Numa, Kind::Socket, Kind::Llc];
+pub(super) const SPANNED: [GroupKind; 3] = [GroupKind::Numa, GroupKind::Socket, GroupKind::Llc];
 
 /// A group that is open in some block: the block has CPUs of it, not all of them, and others.
 #[derive(Debug, Clone, Copy)]
@@ -75,14 +75,14 @@ pub(super) struct Crossing {
 /// A part of the machine.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
-    pub(super) shape: Shape,
+    pub(super) shape: BlockShape,
     /// The groups that have exactly the CPUs of this block.
     pub(super) own: Vec<usize>,
     pub(super) rules: Rules,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Shape {
+pub(super) enum BlockShape {
     Leaf(usize),
     Join(usize, usize),
 }
@@ -107,14 +107,19 @@ pub(super) struct Rules {
 }
 
 /// A cell while the plan is made, with its place among the groups.
-type Place = (Option<u32>, Option<u32>, Option<u32>);
+type CellKey = (Option<u32>, Option<u32>, Option<u32>);
 
 // === impl Plan ===
 
 impl Plan {
     /// The plan, and whether it keeps every group.
     pub(super) fn new(topology: &Topology, counting: bool) -> (Self, bool) {
-        let forgettable = [Kind::Llc, Kind::Socket, Kind::Numa, Kind::Core];
+        let forgettable = [
+            GroupKind::Llc,
+            GroupKind::Socket,
+            GroupKind::Numa,
+            GroupKind::Core,
+        ];
         for forgotten in 0..forgettable.len() {
             if let Some(plan) = Self::without(topology, &forgettable[..forgotten], counting) {
                 return (plan, forgotten == 0);
@@ -140,22 +145,22 @@ impl Plan {
     }
 
     /// The plan that takes no notice of some kinds of groups; none if it would take too long to search.
-    fn without(topology: &Topology, forgotten: &[Kind], counting: bool) -> Option<Self> {
+    fn without(topology: &Topology, forgotten: &[GroupKind], counting: bool) -> Option<Self> {
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
         let known = |kind, id: Option<u32>| if forgotten.contains(&kind) { None } else { id };
 
         let mut core_of: BTreeMap<(Option<u32>, Option<u32>), Vec<usize>> = BTreeMap::new();
-        let mut group_of: BTreeMap<(Kind, Option<u32>), Vec<usize>> = BTreeMap::new();
-        let mut places = Vec::with_capacity(cpus.len());
+        let mut group_of: BTreeMap<(GroupKind, Option<u32>), Vec<usize>> = BTreeMap::new();
+        let mut keys = Vec::with_capacity(cpus.len());
         for (index, cpu) in cpus.iter().enumerate() {
-            let place: Place = (
-                known(Kind::Numa, cpu.numa),
-                known(Kind::Socket, cpu.socket),
-                known(Kind::Llc, cpu.llc),
+            let key: CellKey = (
+                known(GroupKind::Numa, cpu.numa),
+                known(GroupKind::Socket, cpu.socket),
+                known(GroupKind::Llc, cpu.llc),
             );
-            places.push(place);
+            keys.push(key);
             let alone = if cpu.core.is_none() {
                 Some(cpu.id)
             } else {
@@ -163,9 +168,9 @@ impl Plan {
             };
             core_of.entry((cpu.core, alone)).or_default().push(index);
             for (kind, id) in [
-                (Kind::Numa, cpu.numa),
-                (Kind::Socket, cpu.socket),
-                (Kind::Llc, cpu.llc),
+                (GroupKind::Numa, cpu.numa),
+                (GroupKind::Socket, cpu.socket),
+                (GroupKind::Llc, cpu.llc),
             ] {
                 if !forgotten.contains(&kind) {
                     group_of.entry((kind, id)).or_default().push(index);
@@ -182,26 +187,26 @@ impl Plan {
             counting,
             ..Self::empty()
         };
-        let mut whole: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
+        let mut whole: BTreeMap<CellKey, Vec<usize>> = BTreeMap::new();
         let mut leaves: Vec<CpuSet> = Vec::new();
         let mut pieces = Vec::new();
         for core in core_of.into_values() {
-            let mut parts: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
+            let mut parts: BTreeMap<CellKey, Vec<usize>> = BTreeMap::new();
             for &cpu in &core {
-                parts.entry(places[cpu]).or_default().push(cpu);
+                parts.entry(keys[cpu]).or_default().push(cpu);
             }
-            if parts.len() > 1 && !forgotten.contains(&Kind::Core) {
+            if parts.len() > 1 && !forgotten.contains(&GroupKind::Core) {
                 pieces.extend(parts.into_values().map(|cpus| (groups.len(), cpus)));
                 groups.push(Group {
-                    kind: Kind::Core,
+                    kind: GroupKind::Core,
                     cpus: core.clone(),
                 });
                 plan.cores.push(core);
                 continue;
             }
             // One part, unless cores in pieces are forgotten: then each part counts as a core.
-            for (place, cpus) in parts {
-                whole.entry(place).or_default().push(plan.cores.len());
+            for (key, cpus) in parts {
+                whole.entry(key).or_default().push(plan.cores.len());
                 plan.cores.push(cpus);
             }
         }
@@ -223,8 +228,8 @@ impl Plan {
         let (shapes, sets) = tree(leaves, &group_sets);
         let mut bits = 0;
         for (number, group) in groups.iter().enumerate() {
-            if group.kind == Kind::Core || !sets.contains(&group_sets[number]) {
-                let tells_missing = group.kind == Kind::Core && !counting;
+            if group.kind == GroupKind::Core || !sets.contains(&group_sets[number]) {
+                let tells_missing = group.kind == GroupKind::Core && !counting;
                 let width = if counting {
                     group.cpus.len().ilog2() + 1
                 } else {
@@ -273,11 +278,17 @@ impl Plan {
         (plan.work(&sets) <= MOST_WORK).then_some(plan)
     }
 
-    fn block(&self, shape: Shape, cpus: &CpuSet, sets: &[CpuSet], group_sets: &[CpuSet]) -> Block {
+    fn block(
+        &self,
+        shape: BlockShape,
+        cpus: &CpuSet,
+        sets: &[CpuSet],
+        group_sets: &[CpuSet],
+    ) -> Block {
         let mut own = Vec::new();
         let mut rules = Rules::default();
         for (number, (group, members)) in self.groups.iter().zip(group_sets).enumerate() {
-            if group.kind == Kind::Core {
+            if group.kind == GroupKind::Core {
                 continue;
             }
             if members == cpus {
@@ -309,7 +320,7 @@ impl Plan {
             }
             if members.is_subset(cpus) {
                 let complete = |part: usize| members.is_subset(&sets[part]);
-                if let Shape::Join(a, b) = shape
+                if let BlockShape::Join(a, b) = shape
                     && !complete(a)
                     && !complete(b)
                 {
@@ -336,11 +347,11 @@ impl Plan {
         let mut total = 0.0;
         for (number, block) in self.blocks.iter().enumerate() {
             match block.shape {
-                Shape::Leaf(_) if self.counting => {
+                BlockShape::Leaf(_) if self.counting => {
                     leaves[number] = (sets[number].len() as f64 + 1.0).log2();
                 }
-                Shape::Leaf(_) => leaves[number] = 1.0,
-                Shape::Join(a, b) => {
+                BlockShape::Leaf(_) => leaves[number] = 1.0,
+                BlockShape::Join(a, b) => {
                     leaves[number] = leaves[a] + leaves[b];
                     let entries = |part: usize| {
                         let open = f64::from(self.blocks[part].rules.keep.count_ones());
@@ -365,8 +376,8 @@ fn set<'a>(cpus: impl IntoIterator<Item = &'a usize>) -> CpuSet {
 }
 
 /// Joins leaves into one tree, the smallest groups first: where groups nest, each becomes one block.
-fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<Shape>, Vec<CpuSet>) {
-    let mut shapes: Vec<Shape> = (0..leaves.len()).map(Shape::Leaf).collect();
+fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<BlockShape>, Vec<CpuSet>) {
+    let mut shapes: Vec<BlockShape> = (0..leaves.len()).map(BlockShape::Leaf).collect();
     let mut sets = leaves;
     let mut tops: Vec<usize> = (0..sets.len()).collect();
     let mut by_size: Vec<&CpuSet> = groups.iter().collect();
@@ -389,7 +400,7 @@ fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<Shape>, Vec<CpuSet>) {
             let joined = sets[a].union(&sets[b]);
             heap.push(Reverse((joined.len(), sets.len())));
             sets.push(joined);
-            shapes.push(Shape::Join(a, b));
+            shapes.push(BlockShape::Join(a, b));
         }
     }
     (shapes, sets)

@@ -9,10 +9,10 @@ use std::ops::Add;
 
 /// Sums of what groups cost, compared from the most important number to the least.
 ///
-/// `u128` has the numbers that the plain [`Request`](super::Request) is judged by, and is the quicker; [`Wide`] has all.
+/// `u128` has the numbers that the plain [`Request`](super::Request) is judged by, and is the quicker; [`WidePrice`] has all.
 pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// Whether there are prices for wishes: distances, unwanted CPUs, and groups by how many CPUs are taken.
-    const HAS_WISHES: bool;
+    const HAS_PREFERENCES: bool;
 
     /// What costs nothing.
     const NOTHING: Self;
@@ -24,7 +24,7 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// One CPU of the kind that the request would rather not have. 0 where no price tells.
     const UNWANTED: Self;
     /// One core held in part.
-    const STRANGER: Self;
+    const SPLIT_CORE: Self;
     /// One CPU one step away from the devices. 0 where no price tells.
     const DISTANCE: Self;
     /// One NUMA node touched; or the square of one CPU on a NUMA node, where a request is spread.
@@ -59,14 +59,14 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
 const WIDTH: u32 = 14;
 
 impl Price for u128 {
-    const HAS_WISHES: bool = false;
+    const HAS_PREFERENCES: bool = false;
 
     const NOTHING: Self = 0;
     const NEVER: Self = Self::MAX;
     const TOO_MUCH: Self = Self::MAX >> 2;
 
     const UNWANTED: Self = 0;
-    const STRANGER: Self = 1 << (8 * WIDTH);
+    const SPLIT_CORE: Self = 1 << (8 * WIDTH);
     const DISTANCE: Self = 0;
     const NUMA: Self = 1 << (7 * WIDTH);
     const SOCKET: Self = 1 << (6 * WIDTH);
@@ -95,14 +95,14 @@ impl Price for u128 {
 
 /// A price with room for all numbers: some in the high half, some in the low one, and no sum carries between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Wide {
+pub(super) struct WidePrice {
     high: u128,
     low: u128,
 }
 
-// === impl Wide ===
+// === impl WidePrice ===
 
-impl Wide {
+impl WidePrice {
     const fn high(shift: u32) -> Self {
         Self {
             high: 1 << shift,
@@ -118,8 +118,8 @@ impl Wide {
     }
 }
 
-impl Price for Wide {
-    const HAS_WISHES: bool = true;
+impl Price for WidePrice {
+    const HAS_PREFERENCES: bool = true;
 
     const NOTHING: Self = Self { high: 0, low: 0 };
     const NEVER: Self = Self {
@@ -135,7 +135,7 @@ impl Price for Wide {
     const SOCKET: Self = Self::high(0);
     const NUMA: Self = Self::high(28);
     const DISTANCE: Self = Self::high(56);
-    const STRANGER: Self = Self::high(80);
+    const SPLIT_CORE: Self = Self::high(80);
     const UNWANTED: Self = Self::high(94);
 
     const LEFT_IN_LLC: Self = Self::low(0);
@@ -176,7 +176,7 @@ impl Price for Wide {
     }
 }
 
-impl Add for Wide {
+impl Add for WidePrice {
     type Output = Self;
 
     #[inline]
@@ -188,7 +188,7 @@ impl Add for Wide {
     }
 }
 
-impl Sum for Wide {
+impl Sum for WidePrice {
     fn sum<I: Iterator<Item = Self>>(prices: I) -> Self {
         prices.fold(Self::NOTHING, Self::add)
     }

@@ -8,7 +8,7 @@ use super::leaves::Class;
 use super::plan::Plan;
 use super::price::Price;
 use super::request::Cores;
-use super::search::{Node, NodeShape, Search};
+use super::search::{NodeShape, Search, SearchNode};
 use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
@@ -144,7 +144,7 @@ impl<P: Price> Search<'_, P> {
     }
 
     fn pattern(&self, node: usize, entry: usize) -> u64 {
-        let Node {
+        let SearchNode {
             lists, is_split, ..
         } = &self.nodes[node];
         if *is_split {

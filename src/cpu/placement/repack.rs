@@ -3,15 +3,15 @@
 //! A request is *split* when its best placement touches more groups of a kind than it would if all owners were gone; of
 //! NUMA nodes, sockets and LLCs, the first such kind is the one to mend. A repacking is a list of moves, carried out one
 //! after the other, after which the best placement touches no more of this kind than it needs, no more of the kinds before
-//! it than now, and has no more strangers than now.
+//! it than now, and has no more split cores than now.
 //!
 //! A request for the [fewest NUMA nodes](Request::fewest_numa) that is refused now is as split as it would be without that
-//! rule, and may have the strangers that it needs with it.
+//! rule, and may have the split cores that it needs with it.
 //!
 //! A move takes an owner with all its CPUs to CPUs that are free at that time, to the best of them for its own request
 //! within one group: a group of the finest kind of which it touches only one now, so that it stays in one; within the
 //! whole machine where it touches several of each. In no number of its own request that counts before what is left over may
-//! it stand worse than it did: not in strangers, not in distance, not in NUMA nodes, sockets or LLCs. So no move ever
+//! it stand worse than it did: not in split cores, not in distance, not in NUMA nodes, sockets or LLCs. So no move ever
 //! splits another.
 //!
 //! Of all repackings, the best is the one with the fewest moves; then the fewest CPUs moved; then the placement of least
@@ -89,7 +89,7 @@ struct Mover<'a> {
     held: CpuSet,
     request: Request,
     /// What it must not fall below.
-    standing: Standing,
+    score: OwnerScore,
     /// Where it may go to.
     regions: Vec<Region<'a>>,
     /// How many CPUs it has in each group.
@@ -106,7 +106,7 @@ struct Region<'a> {
 }
 
 /// Numbers none of which may grow.
-type Standing = [usize; 6];
+type OwnerScore = [usize; 6];
 
 // === impl Goal ===
 
@@ -126,7 +126,9 @@ impl Goal {
             .zip(now)
             .take(self.kind)
             .all(|(cost, now)| cost <= now);
-        cost.strangers <= self.now.strangers && before && spans(cost)[self.kind] <= need[self.kind]
+        cost.split_cores <= self.now.split_cores
+            && before
+            && spans(cost)[self.kind] <= need[self.kind]
     }
 }
 
@@ -165,7 +167,7 @@ impl Placer {
                 let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
                 (
                     Cost {
-                        strangers: now.strangers.max(need.strangers),
+                        split_cores: now.split_cores.max(need.split_cores),
                         ..now
                     },
                     need,
@@ -199,13 +201,13 @@ impl Placer {
     }
 
     /// How an owner of some CPUs stands in the numbers of its request.
-    fn standing(
+    fn score(
         &self,
         cpus: &CpuSet,
         idle: &CpuSet,
         request: &Request,
         kinds: &[Vec<CpuSet>; 3],
-    ) -> Standing {
+    ) -> OwnerScore {
         let isolated = cpus.intersection(&self.isolated).len();
         let unwanted = match request.isolated {
             Isolated::Avoid => isolated,
@@ -218,7 +220,7 @@ impl Placer {
             .zip(&self.plan.ids)
             .filter(|(_, id)| cpus.contains(**id));
         let distance = far.map(|(distance, _)| distance).sum();
-        let strangers = self.cost(&cpus.union(idle)).strangers;
+        let split_cores = self.cost(&cpus.union(idle)).split_cores;
         let [numa, sockets, llcs] = match request.order {
             Order::Pack => spans(self.cost(cpus)),
             Order::Spread => kinds.each_ref().map(|groups| {
@@ -226,7 +228,7 @@ impl Placer {
                 groups.iter().map(square).sum()
             }),
         };
-        [unwanted, strangers, distance, numa, sockets, llcs]
+        [unwanted, split_cores, distance, numa, sockets, llcs]
     }
 }
 
@@ -261,7 +263,7 @@ impl<'a> Repacker<'a> {
                 ..movable.clone()?
             };
             let held = cpus.union(idle);
-            let standing = placer.standing(cpus, idle, &request, kinds);
+            let score = placer.score(cpus, idle, &request, kinds);
             let region = |cpus: &'a CpuSet| {
                 let group = groups.iter().position(|group| cpus.is_subset(group));
                 Region {
@@ -285,7 +287,7 @@ impl<'a> Repacker<'a> {
                 owner,
                 held,
                 request,
-                standing,
+                score,
                 regions,
                 held_in,
             })
@@ -408,7 +410,7 @@ impl<'a> Repacker<'a> {
         let held = before.map(|before| self.held_by(before.owner));
         let Mover {
             request,
-            standing,
+            score,
             regions,
             ..
         } = &self.owners[mover];
@@ -433,10 +435,8 @@ impl<'a> Repacker<'a> {
         } else {
             self.decisions += 1;
             self.placer.place_as(&free, request).ok().filter(|to| {
-                let new = self
-                    .placer
-                    .standing(&to.cpus, &to.idle, request, self.kinds);
-                new.iter().zip(standing).all(|(new, old)| new <= old)
+                let new = self.placer.score(&to.cpus, &to.idle, request, self.kinds);
+                new.iter().zip(score).all(|(new, old)| new <= old)
             })
         };
         if untouched {

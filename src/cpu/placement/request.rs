@@ -232,11 +232,11 @@ impl Terms<'_> {
     /// The CPUs that a core gives, in the order in which they are taken from it.
     pub(super) fn in_order<'b>(&'b self, core: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
         let apart = !self.unwanted.is_empty() && self.cores != Cores::Whole;
-        let those = move |unwanted: bool| {
+        let open_cpus = move |unwanted: bool| {
             let open = core.iter().copied().filter(|&cpu| self.open[cpu]);
             open.filter(move |&cpu| (apart && self.is_unwanted(cpu)) == unwanted)
         };
-        those(false).chain(those(true).take(if apart { usize::MAX } else { 0 }))
+        open_cpus(false).chain(open_cpus(true).take(if apart { usize::MAX } else { 0 }))
     }
 
     /// The first of these.

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::fewest::Least;
+use super::fewest::Minimum;
 use super::leaves::Class;
-use super::limits::{Around, Limits};
-use super::plan::{Cell, Crossing, Group, Kind, Plan, Rules, Shape};
+use super::limits::{Limits, Surroundings};
+use super::plan::{BlockShape, Cell, Crossing, Group, GroupKind, Plan, Rules};
 use super::price::Price;
 use super::request::{Cores, Order, Terms};
 use super::weights::{behind, given, prices};
@@ -28,7 +28,7 @@ pub(super) struct Search<'a, P> {
     bound: P,
     /// For each block of the plan, its part in the joins above it.
     parts: Vec<Part>,
-    pub(super) nodes: Vec<Node<'a, P>>,
+    pub(super) nodes: Vec<SearchNode<'a, P>>,
     pub(super) lists: Vec<List>,
     /// How the lists of two nodes go together, for every join.
     pub(super) pairs: Vec<Pair<P>>,
@@ -43,7 +43,7 @@ pub(super) struct Search<'a, P> {
 
 /// CPUs that have tables together: a class of cores, a piece of a core, or two other nodes.
 #[derive(Debug)]
-pub(super) struct Node<'a, P> {
+pub(super) struct SearchNode<'a, P> {
     pub(super) shape: NodeShape,
     /// The groups that are exactly this node and whose price depends on how many CPUs are taken.
     pub(super) shared: &'a [usize],
@@ -80,7 +80,7 @@ pub(super) struct Part {
 
 /// The price of the groups that are exactly a node.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Own<'a, P> {
+pub(super) struct OwnPrice<'a, P> {
     /// Whatever is taken.
     fixed: P,
     /// The groups whose price depends on how many CPUs are taken.
@@ -89,7 +89,7 @@ pub(super) struct Own<'a, P> {
 
 /// What is around a node, in the rest of the machine.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Outer<'a, P> {
+pub(super) struct OuterPrice<'a, P> {
     /// The price of the groups that contain the node and more.
     price: P,
     /// The same for groups whose price depends on how many CPUs are taken.
@@ -97,7 +97,7 @@ pub(super) struct Outer<'a, P> {
     /// In a leaf: what will be its pattern for each CPU taken.
     unit: u64,
     /// What may come from groups touched already.
-    around: Around,
+    around: Surroundings,
 }
 
 /// The table entries with one pattern of crossing groups.
@@ -116,9 +116,9 @@ pub(super) struct Pair<P> {
     pub(super) charge: P,
 }
 
-// === impl Own ===
+// === impl OwnPrice ===
 
-impl<P: Price> Own<'_, P> {
+impl<P: Price> OwnPrice<'_, P> {
     pub(super) const NOTHING: Self = Self {
         fixed: P::NOTHING,
         shared: &[],
@@ -129,7 +129,7 @@ impl<P: Price> Own<'_, P> {
 
 impl<'a, P: Price> Search<'a, P> {
     /// `least` is what every placement that meets the terms has at least, and some has.
-    pub(super) fn new(plan: &'a Plan, terms: Terms<'a>, least: Least) -> Self {
+    pub(super) fn new(plan: &'a Plan, terms: Terms<'a>, least: Minimum) -> Self {
         let mut search = Self {
             plan,
             terms,
@@ -190,7 +190,7 @@ impl<'a, P: Price> Search<'a, P> {
         self.threads.clear();
         let shape = NodeShape::Empty;
         let is_split = false;
-        self.nodes.push(Node {
+        self.nodes.push(SearchNode {
             shape,
             shared: &[],
             free: 0,
@@ -204,13 +204,13 @@ impl<'a, P: Price> Search<'a, P> {
             let around = self.limits.around(&block.rules);
             let unit = block.rules.unit;
             let (own, outer) = if spread {
-                let own = Own {
+                let own = OwnPrice {
                     fixed: P::NOTHING,
                     shared: &block.own[..],
                 };
                 (
                     own,
-                    Outer {
+                    OuterPrice {
                         price: P::NOTHING,
                         shared: [&block.rules.outer, &[]],
                         unit,
@@ -218,13 +218,13 @@ impl<'a, P: Price> Search<'a, P> {
                     },
                 )
             } else {
-                let own = Own {
+                let own = OwnPrice {
                     fixed: sum(&block.own),
                     shared: &[][..],
                 };
                 (
                     own,
-                    Outer {
+                    OuterPrice {
                         price: sum(&block.rules.outer),
                         shared: [&[], &[]],
                         unit,
@@ -233,12 +233,12 @@ impl<'a, P: Price> Search<'a, P> {
                 )
             };
             let node = match block.shape {
-                Shape::Leaf(cell) => match &plan.cells[cell] {
+                BlockShape::Leaf(cell) => match &plan.cells[cell] {
                     Cell::Cores(cores) => {
                         // Seen from a part of the cell, the rest may come from the cell, too.
                         let around = self.limits.around_part(&block.rules, &block.own);
                         let shared = [outer.shared[0], own.shared];
-                        let inner = Outer {
+                        let inner = OuterPrice {
                             price: own.fixed + outer.price,
                             shared,
                             unit,
@@ -248,12 +248,12 @@ impl<'a, P: Price> Search<'a, P> {
                     }
                     piece @ Cell::Piece { .. } => self.piece(piece, own, outer),
                 },
-                Shape::Join(a, b) => {
+                BlockShape::Join(a, b) => {
                     let (a, b) = (self.parts[a], self.parts[b]);
-                    self.join(a, b, &block.rules, own, Outer { unit: 0, ..outer })
+                    self.join(a, b, &block.rules, own, OuterPrice { unit: 0, ..outer })
                 }
             };
-            if unit != 0 && matches!(block.shape, Shape::Leaf(_)) {
+            if unit != 0 && matches!(block.shape, BlockShape::Leaf(_)) {
                 self.split(node, unit);
             }
             self.parts.push(Part {
@@ -270,8 +270,8 @@ impl<'a, P: Price> Search<'a, P> {
         a: Part,
         b: Part,
         rules: &Rules,
-        own: Own<'a, P>,
-        outer: Outer<'a, P>,
+        own: OwnPrice<'a, P>,
+        outer: OuterPrice<'a, P>,
     ) -> usize {
         let (free_a, free_b) = (self.nodes[a.node].free, self.nodes[b.node].free);
         let free = free_a + free_b;
@@ -396,7 +396,7 @@ impl<'a, P: Price> Search<'a, P> {
         let Group { kind, cpus } = &self.plan.groups[group];
         let count =
             usize::try_from((pattern & field) >> touched.trailing_zeros()).unwrap_or(usize::MAX);
-        if self.plan.counting && *kind != Kind::Core {
+        if self.plan.counting && *kind != GroupKind::Core {
             return Some(self.shared(&[group], count));
         }
         let in_part = if self.plan.counting {
@@ -405,8 +405,8 @@ impl<'a, P: Price> Search<'a, P> {
             pattern & missing != 0
         };
         match self.terms.cores {
-            Cores::Preferred if in_part => Some(self.prices[group] + P::STRANGER),
-            Cores::Whole if in_part && *kind == Kind::Core => None,
+            Cores::Preferred if in_part => Some(self.prices[group] + P::SPLIT_CORE),
+            Cores::Whole if in_part && *kind == GroupKind::Core => None,
             Cores::Single if self.plan.counting && count > 1 => None,
             _ => Some(self.prices[group]),
         }
@@ -415,16 +415,16 @@ impl<'a, P: Price> Search<'a, P> {
     /// What groups cost whose price depends on how many CPUs are taken.
     #[inline]
     pub(super) fn shared(&self, groups: &[usize], count: usize) -> P {
-        if !P::HAS_WISHES {
+        if !P::HAS_PREFERENCES {
             return P::NOTHING;
         }
         let price = |&group: &usize| {
             let (square, behind) = (count * count, count * self.behind[group]);
             match self.plan.groups[group].kind {
-                Kind::Numa => P::NUMA.times(square) + P::LEFT_IN_NUMA.times(behind),
-                Kind::Socket => P::SOCKET.times(square),
-                Kind::Llc => P::LLC.times(square) + P::LEFT_IN_LLC.times(behind),
-                Kind::Core => P::NOTHING,
+                GroupKind::Numa => P::NUMA.times(square) + P::LEFT_IN_NUMA.times(behind),
+                GroupKind::Socket => P::SOCKET.times(square),
+                GroupKind::Llc => P::LLC.times(square) + P::LEFT_IN_LLC.times(behind),
+                GroupKind::Core => P::NOTHING,
             }
         };
         groups.iter().map(price).sum()
@@ -432,7 +432,7 @@ impl<'a, P: Price> Search<'a, P> {
 
     /// What the groups that are exactly a node cost when so many CPUs are taken.
     #[inline]
-    pub(super) fn whole(&self, own: Own<'_, P>, count: usize) -> P {
+    pub(super) fn whole(&self, own: OwnPrice<'_, P>, count: usize) -> P {
         own.fixed + self.shared(own.shared, count)
     }
 
@@ -485,7 +485,7 @@ impl<'a, P: Price> Search<'a, P> {
     }
 
     /// Adds a table entry, unless no best placement can contain it. `outer` is what the groups around cost.
-    pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: Outer<'_, P>) {
+    pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: OuterPrice<'_, P>) {
         let [groups, more] = outer.shared;
         let with_outer =
             price + outer.price + self.shared(groups, count) + self.shared(more, count);
@@ -495,7 +495,7 @@ impl<'a, P: Price> Search<'a, P> {
         self.counts.push(count);
         self.costs.push(price);
         if count == self.wanted {
-            let leaf = P::HAS_WISHES && outer.unit != 0;
+            let leaf = P::HAS_PREFERENCES && outer.unit != 0;
             let pattern = if leaf {
                 outer.unit * count as u64
             } else {
@@ -563,7 +563,7 @@ impl<'a, P: Price> Search<'a, P> {
             .iter()
             .flat_map(|list| &self.costs[list.entries.clone()]);
         let cheapest = entries.min().copied().unwrap_or(P::TOO_MUCH);
-        self.nodes.push(Node {
+        self.nodes.push(SearchNode {
             shape,
             shared,
             free,

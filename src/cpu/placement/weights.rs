@@ -1,7 +1,7 @@
 //! Sums over a whole plan that a [`Search`](super::search::Search) needs before it starts: the CPUs that can be given, the
 //! price of each group, and how far each group lags in free CPUs.
 
-use super::plan::{Cell, Group, Kind, Plan, SPANNED};
+use super::plan::{Cell, Group, GroupKind, Plan, SPANNED};
 use super::price::Price;
 use super::request::{Cores, Terms};
 
@@ -33,13 +33,15 @@ pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
             }
         };
         match group.kind {
-            Kind::Numa => P::NUMA + if_entirely_free(P::FREE_NUMA) + P::LEFT_IN_NUMA.times(free),
-            Kind::Socket => P::SOCKET,
-            Kind::Llc => P::LLC + if_entirely_free(P::FREE_LLC) + P::LEFT_IN_LLC.times(free),
-            Kind::Core if terms.cores == Cores::Single => {
+            GroupKind::Numa => {
+                P::NUMA + if_entirely_free(P::FREE_NUMA) + P::LEFT_IN_NUMA.times(free)
+            }
+            GroupKind::Socket => P::SOCKET,
+            GroupKind::Llc => P::LLC + if_entirely_free(P::FREE_LLC) + P::LEFT_IN_LLC.times(free),
+            GroupKind::Core if terms.cores == Cores::Single => {
                 P::FREE_CORE.times(free.saturating_sub(1))
             }
-            Kind::Core => if_entirely_free(P::FREE_CORE),
+            GroupKind::Core => if_entirely_free(P::FREE_CORE),
         }
     };
     plan.groups.iter().map(price).collect()
