@@ -1,72 +1,74 @@
-//! [`Placer`]: which CPUs a container gets, exactly and always the same.
+//! [`Placer`]: the CPUs that a container gets. The choice is exact, and the same for the same input.
 //!
 //! # The best placement
 //!
-//! A *core* is the set of online CPUs with the same [`Cpu::core`](super::Cpu); a CPU without one is a core of its own. CPUs without
-//! a NUMA node, socket or LLC form one group of that kind together. A placement *touches* the groups it has a CPU of. A
-//! group is *entirely free* when all its online CPUs are in the free set. Among all sets of `n` free CPUs, the best is
-//! the one with the least of these, compared from first to last:
+//! A *core* is the set of online CPUs with the same [`Cpu::core`](super::Cpu); a CPU without a known core is a core of its
+//! own. CPUs without a NUMA node, socket or LLC form one group of that kind together. A placement *touches* each group
+//! that contains one of its CPUs. A core is *split* if the placement has some of its CPUs, but not all. A group is
+//! *entirely free* if the free set contains all its online CPUs. Of all sets of `n` free CPUs, the best has the least of
+//! these numbers, compared from first to last:
 //!
-//! 1. split cores: cores that it holds some and not all CPUs of;
+//! 1. split cores;
 //! 2. NUMA nodes touched;
 //! 3. sockets touched;
 //! 4. LLCs touched;
-//! 5. what is left over, five numbers:
+//! 5. fragmentation, five numbers:
 //!    1. entirely free NUMA nodes touched,
 //!    2. entirely free LLCs touched,
 //!    3. entirely free cores touched,
 //!    4. free CPUs that remain in the NUMA nodes touched,
 //!    5. free CPUs that remain in the LLCs touched;
-//! 6. the ascending list of its CPU ids, compared as lists are.
+//! 6. the ascending list of CPU ids, in the order of lists.
 //!
-//! # What a request can change
+//! # Preferences of a request
 //!
-//! A [`Request`] may want more than a number of CPUs. Its numbers, again compared from first to last, are:
+//! A [`Request`] may have preferences. The numbers are then, again compared from first to last:
 //!
-//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or the others ([`Isolated::Prefer`]). They come first, because the kernel
-//!    leaves all threads of a program on one isolated CPU: that is worse than any stranger;
+//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or CPUs taken that are not isolated ([`Isolated::Prefer`]). This number
+//!    comes first, because the kernel leaves all threads of a program on one isolated CPU, which is worse than any split
+//!    core;
 //! 2. split cores;
-//! 3. the distances of its CPUs to the nearest of the NUMA nodes that it wants to be [`near`](Request::near), added up.
-//!    Where the machine does not tell, 10 to itself and 20 to others, as the kernel has it;
+//! 3. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the machine does not tell,
+//!    the kernel's defaults count: 10 within a NUMA node, 20 between two;
 //! 4. the rest of the list above; or, for [`Order::Spread`]:
-//!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each: the least is the most even, and a NUMA node
-//!       that can't give its share makes it less even, not impossible,
+//!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each. The least sum is the most even spread. A
+//!       NUMA node with too few free CPUs makes the spread less even, not impossible,
 //!    2. the same for sockets,
 //!    3. the same for LLCs,
 //!    4. entirely free cores touched,
-//!    5. for NUMA nodes, the sum of the squares of the free CPUs that remain in each, whether touched or not,
+//!    5. for NUMA nodes, the sum of the squares of the free CPUs that remain in each, touched or not,
 //!    6. the same for LLCs;
-//! 5. the ascending list of its CPU ids.
+//! 5. the ascending list of CPU ids.
 //!
-//! With [`Cores::Whole`] only sets without split cores count. With [`Cores::Single`] only sets of CPUs of entirely free cores
-//! count, one CPU of each; then there are no split cores, the other CPUs of these cores are idle, and instead of entirely
-//! free cores touched, CPUs left idle are counted. Free CPUs that are left idle count as remaining.
+//! With [`Cores::Whole`] only sets without split cores count. With [`Cores::Single`] only sets with one CPU from each of
+//! `n` entirely free cores count. No core is then split, and the cores' other CPUs are idle. CPUs left idle are counted
+//! instead of entirely free cores touched, and count as free CPUs that remain.
 //!
-//! With [`fewest_numa`](Request::fewest_numa) only sets count that touch no more NUMA nodes than a request of that size
-//! needs where all online CPUs are free: [`numa`].
+//! With [`fewest_numa`](Request::fewest_numa) a set may touch no more NUMA nodes than the request needs if all online CPUs
+//! are free: [`numa`].
 //!
-//! Spreading is over the whole machine, however few CPUs are wanted, because memory bandwidth is what it is for. The
-//! kubelet's `distribute-cpus-across-numa` spreads over the fewest NUMA nodes that can hold the request.
+//! Spreading covers the whole machine, even for few CPUs, because its purpose is memory bandwidth. The kubelet's
+//! `distribute-cpus-across-numa` spreads over the fewest NUMA nodes that can hold the request.
 //!
-//! # Why it is exact and quick
+//! # Why the search is exact and fast
 //!
-//! Every number of 1 to 5 is a sum of fixed prices: so much for touching a group, whatever is taken from it (and one
-//! for holding a core in part). Such sums, compared from first to last, are one ordered number: [`price`]. So the cheapest
-//! way to take `j` CPUs from two disjoint blocks is the cheapest split of `j` between them, and a table per block
-//! (`j` → price) is enough: [`search`]. The blocks form a tree that is planned once per machine: [`plan`]. Where the
-//! groups of a machine nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA nodes), each group is one
-//! block of the tree. Where they cross, a block's table also tells which of the crossing groups are touched.
-//! What no placement can do better than keeps the tables short: [`limits`]. At last the lowest ids are chosen among all
-//! cheapest splits: [`recover`].
+//! Each of the numbers 1 to 5 is a sum of fixed prices: a price for touching a group, whatever the number of CPUs taken,
+//! and a price for a split core. Such sums, compared from first to last, fit into one ordered number: [`price`]. The
+//! cheapest way to take `j` CPUs from two disjoint blocks is therefore the cheapest split of `j` between the blocks, and one
+//! table per block (`j` → price) is enough: [`search`]. The blocks form a tree, which is planned once per machine:
+//! [`plan`]. If the groups of a machine nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA
+//! nodes), each group is one block of the tree. If groups cross, the tables of a block also tell which crossing groups are
+//! touched. Lower bounds on the price keep the tables short: [`limits`]. Of all cheapest splits, the last step chooses the
+//! lowest ids: [`recover`].
 //!
-//! The wishes of a request are sums, too: so much for each CPU that is far or isolated, and for a group the square of what
-//! is taken from it, which a table knows at each `j`. Squares need more than "touched" of groups that cross: for these a
-//! second plan has patterns that count.
+//! Preferences are sums, too: a price for each distant or isolated CPU, and for a group the square of the CPUs taken, which
+//! a table knows at each `j`. Squares of crossing groups need the number of CPUs taken, so a second plan has patterns that
+//! count.
 //!
-//! Where groups nest, the work is at most a few times the free CPUs times `n`, whatever the free set looks like. Only
-//! where groups cross each other wildly, which no real machine does, could it grow beyond reason; there
-//! [`Placer::new`] lets go of LLCs, then sockets, then NUMA nodes, until it does not, and [`Placer::is_exact`] says
-//! no. Counting patterns grow sooner: [`Placer::is_exact_for`].
+//! If groups nest, the work is at most a few times the free CPUs times `n`, for every free set. Only groups that cross
+//! each other wildly, as on no real machine, could make the work too large. [`Placer::new`] then ignores LLCs, then sockets,
+//! then NUMA nodes, until the work is small enough, and [`Placer::is_exact`] is false. Patterns that count reach that point
+//! sooner: [`Placer::is_exact_for`].
 
 mod fewest;
 mod leaves;
@@ -94,51 +96,52 @@ use price::WidePrice;
 use request::Terms;
 use search::Search;
 
-/// The distance of a NUMA node to itself, and to others where the machine does not tell: the kernel's own numbers.
+/// The kernel's default distances of a NUMA node to itself and to others.
 const HERE: u32 = 10;
 const THERE: u32 = 20;
 
-/// The greatest distance that tells anything; kernels know none above 255.
+/// The greatest distance that counts; kernels report at most 255.
 const FAR: u32 = 1000;
 
-/// What a placement shares and how far it spreads, in the order in which it matters.
+/// The split cores and the spread of a placement, in the order of their importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 pub struct Cost {
-    /// Cores held in part, so that others can run on a sibling.
+    /// Cores that a placement has in part, so that other containers can run on a sibling.
     #[serde(rename = "strangers")]
     pub split_cores: usize,
-    /// NUMA nodes spanned.
+    /// NUMA nodes touched.
     pub numa: usize,
-    /// Sockets spanned.
+    /// Sockets touched.
     pub sockets: usize,
-    /// LLCs spanned.
+    /// LLCs touched.
     pub llcs: usize,
 }
 
-/// The CPUs chosen and what they cost.
+/// The CPUs chosen, and their cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Placement {
     /// The CPUs chosen.
     pub cpus: CpuSet,
-    /// CPUs that nobody may use: the siblings of the CPUs chosen, for [`Cores::Single`]; otherwise none.
+    /// CPUs kept idle: the siblings of the CPUs chosen, for [`Cores::Single`]; otherwise none.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub idle: CpuSet,
-    /// What the CPUs chosen share and how far they spread.
+    /// Split cores and spread of the CPUs chosen.
     pub cost: Cost,
 }
 
-/// Places containers on one machine. Making it takes longer than a decision: keep it while the topology stays the same.
+/// Places containers on one machine. Building a placer takes longer than a decision: keep the placer while the
+/// topology stays the same.
 #[derive(Debug, Clone)]
 pub struct Placer {
     plan: Plan,
     exact: bool,
-    /// The plan for [`Order::Spread`] and whether it keeps every group, where that can't be the same.
+    /// The plan for [`Order::Spread`], and whether the plan keeps every group; none if `plan` serves.
     counting: Option<(Plan, bool)>,
     /// For each online CPU by ascending id, its group of each kind, counted from 0.
     membership: Vec<Membership>,
     /// How many online CPUs each core has.
     core_sizes: Vec<usize>,
-    /// The NUMA nodes of the machine, as it tells of them.
+    /// The NUMA nodes that the machine reports.
     numa: Vec<NumaNode>,
     /// The kernel's id of the NUMA node of each online CPU by ascending id.
     numa_of: Vec<Option<u32>>,
@@ -159,7 +162,7 @@ impl Placer {
     /// Plans the search for a machine.
     pub fn new(topology: &Topology) -> Self {
         let (plan, exact) = Plan::new(topology, false);
-        // Where no groups cross, patterns have nothing to count.
+        // Without crossing groups, patterns have nothing to count.
         let crosses = !exact || !plan.crossing.is_empty();
         let counting = crosses.then(|| Plan::new(topology, true));
         let mut cpus = topology.cpus.clone();
@@ -203,7 +206,7 @@ impl Placer {
         }
     }
 
-    /// The best placement of `n` CPUs out of a free set; CPUs in it that are not online are ignored.
+    /// The best placement of `n` CPUs out of a free set. CPUs that are not online are ignored.
     ///
     /// # Errors
     ///
@@ -218,7 +221,7 @@ impl Placer {
         ) {
             Ok(placement) => Ok(placement),
             Err(Refusal::TooFewCpus(refusal)) => Err(refusal),
-            // Only requests with wishes have these.
+            // Only requests with preferences have these refusals.
             Err(
                 Refusal::TooFewOnWholeCores { wanted, free }
                 | Refusal::TooFewCores { wanted, free }
@@ -232,7 +235,7 @@ impl Placer {
         }
     }
 
-    /// The best placement for a request out of a free set; CPUs in it that are not online are ignored.
+    /// The best placement for a request out of a free set. CPUs that are not online are ignored.
     ///
     /// # Errors
     ///
@@ -241,8 +244,8 @@ impl Placer {
         self.place_beside(free, &CpuSet::new(), request)
     }
 
-    /// The same for one who has CPUs already and gets more: [`Request::fewest_numa`] counts for all of them together, and
-    /// everything else for the new ones.
+    /// The best placement of further CPUs for a container that has CPUs. [`Request::fewest_numa`] applies to all of
+    /// the container's CPUs, every other preference to the new CPUs.
     ///
     /// # Errors
     ///
@@ -303,7 +306,7 @@ impl Placer {
         Ok(Placement { cpus, idle, cost })
     }
 
-    /// Which CPUs a request would rather not have; empty if that makes no difference.
+    /// For each CPU, whether the CPU is unwanted; empty if no or all free CPUs are.
     fn unwanted(&self, is_free: &[bool], isolated: Isolated) -> Vec<bool> {
         if self.isolated.is_empty() || isolated == Isolated::Ignore {
             return Vec::new();
@@ -323,7 +326,8 @@ impl Placer {
         }
     }
 
-    /// How far each CPU is from the nearest of some NUMA nodes, counted from the least; empty if all are as far.
+    /// Each CPU's distance to the nearest of the NUMA nodes `near`, less the least such distance; empty if all
+    /// distances are equal.
     fn distances(&self, near: &CpuSet) -> Vec<usize> {
         let mut known: BTreeMap<Option<u32>, u32> = BTreeMap::new();
         for &numa in if near.is_empty() {
@@ -348,7 +352,7 @@ impl Placer {
         self.numa_of.iter().map(steps).collect()
     }
 
-    /// The distance between two NUMA nodes, as either of them tells it.
+    /// The distance between two NUMA nodes, as either NUMA node reports it.
     fn distance(&self, from: u32, to: u32) -> u32 {
         let position = |id| self.numa.iter().position(|node| node.id == id);
         let reported = match (position(from), position(to)) {
@@ -361,7 +365,7 @@ impl Placer {
         reported.unwrap_or(if from == to { HERE } else { THERE })
     }
 
-    /// Which CPUs are on entirely free cores.
+    /// For each CPU, whether the CPU is on an entirely free core.
     fn on_whole_cores(&self, is_free: &[bool]) -> Vec<bool> {
         let mut free = vec![0; self.core_sizes.len()];
         for (member, _) in self
@@ -396,7 +400,7 @@ impl Placer {
         }
     }
 
-    /// The sizes of the cores that a request may have CPUs of.
+    /// The sizes of the cores with open CPUs.
     fn open_cores(&self, terms: &Terms<'_>) -> Vec<usize> {
         let mut open = vec![false; self.core_sizes.len()];
         for (member, _) in self
@@ -435,7 +439,7 @@ impl Placer {
         siblings.map(|(_, &id)| id).collect()
     }
 
-    /// What a set of CPUs shares and how far it spreads; CPUs in it that are not online are ignored.
+    /// Split cores and spread of a set of CPUs. CPUs that are not online are ignored.
     pub fn cost(&self, cpus: &CpuSet) -> Cost {
         let mut held = vec![0; self.core_sizes.len()];
         let (mut numa, mut sockets, mut llcs) =
@@ -461,16 +465,15 @@ impl Placer {
         }
     }
 
-    /// Whether packed placements are the best by all the rules: no only where the machine's groups cross each other
-    /// wildly.
+    /// Whether packed placements are exact. False only on machines whose groups cross each other wildly.
     pub fn is_exact(&self) -> bool {
         self.exact
     }
 
-    /// The same for placements of an order. Groups that cross make [`Order::Spread`] harder than [`Order::Pack`].
+    /// Whether placements of an order are exact. Crossing groups make [`Order::Spread`] harder than [`Order::Pack`].
     ///
-    /// [`Request::fewest_numa`] is exact, too, unless more than 2,000 choices of so many NUMA nodes differ in more than ids:
-    /// then its answers keep the rule, and are the best of the choices looked at.
+    /// [`Request::fewest_numa`] is exact, too, unless more than 2,000 choices of NUMA nodes differ in more than ids.
+    /// The answers then keep the rule, and are the best of the choices searched.
     pub fn is_exact_for(&self, order: Order) -> bool {
         match (&self.counting, order) {
             (Some((_, exact)), Order::Spread) => *exact,
@@ -479,7 +482,8 @@ impl Placer {
     }
 }
 
-/// The best placement for a single decision: plans the machine anew, see [`Placer`] for more than one.
+/// The best placement for a single decision. The machine is planned anew each time; see [`Placer`] for several
+/// decisions.
 ///
 /// # Errors
 ///
@@ -488,7 +492,7 @@ pub fn place(topology: &Topology, free: &CpuSet, n: usize) -> Result<Placement, 
     Placer::new(topology).place(free, n)
 }
 
-/// Group ids in the order in which they are met, as 0, 1, 2…
+/// Numbers of group ids: 0, 1, 2… in the order of their first use.
 #[derive(Debug)]
 struct GroupNumbers<K>(BTreeMap<K, usize>);
 

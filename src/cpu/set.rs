@@ -23,7 +23,7 @@ pub struct CpuSet {
 /// Why a text is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseCpuSetError {
-    /// Two commas in a row, or a comma at an end.
+    /// Two commas in a row, or a comma at the start or end.
     #[error(
         "empty item in CPU list {list:?}: write ids and ranges separated by single commas, like 0-3,8"
     )]
@@ -31,7 +31,7 @@ pub enum ParseCpuSetError {
         /// The whole list.
         list: String,
     },
-    /// Something that is neither an id nor a range.
+    /// An item that is neither an id nor a range.
     #[error("{item:?} in CPU list {list:?} is not a CPU id or a range: write something like 0-3,8")]
     NotANumber {
         /// The item.
@@ -39,7 +39,7 @@ pub enum ParseCpuSetError {
         /// The whole list.
         list: String,
     },
-    /// A range whose end lies before its start.
+    /// A range with an end before the start.
     #[error("range {item:?} in CPU list {list:?} runs backwards: write the smaller id first")]
     Backwards {
         /// The item.
@@ -47,7 +47,7 @@ pub enum ParseCpuSetError {
         /// The whole list.
         list: String,
     },
-    /// Something in a mask that is not one to eight hexadecimal digits.
+    /// A word of a mask that is not one to eight hexadecimal digits.
     #[error(
         "{word:?} in CPU mask {mask:?} is not a word of up to eight hexadecimal digits, as in 00000000,0000ffff"
     )]
@@ -116,7 +116,7 @@ impl CpuSet {
                     mask: mask.to_owned(),
                 });
             };
-            // Masks are as wide as the kernel was built for, so zeros may follow beyond the largest id.
+            // Masks are as wide as the kernel's configuration, so zeros may follow beyond the largest id.
             if bits != 0 && base > MAX_CPU {
                 return Err(ParseCpuSetError::MaskTooLarge {
                     mask: mask.to_owned(),
@@ -131,7 +131,7 @@ impl CpuSet {
         Ok(set)
     }
 
-    /// Adds a CPU; says whether it was new. An id beyond [`MAX_CPU`] is not added.
+    /// Adds a CPU, and returns whether the CPU was new. An id beyond [`MAX_CPU`] is not added.
     pub fn insert(&mut self, cpu: u32) -> bool {
         if cpu > MAX_CPU {
             return false;
@@ -146,7 +146,7 @@ impl CpuSet {
         new
     }
 
-    /// Takes a CPU out; says whether it was there.
+    /// Removes a CPU, and returns whether the set had it.
     pub fn remove(&mut self, cpu: u32) -> bool {
         let (word, bit) = place(cpu);
         let Some(slot) = self.words.get_mut(word) else {
@@ -174,7 +174,7 @@ impl CpuSet {
         self.words.is_empty()
     }
 
-    /// The lowest CPU id, if any.
+    /// The lowest CPU id.
     pub fn first(&self) -> Option<u32> {
         self.iter().next()
     }
@@ -221,7 +221,7 @@ impl CpuSet {
         )
     }
 
-    /// CPUs in this set and not in the other.
+    /// CPUs in `self` and not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let mut words = self.words.clone();
@@ -231,7 +231,7 @@ impl CpuSet {
         Self::trimmed(words)
     }
 
-    /// Whether every CPU of this set is in the other.
+    /// Whether every CPU of `self` is in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.words.len() <= other.words.len()
             && self
@@ -285,7 +285,7 @@ impl PartialOrd for CpuSet {
     }
 }
 
-/// By ascending ids, as lists are: `0,5` comes before `1`.
+/// Sets compare as their ascending lists of ids: `0,5` comes before `1`.
 impl Ord for CpuSet {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.iter().cmp(other.iter())

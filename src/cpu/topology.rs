@@ -1,8 +1,8 @@
 //! [`Topology`]: which CPUs share a core, a last-level cache, a NUMA node, a socket.
 //!
-//! A topology is put together from [`Facts`], the lists that the kernel's files hold, by [`Topology::from_facts`].
-//! Nothing here is ever computed by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and NUMA
-//! nodes without CPUs all make such a division wrong.
+//! [`Topology::from_facts`] builds a topology from [`Facts`], the lists in the kernel's files. No group is computed
+//! by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and NUMA nodes without CPUs make such a
+//! division wrong.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use serde::{Deserialize, Serialize};
 
 use super::CpuSet;
 
-/// One online CPU and the groups it belongs to; `None` where the machine does not tell.
+/// One online CPU and its groups; `None` if the machine does not tell.
 ///
-/// Group ids are unique in the machine: two CPUs have the same `core` if and only if they are on the same core,
-/// wherever it is. `numa` is the kernel's id. The others are counted 0, 1, 2… by the lowest CPU of each group, because
-/// the kernel's own ids for them repeat from socket to socket, are far apart, or are -1 on many machines.
+/// Group ids are unique in the machine: two CPUs have the same `core` if and only if they are on the same core.
+/// `numa` is the kernel's id. Cores, sockets and LLCs are counted 0, 1, 2… by the lowest CPU of each group, because
+/// the kernel's ids repeat from socket to socket, are sparse, or are -1 on many machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Cpu {
     /// The kernel's id.
     pub id: u32,
-    /// Its core.
+    /// The CPU's core.
     pub core: Option<u32>,
-    /// Its socket.
+    /// The CPU's socket.
     pub socket: Option<u32>,
-    /// Its NUMA node, by the kernel's id.
+    /// The CPU's NUMA node, by the kernel's id.
     pub numa: Option<u32>,
-    /// Its last-level cache.
+    /// The CPU's last-level cache.
     pub llc: Option<u32>,
-    /// The kind of its core, on machines that have more than one.
+    /// The kind of the CPU's core, on hybrid machines.
     pub kind: Option<CoreKind>,
 }
 
@@ -46,11 +46,11 @@ pub enum CoreKind {
 pub struct NumaNode {
     /// The kernel's id.
     pub id: u32,
-    /// Its online CPUs.
+    /// The online CPUs of the NUMA node.
     pub cpus: CpuSet,
-    /// Its memory in bytes.
+    /// The NUMA node's memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty where the machine does not
+    /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty if the machine does not
     /// tell. 10 is the distance of a NUMA node to itself.
     pub distances: Vec<u32>,
 }
@@ -58,50 +58,50 @@ pub struct NumaNode {
 /// The CPUs of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Default)]
 pub struct Topology {
-    /// CPUs that run tasks now.
+    /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs that are present and switched off.
+    /// CPUs that are present and offline.
     pub offline: CpuSet,
-    /// Online CPUs that were isolated at boot, by `isolcpus=`: the kernel moves no threads to them, from them or
-    /// between them.
+    /// Online CPUs that were isolated at boot by `isolcpus=`. The kernel moves no threads to, from or between
+    /// isolated CPUs.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub isolated: CpuSet,
     /// The online CPUs by ascending id.
     pub cpus: Vec<Cpu>,
-    /// The NUMA nodes by ascending id; empty where the machine does not tell.
+    /// The NUMA nodes by ascending id; empty if the machine does not tell.
     pub numa: Vec<NumaNode>,
 }
 
-/// Which CPUs of a machine are together, for those who draw it; empty where the machine does not tell.
+/// The CPUs of each group, for drawings of the machine; empty if the machine does not tell.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Layout {
     /// The CPUs of each core.
     pub cores: Vec<CpuSet>,
-    /// Those of each last-level cache.
+    /// The CPUs of each last-level cache.
     pub llcs: Vec<CpuSet>,
-    /// Those of each NUMA node that has some, by the kernel's id.
+    /// The CPUs of each NUMA node with CPUs, by the kernel's id.
     pub numa: BTreeMap<u32, CpuSet>,
-    /// Those of each socket.
+    /// The CPUs of each socket.
     pub sockets: Vec<CpuSet>,
 }
 
-/// What a machine's files say, before it is put together.
+/// The contents of a machine's topology files.
 ///
-/// The lists may come in any order and any number, and may name CPUs that are not online.
+/// Lists may be in any order and repeat, and may name CPUs that are not online.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// CPUs that run tasks now.
+    /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs that are present and switched off.
+    /// CPUs that are present and offline.
     pub offline: CpuSet,
     /// CPUs that were isolated at boot.
     pub isolated: CpuSet,
-    /// Sets of CPUs that are together on one core.
+    /// Sets of CPUs on one core.
     pub cores: Vec<CpuSet>,
-    /// Sets of CPUs that are together in one socket.
+    /// Sets of CPUs in one socket.
     pub sockets: Vec<CpuSet>,
-    /// Sets of CPUs that are together under one last-level cache.
+    /// Sets of CPUs with one last-level cache.
     pub llcs: Vec<CpuSet>,
     /// CPUs by the kind of their core.
     pub kinds: Vec<(CoreKind, CpuSet)>,
@@ -112,11 +112,11 @@ pub struct Facts {
 // === impl Topology ===
 
 impl Topology {
-    /// Puts a machine together from what its files say.
+    /// Builds a topology from the contents of the machine's files.
     ///
-    /// Lists are cut to the online CPUs, and lists that overlap become one group: where two files disagree, as they
-    /// may for a moment while a CPU is switched on, CPUs that either says are together count as together. A CPU that
-    /// no list names has no group. A CPU of several NUMA nodes, as kernels make with `numa=fake`, counts with the lowest.
+    /// Lists are cut to the online CPUs, and overlapping lists become one group. Two files may disagree for a moment
+    /// while a CPU comes online; CPUs are then in one group if either file says so. A CPU that no list names has no
+    /// group. A CPU of several NUMA nodes, as with `numa=fake`, counts with the lowest.
     pub fn from_facts(facts: Facts) -> Self {
         let Facts {
             online,
@@ -164,7 +164,7 @@ impl Topology {
         }
     }
 
-    /// What is known of an online CPU.
+    /// The groups of an online CPU.
     pub fn cpu(&self, id: u32) -> Option<&Cpu> {
         self.cpus
             .binary_search_by_key(&id, |cpu| cpu.id)
@@ -182,8 +182,8 @@ impl Topology {
         self.groups(|cpu| cpu.llc.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of each NUMA node that has some, in the order of their lowest CPUs. CPUs whose NUMA node is
-    /// unknown are one group.
+    /// The online CPUs of each NUMA node with online CPUs, in the order of their lowest CPUs. CPUs without a known
+    /// NUMA node are one group.
     pub fn numa_nodes(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.numa.map_or(GroupId::Unknown, GroupId::Known))
     }
@@ -193,7 +193,7 @@ impl Topology {
         self.groups(|cpu| cpu.socket.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of a CPU's core, itself included; itself alone where its core is unknown. Empty for a CPU that
+    /// The online CPUs of a CPU's core, the CPU included. Only the CPU if its core is unknown; empty for a CPU that
     /// is not online.
     pub fn core_of(&self, id: u32) -> CpuSet {
         match self.cpu(id) {
@@ -208,9 +208,9 @@ impl Topology {
         }
     }
 
-    /// The ids of the NUMA nodes that the online CPUs of a set are on, in the form that `cpuset.mems` takes.
+    /// The ids of the NUMA nodes of a set's online CPUs, in the form that `cpuset.mems` takes.
     ///
-    /// `None` if the machine does not tell for one of them.
+    /// `None` if the NUMA node of any CPU is unknown.
     pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {
         self.cpus
             .iter()
@@ -219,7 +219,7 @@ impl Topology {
             .collect()
     }
 
-    /// Which of its CPUs are together.
+    /// The CPUs of each group.
     pub fn layout(&self) -> Layout {
         let known_groups = |of: fn(&Cpu) -> Option<u32>, groups: Vec<CpuSet>| {
             if self.cpus.iter().any(|cpu| of(cpu).is_some()) {
@@ -253,7 +253,7 @@ impl Topology {
     }
 }
 
-/// What CPUs are collected by.
+/// The key by which CPUs are grouped.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum GroupId {
     Known(u32),
@@ -261,13 +261,13 @@ enum GroupId {
     Unknown,
 }
 
-/// The number of the group of each online CPU that a list names: lists that overlap are one group, and groups are
-/// counted by their lowest CPU.
+/// The number of each listed online CPU's group. Overlapping lists are one group. Groups are counted by their lowest
+/// CPU.
 fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
     let mut groups: Vec<CpuSet> = Vec::new();
     for list in lists {
         let mut group = list.intersection(online);
-        // Nearly every list repeats one that is there already: each CPU of a group has its own copy.
+        // Nearly every list is a repetition: each CPU of a group has a copy of the group's list.
         if group.is_empty() || groups.contains(&group) {
             continue;
         }
@@ -287,7 +287,7 @@ fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
         .collect()
 }
 
-/// A made-up machine whose groups are all of one size, for tests, benches and the demo.
+/// An invented machine with groups of equal size, for tests, benches and the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Sockets in the machine.
@@ -300,22 +300,22 @@ pub struct Shape {
     pub cores_per_llc: u32,
     /// CPUs on a core.
     pub threads_per_core: u32,
-    /// How CPUs get their ids.
+    /// The order of CPU ids.
     pub numbering: Numbering,
 }
 
-/// How the CPUs of a made-up machine get their ids.
+/// The order of CPU ids on an invented machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbering {
-    /// The first CPU of every core, then the second of every core, and so on, as x86 machines do.
+    /// The first CPU of every core, then the second CPU of every core, and so on, as on x86.
     #[default]
     SiblingsLast,
-    /// All CPUs of a core in a row, as POWER machines do.
+    /// All CPUs of a core in a row, as on POWER.
     SiblingsAdjacent,
 }
 
 impl Topology {
-    /// A made-up machine, all of it online; its NUMA nodes tell no memory and no distances.
+    /// An invented machine with all CPUs online, and without sizes of memory and distances.
     ///
     /// CPUs beyond [`MAX_CPU`](super::MAX_CPU) are left out.
     pub fn from_shape(shape: Shape) -> Self {
@@ -334,7 +334,7 @@ impl Topology {
         let mut numa: BTreeMap<u32, CpuSet> = BTreeMap::new();
         let mut llc: BTreeMap<u32, CpuSet> = BTreeMap::new();
         let mut socket: BTreeMap<u32, CpuSet> = BTreeMap::new();
-        // No core beyond the largest id can have a CPU, whatever the numbering.
+        // No core beyond the largest id has a CPU, in either numbering.
         for core in 0..cores.min(super::MAX_CPU.saturating_add(1)) {
             let cpus: CpuSet = (0..threads_per_core.min(super::MAX_CPU))
                 .map(|thread| match numbering {
@@ -344,7 +344,7 @@ impl Topology {
                     }
                 })
                 .collect();
-            // The divisors are not zero here: a zero would have made `cores` zero.
+            // The divisors are not zero: with a zero, `cores` would be zero.
             let in_llc = core / cores_per_llc;
             let in_numa = in_llc / llcs_per_numa;
             let in_socket = in_numa / numa_per_socket;

@@ -1,4 +1,5 @@
-//! [`Minimum`]: what no placement can do without, wherever it is. It bounds every table before the search begins.
+//! [`Minimum`]: unwanted CPUs and split cores that every placement has at least. The minimum bounds every table
+//! before the search begins.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +7,16 @@ use super::leaves::Class;
 use super::plan::Plan;
 use super::request::{Cores, Terms};
 
-/// The most important numbers of every best placement.
+/// The most important numbers of the best placement, known before the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Minimum {
-    /// CPUs that the request would rather not have.
+    /// The fewest unwanted CPUs.
     pub(super) unwanted: usize,
-    /// With so many of these, the fewest cores held in part.
+    /// With that number of unwanted CPUs, the fewest split cores.
     pub(super) split_cores: usize,
 }
 
-/// The least for a request; none if it can't be met.
+/// The minimum for a request; none if no placement meets the request.
 pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Minimum> {
     if terms.unwanted.is_empty() && terms.cores != Cores::Single {
         let split_cores = split_cores(plan, terms.open, terms.wanted)?;
@@ -29,7 +30,7 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Minimum> {
     for class in plan.cores.iter().filter_map(|core| Class::of(core, terms)) {
         *classes.entry(class).or_default() += 1;
     }
-    // The least for each count, one class after the other.
+    // The minimum for each count, one class after the other.
     let mut best = vec![Some(Minimum {
         unwanted: 0,
         split_cores: 0,
@@ -65,7 +66,7 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Minimum> {
     best.get(terms.wanted).copied().flatten()
 }
 
-/// For each count up to all, whether some of these sizes add up to it.
+/// For each count up to the total, whether some of the sizes add up to the count.
 fn sums(sizes: &[usize]) -> Vec<bool> {
     let mut sums = vec![true];
     for &size in sizes {
@@ -83,7 +84,7 @@ fn sums(sizes: &[usize]) -> Vec<bool> {
     sums
 }
 
-/// The nearest counts below and above one that whole cores of these sizes add up to.
+/// The nearest counts below and above `wanted` that whole cores of the given sizes add up to.
 pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
     let sums = sums(sizes);
     let is_sum = |count: &usize| sums.get(*count).copied().unwrap_or_default();
@@ -94,7 +95,7 @@ pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
     (less, more)
 }
 
-/// The fewest cores held in part where no CPU is unwanted.
+/// The fewest split cores if no CPU is unwanted.
 fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
     let mut partly: Vec<usize> = Vec::new();
     let mut whole: Vec<usize> = Vec::new();
@@ -110,7 +111,7 @@ fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
             free => partly.push(free),
         }
     }
-    // How many partly free cores, the fullest first, hold each count.
+    // For each count, the number of partly free cores that hold the count, the freest cores first.
     partly.sort_unstable_by(|a, b| b.cmp(a));
     let mut of_partly = vec![0];
     for (&free, used) in partly.iter().zip(1..) {

@@ -1,4 +1,4 @@
-//! The tables of the smallest blocks: what it costs to take so many CPUs of cores that are alike.
+//! Tables of the smallest blocks: the price of taking each number of CPUs from cores of one class.
 
 use std::ops::Range;
 
@@ -7,31 +7,31 @@ use super::price::Price;
 use super::request::{Cores, Terms};
 use super::search::{NodeShape, OuterPrice, OwnPrice, Part, Search};
 
-/// Cores that no price tells apart.
+/// Cores that are equal in every price.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
-    /// The online CPUs of each.
+    /// Online CPUs of each core.
     pub(super) size: usize,
-    /// The CPUs that each gives.
+    /// CPUs that each core can give.
     pub(super) each: usize,
-    /// Of these, the ones that the request would rather not have.
+    /// Unwanted CPUs among the CPUs that each core can give.
     pub(super) unwanted: usize,
 }
 
-/// What taking CPUs of a class comes to.
+/// The cost of taking a number of CPUs from a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClassCost {
     pub(super) unwanted: usize,
     /// Cores held in part.
     pub(super) split_cores: usize,
-    /// Entirely free cores touched; or CPUs kept idle, where a request has one CPU of each core.
+    /// Entirely free cores touched. With `Cores::Single`: CPUs kept idle.
     free_cores: usize,
 }
 
 // === impl Class ===
 
 impl Class {
-    /// The class of a core; none if it gives nothing.
+    /// The class of a core; none if the core gives no CPU.
     pub(super) fn of(core: &[usize], terms: &Terms<'_>) -> Option<Self> {
         let open = || core.iter().filter(|&&cpu| terms.open[cpu]);
         let mut each = open().count();
@@ -40,7 +40,7 @@ impl Class {
             unwanted = open().filter(|&&cpu| terms.unwanted[cpu]).count();
         }
         if terms.cores == Cores::Single {
-            // The better of its CPUs is all that it gives.
+            // The core gives one CPU only: a wanted CPU if any.
             (each, unwanted) = (each.min(1), usize::from(each == unwanted));
         }
         (each > 0).then_some(Self {
@@ -50,8 +50,9 @@ impl Class {
         })
     }
 
-    /// The least that taking so many of so many cores comes to; none if the request can't have that. It is known without
-    /// a search: whole cores and at most one part, or as few of the partly free cores as hold enough.
+    /// The lowest cost of taking `count` CPUs from `cores` cores; none if the request does not allow that count. No
+    /// search is needed: the cheapest choice is whole cores and at most one part, or the fewest partly free cores
+    /// that hold enough.
     #[inline]
     pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<ClassCost> {
         let Self {
@@ -90,7 +91,7 @@ impl Class {
             };
             (if unwanted == 0 { 0 } else { count }, in_part, touched)
         } else if count <= cores * wanted {
-            // No core is complete without a CPU that is unwanted.
+            // A core is complete only with an unwanted CPU.
             let touched = count.div_ceil(wanted);
             (0, touched, touched)
         } else {
@@ -120,7 +121,7 @@ impl ClassCost {
 // === impl Search ===
 
 impl<'a, P: Price> Search<'a, P> {
-    /// The node of a cell of whole cores: its classes, joined.
+    /// The node of a cell of whole cores: the join of the cell's classes.
     pub(super) fn cores(
         &mut self,
         cores: &[usize],
@@ -181,7 +182,7 @@ impl<'a, P: Price> Search<'a, P> {
         node
     }
 
-    /// The node of alike cores; `step` is what the distance of each CPU costs.
+    /// The node of a class; `step` is the price of each CPU's distance.
     fn class(
         &mut self,
         class: Class,
@@ -210,7 +211,7 @@ impl<'a, P: Price> Search<'a, P> {
         self.node(NodeShape::Class { class, threads }, own.shared, free, first)
     }
 
-    /// The node of a piece of a core, whose pattern says whether some CPU of it is taken, and some not.
+    /// The node of a piece of a core. The pattern says whether a CPU of the core is taken, and whether one is not.
     pub(super) fn piece(
         &mut self,
         cell: &Cell,

@@ -1,40 +1,40 @@
-//! [`Limits`]: what no placement can do better than, so that tables stay short.
+//! [`Limits`]: lower bounds on what every placement costs. They keep the tables short.
 
 use super::fewest::Minimum;
 use super::plan::{GroupKind, Plan, Rules, SPANNED};
 use super::price::Price;
 use super::request::{Cores, Order, Terms};
 
-/// How far a placement with the fewest split cores must spread at least.
+/// The least spread of a placement with the fewest split cores.
 #[derive(Debug)]
 pub(super) struct Limits {
     wanted: usize,
-    /// Whether groups cost by the number of them that is touched.
+    /// Whether the price counts touched groups, as opposed to squares of CPUs taken.
     by_number: bool,
-    /// Whether tight bounds are worth trying.
+    /// Whether tight bounds are likely to hold.
     tight: bool,
-    /// For each group of the plan, the most CPUs that it gives.
+    /// For each group of the plan, the most CPUs that the group gives.
     most: Vec<usize>,
-    /// For each of [`SPANNED`] and each count, the fewest groups that give so many.
+    /// For each of [`SPANNED`] and each count, the fewest groups that give that count.
     fewest: [Vec<usize>; 3],
 }
 
-/// For each of [`SPANNED`], what may come from groups that a block touches and doesn't contain.
+/// For each of [`SPANNED`], the CPUs that groups across a block's border can give.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Surroundings([Supply; 3]);
 
 #[derive(Debug, Clone, Copy)]
 struct Supply {
-    /// At most so many CPUs besides those of the block.
+    /// The most CPUs from outside the block.
     besides: usize,
-    /// At most so many together with those of the block.
+    /// The most CPUs from outside and inside the block together.
     together: usize,
 }
 
 // === impl Limits ===
 
 impl Limits {
-    /// The limits of placements with no more than the least.
+    /// The limits of placements with the minimum of unwanted CPUs and split cores.
     pub(super) fn new(plan: &Plan, terms: &Terms<'_>, least: Minimum) -> Self {
         let Terms {
             wanted,
@@ -68,7 +68,7 @@ impl Limits {
             .iter()
             .any(|group| group.kind == GroupKind::Core);
         if terms.cores == Cores::Single && in_pieces {
-            // A core whose pieces lie on several NUMA nodes gives a CPU also where only some of these may be used.
+            // A core in pieces on several NUMA nodes gives a CPU even if only one of these NUMA nodes may be used.
             is_whole.copy_from_slice(is_free);
         } else if terms.cores == Cores::Single {
             is_whole.fill(false);
@@ -97,12 +97,13 @@ impl Limits {
                     size.min(wanted + 1 - fewest.len()),
                 ));
             }
-            // A kind that the plan has let go of has no groups and costs nothing.
+            // A kind that the plan ignores has no groups and costs nothing.
             fewest.resize(wanted + 1, sizes.len());
             fewest
         });
-        // With more split cores than an odd rest makes, whole cores have run out, and where the last of them are decides
-        // how far a placement spreads: then tight bounds hardly ever hold. No more do they where distances come first.
+        // With more than one split core, whole cores have run out, and the positions of the last whole cores decide
+        // the spread. Tight bounds then rarely hold. Tight bounds rarely hold with distances either, because
+        // distances count before the spread.
         let tight = split_cores <= 1 && terms.distances.is_empty();
         Self {
             wanted,
@@ -113,7 +114,7 @@ impl Limits {
         }
     }
 
-    /// Bounds to try on the price, from the tightest to the one that must hold.
+    /// Bounds on the price, from the tightest to the bound that always holds.
     pub(super) fn bounds<P: Price>(&self, least: Minimum) -> impl Iterator<Item = P> + use<P> {
         let split_cores =
             P::UNWANTED.times(least.unwanted) + P::SPLIT_CORE.times(least.split_cores);
@@ -140,11 +141,11 @@ impl Limits {
             .chain([split_cores + P::SPLIT_CORE.just_below()])
     }
 
-    /// What may come from around a block.
+    /// The CPUs that groups across the block's border can give.
     pub(super) fn around(&self, rules: &Rules) -> Surroundings {
         let most = |groups: &Vec<usize>| groups.iter().map(|&group| self.most[group]).sum();
         Surroundings(rules.astride.each_ref().map(|astride| match astride[..] {
-            // A block that is not in one group of a kind is astride of several or of none.
+            // A block outside of every single group of a kind crosses several groups or none.
             [group] if rules.outer.contains(&group) => Supply {
                 besides: 0,
                 together: self.most[group],
@@ -156,7 +157,7 @@ impl Limits {
         }))
     }
 
-    /// The same for a part of a cell, where `own` are the groups that are exactly the cell.
+    /// As [`Self::around`], for a part of a cell; `own` are the groups equal to the cell.
     pub(super) fn around_part(&self, rules: &Rules, own: &[usize]) -> Surroundings {
         let within = own.iter().chain(&rules.outer);
         let together = within
@@ -171,7 +172,7 @@ impl Limits {
         )
     }
 
-    /// The least price of all groups that must still be touched when so many CPUs are taken.
+    /// The least price of all groups that must still be touched after `count` CPUs are taken.
     #[inline]
     pub(super) fn rest<P: Price>(&self, count: usize, around: Surroundings) -> P {
         if !self.by_number {

@@ -1,15 +1,20 @@
 //! Placements on the fewest NUMA nodes: [`Request::fewest_numa`](super::Request::fewest_numa).
 //!
-//! A set that touches at most `k` NUMA nodes lies in some union of `k` of them, and each set in such a union touches at most
-//! `k`. So the best of all allowed sets is the best of the bests of these unions, each found by the usual search with
-//! nothing open outside of it; what is free stays what it is, because what is left over is priced by it.
+//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes, and every set in such a union touches
+//! at most `k`. The best allowed set is therefore the best of all unions' best sets. The usual search finds the best
+//! set of a union when only the union's CPUs are open. The free set stays the whole free set, because remaining free
+//! CPUs are part of the price.
 //!
-//! Three things keep that quick. The usual best comes first: if it touches few enough NUMA nodes, it is the best of the
-//! allowed ones, too. Only unions with the least unwanted CPUs and split cores are searched, which is known without a search.
-//! And of NUMA nodes that are [alike](Placer::alike) the lowest are taken first: exchanging two of these, CPU by CPU, changes
-//! no number, and lower ids are better. What remains are a few unions on machines that are built, unless each of many NUMA
-//! nodes is fragmented in its own way: then [`MOST_UNIONS`] are looked at, from the ones with the most CPUs to give, and the
-//! answer is allowed, but perhaps not the best.
+//! Three facts keep the number of searches low:
+//!
+//! - The best set without the rule comes first. If the set touches few enough NUMA nodes, no search remains.
+//! - Only unions with the minimum of unwanted CPUs and split cores are searched. The minimum is known without a
+//!   search.
+//! - Of [alike](Placer::alike) NUMA nodes the lowest are taken first: exchanging two alike NUMA nodes, CPU by CPU,
+//!   changes no number, and lower ids are better.
+//!
+//! Real machines leave a few unions. If each of many NUMA nodes is fragmented differently, only [`MOST_UNIONS`] are
+//! searched, the unions with the most CPUs first. The answer then keeps the rule, but may not be the best.
 
 use std::collections::BTreeMap;
 
@@ -21,21 +26,22 @@ use super::search::Search;
 use super::{Membership, Placer};
 use crate::cpu::CpuSet;
 
-/// The most unions of NUMA nodes that are looked at for one request; each may take some ten microseconds.
+/// The most unions of NUMA nodes searched for one request; each search may take some ten microseconds.
 const MOST_UNIONS: usize = 2_000;
 
-/// NUMA nodes, and which of these must be among the ones chosen.
+/// The NUMA nodes that a union must contain, and the NUMA nodes that it may contain.
 #[derive(Debug)]
 struct NumaChoice {
-    /// Those that are in every union.
+    /// For each NUMA node, whether every union contains the NUMA node.
     held: Vec<bool>,
-    /// The others that have something to give: alike ones together, each list from the lowest; the most generous first.
+    /// Optional NUMA nodes with CPUs to give, in lists of alike NUMA nodes, lowest first. The list with the most CPUs
+    /// per NUMA node comes first.
     classes: Vec<Vec<usize>>,
-    /// What each NUMA node gives at most.
+    /// For each NUMA node, the most CPUs that it gives.
     gives: Vec<usize>,
 }
 
-/// What a CPU is, in terms that stay the same when two alike NUMA nodes are exchanged.
+/// Properties of a CPU that stay the same when two alike NUMA nodes are exchanged.
 #[derive(Debug, PartialEq, Eq)]
 struct CpuTraits {
     core: GroupKey,
@@ -47,7 +53,7 @@ struct CpuTraits {
     distance: usize,
 }
 
-/// A group of a CPU: by order in its NUMA node if it is all there, otherwise by its number on the machine.
+/// A group of a CPU: a group inside one NUMA node by its order there, any other group by its number on the machine.
 #[derive(Debug, PartialEq, Eq)]
 enum GroupKey {
     Inside(usize),
@@ -57,8 +63,8 @@ enum GroupKey {
 // === impl Placer ===
 
 impl Placer {
-    /// The best CPUs that touch, with those that the container has, no more NUMA nodes than so many CPUs need on the empty
-    /// machine. `usual` are the best without that rule.
+    /// The best CPUs under the rule: together with the CPUs that the container has, they touch no more NUMA nodes
+    /// than that many CPUs need on the empty machine. `usual` are the best CPUs without the rule.
     pub(super) fn on_fewest_numa<P: Price>(
         &self,
         plan: &Plan,
@@ -107,7 +113,7 @@ impl Placer {
         })
     }
 
-    /// The best placement in any union of the NUMA nodes held and so many others.
+    /// The best placement in any union of the NUMA nodes held and `more` other NUMA nodes.
     fn best_union<P: Price>(
         &self,
         plan: &Plan,
@@ -128,7 +134,8 @@ impl Placer {
             ) else {
                 continue;
             };
-            // Nothing counts before what the least tells of, so only unions with the lowest can have the best.
+            // The numbers in `Minimum` count first, so only unions with the lowest minimum can hold the best
+            // placement.
             if lowest.is_none_or(|lowest| least < lowest) {
                 lowest = Some(least);
                 worth.clear();
@@ -150,9 +157,9 @@ impl Placer {
         best.map(|(_, cpus)| cpus)
     }
 
-    /// The fewest NUMA nodes that so many CPUs touch where all online CPUs are free.
+    /// The fewest NUMA nodes that `wanted` CPUs touch if all online CPUs are free.
     ///
-    /// Where whole cores can't come out even, because what a container has does not, CPUs are counted instead.
+    /// If `wanted` is no sum of whole cores, because of what the container has, CPUs are counted instead of cores.
     fn numa_needed(&self, plan: &Plan, terms: &Terms<'_>, wanted: usize) -> usize {
         let all = vec![true; self.membership.len()];
         let nothing = Terms {
@@ -226,9 +233,9 @@ impl Placer {
         }
     }
 
-    /// NUMA nodes, put together with those that they can be exchanged with: CPU by CPU in the order of ids, all groups of
-    /// the machine stay groups, and what is free stays free. In each list, each CPU of one has a lower id than the same CPU
-    /// of the next.
+    /// NUMA nodes in lists of alike NUMA nodes. Two NUMA nodes are alike if exchanging their CPUs, in the order of
+    /// ids, keeps every group a group and every free CPU free. In each list, each CPU of a NUMA node has a lower id
+    /// than the corresponding CPU of the next NUMA node.
     fn alike(&self, terms: &Terms<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
         let mut classes: Vec<(Vec<CpuTraits>, Vec<usize>)> = Vec::new();
         for &group in groups {
@@ -294,12 +301,12 @@ impl Placer {
         members.iter().zip(places).map(one).collect()
     }
 
-    /// Which CPUs are open in a union of NUMA nodes.
+    /// For each CPU, whether the CPU is open when only a union of NUMA nodes is.
     fn open_in(&self, terms: &Terms<'_>, union: &[bool]) -> Vec<bool> {
         let inside = |(member, &open): (&Membership, &bool)| open && union[member.numa];
         let mut open: Vec<bool> = self.membership.iter().zip(terms.open).map(inside).collect();
         if terms.cores == Cores::Whole {
-            // A core in pieces may have one outside.
+            // A core in pieces may have a piece outside of the union.
             let whole = self.on_whole_cores(&open);
             for (open, whole) in open.iter_mut().zip(whole) {
                 *open &= whole;
@@ -308,7 +315,7 @@ impl Placer {
         open
     }
 
-    /// The most CPUs, of those wanted, that a union gives which doesn't give all.
+    /// The most of the wanted CPUs that any union gives which does not give all.
     fn given(&self, terms: &Terms<'_>, union: &[bool]) -> usize {
         let open = self.open_in(terms, union);
         let terms = Terms {
@@ -330,7 +337,7 @@ impl Placer {
             .unwrap_or_default()
     }
 
-    /// Which NUMA nodes a set touches.
+    /// For each NUMA node, whether the set touches the NUMA node.
     fn numa_groups(&self, cpus: &CpuSet) -> Vec<bool> {
         let mut touched = vec![false; self.numa_count()];
         let members = self.membership.iter().zip(&self.plan.ids);
@@ -357,8 +364,8 @@ impl Placer {
 // === impl NumaChoice ===
 
 impl NumaChoice {
-    /// Unions of the NUMA nodes held and so many others, or of all if there are fewer, that might give so many CPUs: one of
-    /// each kind, and [`MOST_UNIONS`] at most.
+    /// Unions of the NUMA nodes held and `more` others (or all, if fewer exist) that might give `wanted` CPUs. Of
+    /// unions that differ only by alike NUMA nodes one is returned, and at most [`MOST_UNIONS`] in all.
     fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {
         let given = self
             .gives
@@ -373,7 +380,7 @@ impl NumaChoice {
         unions
     }
 
-    /// Adds so many NUMA nodes out of some classes to a union that gives so many CPUs, in every way.
+    /// Extends a union by `more` NUMA nodes of the given classes, in every way.
     fn extend(
         &self,
         classes: &[Vec<usize>],
@@ -392,7 +399,7 @@ impl NumaChoice {
             }
             return;
         };
-        // No class that follows gives more.
+        // The classes that follow give no more.
         let each = self.gives[class[0]];
         let left: usize = classes.iter().map(Vec::len).sum();
         if left < more || given + more * each < wanted {

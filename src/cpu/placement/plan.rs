@@ -1,39 +1,40 @@
-//! [`Plan`]: the tree of blocks in which a machine is searched, made once per machine.
+//! [`Plan`]: the tree of blocks in which a machine is searched. It is built once per machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::cpu::{CpuSet, Topology};
 
-/// The most table steps that a search may take before groups are let go; a step takes about a nanosecond.
+/// The most table steps of a search. A plan with more ignores a kind of groups. A step takes about a nanosecond.
 const MOST_WORK: f64 = 6.0e7;
 
-/// The most bits that patterns of crossing groups have.
+/// The most bits of a pattern of crossing groups.
 const MOST_BITS: u32 = 64;
 
-/// A machine, cut into cells and put together again as a tree of blocks.
+/// A machine, divided into cells and joined into a tree of blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// The online CPUs by ascending id; everywhere else in the search a CPU is its place in this list.
+    /// The online CPUs by ascending id. The search names a CPU by its index in this list.
     pub(super) ids: Vec<u32>,
     /// The CPUs of each core, ascending.
     pub(super) cores: Vec<Vec<usize>>,
     pub(super) cells: Vec<Cell>,
     pub(super) groups: Vec<Group>,
-    /// Children before parents; the last is the whole machine. Empty only if the machine is.
+    /// Children before parents; the last block is the whole machine. Empty only for a machine without CPUs.
     pub(super) blocks: Vec<Block>,
-    /// Groups that no block is exactly: their touching is part of a table's pattern.
+    /// Groups that equal no block. Patterns of tables tell whether these groups are touched.
     pub(super) crossing: Vec<Crossing>,
-    /// Whether patterns count the CPUs taken of each crossing group, instead of only telling whether there are some.
+    /// Whether patterns count the CPUs taken of each crossing group. Otherwise patterns only tell taken from
+    /// untouched.
     pub(super) counting: bool,
 }
 
-/// CPUs that no group tells apart.
+/// CPUs that are in the same groups.
 #[derive(Debug, Clone)]
 pub(super) enum Cell {
     /// Whole cores, by index into [`Plan::cores`].
     Cores(Vec<usize>),
-    /// The part of a core that lies here, while the rest lies in other groups: a virtual machine can claim that.
+    /// A part of a core whose other CPUs are in other groups. Virtual machines can report such a topology.
     Piece {
         cpus: Vec<usize>,
         touched: u64,
@@ -41,14 +42,14 @@ pub(super) enum Cell {
     },
 }
 
-/// CPUs that have a price together.
+/// CPUs with a common price.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
     pub(super) kind: GroupKind,
     pub(super) cpus: Vec<usize>,
 }
 
-/// What kind of group it is; a core is one here only when it is in pieces.
+/// The kind of a group. Only cores in pieces are groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GroupKind {
     Core,
@@ -57,18 +58,18 @@ pub(super) enum GroupKind {
     Socket,
 }
 
-/// The kinds of groups that a placement spans.
+/// The kinds of groups whose number a placement minimizes.
 pub(super) const SPANNED: [GroupKind; 3] = [GroupKind::Numa, GroupKind::Socket, GroupKind::Llc];
 
-/// A group that is open in some block: the block has CPUs of it, not all of them, and others.
+/// A group that crosses the border of a block: the block has some of the group's CPUs, and CPUs of other groups.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crossing {
     pub(super) group: usize,
-    /// The pattern bit that says that a CPU of it is taken; where patterns count, the lowest bit of `field`.
+    /// The pattern bit for a taken CPU of the group. Where patterns count: the lowest bit of `field`.
     pub(super) touched: u64,
-    /// For a core in pieces: the bit that says that a CPU of it is not taken. Otherwise, and where patterns count, 0.
+    /// For a core in pieces: the bit for a CPU that is not taken. Otherwise, and where patterns count, 0.
     pub(super) missing: u64,
-    /// All bits that are its own, without `missing`.
+    /// All bits of the group, without `missing`.
     pub(super) field: u64,
 }
 
@@ -87,26 +88,26 @@ pub(super) enum BlockShape {
     Join(usize, usize),
 }
 
-/// How a block stands among the groups, and how patterns of crossing groups go into it and out of it.
+/// The groups around a block, and the block's part in patterns of crossing groups.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Groups that contain this block and more; where patterns count, without those that these count.
+    /// Groups that contain the block and further CPUs, without groups that patterns count.
     pub(super) outer: Vec<usize>,
-    /// Bits that hold whenever any CPU of this block is taken, and that its patterns leave out.
+    /// Bits that are set whenever a CPU of the block is taken. The block's patterns leave them out.
     pub(super) implied: u64,
-    /// Bits that its patterns keep.
+    /// Bits that the block's patterns keep.
     pub(super) keep: u64,
-    /// Bits that hold when no CPU of this block is taken.
+    /// Bits that are set if no CPU of the block is taken.
     pub(super) untouched: u64,
-    /// What the pattern of a leaf is for each CPU taken, where patterns count.
+    /// Where patterns count: what each CPU taken adds to a leaf's pattern.
     pub(super) unit: u64,
-    /// Crossing groups that are complete in this block and in neither of its parts.
+    /// Crossing groups that are complete in the block and incomplete in both parts.
     pub(super) closing: Vec<Crossing>,
-    /// For each of [`SPANNED`], the groups that have CPUs in this block and outside of it.
+    /// For each of [`SPANNED`], the groups with CPUs inside and outside of the block.
     pub(super) astride: [Vec<usize>; 3],
 }
 
-/// A cell while the plan is made, with its place among the groups.
+/// The NUMA node, socket and LLC of a CPU. CPUs with equal keys form cells.
 type CellKey = (Option<u32>, Option<u32>, Option<u32>);
 
 // === impl Plan ===
@@ -144,7 +145,7 @@ impl Plan {
         }
     }
 
-    /// The plan that takes no notice of some kinds of groups; none if it would take too long to search.
+    /// The plan that ignores some kinds of groups; none if the search would take too long.
     fn without(topology: &Topology, forgotten: &[GroupKind], counting: bool) -> Option<Self> {
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
@@ -204,7 +205,7 @@ impl Plan {
                 plan.cores.push(core);
                 continue;
             }
-            // One part, unless cores in pieces are forgotten: then each part counts as a core.
+            // One part, unless cores in pieces are ignored: then each part counts as a core.
             for (key, cpus) in parts {
                 whole.entry(key).or_default().push(plan.cores.len());
                 plan.cores.push(cpus);
@@ -340,9 +341,9 @@ impl Plan {
         Block { shape, own, rules }
     }
 
-    /// About how many table steps a search takes at most.
+    /// An estimate of the most table steps of a search.
     fn work(&self, sets: &[CpuSet]) -> f64 {
-        // How many patterns its leaves can make, as a power of two.
+        // The number of patterns that a block's leaves can make, as a power of two.
         let mut leaves = vec![0.0_f64; self.blocks.len()];
         let mut total = 0.0;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -375,7 +376,7 @@ fn set<'a>(cpus: impl IntoIterator<Item = &'a usize>) -> CpuSet {
         .collect()
 }
 
-/// Joins leaves into one tree, the smallest groups first: where groups nest, each becomes one block.
+/// Joins leaves into one tree, the smallest groups first. Where groups nest, each group becomes one block.
 fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<BlockShape>, Vec<CpuSet>) {
     let mut shapes: Vec<BlockShape> = (0..leaves.len()).map(BlockShape::Leaf).collect();
     let mut sets = leaves;

@@ -1,61 +1,64 @@
-//! A [`Price`]: all the numbers that a placement is judged by, except its ids, in one that adds and compares.
+//! [`Price`]: the numbers by which placements are compared, except CPU ids, packed into one number with addition and
+//! order.
 //!
-//! Each number has bits of its own, the most important the highest. No sum leaves its bits: none counts more than the
-//! machine's CPUs, at most 8,192, or the square of that, or a distance for each of them.
+//! Each number has its own bits, the most important number the highest bits. No sum overflows its bits: a sum counts
+//! at most the machine's CPUs (8,192), the square of their number, or one distance per CPU.
 
 use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::Add;
 
-/// Sums of what groups cost, compared from the most important number to the least.
+/// A sum of prices of groups, compared from the most important number to the least.
 ///
-/// `u128` has the numbers that the plain [`Request`](super::Request) is judged by, and is the quicker; [`WidePrice`] has all.
+/// `u128` holds the numbers for a [`Request`](super::Request) without preferences, and is faster. [`WidePrice`] holds
+/// all numbers.
 pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
-    /// Whether there are prices for wishes: distances, unwanted CPUs, and groups by how many CPUs are taken.
+    /// Whether the type has prices for preferences: distances, unwanted CPUs, and squares of CPUs taken from groups.
     const HAS_PREFERENCES: bool;
 
-    /// What costs nothing.
+    /// The price zero.
     const NOTHING: Self;
-    /// More than any placement costs; only ever compared, never added to.
+    /// Above every placement's price. Only compared, never added.
     const NEVER: Self;
-    /// Still more than any placement costs; two of them can be added.
+    /// Above every placement's price. The sum of two does not overflow.
     const TOO_MUCH: Self;
 
-    /// One CPU of the kind that the request would rather not have. 0 where no price tells.
+    /// One unwanted CPU. 0 in a type without preferences.
     const UNWANTED: Self;
-    /// One core held in part.
+    /// One split core.
     const SPLIT_CORE: Self;
-    /// One CPU one step away from the devices. 0 where no price tells.
+    /// One CPU one step of distance from the devices. 0 in a type without preferences.
     const DISTANCE: Self;
-    /// One NUMA node touched; or the square of one CPU on a NUMA node, where a request is spread.
+    /// One NUMA node touched. For [`Order::Spread`](super::Order::Spread): the square of one CPU on a NUMA node.
     const NUMA: Self;
-    /// The same for a socket.
+    /// As `NUMA`, for a socket.
     const SOCKET: Self;
-    /// The same for an LLC.
+    /// As the constant above, for an LLC.
     const LLC: Self;
     /// One entirely free NUMA node touched.
     const FREE_NUMA: Self;
     /// One entirely free LLC touched.
     const FREE_LLC: Self;
-    /// One entirely free core touched; or one CPU kept idle, where a request has one CPU of each core.
+    /// One entirely free core touched. For [`Cores::Single`](super::Cores::Single): one CPU kept idle.
     const FREE_CORE: Self;
-    /// One free CPU in a NUMA node touched. The CPUs taken are as many in every placement, so this ranks by what
-    /// remains. Where a request is spread: one CPU on a NUMA node that has one free CPU less than the one with the most.
+    /// One free CPU in a NUMA node touched. All placements take the same number of CPUs, so the sum ranks by the CPUs
+    /// that remain. For [`Order::Spread`](super::Order::Spread): one CPU on a NUMA node with one free CPU fewer than
+    /// the freest NUMA node.
     const LEFT_IN_NUMA: Self;
-    /// The same for an LLC.
+    /// As the constant above, for an LLC.
     const LEFT_IN_LLC: Self;
 
-    /// So many of it.
+    /// The price multiplied by a count.
     fn times(self, count: usize) -> Self;
 
-    /// The most that is less in the numbers up to this one, whatever the less important ones are.
+    /// The highest price below this one, for a price with only one number that is not zero.
     fn just_below(self) -> Self;
 
-    /// What remains of a sum without one of its parts; none if that can't be a part of it.
+    /// The sum less a part; none if the part is larger than the sum.
     fn without(self, part: Self) -> Option<Self>;
 }
 
-/// The bits of one number of a `u128`.
+/// The width in bits of each number in a `u128`.
 const WIDTH: u32 = 14;
 
 impl Price for u128 {
@@ -93,7 +96,7 @@ impl Price for u128 {
     }
 }
 
-/// A price with room for all numbers: some in the high half, some in the low one, and no sum carries between them.
+/// A price with room for all numbers, in a high and a low half. No sum carries from one half to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct WidePrice {
     high: u128,
@@ -131,7 +134,7 @@ impl Price for WidePrice {
         low: 0,
     };
 
-    // From the least to the most important, with widths of 28 bits for squares, 24 for distances and 14 for counts.
+    // From the least to the most important. Squares take 28 bits, distances 24, counts 14.
     const SOCKET: Self = Self::high(0);
     const NUMA: Self = Self::high(28);
     const DISTANCE: Self = Self::high(56);

@@ -1,8 +1,8 @@
-//! From prices back to CPUs: the lowest ids among all the cheapest ways.
+//! From prices back to CPUs: the lowest ids among all cheapest placements.
 //!
-//! Of two different sets of one size, the one that holds the smallest CPU in which they differ has the lower list of ids. That
-//! order survives the union with a disjoint set, so each table entry has one best set, and only entries that lie on
-//! a cheapest way are ever asked for it.
+//! Of two different sets of one size, the set with the smallest differing CPU has the lower list of ids. The union
+//! with a disjoint set keeps that order. Each table entry therefore has one best set, and only entries on a cheapest
+//! path are computed.
 
 use super::leaves::Class;
 use super::plan::Plan;
@@ -13,14 +13,14 @@ use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
 
-/// Sets of CPUs, found so far.
+/// The sets of CPUs computed so far.
 #[derive(Debug)]
 struct Sets {
     /// Words per set.
     width: usize,
-    /// One set after the other; the first is empty.
+    /// The sets, one after the other; the first is empty.
     words: Vec<u64>,
-    /// For each table entry, the number of its best set, or 0.
+    /// For each table entry, the number of the entry's best set, or 0.
     known: Vec<usize>,
 }
 
@@ -46,7 +46,7 @@ impl<P: Price> Search<'_, P> {
         }
     }
 
-    /// Finds the best set of a table entry, and those of the entries that it is made of.
+    /// Computes the best set of a table entry, and of the entries below.
     fn find(&self, sets: &mut Sets, node: usize, entry: usize) -> usize {
         let count = self.counts[entry];
         let set = match &self.nodes[node].shape {
@@ -85,7 +85,7 @@ impl<P: Price> Search<'_, P> {
                     .iter()
                     .filter(|pair| pair.pattern == pattern)
                 {
-                    // Nothing is the right price for this pair when its charge is already too much.
+                    // No price fits a pair whose charge alone is too high.
                     let Some(price) = self.costs[entry].without(pair.charge + shared) else {
                         continue;
                     };
@@ -114,7 +114,7 @@ impl<P: Price> Search<'_, P> {
                             let most = others.last().copied().unwrap_or_default();
                             let from = ones.partition_point(|&taken| taken + most < count);
                             let to = ones.partition_point(|&taken| taken < count);
-                            // As one part gives more, the other gives less: `end` only moves down.
+                            // As one node gives more CPUs, the other gives fewer: `end` only moves down.
                             let mut end = others.len();
                             for (one, &taken) in (list_a.start + from..).zip(&ones[from..to]) {
                                 while end > 0 && taken + others[end - 1] > count {
@@ -181,7 +181,7 @@ impl Sets {
         start / self.width
     }
 
-    /// The union of two sets; one that exists already when the other is empty.
+    /// The number of the union of two sets; `a` if `b` is empty.
     fn unite(&mut self, a: usize, b: usize) -> usize {
         if b == 0 {
             return a;
@@ -215,8 +215,9 @@ impl Sets {
         Some(old)
     }
 
-    /// Of entirely free cores, as many whole ones as go into the count and a part of one for the rest: all among
-    /// the cores with the lowest first CPUs, and the part from the core that has most to leave out at the high end.
+    /// From entirely free cores: as many whole cores as the count allows, and a part of one core for the rest. All
+    /// are among the cores with the lowest first CPUs. The part comes from the core whose omitted CPUs have the
+    /// highest ids.
     fn of_whole_cores(&mut self, threads: &[usize], size: usize, count: usize) -> usize {
         let rest = count % size;
         let touched = &threads[..count.div_ceil(size) * size];
@@ -229,8 +230,9 @@ impl Sets {
         self.add(touched.iter().filter(|cpu| !left_out.contains(cpu)))
     }
 
-    /// Of cores that give some of their CPUs, as few as hold the count: those with the lowest first CPUs, each with its
-    /// first, and the lowest of their others. Of the CPUs of `each` core, only the first so many are `wanted`.
+    /// From partly free cores: the fewest cores that hold the count, with the lowest first CPUs. Each core gives its
+    /// first CPU, and the lowest of the cores' further CPUs complete the count. Each core gives `each` CPUs, of which
+    /// the first `wanted` are used.
     fn of_part_cores(
         &mut self,
         threads: &[usize],
@@ -250,8 +252,8 @@ impl Sets {
         self.add(firsts.iter().chain(&others))
     }
 
-    /// Of cores that have both, all the wanted CPUs and so many of the unwanted ones: of these, the lowest with which as
-    /// many cores are complete as can be. Where cores can't be complete, simply the lowest.
+    /// From cores with wanted and unwanted CPUs: all wanted CPUs and `extra` unwanted CPUs. The unwanted CPUs
+    /// complete as many cores as possible, and have the lowest ids among such choices.
     fn of_mixed_cores(&mut self, threads: &[usize], class: Class, extra: usize) -> usize {
         let wanted = class.each - class.unwanted;
         let cores = || threads.chunks(class.each);

@@ -1,62 +1,62 @@
-//! [`Placer::repack`]: which running containers to move so that a new one need not be split.
+//! [`Placer::repack`]: which running containers to move so that a new container need not be split.
 //!
-//! A request is *split* when its best placement touches more groups of a kind than it would if all owners were gone; of
-//! NUMA nodes, sockets and LLCs, the first such kind is the one to mend. A repacking is a list of moves, carried out one
-//! after the other, after which the best placement touches no more of this kind than it needs, no more of the kinds before
-//! it than now, and has no more split cores than now.
+//! A request is *split* if its best placement touches more groups of a kind than the best placement on the empty
+//! machine. Of NUMA nodes, sockets and LLCs, the first such kind is the kind to mend. A repacking is a list of moves,
+//! carried out one after the other. After the moves the best placement touches as few groups of the kind to mend as
+//! needed, no more groups of earlier kinds than now, and no more split cores than now.
 //!
-//! A request for the [fewest NUMA nodes](Request::fewest_numa) that is refused now is as split as it would be without that
-//! rule, and may have the split cores that it needs with it.
+//! A request for the [fewest NUMA nodes](Request::fewest_numa) that is refused now counts as split as without that
+//! rule. The request may have the split cores that the rule needs.
 //!
-//! A move takes an owner with all its CPUs to CPUs that are free at that time, to the best of them for its own request
-//! within one group: a group of the finest kind of which it touches only one now, so that it stays in one; within the
-//! whole machine where it touches several of each. In no number of its own request that counts before what is left over may
-//! it stand worse than it did: not in split cores, not in distance, not in NUMA nodes, sockets or LLCs. So no move ever
-//! splits another.
+//! A move takes all CPUs of an owner to CPUs that are free at that time, to the best CPUs for the owner's request
+//! within one group. The group is of the finest kind of which the owner touches only one group now, so the owner
+//! stays in one group. An owner that touches several groups of each kind may move within the whole machine. No move
+//! makes an owner's split cores, distance, NUMA nodes, sockets or LLCs worse. So no move splits another owner.
 //!
-//! Of all repackings, the best is the one with the fewest moves; then the fewest CPUs moved; then the placement of least
-//! [`Cost`]; then the first owners in their order, and the lowest groups.
+//! The best repacking has the fewest moves; then the fewest CPUs moved; then the placement of least [`Cost`]; then
+//! the first owners in their order, and the lowest groups.
 //!
-//! # Why it is quick
+//! # Why it is fast
 //!
-//! What is free in each group after some moves is a sum, so nearly all choices are turned down by counting. Only the others
-//! are placed, and no more than [`MOST_DECISIONS`] of these: then the best so far counts.
+//! The free CPUs of each group after some moves are a sum, so counting rejects nearly all choices. Only the rest are
+//! placed, at most [`MOST_DECISIONS`]; after that the best repacking so far is the result.
 
 use super::{Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request};
 
-/// The most placements that are tried for one repacking; each takes some ten microseconds.
+/// The most placements tried for one repacking; each takes some ten microseconds.
 const MOST_DECISIONS: usize = 2_000;
 
-/// One who has CPUs of its own.
+/// A container with exclusive CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Owner {
-    /// Its CPUs.
+    /// The owner's CPUs.
     pub cpus: CpuSet,
-    /// The siblings of its CPUs that are kept idle for it.
+    /// Siblings of the owner's CPUs that are kept idle.
     pub idle: CpuSet,
-    /// What it wants of its CPUs, if it may move; their number is that of those it has.
+    /// The owner's preferences, if the owner may move. The request's number of CPUs is ignored: an owner keeps the
+    /// number it has.
     pub movable: Option<Request>,
 }
 
-/// One owner's way to other CPUs.
+/// The move of one owner to other CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
-    /// Its place in the list of owners.
+    /// The owner's index in the list of owners.
     pub owner: usize,
-    /// Where it goes.
+    /// The owner's new placement.
     pub to: Placement,
 }
 
-/// Moves, and what they make possible.
+/// Moves, and the placement that they make possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repacking {
     /// The moves in the order in which they can be made.
     pub moves: Vec<Move>,
-    /// The new container's placement after them.
+    /// The new container's placement after the moves.
     pub placement: Placement,
 }
 
-/// What moves must reach.
+/// The costs that the moves must reach.
 #[derive(Debug, Clone, Copy)]
 struct Goal {
     now: Cost,
@@ -65,7 +65,7 @@ struct Goal {
     kind: usize,
 }
 
-/// A repacking being looked for.
+/// The state of a search for a repacking.
 #[derive(Debug)]
 struct Repacker<'a> {
     placer: &'a Placer,
@@ -75,7 +75,7 @@ struct Repacker<'a> {
     goal: Goal,
     /// The groups of each kind.
     kinds: &'a [Vec<CpuSet>; 3],
-    /// Those of the kind to mend, and how many CPUs are free in each.
+    /// The groups of the kind to mend. `free_in` is the number of free CPUs in each group.
     groups: &'a [CpuSet],
     free_in: Vec<usize>,
     decisions: usize,
@@ -88,24 +88,25 @@ struct Mover<'a> {
     owner: usize,
     held: CpuSet,
     request: Request,
-    /// What it must not fall below.
+    /// The numbers that a move must not make worse.
     score: OwnerScore,
-    /// Where it may go to.
+    /// Regions that the owner may move to.
     regions: Vec<Region<'a>>,
-    /// How many CPUs it has in each group.
+    /// The number of the owner's CPUs in each group.
     held_in: Vec<usize>,
 }
 
 #[derive(Debug)]
 struct Region<'a> {
     cpus: &'a CpuSet,
-    /// The group that it lies in, if it is one.
+    /// The group that contains the region, if any.
     group: Option<usize>,
-    /// The best place in it before any move, once it is known; none inside if there is none.
+    /// The best placement in the region before any move, once computed. The inner option is none if no placement
+    /// fits.
     place: Option<Option<Placement>>,
 }
 
-/// Numbers none of which may grow.
+/// Numbers of an owner's request, none of which may grow in a move.
 type OwnerScore = [usize; 6];
 
 // === impl Goal ===
@@ -135,10 +136,10 @@ impl Goal {
 // === impl Placer ===
 
 impl Placer {
-    /// The moves, at most one or two, after which a request is not split that would be split now.
+    /// One or two moves after which a request that is split now is not split.
     ///
-    /// None if it would not be, if it can't be placed at all, if it wants to be spread, or if no such moves are found.
-    /// `owners` are all who have CPUs, `free` the CPUs that nobody has.
+    /// None if the request is not split now, can't be placed at all, wants to be spread, or if no moves help.
+    /// `owners` are all owners of CPUs, `free` the CPUs without an owner.
     pub fn repack(
         &self,
         free: &CpuSet,
@@ -200,7 +201,7 @@ impl Placer {
         groups
     }
 
-    /// How an owner of some CPUs stands in the numbers of its request.
+    /// The numbers of a request for an owner of the given CPUs.
     fn score(
         &self,
         cpus: &CpuSet,
@@ -308,7 +309,7 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// Tries so many moves, from the fewest CPUs moved to the most.
+    /// Tries all choices of `moves` moves, from the fewest CPUs moved to the most.
     fn search(&mut self, moves: usize) {
         let movers = 0..self.owners.len();
         let mut orders: Vec<Vec<usize>> = match moves {
@@ -345,7 +346,7 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// Nothing better can come of trying on.
+    /// Whether further tries can't improve the result.
     fn is_over(&self) -> bool {
         self.decisions >= MOST_DECISIONS
             || self
@@ -354,8 +355,8 @@ impl<'a> Repacker<'a> {
                 .is_some_and(|best| best.placement.cost == self.goal.need)
     }
 
-    /// Makes the next move of an order in every way. `counts` are the free CPUs in each group when all of the order have
-    /// left, and those that moved already are where they go.
+    /// Tries every target for the next owner of an order. `counts` are the free CPUs in each group after all owners
+    /// of the order have left and the earlier owners have arrived.
     fn go(&mut self, order: &[usize], free: &CpuSet, counts: &[usize], moves: Vec<Move>) {
         let Some((&mover, rest)) = order.split_first() else {
             return self.finish(free, moves);
@@ -379,7 +380,7 @@ impl<'a> Repacker<'a> {
             };
             let target = to.cpus.union(&to.idle);
             let Mover { owner, held, .. } = &self.owners[mover];
-            // The same two moves in the other order were tried before, unless one needs what the other leaves.
+            // The reverse order of these two moves was tried before, unless one move needs CPUs that the other frees.
             if let Some(before) = moves.last()
                 && before.owner > *owner
                 && target.is_disjoint(&self.held_by(before.owner))
@@ -399,7 +400,7 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// The best place for an owner in one of its regions; none if there is none or it would stand worse.
+    /// The best placement for an owner in a region; none if no placement fits or a number would be worse.
     fn place(
         &mut self,
         mover: usize,
@@ -415,7 +416,7 @@ impl<'a> Repacker<'a> {
             ..
         } = &self.owners[mover];
         let Region { cpus, place, .. } = &regions[region];
-        // The whole machine is meant by the CPUs that are free on it, whichever these are now.
+        // A region with the machine's free CPUs stands for the whole machine: the CPUs that are free at that time.
         let is_machine = std::ptr::eq(*cpus, self.free);
         let untouched = !is_machine
             && before.zip(held).is_none_or(|(before, held)| {
@@ -445,7 +446,7 @@ impl<'a> Repacker<'a> {
         place
     }
 
-    /// What an owner has before it moves.
+    /// The CPUs of an owner before the move.
     fn held_by(&self, owner: usize) -> CpuSet {
         let mover = self.owners.iter().find(|mover| mover.owner == owner);
         mover.map(|mover| mover.held.clone()).unwrap_or_default()
@@ -466,7 +467,7 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// Whether as few groups as it needs have enough CPUs for the request.
+    /// Whether the number of groups that the request needs can hold the request.
     fn can_hold(&self, counts: &[usize]) -> bool {
         let most = spans(self.goal.need)[self.goal.kind];
         let wanted = self.request.cpus;

@@ -1,4 +1,4 @@
-//! [`Request`]: what a container wants of its CPUs beside their number, and [`Refusal`]: why it can't have it.
+//! [`Request`]: the number of CPUs and preferences about them. [`Refusal`]: why a request can't be met.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,44 +14,45 @@ use crate::cpu::{CpuSet, cpu_count};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
-    /// How many CPUs.
+    /// Number of CPUs.
     pub cpus: usize,
-    /// How they should lie.
+    /// Whether CPUs are packed or spread.
     pub order: Order,
-    /// What may happen to cores.
+    /// How cores are divided.
     pub cores: Cores,
-    /// The ids of the NUMA nodes that the CPUs should be near to, as those of a GPU; none for no wish. A NUMA node
-    /// that the machine does not have is as far from one CPU as from the other.
+    /// Ids of NUMA nodes that the CPUs should be near, for example a GPU's; empty for no preference. A NUMA node that
+    /// the machine does not have is equally far from all CPUs.
     pub near: CpuSet,
-    /// What to do about CPUs that were isolated at boot.
+    /// How CPUs isolated at boot are treated.
     pub isolated: Isolated,
-    /// Whether only placements count that touch no more NUMA nodes than so many CPUs need on this machine when all its
-    /// online CPUs are free, for the same `cores`. What can't be had so is refused. So a request that fits one NUMA node gets
-    /// one, as with the kubelet's `single-numa-node`, and a larger one as few as it can, as with `restricted`.
+    /// Whether the placement must touch the fewest NUMA nodes: no more than the same number of CPUs, with the same
+    /// `cores`, needs if all online CPUs are free. Otherwise the request is refused. A request that fits one NUMA
+    /// node gets one, as with the kubelet's `single-numa-node`. A larger request gets the fewest possible, as with
+    /// `restricted`.
     pub fewest_numa: bool,
 }
 
-/// How CPUs should lie.
+/// Whether CPUs are packed or spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
     /// Together: as few NUMA nodes, sockets and LLCs as possible.
     #[default]
     Pack,
-    /// Apart: evenly over all NUMA nodes, sockets and LLCs, for what waits for memory rather than for its other threads.
+    /// Apart: evenly over all NUMA nodes, sockets and LLCs, for programs limited by memory bandwidth.
     Spread,
 }
 
-/// What may happen to cores.
+/// How cores are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Cores {
-    /// Whole ones as far as the count allows, and parts for the rest.
+    /// Whole cores as far as the count allows, and parts of cores for the rest.
     #[default]
     Preferred,
-    /// Whole ones only, or a [`Refusal`].
+    /// Whole cores only, or a [`Refusal`].
     Whole,
-    /// One CPU of each, and the others of it are kept idle: [`Placement::idle`](super::Placement::idle).
+    /// One CPU of each core. The core's other CPUs are kept idle: [`Placement::idle`](super::Placement::idle).
     Single,
 }
 
@@ -59,24 +60,24 @@ pub enum Cores {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
-    /// As few as what is free allows.
+    /// As few as the free CPUs allow.
     #[default]
     Preferred,
-    /// As few as so many CPUs need on the empty machine, or it stays in the shared pool.
+    /// As few as the number of CPUs needs on the empty machine. Otherwise the container stays in the shared pool.
     Fewest,
 }
 
-/// What to do about CPUs that were isolated at boot: the kernel does not move threads between them, so all threads of a
-/// program may end on one of them, unless it gives each its CPU.
+/// How CPUs isolated at boot are treated. The kernel moves no threads between isolated CPUs, so all threads of a
+/// program may end on one CPU, unless the program sets each thread's affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolated {
-    /// As few of them as possible.
+    /// As few isolated CPUs as possible.
     #[default]
     Avoid,
-    /// As many of them as possible.
+    /// As many isolated CPUs as possible.
     Prefer,
-    /// They are CPUs like others.
+    /// Isolated CPUs count like all others.
     Ignore,
 }
 
@@ -84,7 +85,7 @@ pub enum Isolated {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too few free CPUs: {wanted} wanted, {free} free")]
 pub struct TooFewCpus {
-    /// CPUs asked for.
+    /// CPUs requested.
     pub wanted: usize,
     /// Online CPUs that are free.
     pub free: usize,
@@ -99,7 +100,7 @@ pub enum Refusal {
     /// [`Cores::Whole`], and there are not enough entirely free cores.
     #[error("too few CPUs on entirely free cores: {wanted} wanted, {free} free")]
     TooFewOnWholeCores {
-        /// CPUs asked for.
+        /// CPUs requested.
         wanted: usize,
         /// Online CPUs on entirely free cores.
         free: usize,
@@ -110,22 +111,22 @@ pub enum Refusal {
         with_verb(*.wanted, ["is", "are"])
     )]
     NotWholeCores {
-        /// CPUs asked for.
+        /// CPUs requested.
         wanted: usize,
-        /// The next smaller count that can be had now; it may be 0.
+        /// The next smaller count that is possible now; it may be 0.
         less: usize,
-        /// The next larger one.
+        /// The next larger count that is possible now.
         more: usize,
     },
     /// [`Cores::Single`], and there are not enough entirely free cores.
     #[error("too few entirely free cores: {wanted} wanted, one for each CPU, {free} free")]
     TooFewCores {
-        /// Cores asked for: one for each CPU.
+        /// Cores requested: one for each CPU.
         wanted: usize,
         /// Entirely free cores.
         free: usize,
     },
-    /// [`Request::fewest_numa`], and what is free lies on too many NUMA nodes.
+    /// [`Request::fewest_numa`], and the free CPUs are on too many NUMA nodes.
     #[error(
         "{} {}, and {}{}",
         with_verb(*.wanted, ["needs", "need"]),
@@ -134,20 +135,20 @@ pub enum Refusal {
         by_node(.free)
     )]
     TooFewOnNuma {
-        /// CPUs asked for, with those that the container has.
+        /// CPUs requested, including the CPUs that the container has.
         wanted: usize,
-        /// The NUMA nodes that so many CPUs touch at least on the empty machine.
+        /// The fewest NUMA nodes that `wanted` CPUs touch on the empty machine.
         needs: usize,
         /// CPUs that the container has.
         held: usize,
-        /// The NUMA nodes that these touch.
+        /// The number of NUMA nodes that these CPUs touch.
         held_on: usize,
-        /// The most CPUs that it could be given now, or one for each entirely free core for [`Cores::Single`].
+        /// The most CPUs that the container could get now. For [`Cores::Single`]: entirely free cores.
         most: usize,
-        /// What each NUMA node could give, by the kernel's id of it: free CPUs, those on entirely free cores for
-        /// [`Cores::Whole`], entirely free cores for [`Cores::Single`]. Those that have nothing to give are left out.
+        /// The kernel's id of each NUMA node with CPUs to give, and their number: free CPUs, for [`Cores::Whole`]
+        /// CPUs on entirely free cores, for [`Cores::Single`] entirely free cores.
         free: Vec<(Option<u32>, usize)>,
-        /// What may happen to cores.
+        /// How cores are divided.
         cores: Cores,
     },
 }
@@ -165,7 +166,7 @@ fn nodes(count: usize) -> String {
     format!("{count} NUMA node{}", if count == 1 { "" } else { "s" })
 }
 
-/// Why a container can't have its CPUs on so many NUMA nodes.
+/// The reason why a container can't get CPUs on `needs` NUMA nodes.
 fn too_few(needs: usize, [held, held_on, most]: [usize; 3], cores: Cores) -> String {
     let what = match (cores, most) {
         (Cores::Preferred, 1) => "free CPU",
@@ -202,17 +203,18 @@ fn by_node(free: &[(Option<u32>, usize)]) -> String {
     }
 }
 
-/// What a request and a free set come to, for each CPU of the plan.
+/// A request and a free set, in terms of the plan's CPUs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) wanted: usize,
     /// Which CPUs are free.
     pub(super) free: &'a [bool],
-    /// Which of these the request may have.
+    /// Which free CPUs the request may get.
     pub(super) open: &'a [bool],
-    /// Which it would rather not have; empty for none.
+    /// Which CPUs are unwanted; empty for none.
     pub(super) unwanted: &'a [bool],
-    /// How far each is from the devices, counted from the nearest on the machine; empty where all are as far.
+    /// Each CPU's distance to the devices, less the distance of the machine's nearest CPU; empty if all are equally
+    /// far.
     pub(super) distances: &'a [usize],
     pub(super) order: Order,
     pub(super) cores: Cores,
@@ -229,7 +231,7 @@ impl Terms<'_> {
         self.distances.get(cpu).copied().unwrap_or_default()
     }
 
-    /// The CPUs that a core gives, in the order in which they are taken from it.
+    /// The CPUs that a core gives, in the order in which they are taken.
     pub(super) fn in_order<'b>(&'b self, core: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
         let apart = !self.unwanted.is_empty() && self.cores != Cores::Whole;
         let open_cpus = move |unwanted: bool| {
@@ -239,7 +241,7 @@ impl Terms<'_> {
         open_cpus(false).chain(open_cpus(true).take(if apart { usize::MAX } else { 0 }))
     }
 
-    /// The first of these.
+    /// The CPU that is taken first from a core; none if the core gives no CPU.
     #[inline]
     pub(super) fn lowest(&self, core: &[usize]) -> Option<usize> {
         if self.is_plain() {

@@ -1,4 +1,4 @@
-//! [`Search`]: for one free set and one count, the table of every block, and the price of the best placement.
+//! [`Search`]: the table of every block for one free set and one request, and the price of the best placement.
 
 use std::ops::Range;
 
@@ -11,58 +11,58 @@ use super::request::{Cores, Order, Terms};
 use super::weights::{behind, given, prices};
 use crate::cpu::CpuSet;
 
-/// One decision under way.
+/// The state of one placement decision.
 #[derive(Debug)]
 pub(super) struct Search<'a, P> {
     pub(super) plan: &'a Plan,
     pub(super) terms: Terms<'a>,
     pub(super) wanted: usize,
     total_free: usize,
-    /// For each group of the plan, what touching it costs.
+    /// For each group of the plan, the price of touching the group.
     prices: Vec<P>,
-    /// Where a request is spread: for each group of the plan, how many free CPUs it has less than the one of its kind that
-    /// has the most.
+    /// For [`Order::Spread`]: for each group, how many fewer free CPUs the group has than the freest group of the
+    /// same kind.
     behind: Vec<usize>,
     limits: Limits,
-    /// No best placement costs more than this.
+    /// An upper bound on the best placement's price.
     bound: P,
-    /// For each block of the plan, its part in the joins above it.
+    /// For each block of the plan, the block's node with the pattern bits that joins need.
     parts: Vec<Part>,
     pub(super) nodes: Vec<SearchNode<'a, P>>,
     pub(super) lists: Vec<List>,
-    /// How the lists of two nodes go together, for every join.
+    /// For every join, the pairs of lists that can be combined.
     pub(super) pairs: Vec<Pair<P>>,
-    /// Counts of CPUs, ascending within each list, and beside each the least price of taking that many.
+    /// Counts of CPUs, ascending within each list. `costs` holds the least price of each count.
     pub(super) counts: Vec<usize>,
     pub(super) costs: Vec<P>,
-    /// The CPUs that cores give, core by core, for classes and pieces.
+    /// The CPUs of classes and pieces, core by core.
     pub(super) threads: Vec<usize>,
-    /// Where a join adds up, before it is packed into lists.
+    /// Scratch space in which a join collects prices, before they become lists.
     rows: Vec<P>,
 }
 
-/// CPUs that have tables together: a class of cores, a piece of a core, or two other nodes.
+/// A set of CPUs with one table: a class of cores, a piece of a core, or the join of two nodes.
 #[derive(Debug)]
 pub(super) struct SearchNode<'a, P> {
     pub(super) shape: NodeShape,
-    /// The groups that are exactly this node and whose price depends on how many CPUs are taken.
+    /// Groups equal to the node whose price depends on the number of CPUs taken.
     pub(super) shared: &'a [usize],
     free: usize,
     pub(super) lists: Range<usize>,
-    /// Whether the patterns of these were put in after the node was made.
+    /// Whether the lists' patterns were set after the node was made.
     pub(super) is_split: bool,
     cheapest: P,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum NodeShape {
-    /// Nothing is free here.
+    /// No CPU is free.
     Empty,
-    /// Alike cores, by the first CPU that each gives.
+    /// Cores of one class, ordered by the first CPU that each core gives.
     Class { class: Class, threads: Range<usize> },
     /// A piece of a core.
     Piece { threads: Range<usize> },
-    /// Two other nodes, and how their lists go together.
+    /// The join of two nodes, with the pairs of lists that can be combined.
     Join {
         a: usize,
         b: usize,
@@ -70,7 +70,7 @@ pub(super) enum NodeShape {
     },
 }
 
-/// A node and the rules of the block that it stands for.
+/// A node and two rules of the node's block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) node: usize,
@@ -78,25 +78,25 @@ pub(super) struct Part {
     pub(super) untouched: u64,
 }
 
-/// The price of the groups that are exactly a node.
+/// The price of the groups equal to a node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OwnPrice<'a, P> {
-    /// Whatever is taken.
+    /// Price independent of the number of CPUs taken.
     fixed: P,
-    /// The groups whose price depends on how many CPUs are taken.
+    /// Groups whose price depends on the number of CPUs taken.
     pub(super) shared: &'a [usize],
 }
 
-/// What is around a node, in the rest of the machine.
+/// The rest of the machine, as a node's table needs it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OuterPrice<'a, P> {
-    /// The price of the groups that contain the node and more.
+    /// The price of the groups that contain the node and further CPUs.
     price: P,
-    /// The same for groups whose price depends on how many CPUs are taken.
+    /// Containing groups whose price depends on the number of CPUs taken.
     shared: [&'a [usize]; 2],
-    /// In a leaf: what will be its pattern for each CPU taken.
+    /// In a leaf: the pattern that each CPU taken adds.
     unit: u64,
-    /// What may come from groups touched already.
+    /// The CPUs that groups across the node's border can give.
     around: Surroundings,
 }
 
@@ -107,7 +107,8 @@ pub(super) struct List {
     pub(super) entries: Range<usize>,
 }
 
-/// A list of one node, or nothing taken there, with a list of the other: what the join's pattern is, and what it adds.
+/// A list of one node (or none, for no CPUs) combined with a list of another: the join's pattern, and the price that
+/// the combination adds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair<P> {
     pub(super) a: Option<usize>,
@@ -128,7 +129,7 @@ impl<P: Price> OwnPrice<'_, P> {
 // === impl Search ===
 
 impl<'a, P: Price> Search<'a, P> {
-    /// `least` is what every placement that meets the terms has at least, and some has.
+    /// `least` is the minimum over all placements that meet the terms.
     pub(super) fn new(plan: &'a Plan, terms: Terms<'a>, least: Minimum) -> Self {
         let mut search = Self {
             plan,
@@ -164,7 +165,7 @@ impl<'a, P: Price> Search<'a, P> {
         search
     }
 
-    /// The best placement and its price; no CPUs and more than any price if there is none.
+    /// The best placement and its price. Without a placement: no CPUs, and a price above all others.
     pub(super) fn run(self) -> (P, CpuSet) {
         match self.root() {
             Some((node, entry)) => (self.costs[entry], self.recover(node, entry)),
@@ -172,7 +173,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The node of the whole machine and its table's only entry: nothing is open there, and only `wanted` is of use.
+    /// The node of the whole machine and its table's only entry. No group is open in the whole machine, and only the
+    /// count `wanted` is needed.
     fn root(&self) -> Option<(usize, usize)> {
         let node = self.parts.last()?.node;
         let list = self.nodes[node].lists.clone().next()?;
@@ -235,7 +237,7 @@ impl<'a, P: Price> Search<'a, P> {
             let node = match block.shape {
                 BlockShape::Leaf(cell) => match &plan.cells[cell] {
                     Cell::Cores(cores) => {
-                        // Seen from a part of the cell, the rest may come from the cell, too.
+                        // For a part of the cell, further CPUs may also come from the rest of the cell.
                         let around = self.limits.around_part(&block.rules, &block.own);
                         let shared = [outer.shared[0], own.shared];
                         let inner = OuterPrice {
@@ -264,7 +266,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The node of two disjoint ones.
+    /// The join of two disjoint nodes.
     pub(super) fn join(
         &mut self,
         a: Part,
@@ -278,7 +280,7 @@ impl<'a, P: Price> Search<'a, P> {
         if free == 0 {
             return 0;
         }
-        // With nothing free on one side and nothing to add, the other side's tables will do.
+        // With no free CPU on one side and no price to add, the other side's table is the join's table.
         let adds = own.fixed != P::NOTHING || !own.shared.is_empty();
         if self.plan.crossing.is_empty() && !adds && (free_a == 0 || free_b == 0) {
             return if free_a == 0 { b.node } else { a.node };
@@ -331,7 +333,7 @@ impl<'a, P: Price> Search<'a, P> {
         )
     }
 
-    /// All ways for lists of two nodes to go together.
+    /// All pairs of lists of two nodes that the terms allow.
     fn pair(&mut self, a: Part, b: Part, rules: &Rules, own: P) -> Range<usize> {
         let mut pairs = std::mem::take(&mut self.pairs);
         let start = pairs.len();
@@ -370,7 +372,7 @@ impl<'a, P: Price> Search<'a, P> {
         start..self.pairs.len()
     }
 
-    /// The pattern of two disjoint nodes together; none if the terms forbid it.
+    /// The pattern of two disjoint nodes together; none if the terms forbid the combination.
     fn both(&self, a: u64, b: u64) -> Option<u64> {
         if self.plan.counting {
             return Some(a + b);
@@ -382,7 +384,7 @@ impl<'a, P: Price> Search<'a, P> {
         Some(a | b)
     }
 
-    /// What a crossing group costs under a pattern in which nothing more will be taken; none if the terms forbid it.
+    /// The price of a crossing group under a final pattern; none if the terms forbid the pattern.
     fn charge(&self, crossing: Crossing, pattern: u64) -> Option<P> {
         let Crossing {
             group,
@@ -412,7 +414,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// What groups cost whose price depends on how many CPUs are taken.
+    /// The price of groups whose price depends on the number of CPUs taken.
     #[inline]
     pub(super) fn shared(&self, groups: &[usize], count: usize) -> P {
         if !P::HAS_PREFERENCES {
@@ -430,13 +432,13 @@ impl<'a, P: Price> Search<'a, P> {
         groups.iter().map(price).sum()
     }
 
-    /// What the groups that are exactly a node cost when so many CPUs are taken.
+    /// The price of the groups equal to a node when `count` CPUs are taken.
     #[inline]
     pub(super) fn whole(&self, own: OwnPrice<'_, P>, count: usize) -> P {
         own.fixed + self.shared(own.shared, count)
     }
 
-    /// Lowers a row, which begins at `low` CPUs, to what a pair of lists can do.
+    /// Lowers the prices of a row to the best that a pair of lists reaches. The row begins at `low` CPUs.
     fn add_up(&self, a: usize, b: usize, pair: Pair<P>, outer: P, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
@@ -450,7 +452,7 @@ impl<'a, P: Price> Search<'a, P> {
                     self.lists[list_a].entries.clone(),
                     self.lists[list_b].entries.clone(),
                 );
-                // The longer list goes inside: its loop is the tight one.
+                // The longer list is in the inner loop, which is the faster loop.
                 let (few, many) = if list_a.len() < list_b.len() {
                     (list_a, list_b)
                 } else {
@@ -479,12 +481,13 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The fewest CPUs that a node must give, at least one: the rest must come from elsewhere.
+    /// The fewest CPUs that a node must give, at least one, because the rest of the machine can't give more.
     pub(super) fn least(&self, free: usize) -> usize {
         self.wanted.saturating_sub(self.total_free - free).max(1)
     }
 
-    /// Adds a table entry, unless no best placement can contain it. `outer` is what the groups around cost.
+    /// Adds a table entry, unless no best placement can contain the entry. `outer` holds the price of the groups
+    /// around the node.
     pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: OuterPrice<'_, P>) {
         let [groups, more] = outer.shared;
         let with_outer =
@@ -513,8 +516,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// Like [`Self::charge`] where all the rest of the machine stays untouched: then a core in pieces is held in part,
-    /// if it is held.
+    /// As [`Self::charge`], with all other CPUs of the machine untouched: then a touched core in pieces is always
+    /// split.
     fn rest_charge(&self, group: Crossing, pattern: u64) -> Option<P> {
         self.charge(
             group,
@@ -526,7 +529,7 @@ impl<'a, P: Price> Search<'a, P> {
         )
     }
 
-    /// Gives each entry of a leaf the pattern that counts it.
+    /// Gives each entry of a leaf a list of its own, with the pattern that counts the entry's CPUs.
     fn split(&mut self, node: usize, unit: u64) {
         let first = self.lists.len();
         for list in self.nodes[node].lists.clone() {

@@ -5,7 +5,7 @@ use super::plan::{Cell, Group, GroupKind, Plan, SPANNED};
 use super::price::Price;
 use super::request::{Cores, Terms};
 
-/// How many CPUs all leaves give together.
+/// The number of CPUs that all leaves give together.
 pub(super) fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
     if terms.cores != Cores::Single {
         return terms.open.iter().filter(|&&open| open).count();
@@ -21,7 +21,7 @@ pub(super) fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
     plan.cells.iter().map(of_cell).sum()
 }
 
-/// What touching each group costs.
+/// The price of touching each group.
 pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
     let price = |group: &Group| {
         let free = group.cpus.iter().filter(|&&cpu| terms.free[cpu]).count();
@@ -47,9 +47,9 @@ pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
     plan.groups.iter().map(price).collect()
 }
 
-/// For each group, how many free CPUs it has less than the one of its kind that has the most. Where two ways to take CPUs
-/// have the same sum of squares, the one with the lower sum of these over its CPUs is the one whose remains have the lower
-/// sum of squares.
+/// For each group, how many fewer free CPUs the group has than the freest group of the same kind. Of two choices with
+/// the same sum of squares, the choice with the lower sum of these numbers over its CPUs leaves the lower sum of
+/// squares.
 pub(super) fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
     let free: Vec<usize> = plan
         .groups

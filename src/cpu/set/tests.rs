@@ -17,7 +17,7 @@ fn hash(set: &CpuSet) -> u64 {
     hasher.finish()
 }
 
-/// What the kernel would print as a mask of at least the given number of words.
+/// The kernel's mask of a set, with at least the given number of words.
 fn mask(cpus: &BTreeSet<u32>, at_least: u32) -> String {
     let words = cpus
         .last()
@@ -125,7 +125,7 @@ fn a_mask_is_read() {
     ] {
         assert_eq!(CpuSet::from_mask(text).unwrap(), set(list), "{text:?}");
     }
-    // The zeros of a mask that is wider than the largest id are no error; a one there is.
+    // Beyond the largest id a zero bit is allowed, a one bit is an error.
     let wide = format!("00000000,{}1", "00000000,".repeat(256));
     assert_eq!(CpuSet::from_mask(&wide).unwrap(), set("0"));
     let error = CpuSet::from_mask(&wide.replacen('0', "1", 1)).unwrap_err();
@@ -246,7 +246,7 @@ proptest! {
         if let Ok(set) = text.parse::<CpuSet>() {
             prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
         }
-        // The point of this one is that it comes back at all.
+        // Only a panic fails here.
         let _ = CpuSet::from_mask(&text);
     }
 }
