@@ -1,32 +1,32 @@
-//! What a plugin can have changed: [`ContainerAdjustment`] of a container that is being created, [`ContainerUpdate`] of one
-//! that exists.
+//! Changes that a plugin asks for: [`ContainerAdjustment`] for a new container, [`ContainerUpdate`] for an existing
+//! container.
 
 use std::collections::BTreeMap;
 
 use super::proto::{self, OptionalInt64, OptionalUInt64};
 use crate::cpu::CpuSet;
 
-/// What is changed of a container's CPUs. What is `None`, and an empty set, stays as it is.
+/// Changes to a container's CPUs. `None` and the empty set change nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuChange {
     /// The CPU set.
     pub cpus: Option<CpuSet>,
-    /// The NUMA nodes of its memory.
+    /// The NUMA nodes of the container's memory.
     pub mems: Option<CpuSet>,
     /// The quota.
     pub quota: Option<Quota>,
-    /// The weight, in cgroup v1's unit whatever the node has.
+    /// The weight, in the unit of cgroup v1 on every node.
     pub shares: Option<u64>,
 }
 
 /// A CPU quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quota {
-    /// None. It goes out as −1: runc and crun make "max" of it (-1 on cgroup v1), and containerd takes 0 for "as it is".
+    /// No quota, sent as −1. runc and crun write "max" for −1 (-1 on cgroup v1); containerd reads 0 as "unchanged".
     ///
-    /// The pod's own cgroup keeps the quota that the kubelet gave it, which throttles too.
+    /// The pod's own cgroup keeps the kubelet's quota, which throttles too.
     Unlimited,
-    /// So many microseconds per period.
+    /// A quota for each period.
     Limited {
         /// Microseconds of CPU time.
         quota: u64,
@@ -35,34 +35,36 @@ pub enum Quota {
     },
 }
 
-/// What is changed of a container that is being created. One of these by default changes nothing.
+/// Changes to a container that is being created. The default changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerAdjustment {
-    /// Variables. One that is there already is overwritten: leave out what the container has.
+    /// Environment variables. A variable of the container is overwritten, so leave out the names that the container
+    /// has.
     ///
-    /// A name that begins with `-` would mean that a variable is taken away; such names are left out. So with annotations.
+    /// A name with a leading `-` would delete a variable. Such names are left out, for annotations too.
     pub env: BTreeMap<String, String>,
-    /// Annotations of the container at the runtime. Kubernetes does not see them.
+    /// Annotations of the container at the runtime. Kubernetes does not see the annotations.
     pub annotations: BTreeMap<String, String>,
-    /// CPUs.
+    /// Changes to the CPUs.
     pub cpu: CpuChange,
 }
 
-/// What is changed of a container that exists.
+/// Changes to an existing container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerUpdate {
     /// The runtime's id of the container.
     pub container: String,
-    /// CPUs.
+    /// Changes to the CPUs.
     pub cpu: CpuChange,
-    /// Whether the runtime goes on if it fails. containerd logs and goes on in any case: read back what is in force.
+    /// Whether the runtime ignores a failure of the update. containerd always logs a failure and goes on, so read
+    /// back the kernel's values.
     pub ignore_failure: bool,
 }
 
 // === impl CpuChange ===
 
 impl CpuChange {
-    /// Whether nothing changes.
+    /// Whether the change is empty.
     pub fn is_empty(&self) -> bool {
         self.resources().is_none()
     }
@@ -131,7 +133,7 @@ impl ContainerUpdate {
     }
 }
 
-/// Updates as the runtime takes them; those that change nothing are left out.
+/// The messages of updates. Empty updates are left out.
 pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<proto::ContainerUpdate> {
     updates
         .into_iter()

@@ -1,7 +1,7 @@
-//! [`Event`]: what a runtime tells of, and [`PluginRequest`]: its calls, read.
+//! [`Event`]: events of a container runtime, and [`PluginRequest`]: the runtime's requests, decoded.
 //!
-//! Newer runtimes have a method for each event; older ones tell of most of them by one method, `StateChange`. Both come out
-//! alike, but for the methods' names in what is logged.
+//! Newer runtimes have a method for each event. Older runtimes send most events by the method `StateChange`. Both
+//! forms decode to the same request; only the method's name in logs differs.
 
 use std::fmt;
 
@@ -12,24 +12,24 @@ use super::proto::{
     SynchronizeRequest, UpdateContainerRequest,
 };
 
-/// What a runtime tells of. The numbers are the protocol's.
+/// An event of the container runtime, with the protocol's number.
 ///
-/// Events of pods' resources and the validation of others' adjustments (12 to 14) can't be subscribed to: a runtime that
-/// does not know one of a plugin's events refuses the plugin.
+/// A plugin can't subscribe to events 12 to 14, which concern pod resources and the validation of adjustments. A
+/// runtime refuses a plugin that subscribes to an event unknown to the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Event {
-    /// A pod's sandbox is there, without containers.
+    /// A pod's sandbox exists, without containers.
     RunPodSandbox = 1,
     /// A pod's sandbox was stopped.
     StopPodSandbox = 2,
-    /// A pod's sandbox is gone.
+    /// A pod's sandbox was removed.
     RemovePodSandbox = 3,
     /// A container is about to be created, and can be adjusted.
     CreateContainer = 4,
-    /// A container was created, with what all plugins made of it.
+    /// A container was created, with the adjustments of all plugins.
     PostCreateContainer = 5,
-    /// A container is about to start: its cgroup exists, its program has not begun.
+    /// A container is about to start: the cgroup exists, the program has not begun.
     StartContainer = 6,
     /// A container's program runs.
     PostStartContainer = 7,
@@ -39,7 +39,7 @@ pub enum Event {
     PostUpdateContainer = 9,
     /// A container has stopped.
     StopContainer = 10,
-    /// A container is gone.
+    /// A container was removed.
     RemoveContainer = 11,
 }
 
@@ -61,7 +61,7 @@ const EVENTS: [Event; 11] = [
 // === impl Event ===
 
 impl Event {
-    /// Its name, which is also its method's.
+    /// The event's name, which is also the name of the event's method.
     pub fn name(self) -> &'static str {
         match self {
             Self::RunPodSandbox => "RunPodSandbox",
@@ -78,12 +78,12 @@ impl Event {
         }
     }
 
-    /// Whether it is of a container, not of a pod alone.
+    /// Whether the event concerns a container, not only a pod.
     pub fn is_of_container(self) -> bool {
         self >= Self::CreateContainer
     }
 
-    /// Whether its answer can change containers: such an event always has its own method.
+    /// Whether the answer can change containers. Every runtime has a separate method for the event.
     fn has_own_method(self) -> bool {
         matches!(
             self,
@@ -98,7 +98,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// A set of events: what a plugin subscribes to.
+/// A set of events that a plugin subscribes to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Events(u16);
 
@@ -110,7 +110,7 @@ impl Events {
         EVENTS.into_iter().collect()
     }
 
-    /// Whether the event is one of them.
+    /// Whether the set contains the event.
     pub fn contains(self, event: Event) -> bool {
         self.0 & Self::bit(event) != 0
     }
@@ -119,7 +119,8 @@ impl Events {
         1 << (event as u8 - 1)
     }
 
-    /// The answer to Configure. None at all would mean every event there, so one that is rare stands for it.
+    /// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the mask of an
+    /// empty set has a rare event.
     pub(super) fn mask(self) -> i32 {
         i32::from(if self.0 == 0 {
             Self::bit(Event::RemovePodSandbox)
@@ -153,27 +154,27 @@ impl fmt::Debug for Events {
     }
 }
 
-/// An event with what it is of.
+/// The pod and the container of an event.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EventRequest {
     /// The pod.
     pub pod: PodSandbox,
     /// The container; empty for an event of a pod.
     pub container: Container,
-    /// What a container is to be given; only of [`Event::UpdateContainer`].
+    /// The new resources of a container; only for [`Event::UpdateContainer`].
     pub resources: LinuxResources,
 }
 
-/// What a runtime says about itself.
+/// The runtime's description of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeInfo {
-    /// Its name, like `containerd`.
+    /// The runtime's name, like `containerd`.
     pub name: String,
-    /// Its version.
+    /// The runtime's version.
     pub version: String,
-    /// The version of NRI that it was built with, where it tells.
+    /// The runtime's version of NRI, if sent.
     pub nri_version: Option<String>,
-    /// How many milliseconds it waits for an answer, where it tells.
+    /// How many milliseconds the runtime waits for an answer, if sent.
     pub request_timeout_ms: Option<u64>,
 }
 
@@ -183,32 +184,32 @@ impl fmt::Display for RuntimeInfo {
     }
 }
 
-/// A call of the runtime, read.
+/// A decoded request of the runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PluginRequest {
-    /// The runtime says who it is, and asks what the plugin wants to hear of.
+    /// The runtime's description. The answer has the plugin's events.
     Configure(RuntimeInfo),
-    /// What exists: all of it, or a part.
+    /// All existing pods and containers, or a part of the list.
     Synchronize {
-        /// Pods.
+        /// Pods of the part.
         pods: Vec<PodSandbox>,
-        /// Containers.
+        /// Containers of the part.
         containers: Vec<Container>,
-        /// Whether there is more to come.
+        /// Whether more parts follow.
         more: bool,
     },
-    /// The runtime is going down.
+    /// The runtime is shutting down.
     Shutdown,
-    /// Something happened, or is about to.
+    /// An event, before or after the change.
     Event(Event, Box<EventRequest>),
-    /// Something that a plugin needn't know of. It is answered by an empty message.
+    /// A request that the plugin ignores. The answer is the empty message.
     Other,
 }
 
-/// Why a call can't be served.
+/// The reason why the plugin can't answer a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Nobody knows the service or the method.
+    /// The service or the method is unknown.
     #[error("{service}/{method} is not implemented by this plugin")]
     Unknown {
         /// The service.
@@ -216,15 +217,15 @@ pub enum RequestError {
         /// The method.
         method: String,
     },
-    /// The message makes no sense.
+    /// The message can't be decoded.
     #[error("the message of {method} can't be read: {source}")]
     InvalidRequest {
         /// The method.
         method: &'static str,
-        /// Why not.
+        /// The decoder's error.
         source: prost::DecodeError,
     },
-    /// An event without the pod or the container that it is of.
+    /// An event's message lacks the pod or the container.
     #[error("{0} came without the {1} that it is of")]
     Missing(Event, &'static str),
 }
@@ -232,7 +233,7 @@ pub enum RequestError {
 // === impl PluginRequest ===
 
 impl PluginRequest {
-    /// Reads a call from the names of its service and method and its message.
+    /// Decodes a request from the names of the service and the method, and the message.
     pub fn read(service: &str, method: &str, payload: &[u8]) -> Result<Self, RequestError> {
         let event_of_method = EVENTS.into_iter().find(|event| event.name() == method);
         match (service, method, event_of_method) {
@@ -251,7 +252,7 @@ impl PluginRequest {
                     container,
                     resources,
                 } = UpdateContainerRequest::decode(payload).map_err(invalid)?;
-                // An update of pods' resources would number its fields otherwise; it has no event here.
+                // `UpdatePodSandbox` numbers the fields differently. The enum [`Event`] has no such event.
                 Self::event(event, pod, container, resources)
             }
             _ => Err(RequestError::Unknown {
@@ -324,7 +325,7 @@ fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
         method: "StateChange",
         source,
     })?;
-    // What is newer than we are is nothing to us, and what wants an answer is never told this way.
+    // Unknown event numbers come from newer runtimes. Events with a separate method never use `StateChange`.
     match EVENTS
         .into_iter()
         .find(|known| i32::from(*known as u8) == event)

@@ -2,22 +2,24 @@
 //!
 //! # The multiplexer
 //!
-//! Two byte streams over one socket, as pieces that name their stream.
+//! Two byte streams share one socket. Each frame names the channel that the frame belongs to.
 //!
-//! A frame is a header of eight bytes, the channel and the payload's length, both big-endian, and the payload. A payload is
-//! any part of its channel's stream: where one frame ends and the next begins says nothing about messages. So nothing is
-//! gathered here; what arrives is passed on at once, whoever gathers messages has their bound.
+//! A frame is a header of eight bytes and a payload. The header holds the channel and the payload's length, both
+//! big-endian. A payload is any part of the channel's stream: the borders of frames say nothing about the borders
+//! of messages. [`Demux`] therefore buffers no payload and passes all bytes on at once. The decoder of the messages
+//! has the limit.
 //!
 //! # ttrpc
 //!
 //! Requests and responses on a channel, each a header of ten bytes and a protobuf message.
 //!
-//! The header is the length of the data and the number of the stream, both big-endian, the kind, and flags. A stream is one
-//! call: its response carries the number of its request. Whoever opens a channel's calls counts them 1, 3, 5 and so on.
+//! The header holds the length of the data and the number of the stream, both big-endian, then the message type and
+//! flags. A stream is one call: a response carries the number of the request. The caller of a channel numbers the
+//! calls 1, 3, 5 and so on.
 //!
-//! We frame ourselves because there is little to frame. The `ttrpc` crate would run over two pipes of ours; but it is built
-//! with `protoc` or brings a second protobuf library and its generator, and the sockets of virtual machines besides, and what
-//! becomes of a request that nobody expects would be its choice.
+//! The framing is written by hand because the framing is small. The `ttrpc` crate could run over two pipes. But the
+//! crate needs `protoc`, or a second protobuf library with a generator. The crate also brings virtual machine
+//! sockets, and decides on its own how to answer unexpected requests.
 
 use prost::Message as _;
 
@@ -30,41 +32,41 @@ pub const RUNTIME_CHANNEL: u32 = 2;
 /// The length of a frame's header.
 pub const FRAME_HEADER_LEN: usize = 8;
 
-/// The longest payload: one message of the longest kind.
+/// The longest payload of a frame: a message with the most data.
 pub const MAX_FRAME_PAYLOAD: usize = MESSAGE_HEADER_LEN + MAX_MESSAGE_DATA;
 
-/// The longest first frame of a message. The runtimes' reader takes a frame in one read or not at all, and its buffer for
-/// a message's begin is this long.
+/// The longest first frame of a message. The runtimes' reader takes a frame in a single read or fails. The reader's
+/// buffer for the start of a message has this length.
 const MAX_FIRST_FRAME: usize = 4096;
 
-/// A frame that nobody who speaks this protocol sends.
+/// A frame that is longer than every message of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a frame of {length} bytes on channel {channel}, more than the {MAX_FRAME_PAYLOAD} of the longest message"
 )]
 pub struct OversizedFrame {
-    /// Its channel.
+    /// The frame's channel.
     pub channel: u32,
-    /// Its length.
+    /// The payload's length.
     pub length: usize,
 }
 
-/// A part of a channel's stream.
+/// Bytes of a channel's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelBytes<'a> {
     /// The channel.
     pub channel: u32,
-    /// The bytes, at least one.
+    /// The bytes; never empty.
     pub bytes: &'a [u8],
 }
 
-/// Takes a socket's stream apart.
+/// Splits the socket's stream into the bytes of each channel.
 #[derive(Debug, Clone, Default)]
 pub struct Demux {
     header: [u8; FRAME_HEADER_LEN],
-    /// How much of the header is there.
+    /// The number of header bytes in `header`.
     filled: usize,
-    /// The frame's channel, and how much of its payload is still to come.
+    /// The current frame's channel, and the number of payload bytes still to come.
     channel: u32,
     left: usize,
 }
@@ -72,10 +74,10 @@ pub struct Demux {
 // === impl Demux ===
 
 impl Demux {
-    /// The next piece of `bytes`, which are shortened by what was taken; `None` when they are used up.
+    /// The next bytes of a channel, removed from the front of `bytes`; `None` if `bytes` is used up.
     ///
     /// # Errors
-    /// A frame is longer than any message: what follows makes no sense.
+    /// A frame is longer than any message. The rest of the stream is unusable.
     pub fn next<'a>(
         &mut self,
         bytes: &mut &'a [u8],
@@ -109,13 +111,13 @@ impl Demux {
         }
     }
 
-    /// Whether the stream may end here: nothing of a frame is missing.
+    /// Whether the stream may end here without an incomplete frame.
     pub fn is_between_frames(&self) -> bool {
         self.filled == 0 && self.left == 0
     }
 }
 
-/// Copies as much as fits from the front of `bytes`, which are shortened by it; how much it was.
+/// Moves as many bytes as fit from the front of `bytes`. Returns the number of bytes.
 fn fill(into: Option<&mut [u8]>, bytes: &mut &[u8]) -> usize {
     let into = into.unwrap_or_default();
     let length = into.len().min(bytes.len());
@@ -125,7 +127,7 @@ fn fill(into: Option<&mut [u8]>, bytes: &mut &[u8]) -> usize {
     length
 }
 
-/// Appends a message to what is to be sent, in frames that the runtimes' reader takes.
+/// Appends a message to `into`, in frames that the runtimes' reader accepts.
 pub fn append_frames(channel: u32, message: &[u8], into: &mut Vec<u8>) {
     let (first, rest) = message.split_at(message.len().min(MAX_FIRST_FRAME));
     for payload in [first, rest]
@@ -146,17 +148,17 @@ pub fn append_frames(channel: u32, message: &[u8], into: &mut Vec<u8>) {
 /// The length of a message's header.
 pub const MESSAGE_HEADER_LEN: usize = 10;
 
-/// The longest data.
+/// The most data of a message, in bytes.
 pub const MAX_MESSAGE_DATA: usize = 4 << 20;
 
-/// The kind of a message.
+/// The type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageType {
-    /// Asks.
+    /// A request.
     Request,
-    /// Answers.
+    /// A response.
     Response,
-    /// What this protocol does not use: data of a streaming call, and whatever comes to be.
+    /// A type that NRI does not use, such as the data of a streaming call.
     Other(u8),
 }
 
@@ -182,32 +184,32 @@ impl From<MessageType> for u8 {
     }
 }
 
-/// A message.
+/// A ttrpc message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RpcMessage {
     /// The number of the call.
     pub stream: u32,
-    /// What it is.
+    /// The message's type.
     pub kind: MessageType,
-    /// Its data; or how long they would be, where that is more than [`MAX_MESSAGE_DATA`]. They are then skipped.
+    /// The message's data. Data longer than [`MAX_MESSAGE_DATA`] are skipped, and only the length is kept.
     pub data: Result<Vec<u8>, usize>,
 }
 
-/// Puts a channel's stream together to messages.
+/// Assembles messages from a channel's stream.
 #[derive(Debug, Clone, Default)]
 pub struct MessageDecoder {
     header: [u8; MESSAGE_HEADER_LEN],
-    /// How much of the header is there.
+    /// The number of header bytes in `header`.
     filled: usize,
     data: Vec<u8>,
-    /// How much of the data is still to be skipped.
+    /// The number of bytes still to skip.
     skip: usize,
 }
 
 // === impl MessageDecoder ===
 
 impl MessageDecoder {
-    /// The next message in `bytes`, which are shortened by what was taken; `None` when they are used up.
+    /// The next message, removed from the front of `bytes`; `None` if `bytes` is used up.
     pub fn next(&mut self, bytes: &mut &[u8]) -> Option<RpcMessage> {
         let skipped = self.skip.min(bytes.len());
         self.skip -= skipped;
@@ -240,13 +242,13 @@ impl MessageDecoder {
         })
     }
 
-    /// Whether the stream may end here: nothing of a message is missing.
+    /// Whether the stream may end here without an incomplete message.
     pub fn is_between_messages(&self) -> bool {
         self.filled == 0 && self.skip == 0
     }
 }
 
-/// A message as bytes; `None` where its data are longer than [`MAX_MESSAGE_DATA`].
+/// A message as bytes; `None` if the data are longer than [`MAX_MESSAGE_DATA`].
 pub fn encode_message(stream: u32, kind: MessageType, data: &[u8]) -> Option<Vec<u8>> {
     let length = u32::try_from(data.len())
         .ok()
@@ -259,7 +261,7 @@ pub fn encode_message(stream: u32, kind: MessageType, data: &[u8]) -> Option<Vec
     Some(message)
 }
 
-/// What a request holds.
+/// The data of a request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcRequest {
     /// The full name of the service.
@@ -271,15 +273,15 @@ pub struct RpcRequest {
     /// The method's own message.
     #[prost(bytes = "vec", tag = "3")]
     pub payload: Vec<u8>,
-    /// How long the caller waits, in nanoseconds; 0 where it does not say.
+    /// How long the caller waits, in nanoseconds; 0 for no limit.
     #[prost(int64, tag = "4")]
     pub timeout_nanoseconds: i64,
 }
 
-/// What a response holds.
+/// The data of a response.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcResponse {
-    /// How it went; missing is as good as [`StatusCode::Ok`].
+    /// The outcome of the call. A missing status means [`StatusCode::Ok`].
     #[prost(message, optional, tag = "1")]
     pub status: Option<RpcStatus>,
     /// The method's own message.
@@ -287,36 +289,36 @@ pub struct RpcResponse {
     pub payload: Vec<u8>,
 }
 
-/// How a call went.
+/// The outcome of a call.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct RpcStatus {
-    /// A [`StatusCode`], or another of gRPC's.
+    /// A [`StatusCode`], or another gRPC status code.
     #[prost(int32, tag = "1")]
     pub code: i32,
-    /// The reason, for people.
+    /// The reason, as text.
     #[prost(string, tag = "2")]
     pub message: String,
 }
 
-/// The codes that we send; they are gRPC's.
+/// The gRPC status codes that Pinfold sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusCode {
-    /// It went well.
+    /// The call succeeded.
     Ok = 0,
-    /// It was refused, in the words of whoever refused.
+    /// A plugin refused the call. The message has the plugin's words.
     Unknown = 2,
     /// The request can't be read.
     InvalidArgument = 3,
     /// The message is too long.
     ResourceExhausted = 8,
-    /// There is no such service or method.
+    /// The service or the method is unknown.
     Unimplemented = 12,
 }
 
 // === impl RpcResponse ===
 
 impl RpcResponse {
-    /// An answer.
+    /// A successful response.
     pub fn answer(payload: Vec<u8>) -> Self {
         Self {
             status: None,
@@ -324,7 +326,7 @@ impl RpcResponse {
         }
     }
 
-    /// An error.
+    /// An error response.
     pub fn error(code: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status: Some(RpcStatus {
@@ -335,7 +337,7 @@ impl RpcResponse {
         }
     }
 
-    /// The payload, or why there is none.
+    /// The payload, or the error's status.
     pub fn into_result(self) -> Result<Vec<u8>, RpcStatus> {
         match self.status {
             Some(status) if status.code != StatusCode::Ok as i32 => Err(status),
@@ -343,7 +345,7 @@ impl RpcResponse {
         }
     }
 
-    /// The whole message, as the answer to `stream`. One that would be too long becomes an error that says so.
+    /// The response to `stream`, as bytes. A response that is too long becomes an error response.
     pub fn encode(&self, stream: u32) -> Vec<u8> {
         encode_message(stream, MessageType::Response, &self.encode_to_vec()).unwrap_or_else(|| {
             let error = Self::error(
@@ -360,7 +362,7 @@ impl RpcResponse {
 mod tests {
     use super::*;
 
-    /// What comes on each channel of a stream that arrives in these parts.
+    /// The bytes of each channel, from a stream that arrives in `parts`.
     fn channels<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<(u32, Vec<u8>)> {
         let mut demux = Demux::default();
         let mut all: Vec<(u32, Vec<u8>)> = Vec::new();

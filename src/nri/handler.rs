@@ -1,4 +1,4 @@
-//! One call of the runtime: the handler with its deadline, and the answer as the runtime wants it.
+//! One call of a plugin's handler: the arguments, the deadline and the encoded answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,35 +13,35 @@ use super::proto::{
     Container, CreateContainerResponse, PodSandbox, SynchronizeResponse, UpdateContainerResponse,
 };
 
-/// What the runtime is told.
+/// The encoded answer of a handler.
 pub(super) enum HandlerOutput {
-    /// The answer to what exists.
+    /// The answer to Synchronize.
     Synchronized(Result<Vec<u8>, Refusal>),
     /// The answer to an event.
     Event(Result<Vec<u8>, Refusal>),
 }
 
-/// What the plugin is to be told.
+/// The arguments of a handler.
 pub(super) enum HandlerInput {
-    /// What exists.
+    /// The existing pods and containers.
     Synchronize(Vec<PodSandbox>, Vec<Container>),
     /// An event.
     Event(Event, Box<EventRequest>),
 }
 
-/// A call of the runtime that a handler of the plugin answers.
+/// A request of the runtime that a handler of the plugin answers.
 pub(super) struct HandlerCall {
     pub(super) input: HandlerInput,
-    /// How long there is from the call to its answer.
+    /// The time from the request to the answer.
     pub(super) limit: Duration,
-    /// When that is over.
+    /// The end of the time limit.
     pub(super) deadline: Instant,
 }
 
 // === impl HandlerCall ===
 
 impl HandlerCall {
-    /// Has the plugin answer.
+    /// Runs the plugin's handler.
     pub(super) async fn run<P: Plugin>(self, plugin: Arc<P>) -> HandlerOutput {
         let handlers = Arc::clone(&plugin);
         let (deadline, limit) = (self.deadline, self.limit);
@@ -80,7 +80,7 @@ impl HandlerCall {
     }
 }
 
-/// Runs a handler, and cancels it at one of its awaits when its time is over.
+/// Runs a handler. At the deadline, the handler is cancelled at one of its `await`s.
 async fn with_deadline(
     handler: impl Future<Output = Result<Vec<u8>, Refusal>>,
     deadline: Instant,
@@ -91,7 +91,7 @@ async fn with_deadline(
         .map_err(|_| HandlerTimeout(limit))
 }
 
-/// What the plugin chose for the case: an answer that changes nothing, or a refusal.
+/// The plugin's answer after a timeout: an empty answer, or a refusal.
 fn answer_after_timeout<P: Plugin>(
     plugin: &P,
     call: &UnansweredCall<'_>,

@@ -8,8 +8,9 @@ use crate::pod::Pod;
 
 /// The sandboxes and containers of a container runtime.
 ///
-/// An event names one container. The inventory remembers the pod's other containers. A plugin adds and removes containers in
-/// its handlers, and asks for whole pods. A query for one pod takes the same time on a full node as on an empty one.
+/// An event names one container. The inventory remembers the pod's remaining containers. A plugin adds and removes
+/// containers in its handlers, and asks for whole pods. A query for one pod takes the same time on a full node as
+/// on an empty node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inventory {
     /// The sandboxes by their ids.
@@ -242,8 +243,8 @@ mod tests {
             Some("4")
         );
         assert_eq!(inventory.container("4").unwrap().0.name, "pod-p");
-        // The newer container counts from its creation on, whatever its id. The runtime may give no time and keep the older
-        // container.
+        // The newer container counts from its creation on, whatever its id. The runtime may give no time and keep
+        // the older container.
         let known = |inventory: &Inventory| {
             inventory
                 .pod("p")

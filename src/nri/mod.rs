@@ -1,39 +1,49 @@
-//! NRI, the container runtimes' plugin protocol: events in, answers out.
+//! NRI, the container runtimes' plugin protocol.
 //!
-//! containerd and CRI-O ask plugins before they create and start a container, and tell them what becomes of it. [`serve()`]
-//! is the plugin's half of that protocol; a [`Plugin`] answers. This room decides nothing and knows no policy.
+//! containerd and CRI-O ask plugins before a container is created and started, and report later changes. [`serve()`] is the
+//! plugin's half of the protocol; a [`Plugin`] answers. The module decides nothing and knows no policy.
 //!
 //! ```text
-//!  the runtime's socket <──> serve (connects for ever) ── State ──> whoever asks how it stands
+//!  the runtime's socket <──> serve (connects forever) ── ConnectionState ──> the agent
 //!        │                     │
 //!        │ mux: two channels   │ one task for a connection
 //!        │ ttrpc: calls        │
 //!        ▼                     ▼
-//!   1 Plugin   the runtime calls ── Request ──> Plugin's handlers, each with a deadline
+//!   1 Plugin   the runtime calls ── PluginRequest ──> Plugin's handlers, each with a deadline
 //!   2 Runtime  the plugin calls <── registration, the only call
 //! ```
 //!
-//! What happens when:
-//!
-//! | | |
+//! | module | content |
 //! |---|---|
-//! | no socket, a refused registration, a runtime that dies | [`ConnectionState::Away`] with the reason; tried again for ever, with growing waits |
+//! | `proto` | messages of the protocol |
+//! | [`framing`] | frames of the multiplexer, ttrpc messages |
+//! | `event`, `adjust` | decoded requests, answers |
+//! | `plugin` | the trait [`Plugin`] |
+//! | `handler` | runs a handler with a deadline |
+//! | `session` | the connection |
+//! | `inventory`, `pods` | pods from a runtime's description |
+//!
+//! Responses to failures:
+//!
+//! | failure | response |
+//! |---|---|
+//! | no socket, a refused registration, a runtime that dies | [`ConnectionState::Away`] with the reason; more attempts, with growing waits |
 //! | a handler over its deadline | cancelled; [`Plugin::unanswered`] answers, so the runtime keeps the plugin |
-//! | a method or a service that nobody knows | the call is answered "unimplemented" |
+//! | an unknown method or service | the call is answered "unimplemented" |
 //! | a call that can't be read | the call is answered "invalid argument"; the connection goes on |
 //! | a message above 4 MiB | skipped, answered "resource exhausted"; the connection goes on |
 //! | pods and containers that need more than 16 MiB after [`Plugin::reduce`] | Synchronize is refused, and the connection ends |
-//! | a frame above 4 MiB | the end of the connection: what follows makes no sense |
-//! | a channel that nobody knows | its bytes are dropped |
-//! | an event that was not subscribed to, or is newer than we are | answered by an empty message |
+//! | a frame above 4 MiB | the end of the connection: the rest of the stream is unusable |
+//! | an unknown channel | the channel's bytes are dropped |
+//! | an event without a subscription, or from a newer protocol | answered by an empty message |
 //! | a runtime that reads nothing for 10 s | the end of the connection |
 //!
-//! A runtime drops a plugin that does not answer in time (2 s by default), and goes on *without* it: containers are then
-//! created unadjusted. So the deadline here is three quarters of the runtime's, and what happens at it is the plugin's
-//! choice.
+//! A runtime drops a plugin that does not answer in time (2 s by default), and goes on *without* the plugin: containers are
+//! then created unadjusted. A handler's deadline is therefore three quarters of the runtime's limit. The plugin chooses the
+//! answer after the deadline.
 //!
-//! [`pod()`] makes a [`pod::Pod`](crate::pod::Pod) of what a runtime tells, and is the only part that knows what a pod is. An
-//! event names one container and not those beside it: an [`Inventory`] remembers them.
+//! [`pod()`] makes a [`pod::Pod`](crate::pod::Pod) from a runtime's description, and is the only part that knows pods of
+//! Kubernetes. An event names one container; an [`Inventory`] remembers the pod's other containers.
 //!
 //! # Example
 //!
@@ -65,7 +75,7 @@
 //! }
 //!
 //! # async fn main_of_a_plugin() -> Result<(), PluginSettingsError> {
-//! let (state, _how_it_stands) = tokio::sync::watch::channel(ConnectionState::default());
+//! let (state, _receiver) = tokio::sync::watch::channel(ConnectionState::default());
 //! nri::serve(PluginSettings::new("on-cpu-zero", 10)?, Arc::new(OnCpuZero), state, Default::default()).await;
 //! # Ok(())
 //! # }

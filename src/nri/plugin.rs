@@ -1,4 +1,4 @@
-//! [`Plugin`]: who answers the runtime.
+//! [`Plugin`]: the handlers that answer the runtime.
 
 use std::fmt;
 use std::future::Future;
@@ -8,18 +8,18 @@ use super::adjust::{ContainerAdjustment, ContainerUpdate};
 use super::event::{Event, EventRequest, Events};
 use super::proto::{Container, LinuxResources, PodSandbox};
 
-/// A no, in words that the runtime passes on: `kubectl describe pod` shows them.
+/// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(String);
 
-/// The longest refusal that is passed on, in letters: it ends up in an Event of at most 1 KiB, with others' words around it.
+/// The longest text of a refusal, in characters. The text becomes part of an Event of at most 1 KiB.
 const LONGEST_REFUSAL: usize = 800;
 
 // === impl Refusal ===
 
 impl Refusal {
-    /// A no, in these words. Name the object and what to do about it.
+    /// A refusal with a text. Name the object and the remedy in the text.
     pub fn new(words: impl Into<String>) -> Self {
         let mut words = words.into();
         if let Some((end, _)) = words.char_indices().nth(LONGEST_REFUSAL) {
@@ -42,7 +42,7 @@ impl From<&str> for Refusal {
     }
 }
 
-/// A handler gave no answer within this time, and was cancelled.
+/// A handler exceeded this time limit and was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandlerTimeout(pub Duration);
 
@@ -52,12 +52,12 @@ impl fmt::Display for HandlerTimeout {
     }
 }
 
-/// What went unanswered.
+/// A request that a handler did not answer in time.
 #[derive(Debug, Clone, Copy)]
 pub enum UnansweredCall<'a> {
-    /// What exists was told.
+    /// The list of existing pods and containers.
     Synchronize,
-    /// An event was told.
+    /// An event.
     Event(Event, &'a EventRequest),
 }
 
@@ -77,43 +77,44 @@ impl fmt::Display for UnansweredCall<'_> {
     }
 }
 
-/// What is made of a container that is being created.
+/// The answer to the creation of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Creation {
-    /// Changes of the container.
+    /// Changes to the new container.
     pub adjustment: ContainerAdjustment,
-    /// Changes of others, made before the container is there.
+    /// Changes to existing containers. The runtime applies the changes before the new container exists.
     pub updates: Vec<ContainerUpdate>,
 }
 
-/// Whoever answers the runtime.
+/// The handlers that answer the runtime.
 ///
-/// The runtime waits while a handler works, and so does every other container on the node: answer well under a
-/// millisecond. A handler that takes longer than the deadline is cancelled, at one of its `await`s, and
-/// [`unanswered`](Self::unanswered) answers in its place; whatever it has begun must bear that. It runs as a task on the
-/// thread that has read the call, for the sake of time: it must not block; what does belongs into `spawn_blocking`.
+/// The runtime waits while a handler works, and all other containers of the node wait too. A handler should answer
+/// well under a millisecond. At the deadline, the handler is cancelled at one of its `await`s, and
+/// [`unanswered`](Self::unanswered) answers instead. A handler must therefore tolerate cancellation at every
+/// `await`. To save time, handlers run on the thread that reads the requests. A handler must not block; use
+/// `spawn_blocking` for blocking work.
 ///
-/// A handler must not panic: the release binary aborts on a panic, and assignments then stay in the kernel until the agent
-/// starts again.
+/// A handler must not panic: the release binary aborts on a panic, and assignments then stay in the kernel until
+/// the agent starts again.
 ///
-/// Handlers run one after the other, in the order in which the runtime calls, and the time that one waits for its turn
-/// counts.
+/// Handlers run one after the other, in the order of the runtime's requests. The time in the queue counts against
+/// the deadline.
 ///
-/// A handler never calls the runtime, which holds its lock until the handler has answered: it would wait for itself. It is
-/// given nothing to call it with, and [`Updater`](super::Updater) refuses from inside one. What is to change with the
-/// answer goes into the answer.
+/// A handler never calls the runtime. The runtime holds a lock until the handler has answered, so the call would
+/// wait forever. The trait therefore passes nothing to call the runtime with. Put all changes into the answer.
 ///
-/// A [`Refusal`] fails what the runtime is about to do: of [`create`](Self::create) and [`start`](Self::start) the
-/// container, which the kubelet tries again. No answer at all lets it happen unadjusted.
+/// A [`Refusal`] fails the operation of the runtime. A refused [`create`](Self::create) or [`start`](Self::start)
+/// fails the container, and the kubelet tries again. Without an answer, the operation continues without
+/// adjustments.
 pub trait Plugin: Send + Sync + 'static {
-    /// The events to hear of. A handler of any other is never called.
+    /// The events that the plugin subscribes to. Handlers of all other events are never called.
     fn events(&self) -> Events;
 
-    /// Answers where a handler does not answer in time. Without a refusal things go their way: a container is created
-    /// or started as if there were no plugin.
+    /// Answers in place of a handler that exceeded the deadline. Without a refusal the operation continues as if
+    /// the plugin did not exist.
     ///
     /// # Errors
-    /// The refusal to let it.
+    /// The refusal of the operation.
     fn unanswered(&self, call: &UnansweredCall<'_>, timeout: HandlerTimeout)
     -> Result<(), Refusal>;
 
@@ -123,17 +124,18 @@ pub trait Plugin: Send + Sync + 'static {
         container
     }
 
-    /// What exists, after every registration: forget what was told before. Containers that have ended are not in it.
+    /// Receives the existing pods and containers after every registration. All earlier lists and events are void.
+    /// Stopped containers are not listed.
     ///
     /// # Errors
-    /// A refusal ends the connection, and it is tried again.
+    /// A refusal ends the connection. The plugin connects again.
     fn synchronize(
         &self,
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
     ) -> impl Future<Output = Result<Vec<ContainerUpdate>, Refusal>> + Send;
 
-    /// A container is about to be created. It has no cgroup yet.
+    /// A container is about to be created. The container has no cgroup yet.
     ///
     /// # Errors
     /// A refusal fails the container.
@@ -143,7 +145,7 @@ pub trait Plugin: Send + Sync + 'static {
         container: &Container,
     ) -> impl Future<Output = Result<Creation, Refusal>> + Send;
 
-    /// A container was created, with what all plugins made of it.
+    /// A container was created, with the adjustments of all plugins.
     fn created(
         &self,
         _pod: &PodSandbox,
@@ -152,7 +154,7 @@ pub trait Plugin: Send + Sync + 'static {
         async {}
     }
 
-    /// A container is about to start: the gate before its program runs. Its cgroup exists, its first process waits.
+    /// A container is about to start. The cgroup exists, and the first process waits.
     ///
     /// # Errors
     /// A refusal fails the container.
@@ -173,8 +175,8 @@ pub trait Plugin: Send + Sync + 'static {
         async {}
     }
 
-    /// A container's resources are about to be changed to `resources`. An update of the container itself in the answer
-    /// wins over what was asked for.
+    /// A container's resources are about to be changed to `resources`. An update of the same container in the
+    /// answer has priority over `resources`.
     ///
     /// # Errors
     /// A refusal fails the change.
@@ -196,7 +198,7 @@ pub trait Plugin: Send + Sync + 'static {
         async {}
     }
 
-    /// A container has stopped, or was never started after all.
+    /// A container has stopped, or will never start.
     fn stopped(
         &self,
         _pod: &PodSandbox,
@@ -205,7 +207,7 @@ pub trait Plugin: Send + Sync + 'static {
         async { Vec::new() }
     }
 
-    /// A container is gone.
+    /// A container was removed.
     fn removed(
         &self,
         _pod: &PodSandbox,
@@ -214,7 +216,7 @@ pub trait Plugin: Send + Sync + 'static {
         async {}
     }
 
-    /// A pod's sandbox is there, without containers.
+    /// A pod's sandbox exists, without containers.
     ///
     /// # Errors
     /// A refusal fails the pod's sandbox, which the kubelet tries again.
@@ -227,7 +229,7 @@ pub trait Plugin: Send + Sync + 'static {
         async {}
     }
 
-    /// A pod's sandbox is gone.
+    /// A pod's sandbox was removed.
     fn pod_removed(&self, _pod: &PodSandbox) -> impl Future<Output = ()> + Send {
         async {}
     }

@@ -1,49 +1,54 @@
-//! [`pod()`]: a [`Pod`] of what a runtime tells, with no API server at hand. A pod known from there wins over this one.
+//! [`pod()`]: a [`Pod`] from a runtime's description, without an API server. The API server's description of a pod
+//! has priority.
 //!
-//! A runtime tells less than a manifest says. What is taken from what:
+//! A runtime's description has less than a manifest. Each property of the pod has this source:
 //!
 //! | of the pod | from |
 //! |---|---|
-//! | name, namespace, uid, labels, annotations | the sandbox, without what the kubelet and the runtime add |
+//! | name, namespace, uid, labels, annotations | the sandbox, without additions of the kubelet and the runtime |
 //! | QoS class | the name of the cgroup that the kubelet made for the pod |
 //! | host network | the sandbox has no network namespace of its own |
-//! | a container's environment and arguments | its process: what the image sets counts as set |
+//! | a container's environment and arguments | the container's process: variables of the image count as set |
 //! | CPU request, CPU limit | weight and quota, by the inverse of the kubelet's formulas, exact from 3 to 255,999 thousandths |
 //! | memory limit | the limit |
 //!
-//! And what is not told:
+//! The description lacks:
 //!
-//! - *The containers that are still to come.* A pod has those that exist and the one that is being created.
-//! - *Which are init containers and sidecars.* All count as app containers. An init container of a Guaranteed pod is then
-//!   owed CPUs of its own like any other, until it stops: containers that have stopped are left out.
-//! - *How a container has ended.* containerd 2.1 tells of one that has crashed as of one that is to be stopped, with exit code 0:
-//!   what it owned is free until it comes again. Where an API server tells of the pod, it stays the pod's.
-//! - *Memory requests.* In a Guaranteed pod a request equals its limit; elsewhere it stays unknown, and so the class that
-//!   [`qos`](crate::pod::qos()) computes from the result is never Guaranteed unless the kubelet says so.
-//! - *Resources of the pod as a whole.* The kubelet (1.32 and newer) gives a container without a limit the limit of its pod, as
-//!   weight, quota and memory. Such a limit can't be told from the container's own. An older kubelet gives no limit, and the
-//!   container's threads can't be counted. The API's word is therefore waited for where an API tells of pods.
-//! - *What a quota was before it was lifted.* In a Guaranteed pod the request tells the limit, and the other way round.
-//! - Labels of nodes that the pod asks for, and whether it has run to its end.
+//! - *Containers that are still to come.* A pod has the existing containers and the container that is being
+//!   created.
+//! - *The kinds of containers.* Init containers and sidecars count as app containers. An init container of a
+//!   Guaranteed pod is then entitled to CPUs until the container stops. Stopped containers are left out.
+//! - *The end of a container.* containerd 2.1 reports a crashed container like a stopping container, with exit code
+//!   0. The container's CPUs are free until the container starts again. If an API server describes the pod, the
+//!   CPUs stay with the pod.
+//! - *Memory requests.* In a Guaranteed pod, a request equals the limit. In all other pods the request is unknown.
+//!   The result of [`qos`](crate::pod::qos()) is therefore Guaranteed only if the kubelet's cgroup says Guaranteed.
+//! - *Resources of the pod as a whole.* The kubelet (1.32 and newer) gives the pod's limit to a container without a
+//!   limit, as weight, quota and memory. The pod's limit then looks like the container's own limit. An older
+//!   kubelet gives no limit, and the container's threads can't be counted. The agent therefore waits for the API
+//!   server's description, if a cluster is configured.
+//! - *A quota before its removal.* In a Guaranteed pod, the request gives the limit, and the limit gives the
+//!   request.
+//! - Node labels that the pod selects, and whether the pod has finished.
 //!
-//! A container that was created with variables of ours has them in its environment when it is told of again. That is as
-//! it is meant: they are set.
+//! A container that was created with Pinfold's variables lists the variables in later events. The variables then
+//! count as set, as intended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::proto::{Container, ContainerState, LinuxCpu, LinuxMemory, PodSandbox};
 use crate::pod::{self, ContainerIds, ContainerKind, EnvSource, Pod, PodUid, Qos, Resources};
 
-/// The kubelet's weight for nothing asked for, and its least for anything.
+/// The kubelet's weight without a request, and the smallest weight of any request.
 const LEAST_SHARES: u64 = 2;
 
-/// The kernel's most: a request of 256 CPUs or more.
+/// The kernel's largest weight: a request of 256 CPUs or more.
 const MOST_SHARES: u64 = 262_144;
 
-/// The kubelet's least quota in microseconds, whatever the limit.
+/// The kubelet's smallest quota in microseconds.
 const LEAST_QUOTA: u64 = 1000;
 
-/// Labels of a sandbox that are not the pod's.
+/// Labels of a sandbox that the pod does not have.
 const ADDED_LABELS: [&str; 4] = [
     "io.kubernetes.pod.name",
     "io.kubernetes.pod.namespace",
@@ -54,17 +59,17 @@ const ADDED_LABELS: [&str; 4] = [
 /// The annotation of a static pod with the uid of its cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
-/// What annotations begin with that a runtime adds.
+/// Prefixes of annotations that a runtime adds.
 const ADDED_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.", "io.kubernetes.cri-o."];
 
-/// The annotations in which runtimes note the image of a container.
+/// The annotations with the name of a container's image.
 pub const IMAGES: [&str; 2] = [
     "io.kubernetes.cri.image-name",
     "io.kubernetes.cri-o.ImageName",
 ];
 
-/// The pod of a sandbox and its containers, oldest first; those of other sandboxes, and those that have stopped, are left out.
-/// Of several of one name the last counts.
+/// The pod of a sandbox, with the sandbox's containers from oldest to newest. Stopped containers and containers of
+/// other sandboxes are left out. The last of several containers with the same name counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
@@ -89,7 +94,8 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         }
         .to_owned(),
         name: sandbox.name.clone(),
-        // Of a static pod's two uids, the one in its cgroup's name; nobody's annotation has a say in it.
+        // A static pod has two uids. The uid in the cgroup's name counts, since no annotation can change the
+        // cgroup's name.
         uid: pod_uid(sandbox.cgroup_parent())
             .or_else(|| Some(sandbox.uid.clone()).filter(|uid| !uid.is_empty()))
             .map(PodUid::from),
@@ -113,11 +119,11 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
     }
 }
 
-/// The QoS class in the name of the cgroup that the kubelet makes for a pod, with either driver; `None` for a name that
-/// the kubelet did not give.
+/// The QoS class in the name of a pod's cgroup, with either kubelet driver; `None` for a name that is not the
+/// kubelet's.
 pub fn qos_class(cgroup_parent: &str) -> Option<Qos> {
     let (group, _) = split_cgroup_parent(cgroup_parent)?;
-    // A node's configuration may put the kubelet's tree below another.
+    // The kubelet's tree may be below another cgroup.
     let last = group.rsplit(['/', '-']).next().unwrap_or_default();
     match last {
         "kubepods" => Some(Qos::Guaranteed),
@@ -127,7 +133,7 @@ pub fn qos_class(cgroup_parent: &str) -> Option<Qos> {
     }
 }
 
-/// The uid in the name of the cgroup that the kubelet makes for a pod, with either driver.
+/// The uid in the name of a pod's cgroup, with either kubelet driver.
 pub fn pod_uid(cgroup_parent: &str) -> Option<String> {
     let (_, uid) = split_cgroup_parent(cgroup_parent)?;
     Some(if cgroup_parent.ends_with(SLICE) {
@@ -139,7 +145,7 @@ pub fn pod_uid(cgroup_parent: &str) -> Option<String> {
 
 const SLICE: &str = ".slice";
 
-/// The group of pods that the cgroup is in, and what names the pod.
+/// The cgroup of the QoS class, and the part that names the pod.
 fn split_cgroup_parent(cgroup_parent: &str) -> Option<(&str, &str)> {
     let path = cgroup_parent.trim_end_matches('/');
     let (group, uid) = match path.strip_suffix(SLICE) {
@@ -160,7 +166,7 @@ fn without_added(
         .collect()
 }
 
-/// A sandbox lists the namespaces that it has of its own; one that lists none tells nothing.
+/// Whether the pod uses the host's network. A sandbox lists its own namespaces; an empty list proves nothing.
 fn host_network(sandbox: &PodSandbox) -> bool {
     let own = sandbox
         .linux
@@ -170,8 +176,8 @@ fn host_network(sandbox: &PodSandbox) -> bool {
     !own.is_empty() && !own.iter().any(|namespace| namespace.kind == "network")
 }
 
-/// A container; `None` for one that can't be of the pod's manifest: nothing at all is given to it in a pod of class
-/// Guaranteed. It is there to debug.
+/// The pod's container. A Guaranteed pod's container without any resources is a debug container and gives `None`:
+/// no manifest of a Guaranteed pod has such a container.
 fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Container> {
     let linux_resources = container.resources();
     let cpu = linux_resources.and_then(|linux_resources| linux_resources.cpu.as_ref());
@@ -215,8 +221,8 @@ fn resources(
             memory_limit,
         };
     }
-    // Request and limit are one number there: each tells the other. Where they differ, somebody else had a hand in it,
-    // or the class comes from resources of the pod as a whole; neither is then taken for the other.
+    // In a Guaranteed pod, request and limit are equal, so each gives the other. Different values come from another
+    // plugin, or from resources of the pod as a whole. Both values then stay as they are.
     let quota = cpu.and_then(LinuxCpu::quota);
     let (cpu_request, cpu_limit) = match (request, limit) {
         (Some(request), Some(_))
@@ -236,21 +242,21 @@ fn resources(
     }
 }
 
-/// Thousandths of a CPU of a weight; `None` where the kubelet's formula has lost them.
+/// The request in thousandths of a CPU, from a weight; `None` if the weight does not determine the request.
 ///
-/// The kubelet takes 1024 / 1000 of the request and drops what is left of a whole number. Rounded up, the inverse finds the
-/// one request that comes out so.
+/// The kubelet rounds 1024 / 1000 of the request down. The inverse rounds up, which gives the only request with the
+/// weight.
 fn request_of_shares(shares: u64) -> Option<u64> {
     (LEAST_SHARES < shares && shares < MOST_SHARES).then(|| (shares * 1000).div_ceil(1024))
 }
 
-/// Thousandths of a CPU of a quota.
+/// The limit in thousandths of a CPU, from a quota.
 fn limit_of_quota(quota: u64, period: u64) -> Option<u64> {
     let millis = (u128::from(quota) * 1000).div_ceil(u128::from(period.max(1)));
     u64::try_from(millis).ok()
 }
 
-/// The quota that the kubelet gives for a limit.
+/// The kubelet's quota for a limit.
 fn quota_of_limit(millis: u64, period: u64) -> Option<u64> {
     let quota = u64::try_from(u128::from(millis) * u128::from(period) / 1000).ok()?;
     Some(quota.max(LEAST_QUOTA))

@@ -1,7 +1,8 @@
-//! What a runtime tells of pods and containers: the fields that we read; all others are skipped, whatever they hold.
+//! The protocol's messages, with the names of NRI's `api.proto`. Messages have only the fields that Pinfold reads
+//! or writes; the decoder skips all unknown fields.
 //!
-//! Protobuf leaves out what is empty or zero, so a missing text is an empty one. Numbers that may be unset come as messages
-//! of their own; the methods of [`LinuxCpu`] and [`LinuxMemory`] unpack them.
+//! Protobuf omits empty strings and zeros, so a missing string reads as an empty string. Optional numbers are
+//! messages of their own; the methods of [`LinuxCpu`] and [`LinuxMemory`] unpack optional numbers.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 /// The service that the runtime offers.
 pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
-/// A pod, by its sandbox.
+/// A pod's sandbox.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodSandbox {
     /// The runtime's id of the sandbox.
@@ -26,24 +27,24 @@ pub struct PodSandbox {
     /// The pod's namespace.
     #[prost(string, tag = "4")]
     pub namespace: String,
-    /// The pod's labels, and some of the kubelet's and the runtime's own.
+    /// The pod's labels, and labels that the kubelet and the runtime add.
     #[prost(btree_map = "string, string", tag = "5")]
     pub labels: BTreeMap<String, String>,
-    /// The pod's annotations, and some of the kubelet's and the runtime's own.
+    /// The pod's annotations, and annotations that the kubelet and the runtime add.
     #[prost(btree_map = "string, string", tag = "6")]
     pub annotations: BTreeMap<String, String>,
-    /// What Linux knows of it.
+    /// The pod's Linux configuration.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandbox>,
-    /// The process that keeps the sandbox, where there is one.
+    /// The pid of the sandbox's process; 0 without a process.
     #[prost(uint32, tag = "9")]
     pub pid: u32,
 }
 
-/// What Linux knows of a pod. Events of old runtimes that end a pod come without it.
+/// The Linux configuration of a pod. Old runtimes omit the configuration in events that end a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LinuxPodSandbox {
-    /// What its containers are given together, as the kubelet counts it.
+    /// The resources of all containers together, as the kubelet computes the sum.
     #[prost(message, optional, tag = "2")]
     pub pod_resources: Option<LinuxResources>,
     /// The pod's cgroup: a path with the kubelet's driver `cgroupfs`, the name of a slice with `systemd`.
@@ -52,21 +53,21 @@ pub struct LinuxPodSandbox {
     /// The sandbox's own cgroup, in the form of the runtime's driver.
     #[prost(string, tag = "4")]
     pub cgroups_path: String,
-    /// The namespaces that the sandbox has of its own.
+    /// The sandbox's own namespaces; namespaces of the host are not listed.
     #[prost(message, repeated, tag = "5")]
     pub namespaces: Vec<LinuxNamespace>,
-    /// What the sandbox's own process is given.
+    /// The resources of the sandbox's own process.
     #[prost(message, optional, tag = "6")]
     pub resources: Option<LinuxResources>,
 }
 
-/// A namespace.
+/// A Linux namespace.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct LinuxNamespace {
     /// `network`, `pid` and the like.
     #[prost(string, tag = "1")]
     pub kind: String,
-    /// Where it is, if it exists already.
+    /// The path of an existing namespace; empty for a new namespace.
     #[prost(string, tag = "2")]
     pub path: String,
 }
@@ -77,37 +78,38 @@ pub struct Container {
     /// The runtime's id.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// The id of its pod's sandbox.
+    /// The id of the pod's sandbox.
     #[prost(string, tag = "2")]
     pub pod_sandbox_id: String,
-    /// Its name in the pod.
+    /// The container's name in the pod.
     #[prost(string, tag = "3")]
     pub name: String,
     /// A [`ContainerState`].
     #[prost(enumeration = "ContainerState", tag = "4")]
     pub state: i32,
-    /// The kubelet's and the runtime's own labels.
+    /// Labels of the kubelet and the runtime.
     #[prost(btree_map = "string, string", tag = "5")]
     pub labels: BTreeMap<String, String>,
-    /// The kubelet's and the runtime's own annotations.
+    /// Annotations of the kubelet and the runtime.
     #[prost(btree_map = "string, string", tag = "6")]
     pub annotations: BTreeMap<String, String>,
     /// The whole command line.
     #[prost(string, repeated, tag = "7")]
     pub args: Vec<String>,
-    /// The whole environment, `NAME=value` each: that of the image and of the pod.
+    /// The whole environment from the image and the pod, as `NAME=value`.
     #[prost(string, repeated, tag = "8")]
     pub env: Vec<String>,
-    /// What Linux knows of it.
+    /// The container's Linux configuration.
     #[prost(message, optional, tag = "11")]
     pub linux: Option<LinuxContainer>,
-    /// Its first process; 0 before there is one.
+    /// The pid of the first process; 0 before the process exists.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
-    /// When it was created, in nanoseconds since 1970; 0 where the runtime does not tell, as containerd 1.7 and 2.1 do not.
+    /// The time of creation, in nanoseconds since 1970. Zero means unknown: containerd 1.7 and 2.1 do not set the
+    /// field.
     #[prost(int64, tag = "14")]
     pub created_at: i64,
-    /// The code that it ended with, where it did.
+    /// The exit code of a stopped container.
     #[prost(int32, tag = "17")]
     pub exit_code: i32,
 }
@@ -116,44 +118,44 @@ pub struct Container {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
-    /// Not told: it is being created.
+    /// Not set: the container is being created.
     Unknown = 0,
-    /// It exists and does not run yet.
+    /// The container exists and does not run yet.
     Created = 1,
-    /// It is paused.
+    /// The container is paused.
     Paused = 2,
-    /// It runs.
+    /// The container runs.
     Running = 3,
-    /// It has ended.
+    /// The container has stopped.
     Stopped = 4,
 }
 
-/// What Linux knows of a container.
+/// The Linux configuration of a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LinuxContainer {
-    /// What it is given.
+    /// The container's resources.
     #[prost(message, optional, tag = "3")]
     pub resources: Option<LinuxResources>,
-    /// Its cgroup, in the form of the runtime's driver: a path, or `slice:prefix:name`.
+    /// The container's cgroup, in the form of the runtime's driver: a path, or `slice:prefix:name`.
     #[prost(string, tag = "5")]
     pub cgroups_path: String,
 }
 
-/// What a pod or a container is given.
+/// The resources of a pod or a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LinuxResources {
-    /// Memory.
+    /// Memory resources.
     #[prost(message, optional, tag = "1")]
     pub memory: Option<LinuxMemory>,
-    /// CPUs.
+    /// CPU resources.
     #[prost(message, optional, tag = "2")]
     pub cpu: Option<LinuxCpu>,
-    /// Files of cgroup v2, by name, as they are.
+    /// Values of cgroup v2 files, by file name.
     #[prost(btree_map = "string, string", tag = "6")]
     pub unified: BTreeMap<String, String>,
 }
 
-/// Memory that is given.
+/// Memory resources.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct LinuxMemory {
     /// The limit in bytes: see [`limit`](Self::limit).
@@ -161,7 +163,7 @@ pub struct LinuxMemory {
     pub limit: Option<OptionalInt64>,
 }
 
-/// CPUs that are given.
+/// CPU resources.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct LinuxCpu {
     /// The weight: see [`shares`](Self::shares).
@@ -173,15 +175,15 @@ pub struct LinuxCpu {
     /// The quota's period: see [`period`](Self::period).
     #[prost(message, optional, tag = "3")]
     pub period: Option<OptionalUInt64>,
-    /// The CPU set; empty where none is set.
+    /// The CPU set; empty if unset.
     #[prost(string, tag = "6")]
     pub cpus: String,
-    /// The NUMA nodes of its memory; empty where none are set.
+    /// The NUMA nodes of the memory; empty if unset.
     #[prost(string, tag = "7")]
     pub mems: String,
 }
 
-/// A signed number that may be unset.
+/// An optional signed number.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct OptionalInt64 {
     /// The number.
@@ -189,7 +191,7 @@ pub struct OptionalInt64 {
     pub value: i64,
 }
 
-/// A number that may be unset.
+/// An optional unsigned number.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct OptionalUInt64 {
     /// The number.
@@ -243,7 +245,7 @@ pub(super) struct SynchronizeResponse {
     pub(super) more: bool,
 }
 
-/// The request of every method that tells of a pod or of a container: they number their fields alike.
+/// The request of each method for a pod or a container event. All such requests number their fields alike.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct UpdateContainerRequest {
     #[prost(message, optional, tag = "1")]
@@ -272,7 +274,8 @@ pub(super) struct CreateContainerResponse {
     pub(super) update: Vec<ContainerUpdate>,
 }
 
-/// What methods answer that may change containers which exist already; to others it is empty, which is the empty message.
+/// The response of each method that may update existing containers. Without updates, the response encodes to the
+/// empty message of all remaining methods.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct UpdateContainerResponse {
     #[prost(message, repeated, tag = "1")]
@@ -322,7 +325,7 @@ pub(super) struct LinuxContainerUpdate {
 // === impl PodSandbox ===
 
 impl PodSandbox {
-    /// The pod's cgroup, as the kubelet named it to the runtime; empty where the runtime does not tell.
+    /// The pod's cgroup, as the kubelet named the cgroup to the runtime; empty if the runtime omits the field.
     pub fn cgroup_parent(&self) -> &str {
         self.linux
             .as_ref()
@@ -334,12 +337,12 @@ impl PodSandbox {
 // === impl Container ===
 
 impl Container {
-    /// What it is given, where the runtime tells.
+    /// The container's resources, if the runtime sends the field.
     pub fn resources(&self) -> Option<&LinuxResources> {
         self.linux.as_ref()?.resources.as_ref()
     }
 
-    /// Its cgroup, in the form of the runtime's driver; empty where the runtime does not tell.
+    /// The container's cgroup, in the form of the runtime's driver; empty if the runtime omits the field.
     pub fn cgroups_path(&self) -> &str {
         self.linux
             .as_ref()
@@ -347,7 +350,8 @@ impl Container {
             .unwrap_or_default()
     }
 
-    /// The value of a variable of its environment. Of several, the last counts, as for the C library's callers.
+    /// The value of an environment variable. The last of several definitions counts, as for callers of the C
+    /// library.
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.env
             .iter()
@@ -360,7 +364,7 @@ impl Container {
 // === impl LinuxMemory ===
 
 impl LinuxMemory {
-    /// The limit in bytes, where there is one.
+    /// The limit in bytes, if set.
     pub fn limit(&self) -> Option<u64> {
         self.limit
             .and_then(|limit| u64::try_from(limit.value).ok())
@@ -371,21 +375,21 @@ impl LinuxMemory {
 // === impl LinuxCpu ===
 
 impl LinuxCpu {
-    /// The weight, in cgroup v1's unit whatever the node has.
+    /// The weight, in the unit of cgroup v1 on every node.
     pub fn shares(&self) -> Option<u64> {
         self.shares
             .map(|shares| shares.value)
             .filter(|&shares| shares > 0)
     }
 
-    /// The quota in microseconds per [`period`](Self::period), where there is one.
+    /// The quota in microseconds per [`period`](Self::period), if set.
     pub fn quota(&self) -> Option<u64> {
         self.quota
             .and_then(|quota| u64::try_from(quota.value).ok())
             .filter(|&quota| quota > 0)
     }
 
-    /// The period in microseconds; the kernel's own where none is told.
+    /// The period in microseconds; the kernel's default if unset.
     pub fn period(&self) -> u64 {
         self.period
             .map(|period| period.value)

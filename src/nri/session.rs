@@ -1,5 +1,7 @@
-//! [`Session`]: one connection, from the registration to its end. One task owns it, and reads and writes side by side, so a
-//! runtime that is slow to read holds up nobody else. Handlers run one after the other, in the order of the calls.
+//! [`Session`]: one connection to the container runtime, and [`serve()`], which connects again and again.
+//!
+//! A single task owns a connection. The task reads, writes and runs a handler concurrently, so a slow reader blocks
+//! no handler. Handlers run one after the other, in the order of the requests.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -28,48 +30,50 @@ use super::proto::{
 use super::settings::PluginSettings;
 use super::state::{ConnectionState, Disconnect, publish};
 
-/// The version of NRI whose messages these are.
+/// The version of NRI whose messages [`proto`](super::proto) has.
 const VERSION: &str = "v0.12.2";
 
-/// How much is read at a time.
+/// The most bytes of one read.
 const READ_BYTES: usize = 64 << 10;
 
-/// How many calls may wait before no more are read, and how much may wait to be sent. Runtimes open one call at a time.
+/// Limits of the waiting calls and of the unsent bytes. At a limit, the session stops reading. Runtimes open one
+/// call at a time.
 const MAX_WAITING_CALLS: usize = 256;
 const MAX_UNSENT_BYTES: usize = 8 << 20;
 
-/// The number of the only call to the runtime: the registration.
+/// The stream of the registration, the only call to the runtime.
 const REGISTRATION_STREAM: u32 = 1;
 
-/// The most memory for the pods and reduced containers of Synchronize. A plugin holds several copies for a moment: the state
-/// before, the new state, and what is made of either. All of them must fit into the 128 MiB of the agent's pod.
+/// The most memory for the pods and reduced containers of Synchronize. A plugin holds several copies for a moment:
+/// the old state, the new state, and data derived from both. All copies must fit into the 128 MiB of the agent's
+/// pod.
 const MAX_SYNCHRONIZE_BYTES: usize = 16 << 20;
 
-/// The memory of a short text beside its letters: the text's own fields and the allocator's.
+/// The memory of a short string beside the characters: the string's fields and the allocator's overhead.
 const STRING_OVERHEAD: usize = 64;
 
-/// The longest time for an answer that a runtime is believed.
+/// The longest answer time that a session accepts from a runtime.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long a runtime may read nothing while something waits to be sent.
+/// How long a runtime may read nothing while bytes are unsent.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What exists, as far as it was told.
+/// The parts of Synchronize received until now.
 #[derive(Default)]
 struct SynchronizeParts {
     pods: Vec<PodSandbox>,
     /// Containers, reduced by the plugin.
     containers: Vec<Container>,
-    /// The memory of both, estimated.
+    /// The estimated memory of the pods and the containers.
     bytes: usize,
-    /// When the first of them came: the runtime counts its time from there.
+    /// The arrival of the first part, from which the runtime counts the time.
     since: Option<Instant>,
 }
 
-/// A handler that answers a call of the runtime, with the call's stream.
+/// A running handler. The result has the stream of the runtime's call.
 type RunningHandler = Pin<Box<dyn Future<Output = (u32, HandlerOutput)> + Send>>;
 
-/// One connection.
+/// One connection to the container runtime.
 pub(super) struct Session<'a, P> {
     settings: &'a PluginSettings,
     plugin: Arc<P>,
@@ -77,22 +81,22 @@ pub(super) struct Session<'a, P> {
     state: &'a watch::Sender<ConnectionState>,
     stop: CancellationToken,
     demux: Demux,
-    /// What comes on the two channels.
+    /// The decoders of the two channels.
     requests: MessageDecoder,
     responses: MessageDecoder,
-    /// What is still to be sent, and since when nobody has taken any of it.
+    /// Bytes to send, and the time of the last successful write.
     unsent: Vec<u8>,
     unsent_since: Instant,
-    /// Calls that wait for their turn, and the one that has it.
+    /// Calls in the queue, and the running handler.
     waiting: VecDeque<(u32, HandlerCall)>,
     running: Option<RunningHandler>,
-    /// Whether the runtime has yet to answer the registration.
+    /// Whether the response to the registration is still missing.
     awaits_registration: bool,
     parts: SynchronizeParts,
     runtime: Option<RuntimeInfo>,
-    /// When the registration must be over.
+    /// The time limit of the registration.
     registration_deadline: Option<Instant>,
-    /// Why the connection ends, once all is sent.
+    /// The reason to disconnect after all bytes are sent.
     closing: Option<Disconnect>,
 }
 
@@ -115,7 +119,7 @@ impl SynchronizeParts {
     }
 }
 
-/// The memory of a message with so many texts in lists and maps.
+/// The memory of a message with a number of strings in lists and maps.
 fn estimated_bytes<M: prost::Message>(message: &M, texts: usize) -> usize {
     size_of::<M>() + message.encoded_len() + texts * STRING_OVERHEAD
 }
@@ -150,7 +154,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Serves the connection until it ends; why it did. Calls that are still open are cancelled with it.
+    /// Serves the connection until the end, and returns the reason for the end. The end cancels open calls.
     pub(super) async fn run(mut self, stream: UnixStream) -> Disconnect {
         let (mut reader, mut writer) = stream.into_split();
         self.register();
@@ -158,14 +162,14 @@ impl<'a, P: Plugin> Session<'a, P> {
         loop {
             match self.handle_next(&mut reader, &mut writer, &mut chunk).await {
                 Ok(()) => {}
-                // What the runtime said of itself is a better reason than the end of the stream.
+                // A reason announced by the runtime is better than the end of the stream.
                 Err(Disconnect::Closed) => return self.closing.unwrap_or(Disconnect::Closed),
                 Err(disconnect) => return disconnect,
             }
         }
     }
 
-    /// Waits for whatever comes first, and sees to it.
+    /// Waits for the next event of the connection and handles the event.
     async fn handle_next(
         &mut self,
         reader: &mut OwnedReadHalf,
@@ -189,8 +193,8 @@ impl<'a, P: Plugin> Session<'a, P> {
         let busy = self.waiting.len() >= MAX_WAITING_CALLS || self.unsent.len() >= MAX_UNSENT_BYTES;
         let registration_deadline = self.registration_deadline.unwrap_or(self.unsent_since);
         tokio::select! {
-            // All arms are cancel safe: a cancelled read or write has moved no bytes, and an unfinished handler stays in
-            // `running`.
+            // All branches are cancel safe: a cancelled read or write moves no bytes, and an unfinished handler
+            // stays in `running`.
             () = self.stop.cancelled(), if !stopping => self.closing = Some(Disconnect::Stopped),
             read = reader.read(chunk), if !busy && !stopping => {
                 let length = read.map_err(|error| Disconnect::Broken(error.to_string()))?;
@@ -212,7 +216,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         Ok(())
     }
 
-    /// Takes what was read; nothing is the end.
+    /// Handles bytes from the socket. No bytes mean the end of the stream.
     fn handle_bytes(&mut self, mut bytes: &[u8]) -> Result<(), Disconnect> {
         if bytes.is_empty() {
             return Err(Disconnect::Closed);
@@ -234,14 +238,14 @@ impl<'a, P: Plugin> Session<'a, P> {
                         self.handle_response(message)?;
                     }
                 }
-                // A channel that nobody has opened; the runtimes drop what comes there, too.
+                // The channel is unknown. The runtimes drop bytes of unknown channels, too.
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Sees to a request of the runtime.
+    /// Decodes and handles a request of the runtime.
     fn handle_message(&mut self, message: RpcMessage) {
         let RpcMessage { stream, kind, data } = message;
         if kind != MessageType::Request {
@@ -261,7 +265,7 @@ impl<'a, P: Plugin> Session<'a, P> {
                 let invalid = |error| {
                     RpcResponse::error(
                         StatusCode::InvalidArgument,
-                        format!("no ttrpc request: {error}"),
+                        format!("not a ttrpc request: {error}"),
                     )
                 };
                 let RpcRequest {
@@ -364,7 +368,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// How long a handler may take: the runtime wants an answer somewhat later.
+    /// The time limit of a handler: three quarters of the time that the runtime waits.
     fn handler_timeout(&self) -> Duration {
         let request_timeout = self
             .runtime
@@ -376,7 +380,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             .mul_f64(0.75)
     }
 
-    /// Sends the answer to a call.
+    /// Sends the answer of a handler.
     fn send_output(&mut self, stream: u32, answer: HandlerOutput) {
         match answer {
             HandlerOutput::Synchronized(Ok(payload)) => {
@@ -397,7 +401,8 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Refuses Synchronize. The runtime closes the connection then; if not, nothing more would come.
+    /// Refuses Synchronize and disconnects. The runtime also closes the connection; an open connection would bring
+    /// no further events.
     fn refuse_synchronize(&mut self, stream: u32, code: StatusCode, reason: String) {
         self.send(&RpcResponse::error(code, reason.clone()).encode(stream));
         self.closing = self
@@ -435,7 +440,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             payload: registration.encode_to_vec(),
             timeout_nanoseconds: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
         };
-        // A plugin's name is short, so the message is not too long.
+        // A plugin's name is short, so the message is short enough.
         if let Some(message) = framing::encode_message(
             REGISTRATION_STREAM,
             MessageType::Request,
@@ -487,7 +492,7 @@ async fn output_of(running: &mut Option<RunningHandler>) -> (u32, HandlerOutput)
     done
 }
 
-/// The refusal of a Synchronize that would need too much memory.
+/// The reason to refuse a Synchronize that would need too much memory.
 fn too_large_reason() -> String {
     format!(
         "the node's pods and containers need more than the {} MiB that are kept of them: shorten the pods' annotations and the \
@@ -496,7 +501,7 @@ fn too_large_reason() -> String {
     )
 }
 
-/// The answer to a call that can't be served.
+/// The error response to a request that can't be decoded.
 fn error_response(error: &RequestError) -> RpcResponse {
     let code = match error {
         RequestError::Unknown { .. } => StatusCode::Unimplemented,
@@ -507,9 +512,10 @@ fn error_response(error: &RequestError) -> RpcResponse {
     RpcResponse::error(code, error.to_string())
 }
 
-/// Serves the runtime until it is told to stop; connects again, with growing waits, whenever there is no runtime.
+/// Serves the runtime until `stop` is cancelled. After the end of a connection, connects again with growing waits.
 ///
-/// Told to stop, it answers what it was asked before, and closes the connection. The runtime goes on without it.
+/// After `stop`, the session answers the received requests and closes the connection. The runtime continues without
+/// the plugin.
 pub async fn serve<P: Plugin>(
     settings: PluginSettings,
     plugin: Arc<P>,
@@ -520,7 +526,7 @@ pub async fn serve<P: Plugin>(
     let mut wait = least;
     loop {
         let disconnect = tokio::select! {
-            // Neither arm loses anything: a connection that comes about too late is closed.
+            // Both branches are cancel safe. A connection that completes after `stop` is closed.
             () = stop.cancelled() => Disconnect::Stopped,
             connected = UnixStream::connect(&settings.socket) => match connected {
                 Ok(stream) => {
@@ -534,7 +540,7 @@ pub async fn serve<P: Plugin>(
                 },
             },
         };
-        // A runtime that came as far as this is worth coming back to at once.
+        // A synchronized connection resets the wait.
         if matches!(*state.borrow(), ConnectionState::Synchronized(_)) {
             wait = least;
         }
@@ -544,7 +550,7 @@ pub async fn serve<P: Plugin>(
             return;
         }
         tokio::select! {
-            // It is only slept here.
+            // Both branches are cancel safe.
             () = stop.cancelled() => return publish(&state, ConnectionState::Away(Disconnect::Stopped)),
             () = tokio::time::sleep(wait) => wait = (wait * 2).min(most),
         }

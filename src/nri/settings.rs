@@ -3,44 +3,45 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where runtimes listen.
+/// The default path of the runtime's socket.
 pub const SOCKET: &str = "/var/run/nri/nri.sock";
 
-/// How the plugin presents itself, and how patient it is.
+/// The identity, the socket and the time limits of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginSettings {
     /// The runtime's socket.
     pub socket: PathBuf,
     /// The plugin's name: letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Its place among the runtime's plugins, 0 to 99: those with a lower one are asked first.
+    /// The plugin's position among the runtime's plugins, 0 to 99. The runtime calls lower positions first.
     pub index: u8,
-    /// How long the runtime may take for the registration, and then for the first question.
+    /// How long the runtime may take for the registration, and again for the first request.
     pub registration_timeout: Duration,
-    /// How long a runtime waits for an answer if it does not tell. A handler has three quarters of it.
+    /// How long a runtime waits for an answer, unless the runtime sends a limit. A handler has three quarters of
+    /// the limit.
     pub request_timeout: Duration,
-    /// The least and the most time between two attempts; it doubles from one to the other.
+    /// The shortest and the longest wait between two attempts. Each wait is twice as long as the previous wait.
     pub backoff: (Duration, Duration),
 }
 
-/// Settings that no runtime would accept.
+/// Settings that every runtime refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PluginSettingsError {
-    /// A name that is none.
-    #[error("{0:?} is no name for an NRI plugin: use letters, digits, - _ and ., at least one")]
+    /// An empty name, or a name with other characters.
+    #[error("{0:?} is not a valid name of an NRI plugin: use letters, digits, - _ and ., at least one")]
     Name(String),
     /// An index with more than two digits.
-    #[error("{0} is no index for an NRI plugin: use 0 to 99")]
+    #[error("{0} is not a valid index of an NRI plugin: use 0 to 99")]
     Index(u8),
 }
 
 // === impl PluginSettings ===
 
 impl PluginSettings {
-    /// A plugin of this name and place, at the usual socket, with NRI's usual times.
+    /// Settings for a plugin with a name and an index, with NRI's default socket and time limits.
     ///
     /// # Errors
-    /// The name or the index is one that runtimes refuse.
+    /// Runtimes refuse the name or the index.
     pub fn new(name: impl Into<String>, index: u8) -> Result<Self, PluginSettingsError> {
         let name = name.into();
         let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);

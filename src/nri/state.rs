@@ -1,4 +1,4 @@
-//! [`ConnectionState`]: the connection to the container runtime, as the rest of the agent sees it.
+//! [`ConnectionState`]: the state of the connection to the container runtime.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use tokio::sync::watch;
 
 use super::event::RuntimeInfo;
 
-/// Why there is no runtime.
+/// The reason why no connection exists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Disconnect {
-    /// Nobody has tried yet.
-    #[error("not tried yet")]
+    /// The first attempt is still to come.
+    #[error("no connection attempt yet")]
     NotTried,
-    /// Nobody listens at the socket.
+    /// The socket does not accept connections.
     #[error(
         "{socket}: {error}; does the container runtime run with NRI enabled, and is its socket mounted here?"
     )]
     Unreachable {
-        /// The socket.
+        /// The path of the socket.
         socket: String,
-        /// The system's words.
+        /// The error of the operating system.
         error: String,
     },
-    /// The runtime does not want the plugin.
+    /// The runtime refused the plugin.
     #[error("the container runtime refused the registration ({code}): {message}")]
     RegistrationRefused {
-        /// gRPC's code.
+        /// The gRPC status code.
         code: i32,
         /// The reason.
         message: String,
@@ -33,39 +33,40 @@ pub enum Disconnect {
     /// The runtime did not register or configure the plugin in time.
     #[error("the container runtime did not finish the registration within {0:?}")]
     RegistrationTimeout(Duration),
-    /// The runtime is gone, or wants nothing more of the plugin.
+    /// The runtime closed the connection.
     #[error("the container runtime closed the connection")]
     Closed,
-    /// The runtime is going down, and said so.
+    /// The runtime is shutting down, and announced the shutdown.
     #[error("the container runtime is shutting down")]
     Shutdown,
-    /// The connection broke.
+    /// Reading from or writing to the socket failed.
     #[error("the connection to the container runtime broke: {0}")]
     Broken(String),
-    /// What the runtime sends makes no sense.
-    #[error("the container runtime sends what makes no sense: {0}")]
+    /// The runtime sent an oversized frame or an unreadable response.
+    #[error("the container runtime sent invalid data: {0}")]
     InvalidResponse(String),
-    /// The runtime reads nothing any more.
+    /// The runtime does not read the plugin's messages.
     #[error("the container runtime has read nothing for {0:?}")]
     Stalled(Duration),
-    /// The plugin did not accept what exists.
-    #[error("what the container runtime told of was not accepted: {0}")]
+    /// The plugin refused the list of pods and containers.
+    #[error("the plugin refused the container runtime's pods and containers: {0}")]
     SynchronizeRefused(String),
-    /// The plugin was told to stop.
+    /// The agent stops.
     #[error("stopped")]
     Stopped,
 }
 
-/// How it stands with the runtime.
+/// The state of the connection to the container runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionState {
-    /// There is none.
+    /// No connection exists.
     Away(Disconnect),
-    /// Somebody listens, and the registration is on its way.
+    /// The socket is connected; the registration is in progress.
     Connecting,
-    /// Registered and configured; what exists is still to be told. No container is told of yet.
+    /// Registered and configured. The list of existing pods and containers is still to come, and no event comes
+    /// before the list.
     Registered(RuntimeInfo),
-    /// The plugin knows what exists, and is asked about all that changes.
+    /// The plugin knows the existing pods and containers, and receives all events.
     Synchronized(RuntimeInfo),
 }
 
@@ -78,7 +79,7 @@ impl Default for ConnectionState {
 }
 
 impl ConnectionState {
-    /// Its name, for metrics.
+    /// The state's name, for metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Away(_) => "away",
@@ -88,7 +89,7 @@ impl ConnectionState {
         }
     }
 
-    /// The runtime, once it has said who it is.
+    /// The runtime's description, known after the registration.
     pub fn runtime(&self) -> Option<&RuntimeInfo> {
         match self {
             Self::Away(_) | Self::Connecting => None,
@@ -97,7 +98,7 @@ impl ConnectionState {
     }
 }
 
-/// Publishes a state, and logs it, unless it is what it was.
+/// Publishes and logs a state that differs from the current state.
 pub(super) fn publish(state: &watch::Sender<ConnectionState>, new: ConnectionState) {
     state.send_if_modified(|old| {
         let differs = *old != new;
@@ -111,7 +112,7 @@ pub(super) fn publish(state: &watch::Sender<ConnectionState>, new: ConnectionSta
                     tracing::info!("NRI: registered with {runtime}");
                 }
                 ConnectionState::Synchronized(runtime) => {
-                    tracing::info!("NRI: in step with {runtime}");
+                    tracing::info!("NRI: synchronized with {runtime}");
                 }
             }
             *old = new;

@@ -17,7 +17,8 @@ fn sandbox(cgroup_parent: &str) -> PodSandbox {
     }
 }
 
-/// A container as the kubelet has it made: thousandths of CPUs asked for, thousandths and bytes capped; 0 for unset.
+/// A container as the kubelet configures containers: request and limit in thousandths of a CPU, memory in bytes; 0
+/// for unset.
 fn container(name: &str, request: u64, limit: u64, memory: i64) -> Container {
     let shares = (request * 1024 / 1000).clamp(2, 262_144);
     let quota = if limit == 0 {
@@ -132,7 +133,8 @@ fn every_request_and_limit_of_the_kubelet_comes_back() {
         assert_eq!(cpus(&got.containers[0]), (Some(millis), Some(millis)));
         assert_eq!(qos(&got), Qos::Guaranteed);
     }
-    // At 256 CPUs the weight ends and the quota knows; of one thousandth the weight knows nothing.
+    // The largest weight means 256 CPUs or more, so the quota decides. The weight of one thousandth gives no
+    // request.
     for millis in [256_000, 512_000] {
         let got = pod(&sandbox(GUARANTEED), [&container("c", millis, millis, 1)]);
         assert_eq!(cpus(&got.containers[0]), (Some(millis), Some(millis)));
@@ -161,7 +163,7 @@ fn a_lifted_quota_is_told_by_the_weight() {
         assert_eq!(cpus(&got.containers[0]), (Some(4000), Some(4000)));
         assert_eq!(qos(&got), Qos::Guaranteed);
     }
-    // Beyond the weight's end nothing tells it.
+    // The largest weight without a quota gives no request.
     let got = pod(&sandbox(GUARANTEED), [&given("c", 262_144, -1, 1 << 30)]);
     assert_eq!(cpus(&got.containers[0]), (None, None));
 }
@@ -206,7 +208,7 @@ fn whoever_debugs_a_guaranteed_pod_does_not_change_it() {
     );
     assert_eq!(got.containers.len(), 1);
     assert_eq!(qos(&got), Qos::Guaranteed);
-    // In any other class such a container is an ordinary one.
+    // In all other classes, a container without resources is an ordinary container.
     assert_eq!(
         pod(&sandbox(BURSTABLE), [&app, &container("plain", 0, 0, 0)])
             .containers
