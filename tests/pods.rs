@@ -456,7 +456,7 @@ proptest! {
             container.env.retain(|name, _| pod::variable_counts(name));
         }
         prop_assert_eq!(pod::recognise(&pod), pod::recognise(&without));
-        prop_assert_eq!(pod::wishes(&pod, &pod::Wishes::default()), pod::wishes(&without, &pod::Wishes::default()));
+        prop_assert_eq!(pod::cpu_preferences(&pod, &pod::CpuPreferences::default()), pod::cpu_preferences(&without, &pod::CpuPreferences::default()));
         let (policy, threads) = (Policy::default(), ThreadPolicy::default());
         let basis = Some(ThreadBasis::exclusive(cpus, cpus, 1));
         for (one, other) in pod.containers.iter().zip(&without.containers) {

@@ -10,7 +10,7 @@ use super::cluster::{self, Asked};
 pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
 use crate::pin::quiet::Quiet;
-use crate::pod::{Policy, ThreadPolicy, Wishes};
+use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
 
 /// Where the configuration file is looked for when none is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
@@ -46,7 +46,7 @@ pub struct Config {
     /// Which pods are owed CPUs of their own.
     pub policy: Policy,
     /// How CPUs are given; each is overruled by a pod's annotation `pinfold.io/NAME`.
-    pub cpus: Wishes,
+    pub cpus: CpuPreferences,
     /// How many running containers may be moved within an hour so that others need not be split; only those of pods that
     /// allow it are.
     pub moves_per_hour: u32,
@@ -198,7 +198,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
             metrics: Metrics::default(),
             policy: Policy::default(),
-            cpus: Wishes::default(),
+            cpus: CpuPreferences::default(),
             moves_per_hour: 0,
             quiet: Quiet::default(),
             threads: ThreadPolicy::default(),

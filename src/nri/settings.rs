@@ -28,7 +28,9 @@ pub struct PluginSettings {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PluginSettingsError {
     /// An empty name, or a name with other characters.
-    #[error("{0:?} is not a valid name of an NRI plugin: use letters, digits, - _ and ., at least one")]
+    #[error(
+        "{0:?} is not a valid name of an NRI plugin: use letters, digits, - _ and ., at least one"
+    )]
     Name(String),
     /// An index with more than two digits.
     #[error("{0} is not a valid index of an NRI plugin: use 0 to 99")]

@@ -13,7 +13,8 @@ use super::mark::{union, usable};
 use super::steps::Desired;
 use crate::cpu::{CpuSet, Placer, Topology};
 use crate::pod::{
-    self, Balancing, Container, ContainerKind, Entitlement, Pod, Policy, Qos, Recognition, Wishes,
+    self, Balancing, Container, ContainerKind, CpuPreferences, Entitlement, Pod, Policy, Qos,
+    Recognition,
 };
 
 /// What decisions are made from, besides the ledger.
@@ -28,7 +29,7 @@ pub struct Inputs<'a> {
     /// Who counts.
     pub policy: &'a Policy,
     /// How CPUs are given where a pod doesn't say.
-    pub wishes: &'a Wishes,
+    pub wishes: &'a CpuPreferences,
     /// The pods of this node, the earlier the sooner served.
     pub pods: &'a [Pod],
     /// The uids of pods that have a container or are about to get one: only they own CPUs. `None` in a plan on paper: every
@@ -206,7 +207,7 @@ struct Asked<'a> {
     entitlements: Vec<Entitlement>,
     /// Containers that are granted nothing although this is a training pod.
     denied: BTreeSet<usize>,
-    wishes: Wishes,
+    wishes: CpuPreferences,
     /// Annotations that make no sense.
     mistakes: Vec<String>,
 }
@@ -216,7 +217,7 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn new(index: usize, pod: &'a Pod, inputs: &Inputs<'_>) -> Self {
         let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
-        let (wishes, mistakes) = pod::wishes(pod, inputs.wishes);
+        let (wishes, mistakes) = pod::cpu_preferences(pod, inputs.wishes);
         Self {
             index,
             pod,

@@ -90,7 +90,7 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
         counts: true,
         evidence,
     };
-    if let Some(Wish::Exclusive(value)) = wish(pod) {
+    if let Some(CpusAnnotation::Exclusive(value)) = cpus_annotation(pod) {
         return counts(format!("annotation {CPUS_ANNOTATION}={value}"));
     }
     if recognition.training {
@@ -115,8 +115,8 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
 pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitlement {
     match decide(pod, container, policy) {
         Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
-        Err(Refusal::Shared(reason)) => Entitlement::Shared { reason },
-        Err(Refusal::Inherit(reason)) => Entitlement::Inherit { reason },
+        Err(NotExclusive::Shared(reason)) => Entitlement::Shared { reason },
+        Err(NotExclusive::Inherit(reason)) => Entitlement::Inherit { reason },
     }
 }
 
@@ -132,33 +132,42 @@ pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
         training_only: true,
         ..policy.clone()
     };
-    let training = matches!(wish(pod), Some(Wish::Unknown(_)))
+    let training = matches!(cpus_annotation(pod), Some(CpusAnnotation::Unknown(_)))
         || training(pod, &recognise(pod), &policy).counts;
-    shared && training && !pod.finished && !matches!(wish(pod), Some(Wish::Shared))
+    shared
+        && training
+        && !pod.finished
+        && !matches!(cpus_annotation(pod), Some(CpusAnnotation::Shared))
 }
 
-enum Refusal {
+enum NotExclusive {
     Shared(String),
     Inherit(String),
 }
 
-fn decide(pod: &Pod, container: &Container, policy: &Policy) -> Result<(u32, String), Refusal> {
-    let shared = |reason: String| Err(Refusal::Shared(reason));
+fn decide(
+    pod: &Pod,
+    container: &Container,
+    policy: &Policy,
+) -> Result<(u32, String), NotExclusive> {
+    let shared = |reason: String| Err(NotExclusive::Shared(reason));
     if pod.finished {
         return shared("the pod has run to its end".to_owned());
     }
-    match wish(pod) {
-        Some(Wish::Shared) => return shared(format!("annotation {CPUS_ANNOTATION}=shared")),
-        Some(Wish::Unknown(value)) => {
+    match cpus_annotation(pod) {
+        Some(CpusAnnotation::Shared) => {
+            return shared(format!("annotation {CPUS_ANNOTATION}=shared"));
+        }
+        Some(CpusAnnotation::Unknown(value)) => {
             return shared(format!(
                 "annotation {CPUS_ANNOTATION} is {value:?}, which is unknown: write exclusive, required or shared"
             ));
         }
-        Some(Wish::Exclusive(_)) | None => {}
+        Some(CpusAnnotation::Exclusive(_)) | None => {}
     }
     if container.kind == ContainerKind::Init {
         let reason = "an init container runs inside the set that its pod's containers will get";
-        return Err(Refusal::Inherit(reason.to_owned()));
+        return Err(NotExclusive::Inherit(reason.to_owned()));
     }
     let training = training(pod, &recognise(pod), policy);
     if !training.counts {
@@ -173,7 +182,7 @@ fn decide(pod: &Pod, container: &Container, policy: &Policy) -> Result<(u32, Str
             super::qos(pod)
         ));
     }
-    let cpus = whole_cpus(pod, container).map_err(Refusal::Shared)?;
+    let cpus = whole_cpus(pod, container).map_err(NotExclusive::Shared)?;
     Ok((
         cpus,
         format!(
@@ -227,7 +236,7 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
 }
 
 /// What the pod's owner has asked for.
-enum Wish<'a> {
+enum CpusAnnotation<'a> {
     /// Exclusive CPUs, in the owner's word.
     Exclusive(&'a str),
     Shared,
@@ -236,14 +245,17 @@ enum Wish<'a> {
 
 /// Whether the pod's owner would rather not have it run than without CPUs of its own.
 pub fn is_required(pod: &Pod) -> bool {
-    matches!(wish(pod), Some(Wish::Exclusive("required")))
+    matches!(
+        cpus_annotation(pod),
+        Some(CpusAnnotation::Exclusive("required"))
+    )
 }
 
 /// The annotation, if there is one. `required` asks for what `exclusive` does; [`is_required`] tells them apart.
-fn wish(pod: &Pod) -> Option<Wish<'_>> {
+fn cpus_annotation(pod: &Pod) -> Option<CpusAnnotation<'_>> {
     Some(match pod.annotations.get(CPUS_ANNOTATION)?.as_str() {
-        value @ ("exclusive" | "required") => Wish::Exclusive(value),
-        "shared" => Wish::Shared,
-        value => Wish::Unknown(value),
+        value @ ("exclusive" | "required") => CpusAnnotation::Exclusive(value),
+        "shared" => CpusAnnotation::Shared,
+        value => CpusAnnotation::Unknown(value),
     })
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::object::{self, Amounts, Object};
+use super::object::{self, Object, ResourceAmounts};
 use super::quantity::{self, QuantityError};
 use super::{
     ApiUid, Container, ContainerIds, ContainerKind, EnvSource, Mirror, Pod, PodUid, Qos, Resources,
@@ -90,7 +90,8 @@ impl Pod {
             pending,
         )?;
         let app = reported_by("containerStatuses", status.container_statuses, pending)?;
-        let mut reported: BTreeMap<String, Reported> = init.into_iter().chain(app).collect();
+        let mut reported: BTreeMap<String, ReportedContainer> =
+            init.into_iter().chain(app).collect();
         let init = spec
             .init_containers
             .unwrap_or_default()
@@ -114,7 +115,7 @@ impl Pod {
         let mut whole = resources(spec.resources, "spec.resources")?;
         default_pod_requests(&mut whole, &containers);
         within_limit(&whole, "spec.resources")?;
-        Granted {
+        AllocatedCpu {
             request: allocated,
             limit: None,
         }
@@ -154,7 +155,7 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What a pod says as a mirror pod: both annotations agree, and a Node owns the pod.
-fn mirror(metadata: &object::Metadata) -> Option<Mirror> {
+fn mirror(metadata: &object::ObjectMeta) -> Option<Mirror> {
     let annotation = |key| {
         metadata
             .annotations
@@ -163,7 +164,7 @@ fn mirror(metadata: &object::Metadata) -> Option<Mirror> {
             .filter(|uid| !uid.is_empty())
     };
     let uid = annotation(CONFIG_HASH).filter(|uid| annotation(CONFIG_MIRROR) == Some(*uid))?;
-    let is_node = |owner: &&object::Owner| {
+    let is_node = |owner: &&object::OwnerReference| {
         owner.kind.as_deref() == Some("Node") && owner.api_version.as_deref() == Some("v1")
     };
     let node = metadata
@@ -180,7 +181,7 @@ fn mirror(metadata: &object::Metadata) -> Option<Mirror> {
 }
 
 /// The label keys by which a pod chooses its node.
-fn node_keys(spec: &object::Spec) -> BTreeSet<String> {
+fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
     let selector = spec
         .node_selector
         .iter()
@@ -201,23 +202,23 @@ fn node_keys(spec: &object::Spec) -> BTreeSet<String> {
 }
 
 /// A container as its status reports it.
-struct Reported {
+struct ReportedContainer {
     /// The runtime's id, without the runtime's name in front.
     runtime_id: Option<String>,
-    granted: Granted,
+    granted: AllocatedCpu,
 }
 
 /// Thousandths of a CPU that the kubelet has granted, where the status tells.
-struct Granted {
+struct AllocatedCpu {
     /// The request.
     request: Option<u64>,
     /// The limit, while a resize is pending.
     limit: Option<u64>,
 }
 
-// === impl Granted ===
+// === impl AllocatedCpu ===
 
-impl Granted {
+impl AllocatedCpu {
     /// Replaces the amounts of the spec. A limit that equals its request is granted together with the request.
     fn replace(self, spec: &mut Resources) {
         let Some(request) = spec.cpu_request else {
@@ -234,14 +235,14 @@ impl Granted {
 }
 
 /// Whether the kubelet has put off or refused a resize, or has not seen the latest spec yet.
-fn resize_is_pending(status: &object::Status, generation: Option<i64>) -> bool {
+fn resize_is_pending(status: &object::PodStatus, generation: Option<i64>) -> bool {
     let conditions = status.conditions.iter().flatten();
     let mut pending =
         conditions.filter(|condition| condition.kind.as_deref() == Some("PodResizePending"));
     let unseen = status
         .observed_generation
         .zip(generation)
-        .is_some_and(|(seen, latest)| seen < latest);
+        .is_some_and(|(observed, latest)| observed < latest);
     pending.any(|condition| condition.status.as_deref() == Some("True"))
         || status
             .resize
@@ -255,7 +256,7 @@ fn reported_by(
     list: &str,
     statuses: Option<Vec<object::ContainerStatus>>,
     pending: bool,
-) -> Result<BTreeMap<String, Reported>, PodError> {
+) -> Result<BTreeMap<String, ReportedContainer>, PodError> {
     let statuses = statuses.unwrap_or_default().into_iter().zip(0..);
     statuses
         .map(|(status, index)| {
@@ -266,9 +267,9 @@ fn reported_by(
             let id = status.container_id.unwrap_or_default();
             let id = id.split_once("://").map_or(id.as_str(), |(_, id)| id);
             let runtime_id = Some(id.to_owned()).filter(|id| !id.is_empty());
-            let reported = Reported {
+            let reported = ReportedContainer {
                 runtime_id,
-                granted: Granted { request, limit },
+                granted: AllocatedCpu { request, limit },
             };
             Ok((status.name.unwrap_or_default(), reported))
         })
@@ -294,7 +295,7 @@ fn convert(
     own.memory_request = own.memory_request.or(own.memory_limit);
     within_limit(&own, &path)?;
 
-    let variable = |var: object::Variable| {
+    let variable = |var: object::EnvVar| {
         let source = match (var.value, var.value_from) {
             (None, Some(_)) => EnvSource::Reference,
             (value, _) => EnvSource::Value(value.unwrap_or_default()),
@@ -338,11 +339,11 @@ fn resources(from: Option<object::Resources>, path: &str) -> Result<Resources, P
 
 /// Thousandths of CPUs, and bytes.
 fn amounts(
-    from: Option<Amounts>,
+    from: Option<ResourceAmounts>,
     path: &str,
     field: &str,
 ) -> Result<(Option<u64>, Option<u64>), PodError> {
-    let Amounts { cpu, memory } = from.unwrap_or_default();
+    let ResourceAmounts { cpu, memory } = from.unwrap_or_default();
     let path = |resource: &str| format!("{path}.{field}.{resource}");
     Ok((
         amount(cpu, quantity::cpu_millis, || path("cpu"))?,
@@ -351,7 +352,7 @@ fn amounts(
 }
 
 /// Thousandths of CPUs.
-fn cpu(from: Option<Amounts>, path: &str) -> Result<Option<u64>, PodError> {
+fn cpu(from: Option<ResourceAmounts>, path: &str) -> Result<Option<u64>, PodError> {
     amount(
         from.and_then(|amounts| amounts.cpu),
         quantity::cpu_millis,
@@ -405,7 +406,7 @@ fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
     if pod.cpu_limit.is_none() && pod.memory_limit.is_none() {
         return;
     }
-    let together = |amount: fn(&Resources) -> Option<u64>| asked_together(containers, amount);
+    let together = |amount: fn(&Resources) -> Option<u64>| requested_together(containers, amount);
     pod.cpu_request = pod
         .cpu_request
         .or_else(|| together(|r| r.cpu_request))
@@ -419,14 +420,17 @@ fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
 /// The most that a pod's containers ask for at one time; `None` if none asks.
 ///
 /// App containers run beside all sidecars; an init container runs beside the sidecars that come before it.
-fn asked_together(containers: &[Container], amount: fn(&Resources) -> Option<u64>) -> Option<u64> {
-    let asked = |c: &Container| amount(&c.resources);
-    containers.iter().find_map(asked)?;
+fn requested_together(
+    containers: &[Container],
+    amount: fn(&Resources) -> Option<u64>,
+) -> Option<u64> {
+    let requested = |c: &Container| amount(&c.resources);
+    containers.iter().find_map(requested)?;
     let mut sidecars = 0u64;
     let mut apps = 0u64;
     let mut most = 0u64;
     for container in containers {
-        let own = asked(container).unwrap_or_default();
+        let own = requested(container).unwrap_or_default();
         match container.kind {
             ContainerKind::App => apps = apps.saturating_add(own),
             ContainerKind::Sidecar => {
@@ -474,7 +478,7 @@ mod tests {
         let events = answer.lines().filter(|line| line.starts_with('{'));
         let objects =
             events.map(|line| serde_json::from_str::<Value>(line).unwrap()["object"].take());
-        let seen: Vec<(String, Option<u64>)> = objects
+        let limits: Vec<(String, Option<u64>)> = objects
             .filter(|object| object["metadata"]["name"] == "fx-guaranteed")
             .map(|object| {
                 let version = object["metadata"]["resourceVersion"]
@@ -484,7 +488,7 @@ mod tests {
                 (version, read(&object).containers[0].resources.cpu_limit)
             })
             .collect();
-        let resize: Vec<(&str, Option<u64>)> = seen
+        let resize: Vec<(&str, Option<u64>)> = limits
             .iter()
             .map(|(version, limit)| (version.as_str(), *limit))
             .filter(|(version, _)| ["719", "744", "746", "748", "762"].contains(version))

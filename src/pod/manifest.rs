@@ -4,7 +4,7 @@
 //! with strange fields, and once as what it is. What YAML calls a number or a boolean is not taken for a string, as in
 //! Kubernetes: a label `CASE: 2` is an error that says to quote it.
 
-use super::object::{Metadata, Object, Spec, Status};
+use super::object::{Object, ObjectMeta, PodSpec, PodStatus};
 use super::{Pod, PodError};
 use crate::text::{self, Mistake, part};
 
@@ -111,12 +111,12 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
         line: mistake.line,
         source: SyntaxError(mistake.message),
     };
-    let (heads, form) = text::read::<Head>(text, MAX_TEXT).map_err(syntax)?;
+    let (heads, form) = text::read::<DocumentHead>(text, MAX_TEXT).map_err(syntax)?;
     for (head, document) in heads.iter().zip(1..) {
         head.check(source, document)?;
     }
     let mut pods = Vec::new();
-    let documents = text::read_as::<Document>(text, form, MAX_TEXT).map_err(syntax)?;
+    let documents = text::read_as::<ManifestDocument>(text, form, MAX_TEXT).map_err(syntax)?;
     for (document, number) in documents.into_iter().zip(1..) {
         document.pods(source, number, &mut pods)?;
     }
@@ -125,16 +125,16 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
 
 part! {
     /// What a document says it is.
-    struct Head: "a Kubernetes object" {
+    struct DocumentHead: "a Kubernetes object" {
         api_version: String = "apiVersion",
         kind: String = "kind",
-        items: Vec<ItemHead> = "items",
+        items: Vec<ListItemHead> = "items",
     }
 }
 
 part! {
     /// What an item of a list says it is.
-    struct ItemHead: "a Kubernetes object" {
+    struct ListItemHead: "a Kubernetes object" {
         api_version: String = "apiVersion",
         kind: String = "kind",
     }
@@ -142,18 +142,18 @@ part! {
 
 part! {
     /// A Pod, or a list of them: the two have no field in common but `metadata`, and a list's has nothing that is used.
-    struct Document: "a Kubernetes object" {
+    struct ManifestDocument: "a Kubernetes object" {
         kind: String = "kind",
-        metadata: Metadata = "metadata",
-        spec: Spec = "spec",
-        status: Status = "status",
+        metadata: ObjectMeta = "metadata",
+        spec: PodSpec = "spec",
+        status: PodStatus = "status",
         items: Vec<Object> = "items",
     }
 }
 
-// === impl Head ===
+// === impl DocumentHead ===
 
-impl Head {
+impl DocumentHead {
     fn check(&self, origin: &str, document: usize) -> Result<(), ManifestError> {
         let refuse = |item, kind: &str, version: &Option<String>| ManifestError::Kind {
             origin: origin.to_owned(),
@@ -195,9 +195,9 @@ impl Head {
     }
 }
 
-// === impl Document ===
+// === impl ManifestDocument ===
 
-impl Document {
+impl ManifestDocument {
     fn pods(self, origin: &str, document: usize, into: &mut Vec<Pod>) -> Result<(), ManifestError> {
         let single = self.kind.as_deref() == Some("Pod");
         let pods = if single {
@@ -236,7 +236,7 @@ impl Document {
     }
 }
 
-fn name_for_people(metadata: Option<&Metadata>) -> String {
+fn name_for_people(metadata: Option<&ObjectMeta>) -> String {
     let name =
         metadata.and_then(|metadata| metadata.name.as_ref().or(metadata.generate_name.as_ref()));
     name.map_or_else(

@@ -12,16 +12,17 @@
 //!    manifest in a folder has none, and a decision must not depend on where the pod was read.
 //! 3. [`recognise`] says which part of a training job the pod is, and which label, variable or argument shows it.
 //! 4. [`entitlement`] says whether a container gets CPUs of its own, and how many.
-//! 5. [`wishes`] says how the pod's owner wants those CPUs.
+//! 5. [`cpu_preferences`] says how the pod's owner wants those CPUs.
 //! 6. [`thread_environment`] sizes the container's thread pools from the CPUs it will have.
 //! 7. [`verdict`] says, once it runs, whether its threads are those that the environment explains.
 //!
 //! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`]; [`PROCESSES_ANNOTATION`]
-//! tells what cannot be seen from outside; those of [`Wishes`] say how. They are read from the pod, for all its containers.
+//! tells what cannot be seen from outside; those of [`CpuPreferences`] say how. They are read from the pod, for all its containers.
 //!
 //! Invariant: a value that the pod's owner has set wins, wherever it comes from. Where the room cannot see whether a
 //! value is set, it withholds its own.
 
+mod cpu_preferences;
 mod entitlement;
 mod from_k8s;
 mod manifest;
@@ -37,8 +38,8 @@ mod threads;
 mod uid;
 mod variables;
 mod verdict;
-mod wishes;
 
+pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use entitlement::{
     Entitlement, Policy, Training, entitlement, is_denied, is_required, training,
 };
@@ -57,8 +58,7 @@ pub use threads::{
 };
 pub use uid::{ApiUid, Mirror, PodUid};
 pub use variables::variable_counts;
-pub use verdict::{CAUSES, Finding, ThreadFacts, Verdict, verdict};
-pub use wishes::{Balancing, Memory, Wishes, wishes};
+pub use verdict::{CAUSES, ThreadFacts, ThreadFinding, ThreadVerdict, verdict};
 
 /// Whether the pod's containers get CPUs of their own: `exclusive`, `required` or `shared`.
 pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";

@@ -13,14 +13,14 @@ use crate::text::part;
 part! {
     /// A Pod as the API server or a manifest's author writes it: see [`Pod::from_k8s`](super::Pod::from_k8s).
     pub struct Object: "a Kubernetes object" {
-        pub(super) metadata: Metadata = "metadata",
-        pub(super) spec: Spec = "spec",
-        pub(super) status: Status = "status",
+        pub(super) metadata: ObjectMeta = "metadata",
+        pub(super) spec: PodSpec = "spec",
+        pub(super) status: PodStatus = "status",
     }
 }
 
 part! {
-    pub(super) struct Metadata: "an object's metadata" {
+    pub(super) struct ObjectMeta: "an object's metadata" {
         pub(super) name: String = "name",
         pub(super) generate_name: String = "generateName",
         pub(super) namespace: String = "namespace",
@@ -28,12 +28,12 @@ part! {
         pub(super) generation: i64 = "generation",
         pub(super) labels: BTreeMap<String, String> = "labels",
         pub(super) annotations: BTreeMap<String, String> = "annotations",
-        pub(super) owners: Vec<Owner> = "ownerReferences",
+        pub(super) owners: Vec<OwnerReference> = "ownerReferences",
     }
 }
 
 part! {
-    pub(super) struct Owner: "an owner reference" {
+    pub(super) struct OwnerReference: "an owner reference" {
         pub(super) api_version: String = "apiVersion",
         pub(super) kind: String = "kind",
         pub(super) uid: String = "uid",
@@ -41,7 +41,7 @@ part! {
 }
 
 part! {
-    pub(super) struct Spec: "a pod's spec" {
+    pub(super) struct PodSpec: "a pod's spec" {
         pub(super) init_containers: Vec<Container> = "initContainers",
         pub(super) containers: Vec<Container> = "containers",
         pub(super) host_network: bool = "hostNetwork",
@@ -65,18 +65,18 @@ part! {
 
 part! {
     pub(super) struct NodeSelector: "a node selector" {
-        pub(super) terms: Vec<Term> = "nodeSelectorTerms",
+        pub(super) terms: Vec<NodeSelectorTerm> = "nodeSelectorTerms",
     }
 }
 
 part! {
-    pub(super) struct Term: "a term of a node selector" {
-        pub(super) expressions: Vec<Requirement> = "matchExpressions",
+    pub(super) struct NodeSelectorTerm: "a term of a node selector" {
+        pub(super) expressions: Vec<NodeSelectorRequirement> = "matchExpressions",
     }
 }
 
 part! {
-    pub(super) struct Requirement: "a requirement of a node selector" {
+    pub(super) struct NodeSelectorRequirement: "a requirement of a node selector" {
         pub(super) key: String = "key",
     }
 }
@@ -87,7 +87,7 @@ part! {
         pub(super) image: String = "image",
         pub(super) command: Vec<String> = "command",
         pub(super) args: Vec<String> = "args",
-        pub(super) env: Vec<Variable> = "env",
+        pub(super) env: Vec<EnvVar> = "env",
         /// Where more variables come from: only whether there are any.
         pub(super) env_from: Vec<IgnoredAny> = "envFrom",
         pub(super) restart_policy: String = "restartPolicy",
@@ -96,7 +96,7 @@ part! {
 }
 
 part! {
-    pub(super) struct Variable: "an environment variable" {
+    pub(super) struct EnvVar: "an environment variable" {
         pub(super) name: String = "name",
         pub(super) value: String = "value",
         /// Where the value comes from: only whether it does.
@@ -106,35 +106,35 @@ part! {
 
 part! {
     pub(super) struct Resources: "resources" {
-        pub(super) requests: Amounts = "requests",
-        pub(super) limits: Amounts = "limits",
+        pub(super) requests: ResourceAmounts = "requests",
+        pub(super) limits: ResourceAmounts = "limits",
     }
 }
 
 part! {
-    pub(super) struct Amounts: "amounts of resources" {
+    pub(super) struct ResourceAmounts: "amounts of resources" {
         pub(super) cpu: Quantity = "cpu",
         pub(super) memory: Quantity = "memory",
     }
 }
 
 part! {
-    pub(super) struct Status: "a pod's status" {
+    pub(super) struct PodStatus: "a pod's status" {
         pub(super) phase: String = "phase",
         pub(super) qos_class: String = "qosClass",
         /// The generation of the spec that the kubelet has seen.
         pub(super) observed_generation: i64 = "observedGeneration",
-        pub(super) conditions: Vec<Condition> = "conditions",
+        pub(super) conditions: Vec<PodCondition> = "conditions",
         /// The state of a resize, where the kubelet is older than the condition for it.
         pub(super) resize: String = "resize",
-        pub(super) allocated: Amounts = "allocatedResources",
+        pub(super) allocated: ResourceAmounts = "allocatedResources",
         pub(super) init_container_statuses: Vec<ContainerStatus> = "initContainerStatuses",
         pub(super) container_statuses: Vec<ContainerStatus> = "containerStatuses",
     }
 }
 
 part! {
-    pub(super) struct Condition: "a pod's condition" {
+    pub(super) struct PodCondition: "a pod's condition" {
         pub(super) kind: String = "type",
         pub(super) status: String = "status",
     }
@@ -145,7 +145,7 @@ part! {
         pub(super) name: String = "name",
         pub(super) container_id: String = "containerID",
         /// The requests that the kubelet has granted.
-        pub(super) allocated: Amounts = "allocatedResources",
+        pub(super) allocated: ResourceAmounts = "allocatedResources",
         /// The requests and limits in force.
         pub(super) resources: Resources = "resources",
     }

@@ -152,10 +152,10 @@ fn volcano(pod: &Pod) -> Option<Recognition> {
             .map(|value| (value.as_str(), "annotation"))
     })?;
     let mark = by_label(pod, known_role(value)?, key, value).numbered("volcano.sh/task-index");
-    let found = mark.of_job("volcano.sh/job-name").found;
+    let recognition = mark.of_job("volcano.sh/job-name").recognition;
     Some(Recognition {
         evidence: format!("{noun} {key}={value}"),
-        ..found
+        ..recognition
     })
 }
 
@@ -169,7 +169,7 @@ fn trainer(pod: &Pod) -> Option<Recognition> {
     let mut mark = by_label(pod, role, TRAINER_STEP, step)
         .numbered(COMPLETION_INDEX)
         .of_job(JOBSET_NAME);
-    mark.found.training = step == "trainer";
+    mark.recognition.training = step == "trainer";
     Some(mark.into())
 }
 
@@ -272,16 +272,16 @@ pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
 }
 
 /// A recognition in the making, by a label of the pod.
-struct Marked<'a> {
+struct LabelMatch<'a> {
     pod: &'a Pod,
-    found: Recognition,
+    recognition: Recognition,
 }
 
-fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> Marked<'a> {
+fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> LabelMatch<'a> {
     let evidence = format!("label {key}={value}");
-    Marked {
+    LabelMatch {
         pod,
-        found: Recognition {
+        recognition: Recognition {
             role,
             index: None,
             job: None,
@@ -291,7 +291,7 @@ fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> Marked<'a> 
     }
 }
 
-impl Marked<'_> {
+impl LabelMatch<'_> {
     /// The index from a label or an annotation, unless there is one already.
     fn numbered(mut self, key: &str) -> Self {
         let text = self
@@ -299,7 +299,7 @@ impl Marked<'_> {
             .labels
             .get(key)
             .or_else(|| self.pod.annotations.get(key));
-        self.found.index = self.found.index.or_else(|| text?.parse().ok());
+        self.recognition.index = self.recognition.index.or_else(|| text?.parse().ok());
         self
     }
 
@@ -310,19 +310,19 @@ impl Marked<'_> {
             .labels
             .get(key)
             .or_else(|| self.pod.annotations.get(key));
-        self.found.job = self.found.job.or_else(|| text.cloned());
+        self.recognition.job = self.recognition.job.or_else(|| text.cloned());
         self
     }
 
     fn no_training(mut self) -> Recognition {
-        self.found.training = false;
-        self.found
+        self.recognition.training = false;
+        self.recognition
     }
 }
 
-impl From<Marked<'_>> for Recognition {
-    fn from(marked: Marked<'_>) -> Self {
-        marked.found
+impl From<LabelMatch<'_>> for Recognition {
+    fn from(label_match: LabelMatch<'_>) -> Self {
+        label_match.recognition
     }
 }
 

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Selector {
-    conditions: Vec<Condition>,
+    conditions: Vec<LabelRequirement>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Condition {
+enum LabelRequirement {
     /// The label is there, with one of these values.
     In(String, BTreeSet<String>),
     /// The label is not there, or has another value.
@@ -40,7 +40,7 @@ pub enum SelectorError {
     #[error(
         "{condition:?} in selector {selector:?} is not a condition: write k=v, k!=v, k in (a,b), k notin (a,b), k or !k"
     )]
-    Condition {
+    LabelRequirement {
         /// The condition.
         condition: String,
         /// The whole selector.
@@ -74,14 +74,14 @@ impl Selector {
     /// Whether a pod with these labels is chosen.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.conditions.iter().all(|condition| match condition {
-            Condition::In(key, values) => {
+            LabelRequirement::In(key, values) => {
                 labels.get(key).is_some_and(|value| values.contains(value))
             }
-            Condition::NotIn(key, values) => {
+            LabelRequirement::NotIn(key, values) => {
                 labels.get(key).is_none_or(|value| !values.contains(value))
             }
-            Condition::Exists(key) => labels.contains_key(key),
-            Condition::Absent(key) => !labels.contains_key(key),
+            LabelRequirement::Exists(key) => labels.contains_key(key),
+            LabelRequirement::Absent(key) => !labels.contains_key(key),
         })
     }
 }
@@ -128,16 +128,20 @@ impl fmt::Display for Selector {
         for (index, condition) in self.conditions.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             match condition {
-                Condition::In(key, values) if values.len() == 1 => {
+                LabelRequirement::In(key, values) if values.len() == 1 => {
                     write!(f, "{comma}{key}={}", list(values))
                 }
-                Condition::NotIn(key, values) if values.len() == 1 => {
+                LabelRequirement::NotIn(key, values) if values.len() == 1 => {
                     write!(f, "{comma}{key}!={}", list(values))
                 }
-                Condition::In(key, values) => write!(f, "{comma}{key} in ({})", list(values)),
-                Condition::NotIn(key, values) => write!(f, "{comma}{key} notin ({})", list(values)),
-                Condition::Exists(key) => write!(f, "{comma}{key}"),
-                Condition::Absent(key) => write!(f, "{comma}!{key}"),
+                LabelRequirement::In(key, values) => {
+                    write!(f, "{comma}{key} in ({})", list(values))
+                }
+                LabelRequirement::NotIn(key, values) => {
+                    write!(f, "{comma}{key} notin ({})", list(values))
+                }
+                LabelRequirement::Exists(key) => write!(f, "{comma}{key}"),
+                LabelRequirement::Absent(key) => write!(f, "{comma}!{key}"),
             }?;
         }
         Ok(())
@@ -154,8 +158,8 @@ fn split(text: &str) -> Vec<&str> {
     .collect()
 }
 
-fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
-    let unknown = || SelectorError::Condition {
+fn condition(text: &str, selector: &str) -> Result<LabelRequirement, SelectorError> {
+    let unknown = || SelectorError::LabelRequirement {
         condition: text.to_owned(),
         selector: selector.to_owned(),
     };
@@ -168,16 +172,16 @@ fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
             .collect::<Result<_, _>>()?;
         let mut words = name.split_whitespace();
         return match (words.next(), words.next(), words.next()) {
-            (Some(name), Some("in"), None) => Ok(Condition::In(key(name)?, values)),
-            (Some(name), Some("notin"), None) => Ok(Condition::NotIn(key(name)?, values)),
+            (Some(name), Some("in"), None) => Ok(LabelRequirement::In(key(name)?, values)),
+            (Some(name), Some("notin"), None) => Ok(LabelRequirement::NotIn(key(name)?, values)),
             _ => Err(unknown()),
         };
     }
     if let Some((name, value)) = text.split_once("!=") {
-        return Ok(Condition::NotIn(key(name)?, one(value)?));
+        return Ok(LabelRequirement::NotIn(key(name)?, one(value)?));
     }
     if let Some((name, value)) = text.split_once('=') {
-        return Ok(Condition::In(
+        return Ok(LabelRequirement::In(
             key(name)?,
             one(value.strip_prefix('=').unwrap_or(value))?,
         ));
@@ -186,8 +190,8 @@ fn condition(text: &str, selector: &str) -> Result<Condition, SelectorError> {
         return Err(unknown());
     }
     match text.strip_prefix('!') {
-        Some(name) => Ok(Condition::Absent(key(name)?)),
-        None => Ok(Condition::Exists(key(text)?)),
+        Some(name) => Ok(LabelRequirement::Absent(key(name)?)),
+        None => Ok(LabelRequirement::Exists(key(text)?)),
     }
 }
 
@@ -285,7 +289,7 @@ mod tests {
         for text in ["a b", "a,,b", "a=b,", "a in", "a into (b)", "a in b (c)"] {
             let error = text.parse::<Selector>();
             assert!(
-                matches!(error, Err(SelectorError::Condition { .. })),
+                matches!(error, Err(SelectorError::LabelRequirement { .. })),
                 "{text}: {error:?}"
             );
         }

@@ -48,7 +48,7 @@ pub struct ThreadFacts<'a> {
 
 /// What is to be said of a container's threads, in one word or two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Finding {
+pub enum ThreadFinding {
     /// The environment explains them.
     #[serde(rename = "as expected")]
     AsExpected,
@@ -63,9 +63,9 @@ pub enum Finding {
     Oversubscribed,
 }
 
-// === impl Finding ===
+// === impl ThreadFinding ===
 
-impl Finding {
+impl ThreadFinding {
     /// As in a label.
     pub fn name(self) -> &'static str {
         match self {
@@ -79,9 +79,9 @@ impl Finding {
 
 /// A finding, its cause out of a fixed list, and both in a sentence with numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct ThreadVerdict {
     /// What was found.
-    pub finding: Finding,
+    pub finding: ThreadFinding,
     /// Why that may be.
     pub cause: &'static str,
     /// What a person is told.
@@ -118,7 +118,7 @@ pub const CAUSES: [&str; 11] = [
 ];
 
 /// What is to be said of a container's threads; nothing where no number is expected and none is too high.
-pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Option<Verdict> {
+pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Option<ThreadVerdict> {
     // No quota is larger than the CPUs that a container may run on, and no affinity gives more than the quota.
     let cpus = facts.cpus.min(environment.cpus.unwrap_or(usize::MAX));
     let running = facts.runnable.filter(|runnable| {
@@ -130,23 +130,26 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
     let (finding, cause) = match (running, counted) {
         (None, None) => return None,
         (None, Some(found)) => found,
-        (Some(_), Some((Finding::More, cause))) => (Finding::Oversubscribed, cause),
+        (Some(_), Some((ThreadFinding::More, cause))) => (ThreadFinding::Oversubscribed, cause),
         (Some(_), _) => {
             let user = environment
                 .kept
                 .iter()
                 .any(|name| asks_for_more(name, facts, cpus));
-            (Finding::Oversubscribed, if user { USER } else { BUSY })
+            (
+                ThreadFinding::Oversubscribed,
+                if user { USER } else { BUSY },
+            )
         }
     };
     let threads = crate::text::counted(facts.threads, "thread");
-    let seen = match facts.most > facts.threads {
+    let count = match facts.most > facts.threads {
         true => format!("{threads} (at most {} so far)", facts.most),
         false => threads,
     };
     let expected = match environment.expected_threads {
-        Some(expected) => format!("{seen}, {expected} in the pools that its environment sizes"),
-        None => seen,
+        Some(expected) => format!("{count}, {expected} in the pools that its environment sizes"),
+        None => count,
     };
     let on = crate::text::counted(cpus, "CPU");
     let runnable = running.map(|runnable| format!("; {runnable:.1} of them want to run, on {on}"));
@@ -155,7 +158,7 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
         finding.name(),
         runnable.unwrap_or_default()
     );
-    Some(Verdict {
+    Some(ThreadVerdict {
         finding,
         cause,
         sentence,
@@ -177,7 +180,7 @@ fn compare(
     environment: &ThreadEnvironment,
     facts: &ThreadFacts<'_>,
     expected: usize,
-) -> (Finding, &'static str) {
+) -> (ThreadFinding, &'static str) {
     let processes = facts.processes.max(1);
     let helpers = match environment.software {
         Software::Tensorflow { server: true, .. } => {
@@ -195,9 +198,9 @@ fn compare(
         // Threads that have been there once were no miscalculation.
         let few = facts.most.max(facts.threads) < expected;
         return if few {
-            (Finding::Fewer, NOT_STARTED)
+            (ThreadFinding::Fewer, NOT_STARTED)
         } else {
-            (Finding::AsExpected, ENOUGH)
+            (ThreadFinding::AsExpected, ENOUGH)
         };
     }
     let inter_op = most.saturating_add(facts.online.saturating_mul(processes));
@@ -222,7 +225,7 @@ fn compare(
         Software::Pytorch => PYTORCH,
         Software::Unknown => PROGRAM,
     };
-    (Finding::More, cause)
+    (ThreadFinding::More, cause)
 }
 
 /// Whether the program was started with the variables that were computed for it.
@@ -281,7 +284,10 @@ mod tests {
         }
     }
 
-    fn found(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> (Finding, &'static str) {
+    fn found(
+        environment: &ThreadEnvironment,
+        facts: &ThreadFacts<'_>,
+    ) -> (ThreadFinding, &'static str) {
         let verdict = verdict(environment, facts).unwrap();
         assert!(CAUSES.contains(&verdict.cause));
         assert!(
@@ -304,13 +310,13 @@ mod tests {
         for threads in [8, 9, 13] {
             assert_eq!(
                 found(&plain, &facts(&plain, threads)),
-                (Finding::AsExpected, ENOUGH),
+                (ThreadFinding::AsExpected, ENOUGH),
                 "{threads}"
             );
         }
         assert_eq!(
             found(&plain, &facts(&plain, 7)),
-            (Finding::Fewer, NOT_STARTED)
+            (ThreadFinding::Fewer, NOT_STARTED)
         );
         let ended = ThreadFacts {
             most: 9,
@@ -318,7 +324,7 @@ mod tests {
         };
         assert_eq!(
             found(&plain, &ended),
-            (Finding::AsExpected, ENOUGH),
+            (ThreadFinding::AsExpected, ENOUGH),
             "they have been there"
         );
         let sentence = verdict(&plain, &ended).unwrap().sentence;
@@ -330,13 +336,13 @@ mod tests {
         let server = environment("tensorflow:2.21", 4, &[]);
         assert_eq!(
             found(&server, &facts(&server, 97)),
-            (Finding::AsExpected, ENOUGH)
+            (ThreadFinding::AsExpected, ENOUGH)
         );
         let four = ThreadFacts {
             processes: 4,
             ..facts(&plain, 28)
         };
-        assert_eq!(found(&plain, &four), (Finding::AsExpected, ENOUGH));
+        assert_eq!(found(&plain, &four), (ThreadFinding::AsExpected, ENOUGH));
     }
 
     #[test]
@@ -350,29 +356,29 @@ mod tests {
             ("web", 14, PROGRAM),
         ] {
             let environment = environment(image, 4, &[]);
-            let seen = facts(&environment, threads);
+            let facts_now = facts(&environment, threads);
             assert_eq!(
-                found(&environment, &seen),
-                (Finding::More, cause),
+                found(&environment, &facts_now),
+                (ThreadFinding::More, cause),
                 "{image}"
             );
             let none = BTreeMap::new();
             let bare = ThreadFacts {
                 environment: Some(&none),
-                ..seen.clone()
+                ..facts_now.clone()
             };
             assert_eq!(
                 found(&environment, &bare),
-                (Finding::More, NOT_SET),
+                (ThreadFinding::More, NOT_SET),
                 "{image}"
             );
             let unread = ThreadFacts {
                 environment: None,
-                ..seen
+                ..facts_now
             };
             assert_eq!(
                 found(&environment, &unread),
-                (Finding::More, cause),
+                (ThreadFinding::More, cause),
                 "{image}"
             );
         }
@@ -387,12 +393,12 @@ mod tests {
         };
         assert_eq!(
             found(&plain, &busy(2.4)),
-            (Finding::AsExpected, ENOUGH),
+            (ThreadFinding::AsExpected, ENOUGH),
             "a little more is noise"
         );
         assert_eq!(
             found(&plain, &busy(3.0)),
-            (Finding::Oversubscribed, BUSY),
+            (ThreadFinding::Oversubscribed, BUSY),
             "two by its limit, four by its cpuset"
         );
         let sentence = verdict(&plain, &busy(3.0)).unwrap().sentence;
@@ -406,7 +412,7 @@ mod tests {
         };
         assert_eq!(
             found(&plain, &many),
-            (Finding::Oversubscribed, PROGRAM),
+            (ThreadFinding::Oversubscribed, PROGRAM),
             "and why there are so many"
         );
         // The owner's own number.
@@ -416,7 +422,7 @@ mod tests {
             environment: Some(&set),
             ..busy(7.5)
         };
-        assert_eq!(found(&own, &there), (Finding::Oversubscribed, USER));
+        assert_eq!(found(&own, &there), (ThreadFinding::Oversubscribed, USER));
     }
 
     #[test]
@@ -434,7 +440,7 @@ mod tests {
             runnable: Some(6.0),
             ..facts(&none, 500)
         };
-        assert_eq!(found(&none, &busy), (Finding::Oversubscribed, BUSY));
+        assert_eq!(found(&none, &busy), (ThreadFinding::Oversubscribed, BUSY));
         assert_eq!(
             verdict(&none, &ThreadFacts { cpus: 0, ..busy }),
             None,

@@ -11,7 +11,7 @@ use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
 use pinfold::host::cgroup::Kind as Made;
 use pinfold::pin::decide::{Decisions, Inputs, decide};
 use pinfold::pin::{Enforcement, Ledger, Mark, Observed, Reason, Step, plan};
-use pinfold::pod::{Container, ContainerKind, Pod, Policy, Resources, Wishes};
+use pinfold::pod::{Container, ContainerKind, CpuPreferences, Pod, Policy, Resources};
 
 use super::kernel::{
     self, Cpus, Kernel, Kind, Refused, State, bits, id, is_leaf, node_of, pod_node, set,
@@ -256,7 +256,7 @@ impl Setup {
             placer: &machine.1,
             reserved: &set(self.reserved(world)),
             policy: &Policy::default(),
-            wishes: &Wishes::default(),
+            wishes: &CpuPreferences::default(),
             pods: &pods,
             here: Some(&here),
             devices: &BTreeMap::new(),

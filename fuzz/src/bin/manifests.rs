@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{CpuSet, MAX_CPU};
 use pinfold::pod::{
-    Container, ContainerKind, Entitlement, NoLimit, Pod, Policy, Processes, Profile, Qos, Rounding,
-    ThreadBasis, ThreadPolicy, Wishes, entitlement, guaranteed_obstacle, parse, processes, qos,
-    recognise, thread_environment, training, wishes,
+    Container, ContainerKind, CpuPreferences, Entitlement, NoLimit, Pod, Policy, Processes,
+    Profile, Qos, Rounding, ThreadBasis, ThreadPolicy, cpu_preferences, entitlement,
+    guaranteed_obstacle, parse, processes, qos, recognise, thread_environment, training,
 };
 use pinfold_fuzz::{says_why, text};
 
@@ -64,7 +64,7 @@ fn check(pod: &Pod) {
         qos(pod) == Qos::Guaranteed,
         guaranteed_obstacle(pod).is_none()
     );
-    let (wanted, errors) = wishes(pod, &Wishes::default());
+    let (wanted, errors) = cpu_preferences(pod, &CpuPreferences::default());
     assert!(errors.iter().all(|error| !error.is_empty()));
     assert_eq!(wanted.request(3, &CpuSet::new()).cpus, 3);
     let recognition = recognise(pod);

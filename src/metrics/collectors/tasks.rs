@@ -21,7 +21,7 @@ use crate::cpu::CpuSet;
 use crate::host::proc::{Proc, Task, thread_cpu_time};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use crate::pod::{THREAD_VARIABLES, ThreadFacts, Verdict, verdict};
+use crate::pod::{THREAD_VARIABLES, ThreadFacts, ThreadVerdict, verdict};
 
 /// What must last from one scrape to the next.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ pub struct ThreadTruth {
     /// The thread variables with which its largest process was started; `None` where they could not be read.
     pub variables: Option<BTreeMap<String, String>>,
     /// Whether its environment explains its threads; `None` where nothing is expected and not too many want to run.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<ThreadVerdict>,
 }
 
 // === impl Tasks ===
@@ -205,7 +205,7 @@ fn look_of<'a>(known: &'a Known, state: &ContainerState) -> Option<&'a Look> {
         .filter(|look| state.effective.as_ref() == Some(&look.cpus) && !look.allowed.is_empty())
 }
 
-fn judge(known: &Known, state: &ContainerState, snapshot: &Snapshot) -> Option<Verdict> {
+fn judge(known: &Known, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadVerdict> {
     if known.threads == 0 {
         return None;
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::ledger::Ledger;
 use super::Asked;
 use crate::cpu::{CpuSet, Topology};
-use crate::pod::Memory;
+use crate::pod::MemoryPolicy;
 
 type Claims = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
@@ -37,7 +37,7 @@ pub(super) fn follow(
     for first in [true, false] {
         for pod in asked
             .iter()
-            .filter(|pod| pod.wishes.memory == Memory::Follow)
+            .filter(|pod| pod.wishes.memory == MemoryPolicy::Follow)
         {
             for container in &pod.pod.containers {
                 let claim = claims

@@ -215,8 +215,8 @@ fn fields_are_named() {
         ),
     ];
     for (containers, expected) in cases {
-        let seen = of(containers);
-        assert!(seen.starts_with(expected), "{seen}");
+        let error = of(containers);
+        assert!(error.starts_with(expected), "{error}");
     }
     let error = parse(
         "kind: Pod\nmetadata: {name: b}\nspec: {containers: [{name: c, resources: {limits: {cpu: -2}}}]}",

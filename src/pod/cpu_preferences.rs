@@ -1,4 +1,4 @@
-//! [`Wishes`]: how a pod's owner wants its CPUs, besides owning them.
+//! [`CpuPreferences`]: how a pod's owner wants its CPUs, besides owning them.
 
 use std::fmt::Display;
 
@@ -15,7 +15,7 @@ const PREFIX: &str = "pinfold.io/";
 /// pod's annotation of that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Wishes {
+pub struct CpuPreferences {
     /// `pinfold.io/placement`: whether CPUs lie together or apart.
     pub placement: Order,
     /// `pinfold.io/cores`: whole cores if possible, or only those, or one CPU of each with its siblings idle.
@@ -29,14 +29,14 @@ pub struct Wishes {
     /// `pinfold.io/partition`: whether the kernel balances load inside the set.
     pub partition: Balancing,
     /// `pinfold.io/memory`: whether memory comes from the NUMA nodes of the CPUs.
-    pub memory: Memory,
+    pub memory: MemoryPolicy,
     /// `pinfold.io/movable`: whether its running containers may be moved to make room for others.
     pub movable: bool,
 }
 
-// === impl Wishes ===
+// === impl CpuPreferences ===
 
-impl Default for Wishes {
+impl Default for CpuPreferences {
     fn default() -> Self {
         Self {
             placement: Order::default(),
@@ -45,13 +45,13 @@ impl Default for Wishes {
             isolated: Isolated::default(),
             near_devices: true,
             partition: Balancing::default(),
-            memory: Memory::default(),
+            memory: MemoryPolicy::default(),
             movable: false,
         }
     }
 }
 
-impl Wishes {
+impl CpuPreferences {
     /// A request for so many CPUs; `near` are the NUMA nodes of the pod's devices.
     pub fn request(&self, cpus: usize, near: &CpuSet) -> Request {
         let near = if self.near_devices {
@@ -86,7 +86,7 @@ pub enum Balancing {
 /// Where a container's memory comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Memory {
+pub enum MemoryPolicy {
     /// From the NUMA nodes of its CPUs, where they have room for its memory limit.
     #[default]
     Follow,
@@ -95,34 +95,34 @@ pub enum Memory {
 }
 
 /// What a pod wants, by its annotations or else by default, and which annotations make no sense, as sentences.
-pub fn wishes(pod: &Pod, defaults: &Wishes) -> (Wishes, Vec<String>) {
-    let mut wishes = *defaults;
+pub fn cpu_preferences(pod: &Pod, defaults: &CpuPreferences) -> (CpuPreferences, Vec<String>) {
+    let mut preferences = *defaults;
     let mut errors = Vec::new();
-    let mut read = Reader {
+    let mut annotations = AnnotationReader {
         pod,
         errors: &mut errors,
     };
-    read.word("placement", &mut wishes.placement);
-    read.word("cores", &mut wishes.cores);
-    read.word("numa", &mut wishes.numa);
-    read.word("isolated", &mut wishes.isolated);
-    read.word("near-devices", &mut wishes.near_devices);
-    read.word("partition", &mut wishes.partition);
-    read.word("memory", &mut wishes.memory);
-    read.word("movable", &mut wishes.movable);
-    (wishes, errors)
+    annotations.read("placement", &mut preferences.placement);
+    annotations.read("cores", &mut preferences.cores);
+    annotations.read("numa", &mut preferences.numa);
+    annotations.read("isolated", &mut preferences.isolated);
+    annotations.read("near-devices", &mut preferences.near_devices);
+    annotations.read("partition", &mut preferences.partition);
+    annotations.read("memory", &mut preferences.memory);
+    annotations.read("movable", &mut preferences.movable);
+    (preferences, errors)
 }
 
-struct Reader<'a> {
+struct AnnotationReader<'a> {
     pod: &'a Pod,
     errors: &'a mut Vec<String>,
 }
 
-// === impl Reader ===
+// === impl AnnotationReader ===
 
-impl Reader<'_> {
+impl AnnotationReader<'_> {
     /// Reads an annotation's word as the configuration would be read.
-    fn word<T: DeserializeOwned>(&mut self, name: &str, wish: &mut T) {
+    fn read<T: DeserializeOwned>(&mut self, name: &str, preference: &mut T) {
         let Some(word) = self.pod.annotations.get(&format!("{PREFIX}{name}")) else {
             return;
         };
@@ -132,7 +132,7 @@ impl Reader<'_> {
             word => serde_json::Value::String(word.to_owned()),
         };
         match serde_json::from_value(value) {
-            Ok(value) => *wish = value,
+            Ok(value) => *preference = value,
             Err(error) => self.error(name, word, &error),
         }
     }
@@ -148,55 +148,55 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn read(annotations: &[(&str, &str)]) -> (Wishes, Vec<String>) {
+    fn read(annotations: &[(&str, &str)]) -> (CpuPreferences, Vec<String>) {
         let annotations = annotations
             .iter()
             .map(|&(key, word)| (key.to_owned(), word.to_owned()))
             .collect();
-        wishes(
+        cpu_preferences(
             &Pod {
                 annotations,
                 ..Pod::default()
             },
-            &Wishes::default(),
+            &CpuPreferences::default(),
         )
     }
 
     #[test]
     fn words() {
-        assert_eq!(read(&[]), (Wishes::default(), Vec::new()));
-        let (wishes, errors) = read(&[
+        assert_eq!(read(&[]), (CpuPreferences::default(), Vec::new()));
+        let (preferences, errors) = read(&[
             ("pinfold.io/partition", "isolated"),
             ("pinfold.io/movable", "true"),
             ("other", "x"),
         ]);
         assert_eq!(
-            (wishes.partition, wishes.movable, errors.len()),
+            (preferences.partition, preferences.movable, errors.len()),
             (Balancing::Isolated, true, 0)
         );
-        let (wishes, _) = read(&[
+        let (preferences, _) = read(&[
             ("pinfold.io/cores", "single"),
             ("pinfold.io/near-devices", "false"),
         ]);
         let near = "1".parse().unwrap();
-        let request = wishes.request(4, &near);
+        let request = preferences.request(4, &near);
         assert_eq!(
             (request.cpus, request.cores, request.near),
             (4, Cores::Single, CpuSet::new())
         );
-        assert_eq!(Wishes::default().request(1, &near).near, near);
-        assert!(!wishes.request(1, &near).fewest_numa);
-        let (wishes, errors) = read(&[("pinfold.io/numa", "fewest")]);
-        assert!(wishes.request(1, &near).fewest_numa && errors.is_empty());
+        assert_eq!(CpuPreferences::default().request(1, &near).near, near);
+        assert!(!preferences.request(1, &near).fewest_numa);
+        let (preferences, errors) = read(&[("pinfold.io/numa", "fewest")]);
+        assert!(preferences.request(1, &near).fewest_numa && errors.is_empty());
     }
 
     #[test]
     fn nonsense_is_named_and_ignored() {
-        let (wishes, errors) = read(&[
+        let (preferences, errors) = read(&[
             ("pinfold.io/memory", "far"),
             ("pinfold.io/movable", "maybe"),
         ]);
-        assert_eq!(wishes, Wishes::default());
+        assert_eq!(preferences, CpuPreferences::default());
         assert!(
             errors[0].contains("pinfold.io/memory") && errors[0].contains("`follow`"),
             "{errors:?}"
