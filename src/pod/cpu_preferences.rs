@@ -1,4 +1,4 @@
-//! [`CpuPreferences`]: how a pod's owner wants its CPUs, besides owning them.
+//! [`CpuPreferences`]: how a pod's owner wants the exclusive CPUs to be placed and used.
 
 use std::fmt::Display;
 
@@ -8,29 +8,30 @@ use serde::{Deserialize, Serialize};
 use super::Pod;
 use crate::cpu::{Cores, CpuSet, Isolated, Numa, Order, Request};
 
-/// What begins the names of all our annotations.
+/// The prefix of all annotations of Pinfold.
 const PREFIX: &str = "pinfold.io/";
 
-/// How a pod's containers are to have their CPUs. As configuration these are the defaults, and each is overruled by the
-/// pod's annotation of that name.
+/// Preferences for the exclusive CPUs of a pod's containers. The configuration has the defaults. An annotation of
+/// the pod overrides the default of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct CpuPreferences {
     /// `pinfold.io/placement`: whether CPUs lie together or apart.
     pub placement: Order,
-    /// `pinfold.io/cores`: whole cores if possible, or only those, or one CPU of each with its siblings idle.
+    /// `pinfold.io/cores`: whole cores if possible, whole cores only, or a single CPU of each core with idle
+    /// siblings.
     pub cores: Cores,
-    /// `pinfold.io/numa`: what happens to containers that would lie on more NUMA nodes than they need.
+    /// `pinfold.io/numa`: the treatment of containers that would span more NUMA nodes than necessary.
     pub numa: Numa,
-    /// `pinfold.io/isolated`: what to do about CPUs that were isolated at boot.
+    /// `pinfold.io/isolated`: the treatment of CPUs that were isolated at boot.
     pub isolated: Isolated,
-    /// `pinfold.io/near-devices`: whether CPUs lie near the pod's devices, as GPUs and network cards.
+    /// `pinfold.io/near-devices`: whether CPUs lie near the pod's devices, such as GPUs and network cards.
     pub near_devices: bool,
     /// `pinfold.io/partition`: whether the kernel balances load inside the set.
     pub partition: Balancing,
     /// `pinfold.io/memory`: whether memory comes from the NUMA nodes of the CPUs.
     pub memory: MemoryPolicy,
-    /// `pinfold.io/movable`: whether its running containers may be moved to make room for others.
+    /// `pinfold.io/movable`: whether Pinfold may move the pod's running containers to make room for other pods.
     pub movable: bool,
 }
 
@@ -52,7 +53,7 @@ impl Default for CpuPreferences {
 }
 
 impl CpuPreferences {
-    /// A request for so many CPUs; `near` are the NUMA nodes of the pod's devices.
+    /// A request for a number of CPUs; `near` are the NUMA nodes of the pod's devices.
     pub fn request(&self, cpus: usize, near: &CpuSet) -> Request {
         let near = if self.near_devices {
             near.clone()
@@ -72,29 +73,29 @@ impl CpuPreferences {
     }
 }
 
-/// What kind of partition a container gets.
+/// The type of a container's partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Balancing {
-    /// The kernel balances load among its CPUs.
+    /// The kernel balances load among the container's CPUs.
     #[default]
     Root,
-    /// It does not: for programs that bind each of their threads to a CPU.
+    /// The kernel does not balance load: for programs that bind each thread to a CPU.
     Isolated,
 }
 
-/// Where a container's memory comes from.
+/// The source of a container's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryPolicy {
-    /// From the NUMA nodes of its CPUs, where they have room for its memory limit.
+    /// The NUMA nodes of the container's CPUs, if the nodes have room for the memory limit.
     #[default]
     Follow,
-    /// From anywhere.
+    /// All NUMA nodes.
     Free,
 }
 
-/// What a pod wants, by its annotations or else by default, and which annotations make no sense, as sentences.
+/// A pod's preferences from annotations and defaults, and a sentence for each invalid annotation.
 pub fn cpu_preferences(pod: &Pod, defaults: &CpuPreferences) -> (CpuPreferences, Vec<String>) {
     let mut preferences = *defaults;
     let mut errors = Vec::new();
@@ -121,7 +122,7 @@ struct AnnotationReader<'a> {
 // === impl AnnotationReader ===
 
 impl AnnotationReader<'_> {
-    /// Reads an annotation's word as the configuration would be read.
+    /// Reads an annotation's word in the same way as a word of the configuration.
     fn read<T: DeserializeOwned>(&mut self, name: &str, preference: &mut T) {
         let Some(word) = self.pod.annotations.get(&format!("{PREFIX}{name}")) else {
             return;

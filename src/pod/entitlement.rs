@@ -1,4 +1,4 @@
-//! [`entitlement`]: whether a container gets CPUs of its own.
+//! [`entitlement`]: whether a container gets exclusive CPUs.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,35 +9,36 @@ use super::{
 };
 use crate::cpu::MAX_CPU;
 
-/// What a container is granted, with the reason in one sentence.
+/// The CPUs that policy grants to a container, with the reason in a sentence.
 ///
 /// As JSON: `{"kind":"exclusive","cpus":2,"reason":"…"}`, `{"kind":"shared","reason":"…"}`,
 /// `{"kind":"pod","reason":"…"}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Entitlement {
-    /// CPUs of its own.
+    /// Exclusive CPUs.
     Exclusive {
-        /// How many: at least 1.
+        /// The number of CPUs: at least 1.
         cpus: u32,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A place in the shared pool.
+    /// The shared pool.
     Shared {
-        /// Why, and where it helps, what to change.
+        /// The reason, and if helpful, the remedy.
         reason: String,
     },
-    /// An init container's: the union of what the pod's other containers are granted, whatever that is.
+    /// An init container's entitlement: the union of the CPUs of the pod's remaining containers, exclusive or
+    /// shared.
     #[serde(rename = "pod")]
     Inherit {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
 impl Entitlement {
-    /// How many exclusive CPUs the container is owed: 0 unless it is [`Entitlement::Exclusive`].
+    /// The number of exclusive CPUs: 0 unless the entitlement is [`Entitlement::Exclusive`].
     pub fn cpus(&self) -> u32 {
         match self {
             Self::Exclusive { cpus, .. } => *cpus,
@@ -59,10 +60,11 @@ impl Entitlement {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Policy {
-    /// Pods that count besides those that are recognised.
+    /// Pods that count in addition to recognised pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
-    /// Whether only training pods are owed anything. Otherwise every pod counts, as with the kubelet's static policy.
+    /// Whether only training pods get exclusive CPUs. Otherwise every pod counts, as with the kubelet's static
+    /// policy.
     pub training_only: bool,
 }
 
@@ -75,16 +77,17 @@ impl Default for Policy {
     }
 }
 
-/// Whether a pod counts as a training pod, and by what.
+/// Whether a pod counts as a training pod, and the evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Training {
-    /// Whether it counts.
+    /// Whether the pod counts.
     pub counts: bool,
-    /// What decided, as the middle of a sentence.
+    /// The evidence, as the middle of a sentence.
     pub evidence: String,
 }
 
-/// Whether the pod counts as a training pod: it is annotated, recognised, selected, or every pod counts.
+/// Whether the pod counts as a training pod: by annotation, by recognition, by the selector, or because every pod
+/// counts.
 pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Training {
     let counts = |evidence: String| Training {
         counts: true,
@@ -106,12 +109,12 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
     }
 }
 
-/// What the container is granted.
+/// The entitlement of a container.
 ///
-/// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole number, at least 1. The
-/// annotation `shared` always wins; an unknown value of the annotation is taken for `shared`, because a pod that runs
-/// where its owner did not want it is the worse mistake. An init container is granted what its pod's containers are;
-/// sidecars count like them.
+/// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole number, at least 1.
+/// The annotation `shared` always wins. An unknown value of the annotation counts as `shared`, since unwanted
+/// exclusive CPUs are the worse mistake. An init container inherits the CPUs of the pod's containers. Sidecars
+/// count like app containers.
 pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitlement {
     match decide(pod, container, policy) {
         Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
@@ -120,14 +123,14 @@ pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitle
     }
 }
 
-/// Whether a container of a training pod is granted nothing although its pod's owner did not ask for that: somebody
-/// should be told.
+/// Whether a container of a training pod is refused exclusive CPUs against the pod owner's wish. Such containers
+/// need a warning.
 pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
     let shared = matches!(
         entitlement(pod, container, policy),
         Entitlement::Shared { .. }
     );
-    // Where every pod counts, most of those that are granted nothing are meant to be.
+    // If every pod counts, most containers without exclusive CPUs are intended.
     let policy = Policy {
         training_only: true,
         ..policy.clone()
@@ -192,7 +195,7 @@ fn decide(
     ))
 }
 
-/// The container's CPU limit, if it is a number of whole CPUs; else what to change.
+/// The container's CPU limit in whole CPUs; otherwise the remedy.
 fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     let Some(limit) = container.resources.cpu_limit.filter(|&limit| limit > 0) else {
         return Err(if pod.resources.is_empty() {
@@ -216,7 +219,7 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
             format_cpu(limit)
         ));
     }
-    // Only where the pod's own resources decide the QoS class can a container's request differ from its limit.
+    // A container's request can differ from the limit only if the pod's own resources decide the QoS class.
     let request = container.resources.cpu_request.unwrap_or(limit);
     if request != limit {
         return Err(format!(
@@ -235,15 +238,15 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
         })
 }
 
-/// What the pod's owner has asked for.
+/// The value of the annotation for CPUs.
 enum CpusAnnotation<'a> {
-    /// Exclusive CPUs, in the owner's word.
+    /// Exclusive CPUs, with the annotation's value.
     Exclusive(&'a str),
     Shared,
     Unknown(&'a str),
 }
 
-/// Whether the pod's owner would rather not have it run than without CPUs of its own.
+/// Whether the pod must not run without exclusive CPUs.
 pub fn is_required(pod: &Pod) -> bool {
     matches!(
         cpus_annotation(pod),
@@ -251,7 +254,7 @@ pub fn is_required(pod: &Pod) -> bool {
     )
 }
 
-/// The annotation, if there is one. `required` asks for what `exclusive` does; [`is_required`] tells them apart.
+/// The annotation, if set. `required` means exclusive CPUs too; [`is_required`] distinguishes the two values.
 fn cpus_annotation(pod: &Pod) -> Option<CpusAnnotation<'_>> {
     Some(match pod.annotations.get(CPUS_ANNOTATION)?.as_str() {
         value @ ("exclusive" | "required") => CpusAnnotation::Exclusive(value),

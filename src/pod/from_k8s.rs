@@ -1,8 +1,8 @@
 //! [`Pod::from_k8s`]: an API object as a [`Pod`], with the defaults that the API server would fill in.
 //!
-//! A resize in place changes the spec at once, and the kubelet may defer or refuse it. The CPUs of a container are therefore
-//! those that the kubelet has granted: `allocatedResources` in the container's status; without that field, the limit in
-//! force as long as a resize is pending; else the spec.
+//! An in-place resize changes the spec at once, and the kubelet may defer or refuse the resize. The CPUs of a
+//! container are therefore the CPUs that the kubelet has allocated: `allocatedResources` in the container's status.
+//! Without the field, the limit in force counts while a resize is pending, and otherwise the spec.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,37 +14,37 @@ use super::{
     ApiUid, Container, ContainerIds, ContainerKind, EnvSource, Mirror, Pod, PodUid, Qos, Resources,
 };
 
-/// Why an API object is not a pod that could run. Every variant names the field.
+/// Why an API object is not a valid pod. Every variant names the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodError {
     /// Neither `metadata.name` nor `metadata.generateName`.
     #[error("metadata.name is missing: give the pod a name")]
     NoName,
-    /// No containers at all.
+    /// An empty list of containers.
     #[error("spec.containers is empty: a pod needs at least one container")]
     NoContainers,
     /// A container without a name.
     #[error("{path}.name is missing: give the container a name that is unique in the pod")]
     NoContainerName {
-        /// The container's place, like `spec.containers[0]`.
+        /// The container's path, like `spec.containers[0]`.
         path: String,
     },
-    /// Two containers of one name.
+    /// Two containers with the same name.
     #[error(
         "{path}.name repeats {name:?}: names of containers, init containers included, are unique in a pod"
     )]
     DuplicateContainer {
-        /// The second one's place.
+        /// The path of the second container.
         path: String,
         /// The name.
         name: String,
     },
-    /// A quantity that can't be read.
+    /// An invalid quantity.
     #[error("{path} is not a quantity")]
     Quantity {
         /// The field, like `spec.containers[0].resources.limits.cpu`.
         path: String,
-        /// Why not.
+        /// The parser's reason.
         #[source]
         source: QuantityError,
     },
@@ -53,7 +53,7 @@ pub enum PodError {
         "{path}.requests.{resource} is {request}, more than the limit {limit}: lower it, or raise the limit"
     )]
     RequestOverLimit {
-        /// The resources' place, like `spec.containers[0].resources`.
+        /// The path of the resources, like `spec.containers[0].resources`.
         path: String,
         /// `cpu` or `memory`.
         resource: &'static str,
@@ -69,8 +69,8 @@ pub enum PodError {
 impl Pod {
     /// The pod that an API object describes.
     ///
-    /// Ephemeral containers are left out: they have no resources and appear only while somebody debugs. A pod that has
-    /// no name yet is called by its `generateName`. An object without containers, as a watch may deliver, is taken.
+    /// Ephemeral containers are left out: debug containers have no resources. A pod without a name is called by
+    /// `generateName`. An object without containers, as a watch may deliver, is accepted.
     pub fn from_k8s(pod: Object) -> Result<Self, PodError> {
         let mut metadata = pod.metadata.unwrap_or_default();
         let node_keys = pod.spec.as_ref().map(node_keys).unwrap_or_default();
@@ -151,10 +151,10 @@ impl Pod {
 /// The annotation of a static pod, and of its mirror pod, with the uid in the name of the static pod's cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
-/// The annotation by which the API server knows a mirror pod. The kubelet gives the same uid there.
+/// The annotation by which the API server recognises a mirror pod. The kubelet repeats the uid of [`CONFIG_HASH`].
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// What a pod says as a mirror pod: both annotations agree, and a Node owns the pod.
+/// The static pod that a mirror pod names. Both annotations must agree, and a Node must own the pod.
 fn mirror(metadata: &object::ObjectMeta) -> Option<Mirror> {
     let annotation = |key| {
         metadata
@@ -180,7 +180,7 @@ fn mirror(metadata: &object::ObjectMeta) -> Option<Mirror> {
     })
 }
 
-/// The label keys by which a pod chooses its node.
+/// The label keys by which a pod selects a node.
 fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
     let selector = spec
         .node_selector
@@ -201,14 +201,14 @@ fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
         .collect()
 }
 
-/// A container as its status reports it.
+/// A container in the pod's status.
 struct ReportedContainer {
-    /// The runtime's id, without the runtime's name in front.
+    /// The runtime's id, without the prefix with the runtime's name.
     runtime_id: Option<String>,
     granted: AllocatedCpu,
 }
 
-/// Thousandths of a CPU that the kubelet has granted, where the status tells.
+/// Allocated CPUs in thousandths, if the status has the fields.
 struct AllocatedCpu {
     /// The request.
     request: Option<u64>,
@@ -219,7 +219,7 @@ struct AllocatedCpu {
 // === impl AllocatedCpu ===
 
 impl AllocatedCpu {
-    /// Replaces the amounts of the spec. A limit that equals its request is granted together with the request.
+    /// Replaces the amounts of the spec. A limit equal to the request is allocated together with the request.
     fn replace(self, spec: &mut Resources) {
         let Some(request) = spec.cpu_request else {
             return;
@@ -234,7 +234,7 @@ impl AllocatedCpu {
     }
 }
 
-/// Whether the kubelet has put off or refused a resize, or has not seen the latest spec yet.
+/// Whether the kubelet has deferred or refused a resize, or has not observed the latest spec yet.
 fn resize_is_pending(status: &object::PodStatus, generation: Option<i64>) -> bool {
     let conditions = status.conditions.iter().flatten();
     let mut pending =
@@ -251,7 +251,7 @@ fn resize_is_pending(status: &object::PodStatus, generation: Option<i64>) -> boo
         || unseen
 }
 
-/// The containers of one list of the status, by name.
+/// The containers of a list in the status, by name.
 fn reported_by(
     list: &str,
     statuses: Option<Vec<object::ContainerStatus>>,
@@ -337,7 +337,7 @@ fn resources(from: Option<object::Resources>, path: &str) -> Result<Resources, P
     })
 }
 
-/// Thousandths of CPUs, and bytes.
+/// CPUs in thousandths and memory in bytes.
 fn amounts(
     from: Option<ResourceAmounts>,
     path: &str,
@@ -400,8 +400,8 @@ fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {
     )
 }
 
-/// Where limits are set for the pod as a whole, its requests default to what its containers ask for together, else to
-/// the limits.
+/// The defaults of pod-level requests: the sum that the containers request at the same time, otherwise the
+/// pod-level limits.
 fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
     if pod.cpu_limit.is_none() && pod.memory_limit.is_none() {
         return;
@@ -417,9 +417,9 @@ fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
         .or(pod.memory_limit);
 }
 
-/// The most that a pod's containers ask for at one time; `None` if none asks.
+/// The most that a pod's containers request at the same time; `None` without any request.
 ///
-/// App containers run beside all sidecars; an init container runs beside the sidecars that come before it.
+/// App containers run beside all sidecars. An init container runs beside the sidecars before the init container.
 fn requested_together(
     containers: &[Container],
     amount: fn(&Resources) -> Option<u64>,
@@ -505,7 +505,7 @@ mod tests {
         assert_eq!(resize, expected);
     }
 
-    /// A pod of class Guaranteed whose containers were resized from 2 CPUs to 4, with what the status says of each of them.
+    /// A Guaranteed pod with containers resized from 2 CPUs to 4, and the status of each container.
     fn resized(of_container: &Value, status: &Value) -> Pod {
         let resources = json!({"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}});
         let container = |name: &str| json!({"name": name, "resources": resources});
@@ -538,7 +538,7 @@ mod tests {
         let cases = [
             (&allocated, deferred.clone(), 2),
             (&allocated, json!({}), 2),
-            // Allocated and not in force yet: nobody else can have the CPUs any more.
+            // Allocated and not in force yet: no other pod can have the CPUs any more.
             (
                 &json!({"allocatedResources": amounts("4"), "resources": in_force}),
                 json!({}),
@@ -590,7 +590,7 @@ mod tests {
             [(Some(1000), None)],
             "a limit that nobody set"
         );
-        // A smaller limit that is to come does not make the request that is in force a mistake.
+        // A pending smaller limit does not make the current request invalid.
         let smaller =
             json!({"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "8"}}]});
         assert_eq!(

@@ -1,37 +1,37 @@
-//! [`parse`]: pods out of YAML or JSON text that somebody else has read.
+//! [`parse`]: pods from YAML or JSON text.
 //!
-//! Each document is read twice: once for its kind, so that a Deployment is refused as a Deployment and not as a Pod
-//! with strange fields, and once as what it is. What YAML calls a number or a boolean is not taken for a string, as in
-//! Kubernetes: a label `CASE: 2` is an error that says to quote it.
+//! Each document is read twice. The first reading gives the kind, so that an error about a Deployment names the
+//! Deployment. The second reading gives the pods. As in Kubernetes, YAML numbers and booleans are not strings: a
+//! label `CASE: 2` is an error, and the error advises quotes.
 
 use super::object::{Object, ObjectMeta, PodSpec, PodStatus};
 use super::{Pod, PodError};
 use crate::text::{self, Mistake, part};
 
-/// The longest text that is read, in bytes: a list of every pod that a node can hold is far smaller.
+/// The longest accepted text, in bytes. A list of all pods of a full node is far smaller.
 const MAX_TEXT: usize = 64 << 20;
 
-/// Why a text is not a list of pods. Documents count from 1, and those that are empty don't count.
+/// Why a text is not a list of pods. Documents count from 1, without empty documents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// A text that is too long to be a list of pods.
     #[error("{origin}: {size} bytes are more than the {MAX_TEXT} that are read: split the file")]
     TooLong {
-        /// Where the text came from.
+        /// The source of the text.
         origin: String,
-        /// Its size in bytes.
+        /// The text's size in bytes.
         size: usize,
     },
     /// Not YAML or JSON, or a field of the wrong type.
     #[error("{origin}: document {document}{} can't be read", at_line(*line))]
     Syntax {
-        /// Where the text came from.
+        /// The source of the text.
         origin: String,
-        /// The document.
+        /// The document's number.
         document: usize,
-        /// The line in the text, where known.
+        /// The line in the text, if known.
         line: Option<u64>,
-        /// What the parser says.
+        /// The parser's error.
         #[source]
         source: SyntaxError,
     },
@@ -40,46 +40,46 @@ pub enum ManifestError {
         "{origin}: document {document} has no kind: only Pods and Lists of Pods are read, write `kind: Pod`"
     )]
     NoKind {
-        /// Where the text came from.
+        /// The source of the text.
         origin: String,
-        /// The document.
+        /// The document's number.
         document: usize,
     },
-    /// A document, or an item of a list, of another kind.
+    /// A document or an item of a list with an unsupported kind.
     #[error(
         "{origin}: document {document}{} is a {kind} ({api_version}): only Pods and Lists of Pods (v1) are read",
         of_item(*item)
     )]
     Kind {
-        /// Where the text came from.
+        /// The source of the text.
         origin: String,
-        /// The document.
+        /// The document's number.
         document: usize,
-        /// The item's index, if it is one of a list's.
+        /// The item's index in a list.
         item: Option<usize>,
-        /// Its kind.
+        /// The unsupported kind.
         kind: String,
-        /// Its API version, or `no apiVersion`.
+        /// The API version, or `no apiVersion`.
         api_version: String,
     },
-    /// A pod that could not run.
+    /// An invalid pod.
     #[error("{origin}: document {document}{}, {pod}, is not valid", of_item(*item))]
     Pod {
-        /// Where the text came from.
+        /// The source of the text.
         origin: String,
-        /// The document.
+        /// The document's number.
         document: usize,
-        /// The item's index, if it is one of a list's.
+        /// The item's index in a list.
         item: Option<usize>,
-        /// The pod, by its name, or `a pod without a name`.
+        /// The pod's name, or `a pod without a name`.
         pod: String,
-        /// What is wrong.
+        /// The pod's error.
         #[source]
         source: Box<PodError>,
     },
 }
 
-/// A parser's own words.
+/// The text of a parser's error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SyntaxError(String);
@@ -92,11 +92,11 @@ fn of_item(item: Option<usize>) -> String {
     item.map_or_else(String::new, |item| format!(", items[{item}]"))
 }
 
-/// The pods in a text, in its order.
+/// The pods of a text, in order.
 ///
-/// The text is YAML or JSON and may hold many documents, each a Pod, a PodList or a List of Pods; the items of a list
-/// may lack `kind` and `apiVersion`, as in the API server's answers. `source` names the text in errors. The first thing
-/// that is wrong fails the whole text: half a file would be a surprise.
+/// The text is YAML or JSON and may hold many documents: a Pod, a PodList or a List of Pods each. Items of a list
+/// may lack `kind` and `apiVersion`, as in the API server's answers. `source` names the text in errors. The first
+/// error fails the whole text, since half of a file would be surprising.
 pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     let origin = || source.to_owned();
     if text.len() > MAX_TEXT {
@@ -124,7 +124,7 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
 }
 
 part! {
-    /// What a document says it is.
+    /// The kind and the version of a document.
     struct DocumentHead: "a Kubernetes object" {
         api_version: String = "apiVersion",
         kind: String = "kind",
@@ -133,7 +133,7 @@ part! {
 }
 
 part! {
-    /// What an item of a list says it is.
+    /// The kind and the version of a list's item.
     struct ListItemHead: "a Kubernetes object" {
         api_version: String = "apiVersion",
         kind: String = "kind",
@@ -141,7 +141,7 @@ part! {
 }
 
 part! {
-    /// A Pod, or a list of them: the two have no field in common but `metadata`, and a list's has nothing that is used.
+    /// A Pod or a list of Pods. The only common field is `metadata`, and a list's `metadata` is unused.
     struct ManifestDocument: "a Kubernetes object" {
         kind: String = "kind",
         metadata: ObjectMeta = "metadata",

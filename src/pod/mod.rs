@@ -1,26 +1,27 @@
-//! What a pod is and is owed: QoS, role, entitlement, thread environment.
+//! Pods and their entitlement: QoS, role, CPUs, thread environment.
 //!
-//! Everything here is a function of values: a [`Pod`], read from a manifest, from the API server or from the
-//! container runtime, goes in, and a decision with a reason that a person can read comes out. Nothing here knows which
-//! CPUs are free, what is assigned now, or what time it is.
+//! Every function depends on values only. The input is a [`Pod`] from a manifest, the API server or the container
+//! runtime. The output is a decision with a readable reason. The module knows neither free CPUs, nor current
+//! assignments, nor the time.
 //!
-//! The steps, in the order in which they build on each other:
+//! The steps, in the order of their dependence:
 //!
-//! 1. [`parse`] reads manifests and [`Pod::from_k8s`] takes an API object; both give the same [`Pod`], with quantities
-//!    as the API server would have kept them ([`quantity`]) and requests defaulted from limits.
-//! 2. [`qos`] computes the QoS class, as the API server does. It is computed even where a status tells it, because a
-//!    manifest in a folder has none, and a decision must not depend on where the pod was read.
-//! 3. [`recognise`] says which part of a training job the pod is, and which label, variable or argument shows it.
-//! 4. [`entitlement`] says whether a container gets CPUs of its own, and how many.
-//! 5. [`cpu_preferences`] says how the pod's owner wants those CPUs.
-//! 6. [`thread_environment`] sizes the container's thread pools from the CPUs it will have.
-//! 7. [`verdict`] says, once it runs, whether its threads are those that the environment explains.
+//! 1. [`parse`] reads manifests, and [`Pod::from_k8s`] takes an API object. Both give the same [`Pod`], with the
+//!    API server's form of quantities ([`quantity`]) and with requests defaulted from limits.
+//! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored: a manifest in a folder
+//!    has no status, and a decision must not depend on the source of the pod.
+//! 3. [`recognise`] gives the pod's role in a training job, with the label, variable or argument as evidence.
+//! 4. [`entitlement`] decides whether a container gets exclusive CPUs, and the number of CPUs.
+//! 5. [`cpu_preferences`] reads how the pod's owner wants the CPUs to be placed.
+//! 6. [`thread_environment`] sizes the container's thread pools from the container's CPUs.
+//! 7. [`verdict`] compares a running container's threads with the threads that the environment explains.
 //!
-//! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`]; [`PROCESSES_ANNOTATION`]
-//! tells what cannot be seen from outside; those of [`CpuPreferences`] say how. They are read from the pod, for all its containers.
+//! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`].
+//! [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read elsewhere. [`CpuPreferences`] has more
+//! annotations. All annotations belong to the pod and hold for all containers.
 //!
-//! Invariant: a value that the pod's owner has set wins, wherever it comes from. Where the room cannot see whether a
-//! value is set, it withholds its own.
+//! Invariant: a value that the pod's owner has set wins, from any source. If a value may be set out of sight,
+//! Pinfold sets no value.
 
 mod cpu_preferences;
 mod entitlement;
@@ -60,11 +61,11 @@ pub use uid::{ApiUid, Mirror, PodUid};
 pub use variables::variable_counts;
 pub use verdict::{CAUSES, ThreadFacts, ThreadFinding, ThreadVerdict, verdict};
 
-/// Whether the pod's containers get CPUs of their own: `exclusive`, `required` or `shared`.
+/// Whether the pod's containers get exclusive CPUs: `exclusive`, `required` or `shared`.
 pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";
 
 /// The thread profile: `limit`, `openmp`, `embedding`, `ps` or `off`.
 pub const THREADS_ANNOTATION: &str = "pinfold.io/threads";
 
-/// How many processes share a container's CPUs, where the command line does not show it: a positive integer.
+/// The number of processes that share a container's CPUs, if the command line lacks the number: a positive integer.
 pub const PROCESSES_ANNOTATION: &str = "pinfold.io/processes";

@@ -1,4 +1,4 @@
-//! The part of a Pod that decisions are made from, whatever it was read from (manifest, API, container runtime).
+//! The part of a Pod that decisions need, from any source (manifest, API, container runtime).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,17 +10,18 @@ use super::uid::{ApiUid, Mirror, PodUid};
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pod {
-    /// Namespace; `default` where the manifest names none.
+    /// Namespace; `default` if the manifest names no namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// The uid in the name of the pod's cgroup, where known. An annotation has no say in it.
+    /// The uid in the name of the pod's cgroup, if known. Annotations never change the uid.
     pub uid: Option<PodUid>,
-    /// The object's uid at the API server, where known.
+    /// The object's uid at the API server, if known.
     pub api_uid: Option<ApiUid>,
-    /// What the pod says as a mirror pod. The agent decides whether that counts.
+    /// The static pod that a mirror pod names. The agent decides whether the claim counts.
     pub mirror: Option<Mirror>,
-    /// Whether a static pod has its cgroup's uid by the word of the container runtime, and not of a mirror pod alone.
+    /// Whether the container runtime has confirmed the cgroup's uid of a static pod. A mirror pod alone is no
+    /// confirmation.
     pub confirmed: bool,
     /// Labels.
     pub labels: BTreeMap<String, String>,
@@ -30,28 +31,30 @@ pub struct Pod {
     pub host_network: bool,
     /// The label keys of nodes that its node selector and its required node affinity name.
     pub node_keys: BTreeSet<String>,
-    /// Whether the pod has run to its end (phase Succeeded or Failed): it is owed nothing.
+    /// Whether the pod has finished (phase Succeeded or Failed). A finished pod is entitled to nothing.
     pub finished: bool,
     /// `spec.resources`: pod-level requests and limits.
     pub resources: Resources,
     /// All containers: init containers and sidecars first, in the manifest's order.
     pub containers: Vec<Container>,
-    /// `status.qosClass`, where a status tells it. What counts is [`qos`](super::qos); this is kept so that a
-    /// difference can be shown.
+    /// `status.qosClass`, if the pod has a status. Decisions use [`qos`](super::qos); the reported class only shows
+    /// a difference.
     pub qos_reported: Option<Qos>,
-    /// Who tells the runtime ids of the pod's containers.
+    /// The source of the runtime ids of the pod's containers.
     pub ids: ContainerIds,
 }
 
-/// Who tells the runtime ids of a pod's containers, and with them which cgroup is which container's.
+/// The source of the runtime ids of a pod's containers. The runtime ids show which cgroup belongs to which
+/// container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContainerIds {
-    /// Nobody, unless the manifest has a status: the agent has neither an API server nor a container runtime to ask.
+    /// No source, except a status in the manifest: the agent has neither an API server nor a container runtime.
     #[default]
     Untold,
-    /// The pod's status or the container runtime, in a moment. Until then the pod sandbox can't be told from a container.
+    /// The pod's status or the container runtime will give the ids soon. Until then, the sandbox looks like a
+    /// container.
     Awaited,
-    /// The container runtime has told all containers that exist.
+    /// The container runtime has given the ids of all existing containers.
     Runtime,
 }
 
@@ -61,13 +64,14 @@ impl Pod {
         self.uid.as_ref().map(PodUid::as_str)
     }
 
-    /// Whether the pod has this uid, or says that it is the mirror of the static pod that has. The latter is no evidence.
+    /// Whether the pod has the uid, or names the static pod with the uid as a mirror pod. The mirror's claim is no
+    /// evidence.
     pub fn names(&self, uid: &str) -> bool {
         let mirrored = self.mirror.as_ref().map(|mirror| mirror.uid.as_str());
         [self.cgroup_uid(), mirrored].contains(&Some(uid))
     }
 
-    /// The container of that name.
+    /// The container with a name.
     pub fn container(&self, name: &str) -> Option<&Container> {
         self.containers
             .iter()
@@ -81,28 +85,28 @@ impl fmt::Display for Pod {
     }
 }
 
-/// One container of a pod.
+/// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Container {
     /// Name, unique in the pod.
     pub name: String,
-    /// When it runs.
+    /// When the container runs.
     pub kind: ContainerKind,
-    /// Requests and limits, with the request defaulted from the limit as the API server does.
+    /// Requests and limits. A missing request defaults to the limit, as at the API server.
     pub resources: Resources,
-    /// The environment the container has already, by name.
+    /// The container's environment, by name.
     pub env: BTreeMap<String, EnvSource>,
-    /// Whether `envFrom` brings variables whose names are not known here.
+    /// Whether `envFrom` adds variables with unknown names.
     pub env_from: bool,
     /// Image reference.
     pub image: String,
-    /// `command` and `args`, joined in that order.
+    /// `command` and `args`, joined in order.
     pub args: Vec<String>,
-    /// The runtime's id, without the `containerd://` in front, where a status tells it.
+    /// The runtime's id, without the prefix `containerd://`, if the status has the id.
     pub runtime_id: Option<String>,
 }
 
-/// CPU and memory, asked for and capped.
+/// Requests and limits of CPU and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resources {
     /// CPU request in thousandths.
@@ -116,7 +120,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Whether nothing is set, not even to zero.
+    /// Whether all fields are unset. Zero counts as set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -126,21 +130,21 @@ impl Resources {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContainerKind {
-    /// Runs to its end before the pod's containers start.
+    /// The container finishes before the pod's app containers start.
     Init,
-    /// An init container with `restartPolicy: Always`: runs beside the pod's containers.
+    /// An init container with `restartPolicy: Always`, which runs beside the app containers.
     Sidecar,
-    /// One of the pod's containers.
+    /// An app container.
     #[default]
     App,
 }
 
-/// Where a variable's value comes from.
+/// The source of a variable's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnvSource {
     /// A literal value.
     Value(String),
-    /// `valueFrom`: set, to something not known here.
+    /// `valueFrom`: set to an unknown value.
     Reference,
 }
 
@@ -149,9 +153,9 @@ pub enum EnvSource {
 pub enum Qos {
     /// Every container has equal CPU and memory requests and limits.
     Guaranteed,
-    /// Something is asked for or capped.
+    /// At least one request or limit is set.
     Burstable,
-    /// Nothing is asked for or capped.
+    /// No request and no limit is set.
     BestEffort,
 }
 

@@ -1,7 +1,7 @@
-//! [`Object`]: the part of a Kubernetes Pod that we read, and nothing else.
+//! [`Object`]: the part of a Kubernetes Pod that Pinfold reads.
 //!
-//! Kubernetes' own types have every field that there is, in some two hundred structs, and the code that reads them is there
-//! once for each format. What is not named here is skipped, whatever it holds: it may be newer than we are.
+//! Kubernetes' own types have every field, in about two hundred structs, and each format adds another copy of the
+//! decoding code. Unnamed fields are skipped with any content, since newer versions of Kubernetes add fields.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +88,7 @@ part! {
         pub(super) command: Vec<String> = "command",
         pub(super) args: Vec<String> = "args",
         pub(super) env: Vec<EnvVar> = "env",
-        /// Where more variables come from: only whether there are any.
+        /// Sources of more variables. Only the presence of a source counts.
         pub(super) env_from: Vec<IgnoredAny> = "envFrom",
         pub(super) restart_policy: String = "restartPolicy",
         pub(super) resources: Resources = "resources",
@@ -99,7 +99,7 @@ part! {
     pub(super) struct EnvVar: "an environment variable" {
         pub(super) name: String = "name",
         pub(super) value: String = "value",
-        /// Where the value comes from: only whether it does.
+        /// The source of the value. Only the presence counts.
         pub(super) value_from: IgnoredAny = "valueFrom",
     }
 }
@@ -122,10 +122,10 @@ part! {
     pub(super) struct PodStatus: "a pod's status" {
         pub(super) phase: String = "phase",
         pub(super) qos_class: String = "qosClass",
-        /// The generation of the spec that the kubelet has seen.
+        /// The generation of the spec that the kubelet has observed.
         pub(super) observed_generation: i64 = "observedGeneration",
         pub(super) conditions: Vec<PodCondition> = "conditions",
-        /// The state of a resize, where the kubelet is older than the condition for it.
+        /// The state of a resize, from a kubelet older than the resize conditions.
         pub(super) resize: String = "resize",
         pub(super) allocated: ResourceAmounts = "allocatedResources",
         pub(super) init_container_statuses: Vec<ContainerStatus> = "initContainerStatuses",
@@ -144,7 +144,7 @@ part! {
     pub(super) struct ContainerStatus: "a container's status" {
         pub(super) name: String = "name",
         pub(super) container_id: String = "containerID",
-        /// The requests that the kubelet has granted.
+        /// The requests that the kubelet has allocated.
         pub(super) allocated: ResourceAmounts = "allocatedResources",
         /// The requests and limits in force.
         pub(super) resources: Resources = "resources",

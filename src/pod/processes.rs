@@ -1,6 +1,6 @@
-//! [`processes`]: how many processes of one container compute side by side.
+//! [`processes`]: the number of a container's processes that compute side by side.
 //!
-//! N processes that each start N threads make N² of them, so thread counts are divided by this number.
+//! N processes with N threads each make N² threads, so thread counts are divided by the number of processes.
 
 use std::num::NonZeroUsize;
 
@@ -11,32 +11,33 @@ use super::{Container, EnvSource, PROCESSES_ANNOTATION, Pod};
 /// The number of processes that share a container's CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Processes {
-    /// So many, by what is named.
+    /// A known number.
     Known {
-        /// How many.
+        /// The number of processes.
         count: NonZeroUsize,
-        /// What tells, as the middle of a sentence; `None` where nothing does and one is assumed.
+        /// The evidence, as the middle of a sentence; `None` for the default of a single process.
         evidence: Option<String>,
     },
-    /// Several, but their number is decided where it can't be seen: by what is named.
+    /// Several processes, with a number that is decided out of sight.
     Unknown {
-        /// What tells, as the middle of a sentence.
+        /// The evidence, as the middle of a sentence.
         evidence: String,
     },
 }
 
-/// How many processes of the container compute side by side.
+/// The number of the container's processes that compute side by side.
 ///
-/// The first of these that is there decides:
+/// The first source decides:
 ///
 /// 1. the pod's annotation `pinfold.io/processes`, a positive integer;
-/// 2. torchrun's `--nproc_per_node` or `--nproc-per-node`, a number; `auto`, `cpu` and `gpu` depend on the machine, so
-///    they are [`Processes::Unknown`];
+/// 2. torchrun's `--nproc_per_node` or `--nproc-per-node`, a number; `auto`, `cpu` and `gpu` depend on the machine
+///    and give [`Processes::Unknown`];
 /// 3. the variable `PET_NPROC_PER_NODE`, which torchrun reads;
-/// 4. the `-np` or `-n` of mpirun, mpiexec or horovodrun, unless the command line or the environment names hosts: then
-///    its processes run in other pods.
+/// 4. the `-np` or `-n` of mpirun, mpiexec or horovodrun, unless the command line or the environment names hosts:
+///    with named hosts, the processes run in other pods.
 ///
-/// Otherwise it is one. Processes that only load data are not counted: they wait most of the time.
+/// The default is a single process. Processes that only load data do not count, since loaders wait most of the
+/// time.
 pub fn processes(pod: &Pod, container: &Container) -> Processes {
     if let Some(text) = pod.annotations.get(PROCESSES_ANNOTATION) {
         return number(text, format!("annotation {PROCESSES_ANNOTATION}={text}"));
@@ -85,7 +86,7 @@ fn number(text: &str, evidence: String) -> Processes {
     }
 }
 
-/// Whether an MPI command starts its processes on hosts that are named, which are other pods.
+/// Whether an MPI command starts processes on named hosts, which are other pods.
 fn names_hosts(container: &Container, words: &[&str]) -> bool {
     let options = ["H", "host", "hosts", "hostfile", "machinefile", "f"];
     option(words, &options).is_some() || container.env.keys().any(|name| names_a_hostfile(name))
@@ -95,7 +96,7 @@ fn names_hosts(container: &Container, words: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    /// The number for a command, `1 by default`, or what hides it.
+    /// The number for a command, `1 by default`, or the evidence for an unknown number.
     fn count(command: &str, env: &[(&str, Option<&str>)]) -> String {
         let value = |value: Option<&str>| {
             value.map_or(EnvSource::Reference, |value| {

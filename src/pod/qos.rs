@@ -1,13 +1,13 @@
-//! [`qos`]: the QoS class, computed as the API server computes it.
+//! [`qos`]: the QoS class, computed as the API server computes the class.
 
 use super::quantity::format_cpu;
 use super::{Container, Pod, Qos, Resources};
 
 /// The pod's QoS class.
 ///
-/// Resources set for the pod as a whole decide alone; otherwise all containers count, init containers and sidecars
-/// included. Only CPU and memory matter, and zero is as good as unset. A pod that sets nothing but huge pages for the
-/// whole pod is judged by its containers (the API server calls it BestEffort).
+/// Pod-level resources decide alone. Without pod-level resources, all containers count, with init containers and
+/// sidecars. Only CPU and memory matter, and zero counts as unset. Containers decide the class of a pod whose only
+/// pod-level resource is huge pages (the API server calls such a pod BestEffort).
 pub fn qos(pod: &Pod) -> Qos {
     let nothing = pod.resources.is_empty() && pod.containers.iter().all(|c| unset(&c.resources))
         || !pod.resources.is_empty() && unset(&pod.resources);
@@ -21,7 +21,7 @@ pub fn qos(pod: &Pod) -> Qos {
 }
 
 /// Why the pod's QoS class is not Guaranteed, as the end of a sentence that names the first thing to change:
-/// `container data has no memory limit`. `None` for a pod that is Guaranteed.
+/// `container data has no memory limit`. `None` for a Guaranteed pod.
 pub fn guaranteed_obstacle(pod: &Pod) -> Option<String> {
     if !pod.resources.is_empty() {
         return obstacle(&pod.resources).map(|what| format!("the pod's own resources have {what}"));
@@ -39,7 +39,7 @@ pub fn guaranteed_obstacle(pod: &Pod) -> Option<String> {
     pod.containers.iter().find_map(of_container)
 }
 
-/// What keeps one set of requests and limits from being Guaranteed.
+/// The obstacle that keeps requests and limits from being Guaranteed.
 fn obstacle(resources: &Resources) -> Option<String> {
     let Resources {
         cpu_request,
@@ -63,7 +63,7 @@ fn obstacle(resources: &Resources) -> Option<String> {
     }
 }
 
-/// Whether nothing is asked for or capped.
+/// Whether no request and no limit is set.
 fn unset(resources: &Resources) -> bool {
     let Resources {
         cpu_request,

@@ -1,14 +1,14 @@
 //! Kubernetes quantities: `500m`, `2`, `1.5Gi`, `1e3`, as whole thousandths of a CPU or whole bytes.
 //!
-//! The grammar and the rounding are the API server's: a part of a thousandth, or of a byte, counts as a whole one, and
-//! what is larger than 2⁶³−1 of the unit is cut down to it. Two things are stricter here. At least one digit is
-//! needed (the API server reads `m` as zero), and a negative quantity is refused at once. Of a number with more than
-//! 20 digits, those beyond the 20th only count as "a little more".
+//! The grammar and the rounding are the API server's: fractions of a thousandth or of a byte round up, and amounts
+//! above 2⁶³−1 become 2⁶³−1. Pinfold is stricter in two points. A quantity needs at least one digit (the API server
+//! reads `m` as zero), and negative quantities are errors. After the 20th digit of a number, further digits only
+//! count as "a little more".
 
 /// The largest amount of either unit.
 const MAX: u64 = i64::MAX.unsigned_abs();
 
-/// Digits of a number that are calculated with: 10²⁰ times 2⁶⁰ still fits 128 bits.
+/// The digits of a number used in calculations: 10²⁰ times 2⁶⁰ still fits 128 bits.
 const DIGITS: usize = 20;
 
 /// Why a text is not a quantity of CPU or memory.
@@ -27,7 +27,7 @@ pub enum QuantityError {
     Suffix {
         /// The whole text.
         text: String,
-        /// What follows the number.
+        /// The text after the number.
         suffix: String,
     },
     /// A quantity below zero.
@@ -40,14 +40,14 @@ pub enum QuantityError {
 
 /// CPUs in thousandths, rounded up: `2` is 2000, `0.5` and `500m` are 500, `1n` is 1.
 ///
-/// Fails on text that is not a quantity, and on negative ones.
+/// Fails on invalid and on negative quantities.
 pub fn cpu_millis(text: &str) -> Result<u64, QuantityError> {
     Ok(Decimal::parse(text)?.scaled_up(3))
 }
 
 /// Memory in bytes, rounded up: `1Ki` is 1024, `1k` is 1000, `1m` is 1.
 ///
-/// Fails on text that is not a quantity, and on negative ones.
+/// Fails on invalid and on negative quantities.
 pub fn bytes(text: &str) -> Result<u64, QuantityError> {
     Ok(Decimal::parse(text)?.scaled_up(0))
 }
@@ -80,12 +80,12 @@ pub fn format_bytes(bytes: u64) -> String {
     )
 }
 
-/// `mantissa · 2^shift · 10^exponent`, and perhaps a little more.
+/// `mantissa · 2^shift · 10^exponent`, plus a little more if `more` is set.
 struct Decimal {
     mantissa: u128,
     shift: u32,
     exponent: i64,
-    /// Whether digits other than zero were dropped from the mantissa's end.
+    /// Whether non-zero digits were dropped from the mantissa's end.
     more: bool,
 }
 
@@ -137,7 +137,7 @@ impl Decimal {
         Ok(number)
     }
 
-    /// The number times 10^`places`, rounded up to a whole one and cut down to [`MAX`].
+    /// The number times 10^`places`, rounded up to a whole number, at most [`MAX`].
     fn scaled_up(&self, places: i64) -> u64 {
         let exponent = self.exponent.saturating_add(places);
         let power = u32::try_from(exponent.unsigned_abs())
@@ -152,7 +152,7 @@ impl Decimal {
                 let up = !base.is_multiple_of(power) || self.more;
                 base / power + u128::from(up)
             }
-            // Less than one, and not zero.
+            // More than zero and less than one.
             (false, None) => 1,
         };
         u64::try_from(amount).map_or(MAX, |amount| amount.min(MAX))
@@ -167,7 +167,7 @@ fn split_digits(text: &str) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// What a suffix multiplies with: a power of 2 and a power of 10.
+/// The factor of a suffix: a power of 2 and a power of 10.
 fn scale(suffix: &str) -> Option<(u32, i64)> {
     Some(match suffix {
         "n" => (0, -9),

@@ -1,8 +1,8 @@
-//! [`recognise`]: which part of a training job a pod is.
+//! [`recognise`]: a pod's role in a training job.
 //!
-//! Operators differ in how they mark their pods, and old ones are still in use, so this is a table of marks, tried in
-//! order; the first that fits decides. Marks that an operator writes come first, what a person wrote by hand after
-//! them, and command lines, which are guesses, last.
+//! Operators mark their pods differently, and old operators are still in use. The function therefore tries a table
+//! of marks in order, and the first match decides. Marks of operators come first, then hand-written marks, then
+//! command lines, which are guesses.
 //!
 //! | mark | role from | training |
 //! |---|---|---|
@@ -10,19 +10,19 @@
 //! | Training operator 1.2 to 1.5 | `replica-type`, with `group-name: kubeflow.org` | yes |
 //! | TFJob ≤ 1.0 | `tf-replica-type` | yes |
 //! | any distributed TensorFlow | `TF_CONFIG`'s `task.type` | yes |
-//! | Volcano | `volcano.sh/task-spec`, where the user's name for the task is a role's | yes |
+//! | Volcano | `volcano.sh/task-spec`, if the user's name for the task is a role's | yes |
 //! | Kubeflow Trainer 2 | `trainer.kubeflow.org/trainjob-ancestor-step` | its initializers: no |
-//! | JobSet | `jobset.sigs.k8s.io/replicatedjob-name`, where it is a role's | yes |
+//! | JobSet | `jobset.sigs.k8s.io/replicatedjob-name`, if the name is a role's | yes |
 //! | MPI operator | `training.kubeflow.org/job-role` | yes |
-//! | LeaderWorkerSet | `leaderworkerset.sigs.k8s.io/worker-index`: 0 is the chief | no, it mostly serves models |
+//! | LeaderWorkerSet | `leaderworkerset.sigs.k8s.io/worker-index`: 0 is the chief | no: mostly serves models |
 //! | Ray | `ray.io/node-type`: head is the chief | yes |
-//! | Spark | `spark-role`: the driver is the chief | no, it mostly prepares data |
+//! | Spark | `spark-role`: the driver is the chief | no: mostly prepares data |
 //! | manifests with `name`, `job` and `task` | label `job`: ps or worker | yes |
 //! | command line | `--job_name` with `--task_index` | yes |
 //! | command line | `run.sh PS_HOSTS WORKER_HOSTS ROLE INDEX PS_COUNT WORKER_COUNT` | yes |
 //!
-//! A pod of a stack that is no training by itself still has its role, for metrics; its owner can annotate or select it.
-//! A port, even TensorFlow's 2222, shows nothing.
+//! A pod without training still has a role, for metrics; the pod's owner can annotate or select the pod. A port,
+//! even TensorFlow's 2222, is no evidence.
 
 use std::fmt;
 
@@ -39,13 +39,13 @@ pub enum Role {
     Ps,
     /// Computes steps.
     Worker,
-    /// The worker that leads: saves checkpoints, decides the end. Also called master.
+    /// The leading worker: saves checkpoints, decides the end. Also called master.
     Chief,
     /// Measures the model beside the training.
     Evaluator,
-    /// Starts the others, computes nothing.
+    /// Starts the job's processes, computes nothing.
     Launcher,
-    /// Something else, or not known.
+    /// Another role, or an unknown role.
     Other,
 }
 
@@ -62,16 +62,16 @@ impl fmt::Display for Role {
     }
 }
 
-/// What was recognised, and by what.
+/// A pod's role, and the evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recognition {
-    /// The role; [`Role::Other`] if nothing was recognised.
+    /// The role; [`Role::Other`] for an unrecognised pod.
     pub role: Role,
-    /// The task's number among those of its role, where it is told.
+    /// The task's number among the tasks of the same role, if known.
     pub index: Option<u32>,
-    /// The job's name, where it is told.
+    /// The job's name, if known.
     pub job: Option<String>,
-    /// What decided, as the middle of a sentence: `label training.kubeflow.org/replica-type=worker`.
+    /// The evidence, as the middle of a sentence: `label training.kubeflow.org/replica-type=worker`.
     pub evidence: String,
     /// Whether the pod trains a model.
     pub training: bool,
@@ -232,7 +232,7 @@ fn spark(pod: &Pod) -> Option<Recognition> {
     Some(mark.no_training())
 }
 
-/// Manifests that people wrote before there were operators: one Service and one Job or Deployment for each task.
+/// Manifests from the time before operators: one Service and one Job or Deployment for each task.
 fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     let role = match label(pod, "job")? {
         "ps" => Role::Ps,
@@ -250,7 +250,7 @@ fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     })
 }
 
-/// The label by which the pods of a pod's job are found, where the job is told by one.
+/// The label that selects all pods of the pod's job, if the job is known by a label.
 pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
     let job = recognise(pod).job?;
     let keys = [
@@ -271,7 +271,7 @@ pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
     })
 }
 
-/// A recognition in the making, by a label of the pod.
+/// A recognition by a label of the pod.
 struct LabelMatch<'a> {
     pod: &'a Pod,
     recognition: Recognition,
@@ -292,7 +292,7 @@ fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> LabelMatch<
 }
 
 impl LabelMatch<'_> {
-    /// The index from a label or an annotation, unless there is one already.
+    /// Takes the index from a label or an annotation, unless the index is known.
     fn numbered(mut self, key: &str) -> Self {
         let text = self
             .pod
@@ -303,7 +303,7 @@ impl LabelMatch<'_> {
         self
     }
 
-    /// The job's name from a label or an annotation, unless there is one already.
+    /// Takes the job's name from a label or an annotation, unless the name is known.
     fn of_job(mut self, key: &str) -> Self {
         let text = self
             .pod
@@ -330,7 +330,7 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.labels.get(key).map(String::as_str)
 }
 
-/// The role that an operator's name for a replica type means. Its pods train, whatever the name.
+/// The role for an operator's name of a replica type. Pods of a training operator train under any name.
 fn operator_role(name: &str) -> Role {
     // MXNet's parameter servers are called servers.
     if name.eq_ignore_ascii_case("server") {
@@ -340,7 +340,7 @@ fn operator_role(name: &str) -> Role {
     }
 }
 
-/// The role that a name means, if it is a role's.
+/// The role with a name, if a role has the name.
 fn known_role(name: &str) -> Option<Role> {
     Some(match name.to_ascii_lowercase().as_str() {
         "ps" | "parameterserver" | "parameter-server" => Role::Ps,
@@ -446,14 +446,14 @@ fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
     })
 }
 
-/// The containers whose environment and command line show what the pod is.
+/// The containers whose environment and command line show the pod's role.
 fn apps(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.containers
         .iter()
         .filter(|container| container.kind == ContainerKind::App)
 }
 
-/// A command line's words, those of scripts that are passed as one argument included.
+/// The words of a command line, with the words of scripts that are passed as a single argument.
 pub(super) fn words(args: &[String]) -> Vec<&str> {
     let quotes: &[char] = &['"', '\'', ';', '(', ')'];
     let split = |c: char| c.is_whitespace() || c == ';';
@@ -464,7 +464,7 @@ pub(super) fn words(args: &[String]) -> Vec<&str> {
         .collect()
 }
 
-/// The value of `--name=value` or `--name value`, with one dash or two; the last one counts.
+/// The value of `--name=value` or `--name value`, with one dash or two. The last value counts.
 pub(super) fn option<'a>(words: &[&'a str], names: &[&str]) -> Option<&'a str> {
     words.iter().enumerate().rev().find_map(|(at, word)| {
         let bare = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;

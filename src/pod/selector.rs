@@ -1,4 +1,4 @@
-//! [`Selector`]: which labels choose a pod, in the form that `kubectl -l` takes.
+//! [`Selector`]: a label selector for pods, in the form of `kubectl -l`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// Conditions on labels, all of which must hold: `app=train,tier in (a,b),!canary`.
 ///
-/// As in Kubernetes, `!=` and `notin` also hold for a pod that does not have the label. An empty selector, which in
-/// Kubernetes matches everything, is refused.
+/// As in Kubernetes, `!=` and `notin` also hold for a pod without the label. An empty selector, which matches
+/// everything in Kubernetes, is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Selector {
@@ -18,25 +18,25 @@ pub struct Selector {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LabelRequirement {
-    /// The label is there, with one of these values.
+    /// The label exists, with a value of the set.
     In(String, BTreeSet<String>),
-    /// The label is not there, or has another value.
+    /// The label is absent, or has a value outside the set.
     NotIn(String, BTreeSet<String>),
-    /// The label is there.
+    /// The label exists.
     Exists(String),
-    /// The label is not there.
+    /// The label is absent.
     Absent(String),
 }
 
 /// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// Nothing to select by.
+    /// An empty selector.
     #[error(
         "the selector is empty: leave it out to select nothing, or write something like app=train"
     )]
     Empty,
-    /// A condition that is none of the known forms.
+    /// A condition in an unknown form.
     #[error(
         "{condition:?} in selector {selector:?} is not a condition: write k=v, k!=v, k in (a,b), k notin (a,b), k or !k"
     )]
@@ -46,7 +46,7 @@ pub enum SelectorError {
         /// The whole selector.
         selector: String,
     },
-    /// A key that no label can have.
+    /// An invalid label key.
     #[error(
         "{key:?} in selector {selector:?} can't be a label's key: use letters, digits, '-', '_' and '.', at most 63, with an optional prefix/"
     )]
@@ -56,7 +56,7 @@ pub enum SelectorError {
         /// The whole selector.
         selector: String,
     },
-    /// A value that no label can have.
+    /// An invalid label value.
     #[error(
         "{value:?} in selector {selector:?} can't be a label's value: use letters, digits, '-', '_' and '.', at most 63"
     )]
@@ -71,7 +71,7 @@ pub enum SelectorError {
 // === impl Selector ===
 
 impl Selector {
-    /// Whether a pod with these labels is chosen.
+    /// Whether the selector matches a pod's labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.conditions.iter().all(|condition| match condition {
             LabelRequirement::In(key, values) => {
@@ -148,7 +148,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Splits at the commas that stand outside parentheses.
+/// Splits at the commas outside parentheses.
 fn split(text: &str) -> Vec<&str> {
     let mut inside = false;
     text.split(|c| {
@@ -225,7 +225,7 @@ fn value(text: &str, selector: &str) -> Result<String, SelectorError> {
     }
 }
 
-/// Whether a text is what Kubernetes calls a qualified name's second part.
+/// Whether a text is valid as the second part of a qualified name in Kubernetes.
 fn is_name(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);

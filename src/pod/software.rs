@@ -1,4 +1,5 @@
-//! [`software`]: what a container computes with, as far as it shows from outside, because thread counts depend on it.
+//! [`software`]: the machine learning software of a container, as visible from outside. Thread counts depend on the
+//! software.
 
 use serde::Serialize;
 
@@ -6,21 +7,22 @@ use super::role::{option, words};
 use super::variables::{TF_CONFIG, TORCHRUN};
 use super::{Container, Pod, Role, recognise};
 
-/// What a container computes with.
+/// The machine learning software of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Software {
     /// TensorFlow.
     #[serde(rename_all = "camelCase")]
     Tensorflow {
-        /// Whether it is older than 1.14, which is the first that reads the thread variables; `None` where nothing tells.
+        /// Whether the version is older than 1.14, the first version that reads the thread variables; `None` if
+        /// unknown.
         before_variables: Option<bool>,
-        /// Whether it runs a `tf.train.Server`, whose threads come on top of the pools.
+        /// Whether the container runs a `tf.train.Server`, whose threads come on top of the pools.
         server: bool,
     },
     /// PyTorch.
     Pytorch,
-    /// Nothing tells.
+    /// Unknown software.
     #[default]
     Unknown,
 }
@@ -28,8 +30,8 @@ pub enum Software {
 /// The first TensorFlow that reads `TF_NUM_INTRAOP_THREADS`.
 const READS_VARIABLES: (u32, u32) = (1, 14);
 
-/// What a container computes with, by its command line, its environment, its operator's label, the name that the operator
-/// wants for it, and its image.
+/// The software of a container. The evidence is the command line, the environment, the operator's label, the
+/// container name that the operator requires, and the image.
 pub fn software(pod: &Pod, container: &Container) -> Software {
     let words = words(&container.args);
     let operator = pod
@@ -43,7 +45,7 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
         .next()
         .unwrap_or_default()
         .to_ascii_lowercase();
-    // What the articles' templates and TensorFlow's own examples are started with.
+    // The arguments of the articles' templates and of TensorFlow's own examples.
     let hosts = option(
         &words,
         &["ps_hosts", "ps-hosts", "worker_hosts", "worker-hosts"],

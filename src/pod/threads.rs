@@ -1,7 +1,7 @@
-//! [`thread_environment`]: the sizes of a container's thread pools, as variables that its libraries read.
+//! [`thread_environment`]: the sizes of a container's thread pools, as variables that the libraries read.
 //!
-//! Let N be the CPUs that the container will have: those of its exclusive set, or its quota, rounded. P processes share
-//! them, so each has T = max(1, N / P). A [`Profile`] turns T into sizes:
+//! Let N be the container's future CPUs: the CPUs of the exclusive set, or the rounded quota. P processes share the
+//! CPUs, so each process has T = max(1, N / P). A [`Profile`] turns T into sizes:
 //!
 //! | profile | intra-op | inter-op | other pools of an operator | pools of the input pipeline | besides |
 //! |---|---|---|---|---|---|
@@ -13,28 +13,28 @@
 //!
 //! No size is below 1.
 //!
-//! The variables, and why each is there:
+//! The variables, with the reason for each:
 //!
-//! - `TF_NUM_INTRAOP_THREADS`, `TF_NUM_INTEROP_THREADS`: TensorFlow ≥ 1.14 counts the CPUs it may run on, and never looks
-//!   at the quota.
-//! - `OMP_NUM_THREADS`: what PyTorch and OpenMP programs size their pools by. PyTorch takes the whole machine's cores
-//!   without it, even on exclusive CPUs. torchrun sets it to 1 when it is missing and there are several processes.
-//! - `MKL_NUM_THREADS`: MKL; in PyTorch it comes before `OMP_NUM_THREADS`.
-//! - `OPENBLAS_NUM_THREADS`: OpenBLAS, as in NumPy; it only ever lowers the number.
-//! - `NUMEXPR_NUM_THREADS`: numexpr takes the whole machine, whatever it may run on.
+//! - `TF_NUM_INTRAOP_THREADS`, `TF_NUM_INTEROP_THREADS`: TensorFlow ≥ 1.14 counts the CPUs of the affinity mask,
+//!   and ignores the quota.
+//! - `OMP_NUM_THREADS`: the pool size of PyTorch and OpenMP programs. Without the variable, PyTorch takes the whole
+//!   machine's cores, even on exclusive CPUs. torchrun sets a missing variable to 1 for several processes.
+//! - `MKL_NUM_THREADS`: MKL; PyTorch prefers the variable to `OMP_NUM_THREADS`.
+//! - `OPENBLAS_NUM_THREADS`: OpenBLAS, as in NumPy; the variable can only lower the number.
+//! - `NUMEXPR_NUM_THREADS`: numexpr takes the whole machine, with any affinity mask.
 //! - `NUMBA_NUM_THREADS`: numba does not read `OMP_NUM_THREADS`.
-//! - `TF_GRPC_WORKER_CACHE_QUEUES`, `TF_GRPC_WORKER_CACHE_THREADS` (profile `ps`): a TensorFlow server starts 64 queue
-//!   threads whatever the machine.
-//! - `KMP_BLOCKTIME` (profile `openmp`): Intel's OpenMP threads spin for 200 ms after each parallel region, on CPUs that
-//!   the next operator needs; 1 ms is the least that is not zero.
+//! - `TF_GRPC_WORKER_CACHE_QUEUES`, `TF_GRPC_WORKER_CACHE_THREADS` (profile `ps`): a TensorFlow server starts 64
+//!   queue threads on every machine.
+//! - `KMP_BLOCKTIME` (profile `openmp`): Intel's OpenMP threads spin for 200 ms after each parallel region, on CPUs
+//!   that the next operator needs; 1 ms is the smallest value above zero.
 //!
-//! And why others are not: `NUMEXPR_MAX_THREADS` and `OMP_THREAD_LIMIT` would cap a number that the program sets
-//! itself; `NPROC`, which JAX reads, is a name that scripts use for themselves; `GOMAXPROCS` switches off Go's own
-//! watching of the quota; `TOKIO_WORKER_THREADS`, `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to programs that
-//! see the quota themselves.
+//! Other variables are left out for these reasons: `NUMEXPR_MAX_THREADS` and `OMP_THREAD_LIMIT` would cap a number
+//! that the program sets. Scripts use `NPROC`, which JAX reads, as a name of their own. `GOMAXPROCS` switches off
+//! Go's own watching of the quota. `TOKIO_WORKER_THREADS`, `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to
+//! programs that read the quota themselves.
 //!
-//! A value that the pod's owner has set wins, under any name that sets the same pool: with `OMP_NUM_THREADS` set, the
-//! variables that libraries prefer to it are left alone too.
+//! A value that the pod's owner has set wins, under any name that sets the same pool. With `OMP_NUM_THREADS` set,
+//! variables that libraries prefer to `OMP_NUM_THREADS` are left alone too.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -50,16 +50,16 @@ use super::{
 use crate::cpu::{CpuSet, Topology};
 use crate::text::counted;
 
-/// How thread counts follow from CPUs.
+/// The rule by which thread counts follow from CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     /// As many threads as CPUs.
     #[default]
     Limit,
-    /// For programs whose operators start teams of OpenMP threads: their numbers multiply.
+    /// For programs whose operators start teams of OpenMP threads: the two numbers multiply.
     Openmp,
-    /// For models of many small operators, such as embedding lookups: many at once, one thread each.
+    /// For models of many small operators, such as embedding lookups: many operators at once, one thread each.
     Embedding,
     /// For parameter servers.
     Ps,
@@ -67,7 +67,7 @@ pub enum Profile {
     Off,
 }
 
-/// A word that is not a profile.
+/// An unknown name of a profile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is not a thread profile: write limit, openmp, embedding, ps or off")]
 pub struct UnknownProfile {
@@ -107,25 +107,25 @@ impl FromStr for Profile {
     }
 }
 
-/// What to do with the part of a CPU in a quota.
+/// The treatment of a fraction of a CPU in a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rounding {
-    /// Drop it: a thread too many is throttled, and the slowest worker holds up all others.
+    /// Drop the fraction. A surplus thread is throttled, and the slowest worker delays all workers.
     #[default]
     Floor,
-    /// Count it as a whole one.
+    /// Round the fraction up to a whole CPU.
     Ceil,
 }
 
-/// What to do for a container without a CPU limit.
+/// The treatment of a container without a CPU limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NoLimit {
-    /// Nothing.
+    /// Add no variables.
     #[default]
     Leave,
-    /// Take its request instead.
+    /// Use the request instead.
     Request,
 }
 
@@ -133,13 +133,13 @@ pub enum NoLimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ThreadPolicy {
-    /// The profile for roles that are not named.
+    /// The profile for roles outside `roles`.
     pub profile: Profile,
     /// The profile for each role.
     pub roles: BTreeMap<Role, Profile>,
-    /// What to do with the part of a CPU in a quota.
+    /// The treatment of a fraction of a CPU in a quota.
     pub rounding: Rounding,
-    /// What to do for a container without a CPU limit.
+    /// The treatment of a container without a CPU limit.
     pub no_limit: NoLimit,
 }
 
@@ -154,15 +154,15 @@ impl Default for ThreadPolicy {
     }
 }
 
-/// What a basis was taken from.
+/// The source of a basis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BasisOrigin {
-    /// The CPUs of the container's own.
+    /// The container's exclusive CPUs.
     Exclusive,
-    /// Its CPU limit.
+    /// The container's CPU limit.
     Limit,
-    /// Its CPU request.
+    /// The container's CPU request.
     Request,
 }
 
@@ -171,16 +171,16 @@ pub enum BasisOrigin {
 pub struct ThreadBasis {
     /// CPUs of the exclusive set, or of the quota, rounded.
     pub cpus: usize,
-    /// Cores among them; as many as CPUs where that is not known.
+    /// Cores among the CPUs; as many as CPUs if unknown.
     pub cores: usize,
-    /// NUMA nodes that they span; 1 where that is not known.
+    /// NUMA nodes that the CPUs span; 1 if unknown.
     pub numa: usize,
-    /// What they were taken from.
+    /// The source of the numbers.
     pub origin: BasisOrigin,
 }
 
 impl ThreadBasis {
-    /// Exclusive CPUs, counted: CPUs, cores, NUMA nodes.
+    /// Exclusive CPUs by their numbers: CPUs, cores, NUMA nodes.
     pub fn exclusive(cpus: usize, cores: usize, numa: usize) -> Self {
         Self {
             cpus,
@@ -190,7 +190,7 @@ impl ThreadBasis {
         }
     }
 
-    /// Exclusive CPUs of a machine. A CPU whose core the machine does not tell counts as a core.
+    /// Exclusive CPUs of a machine. A CPU whose core is unknown counts as a core.
     pub fn of_set(set: &CpuSet, topology: &Topology) -> Self {
         let known: Vec<_> = topology
             .cpus
@@ -208,8 +208,8 @@ impl ThreadBasis {
         Self::exclusive(set.len(), cores, numa)
     }
 
-    /// What the container may use of the shared pool: its CPU limit, else the pod's, rounded, at least 1. Without a
-    /// limit it is what the policy says: `None`, or the request.
+    /// The container's share of the shared pool: the CPU limit of the container or else of the pod, rounded, at
+    /// least 1. Without a limit the policy decides: `None`, or the request.
     pub fn of_quota(pod: &Pod, container: &Container, policy: &ThreadPolicy) -> Option<Self> {
         let positive = |amount: Option<u64>| amount.filter(|&amount| amount > 0);
         let limit = positive(container.resources.cpu_limit).or(positive(pod.resources.cpu_limit));
@@ -233,7 +233,7 @@ impl ThreadBasis {
         })
     }
 
-    /// The same, but no more than the CPUs that the container may run on: a limit may be larger than the machine.
+    /// The same basis, limited to the CPUs that the container may run on: a limit may be larger than the machine.
     #[must_use]
     pub fn at_most(self, cpus: usize) -> Self {
         let most = cpus.max(1);
@@ -245,25 +245,25 @@ impl ThreadBasis {
     }
 }
 
-/// The variables to add to a container, and why.
+/// The variables to add to a container, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ThreadEnvironment {
-    /// The profile that was used; [`Profile::Off`] if there are no variables to add.
+    /// The applied profile; [`Profile::Off`] without variables.
     pub profile: Profile,
-    /// Threads of one operator, in one process; `None` if nothing was computed.
+    /// Threads of one operator in one process; `None` without a computation.
     pub threads: Option<usize>,
-    /// The variables to add. None of them is set by the container.
+    /// The variables to add. The container sets no variable of the map.
     pub variables: BTreeMap<String, String>,
-    /// The variables of the container that were left as they are.
+    /// The container's own variables, left unchanged.
     pub kept: Vec<String>,
-    /// Why, in one sentence.
+    /// The reason, in a sentence.
     pub reason: String,
-    /// How many threads the pools add up to, in all processes; `None` where it can't be known.
+    /// The sum of all pools in all processes; `None` if unknown.
     pub expected_threads: Option<usize>,
-    /// The CPUs that the counts follow from; `None` if nothing was computed.
+    /// The CPUs that the counts follow from; `None` without a computation.
     pub cpus: Option<usize>,
-    /// What the container computes with.
+    /// The container's machine learning software.
     pub software: Software,
 }
 
@@ -282,10 +282,10 @@ impl ThreadEnvironment {
     }
 }
 
-/// The variables to add to a container that will have the CPUs of `basis`; none without a basis.
+/// The variables to add to a container with the CPUs of `basis`; none without a basis.
 ///
-/// Only the app containers of a training pod get any, or of a pod that names a profile itself. What the container sets
-/// is left alone; where `envFrom` hides what it sets, everything is.
+/// Only app containers get variables, and only in training pods or in pods whose annotation names a profile.
+/// Variables of the container stay. `envFrom` hides names, so a container with `envFrom` gets no variables.
 pub fn thread_environment(
     pod: &Pod,
     container: &Container,
@@ -361,7 +361,7 @@ fn decide(
     })
 }
 
-/// The container's profile, and what chose it.
+/// The container's profile, and the reason for the choice.
 fn profile(
     pod: &Pod,
     policy: &Policy,
@@ -384,7 +384,7 @@ fn profile(
     })
 }
 
-/// What a container is, if it is a helper that a service mesh or the runtime put there.
+/// The name of the helper, if a service mesh or the runtime added the container.
 fn infrastructure(container: &Container) -> Option<&'static str> {
     let image = container.image.split('@').next().unwrap_or_default();
     let last = image.rsplit('/').next().unwrap_or_default();
@@ -403,7 +403,7 @@ fn infrastructure(container: &Container) -> Option<&'static str> {
 struct Sizes {
     intra: usize,
     inter: usize,
-    /// Pools of the input pipeline, which are not part of an operator.
+    /// Pools of the input pipeline, which belong to no operator.
     input: usize,
 }
 
@@ -431,7 +431,7 @@ const OMP: &str = "OMP_NUM_THREADS";
 const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
 
-/// Every variable that sizes a pool of some library, those that are never set here included.
+/// All variables that size a pool of a library, also variables that Pinfold never sets.
 pub const THREAD_VARIABLES: [&str; 13] = [
     INTRA,
     INTER,
@@ -448,13 +448,13 @@ pub const THREAD_VARIABLES: [&str; 13] = [
     "OMP_THREAD_LIMIT",
 ];
 
-/// The variables to add, and those that the container has.
+/// The variables to add, and the container's own variables.
 fn variables(
     profile: Profile,
     sizes: &Sizes,
     container: &Container,
 ) -> (BTreeMap<String, String>, Vec<String>) {
-    // Each variable with others that set the same pool and that it would overrule.
+    // Each variable, with the variables that set the same pool and have lower priority.
     let mut table: Vec<(&str, usize, &[&str])> = vec![
         (INTRA, sizes.intra, &[]),
         (INTER, sizes.inter, &[]),
@@ -501,15 +501,15 @@ fn variables(
     (added, kept)
 }
 
-/// How many threads the pools add up to. Pools of TensorFlow's own kind add; teams of OpenMP threads multiply, because
-/// each thread of the outer pool starts one.
+/// The sum of all pools. TensorFlow's own pools add up. Teams of OpenMP threads multiply, because each thread of
+/// the outer pool starts a team.
 fn expected(
     profile: Profile,
     sizes: &Sizes,
     container: &Container,
     processes: usize,
 ) -> Option<usize> {
-    // What the container sets counts, if it can be read.
+    // A readable value of the container counts.
     let size = |name: &str, ours: usize| match container.env.get(name) {
         None => Some(ours),
         Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&size| size > 0),

@@ -42,7 +42,8 @@ macro_rules! uid {
 }
 
 uid! {
-    /// The uid in the name of the pod's cgroup. The kubelet takes it from the Pod object; for a static pod, from the manifest.
+    /// The uid in the name of the pod's cgroup. The uid comes from the Pod object; for a static pod, from the
+    /// manifest.
     PodUid
 }
 

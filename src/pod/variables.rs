@@ -1,15 +1,14 @@
-//! [`variable_counts`]: which variables of a container's environment decide something.
+//! [`variable_counts`]: which environment variables affect a decision.
 
 use super::THREAD_VARIABLES;
 
-/// What TensorFlow's clusters are described in.
+/// The variable that describes a TensorFlow cluster.
 pub(super) const TF_CONFIG: &str = "TF_CONFIG";
 
-/// What the variables of torchrun begin with.
+/// The prefix of torchrun's variables.
 pub(super) const TORCHRUN: &str = "PET_";
 
-/// Whether anything that is decided or said here depends on a variable of that name. Of all others it need not even be known
-/// that they are there.
+/// Whether a decision or a message depends on a variable with the name. All remaining variables can be forgotten.
 pub fn variable_counts(name: &str) -> bool {
     THREAD_VARIABLES.contains(&name)
         || name == TF_CONFIG
@@ -17,7 +16,7 @@ pub fn variable_counts(name: &str) -> bool {
         || names_a_hostfile(name)
 }
 
-/// Whether a variable's name says that it names a file of hosts, as those of MPI do.
+/// Whether a variable's name stands for a file of hosts, as in MPI.
 pub(super) fn names_a_hostfile(name: &str) -> bool {
     name.as_bytes()
         .windows(8)

@@ -1,9 +1,9 @@
-//! [`verdict`]: whether a container has the threads that its environment explains, in words.
+//! [`verdict`]: whether a container has the threads that the environment explains, in words.
 //!
-//! The pools that the variables size are not all the threads that a program has: each process has a main thread, a TensorFlow
-//! server has threads of its own (97 on a machine with two CPUs, of which the variables explain 70), an interpreter has
-//! helpers. So there is room above what is expected, by what the program computes with, and what is beyond it has a cause
-//! that can be named, mostly.
+//! A program has more threads than the pools that variables size. Each process has a main thread, and an
+//! interpreter has helpers. A TensorFlow server has threads of its own (97 on a machine with two CPUs, of which the
+//! variables explain 70). The allowance above the expected number depends on the software. Most surpluses beyond
+//! the allowance have a known cause.
 
 use std::collections::BTreeMap;
 
@@ -11,54 +11,54 @@ use serde::Serialize;
 
 use super::{Software, ThreadEnvironment};
 
-/// Threads of a `tf.train.Server` besides the pools that variables size: 97 less these were counted on two CPUs.
+/// Threads of a `tf.train.Server` besides the pools that variables size: 97 on two CPUs, minus the pools.
 const SERVER_THREADS: usize = 32;
 
-/// Queues of a `tf.train.Server` whose number nobody set, each with a thread.
+/// Queues of a `tf.train.Server` without a configured number; each queue has a thread.
 const SERVER_QUEUES: usize = 64;
 
-/// Helper threads of a process, by what it computes with.
+/// Helper threads of a process, by software.
 const TENSORFLOW_HELPERS: usize = 16;
 const PYTORCH_HELPERS: usize = 8;
 const HELPERS: usize = 4;
 
-/// By how much more threads have to want to run than there are CPUs until that is said.
+/// The ratio of runnable threads to CPUs from which a container is oversubscribed.
 const OVERSUBSCRIBED: f64 = 1.25;
 
 const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 
-/// What is seen of a container's threads.
+/// Measurements of a container's threads.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ThreadFacts<'a> {
-    /// Threads now.
+    /// The current number of threads.
     pub threads: usize,
-    /// The most that were seen at once.
+    /// The largest measured number of threads.
     pub most: usize,
-    /// Its processes.
+    /// The number of processes.
     pub processes: usize,
-    /// How many threads ran or waited for a CPU, on average since they were last counted.
+    /// How many threads ran or waited for a CPU, on average since the last measurement.
     pub runnable: Option<f64>,
-    /// CPUs that it may run on.
+    /// CPUs that the container may run on.
     pub cpus: usize,
     /// CPUs of the machine.
     pub online: usize,
-    /// The thread variables in its program's environment, where that could be read.
+    /// The thread variables in the program's environment, if readable.
     pub environment: Option<&'a BTreeMap<String, String>>,
 }
 
-/// What is to be said of a container's threads, in one word or two.
+/// The finding about a container's threads, in a few words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum ThreadFinding {
-    /// The environment explains them.
+    /// The environment explains the threads.
     #[serde(rename = "as expected")]
     AsExpected,
-    /// There are more.
+    /// The container has more threads.
     #[serde(rename = "more than expected")]
     More,
-    /// There are fewer, and never were enough.
+    /// The container has fewer threads, and never had enough.
     #[serde(rename = "fewer than expected")]
     Fewer,
-    /// More of them want to run than there are CPUs.
+    /// More threads want to run than the container has CPUs.
     #[serde(rename = "oversubscribed")]
     Oversubscribed,
 }
@@ -66,7 +66,7 @@ pub enum ThreadFinding {
 // === impl ThreadFinding ===
 
 impl ThreadFinding {
-    /// As in a label.
+    /// The finding's name in labels.
     pub fn name(self) -> &'static str {
         match self {
             Self::AsExpected => "as expected",
@@ -77,14 +77,14 @@ impl ThreadFinding {
     }
 }
 
-/// A finding, its cause out of a fixed list, and both in a sentence with numbers.
+/// A finding, a cause from a fixed list, and both in a sentence with numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ThreadVerdict {
-    /// What was found.
+    /// The finding.
     pub finding: ThreadFinding,
-    /// Why that may be.
+    /// The likely cause.
     pub cause: &'static str,
-    /// What a person is told.
+    /// The sentence for people.
     pub sentence: String,
 }
 
@@ -102,7 +102,7 @@ const PROGRAM: &str = "the program sets its own number of threads, or ignores th
 const USER: &str = "the pod's own variables ask for more threads than it has CPUs";
 const BUSY: &str = "more of its threads want to run than it has CPUs";
 
-/// The causes that a verdict can name.
+/// All causes of verdicts.
 pub const CAUSES: [&str; 11] = [
     ENOUGH,
     NOT_STARTED,
@@ -117,9 +117,9 @@ pub const CAUSES: [&str; 11] = [
     BUSY,
 ];
 
-/// What is to be said of a container's threads; nothing where no number is expected and none is too high.
+/// The verdict on a container's threads. `None` without an expected number and without oversubscription.
 pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Option<ThreadVerdict> {
-    // No quota is larger than the CPUs that a container may run on, and no affinity gives more than the quota.
+    // The smaller of the affinity mask and the quota limits the container.
     let cpus = facts.cpus.min(environment.cpus.unwrap_or(usize::MAX));
     let running = facts.runnable.filter(|runnable| {
         cpus > 0 && *runnable > OVERSUBSCRIBED * cpus as f64 && *runnable > cpus as f64 + 0.5
@@ -165,7 +165,7 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
     })
 }
 
-/// Whether a variable that the pod's owner has set is larger than the CPUs.
+/// Whether a variable set by the pod's owner is larger than the number of CPUs.
 fn asks_for_more(name: &str, facts: &ThreadFacts<'_>, cpus: usize) -> bool {
     let value = facts
         .environment
@@ -186,7 +186,7 @@ fn compare(
         Software::Tensorflow { server: true, .. } => {
             let sized = environment.variables.contains_key(GRPC_QUEUES)
                 || environment.kept.iter().any(|name| name == GRPC_QUEUES);
-            // Their pool is as large as the CPUs that it sees.
+            // The queues' thread pool has a thread for each CPU that the server sees.
             SERVER_THREADS + if sized { 0 } else { SERVER_QUEUES + facts.cpus }
         }
         Software::Tensorflow { .. } => TENSORFLOW_HELPERS,
@@ -195,7 +195,7 @@ fn compare(
     };
     let most = expected.saturating_add((1 + helpers).saturating_mul(processes));
     if facts.threads <= most {
-        // Threads that have been there once were no miscalculation.
+        // Threads that existed once are no miscalculation.
         let few = facts.most.max(facts.threads) < expected;
         return if few {
             (ThreadFinding::Fewer, NOT_STARTED)
@@ -228,7 +228,7 @@ fn compare(
     (ThreadFinding::More, cause)
 }
 
-/// Whether the program was started with the variables that were computed for it.
+/// Whether the program was started with the computed variables.
 fn is_in_place(environment: &ThreadEnvironment, there: &BTreeMap<String, String>) -> bool {
     environment
         .variables
@@ -243,7 +243,7 @@ mod tests {
         Container, EnvSource, Pod, Policy, ThreadBasis, ThreadPolicy, thread_environment,
     };
 
-    /// The environment of a worker with so many CPUs of its own, with these variables of its own.
+    /// The environment of a worker with exclusive CPUs and variables of its own.
     fn environment(image: &str, cpus: usize, own: &[(&str, &str)]) -> ThreadEnvironment {
         let value =
             |&(name, text): &(&str, &str)| (name.to_owned(), EnvSource::Value(text.to_owned()));
@@ -271,7 +271,7 @@ mod tests {
         )
     }
 
-    /// So many threads of a process that was started with all that was computed.
+    /// A number of threads of a process with all computed variables.
     fn facts(environment: &ThreadEnvironment, threads: usize) -> ThreadFacts<'_> {
         ThreadFacts {
             threads,
@@ -332,7 +332,7 @@ mod tests {
             sentence.contains("2 threads (at most 9 so far), 8 in the pools"),
             "{sentence}"
         );
-        // A server of TensorFlow has more, and four processes have helpers each.
+        // A server of TensorFlow has more threads, and four processes have helpers each.
         let server = environment("tensorflow:2.21", 4, &[]);
         assert_eq!(
             found(&server, &facts(&server, 97)),

@@ -198,7 +198,7 @@ fn what_the_owner_set_wins() {
     );
     assert_eq!(found.kept, ["TF_NUM_INTRAOP_THREADS"]);
     assert_eq!(found.expected_threads, Some(7));
-    // What libraries prefer to OMP_NUM_THREADS would overrule it.
+    // Variables that libraries prefer to `OMP_NUM_THREADS` would overrule the owner's value.
     let found = with(&["OMP_NUM_THREADS"]);
     assert_eq!(written(&found), "numba=4 interop=4 intraop=4");
     assert_eq!(found.kept, ["OMP_NUM_THREADS"]);
@@ -312,7 +312,7 @@ fn quotas() {
 
 #[test]
 fn a_set_on_a_machine() {
-    // CPUs 0 to 7: two threads to a core, four CPUs to a NUMA node; of CPU 8 nothing is known.
+    // CPUs 0 to 7: two threads to a core, four CPUs to a NUMA node. The topology of CPU 8 is unknown.
     let known = |id: u32| Cpu {
         id,
         core: Some(id / 2),
