@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_not_sent() {
+    fn unset_fields_are_not_sent() {
         let empty = CpuChange {
             cpus: Some(CpuSet::new()),
             mems: Some(CpuSet::new()),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas() {
+    fn quotas_are_encoded() {
         let of = |quota| CpuChange {
             quota: Some(quota),
             ..CpuChange::default()
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_away_by_a_name() {
+    fn names_with_a_leading_dash_are_left_out() {
         let pairs: BTreeMap<String, String> = [("-PATH", "x"), ("A", "1")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();

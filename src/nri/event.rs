@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_newer_than_we_are_is_let_be() {
+    fn unknown_events_and_fields_are_ignored() {
         for event in [-1, 0, 12, 13, 14, 15, 1 << 20] {
             let older = StateChangeEvent {
                 event,
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_an_error_that_says_why() {
+    fn invalid_requests_give_errors_with_reasons() {
         let errors = [
             (read("ValidateContainerAdjustment", b""), "not implemented"),
             (

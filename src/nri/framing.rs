@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_frame_is_nothing_and_a_frame_too_long_is_an_error() {
+    fn an_empty_frame_is_skipped_and_an_oversized_frame_is_an_error() {
         let mut empty = [0, 0, 0, 1, 0, 0, 0, 0].as_slice();
         assert_eq!(Demux::default().next(&mut empty), Ok(None));
         let mut longest = [0, 0, 0, 1, 0, 0x40, 0, 10].as_slice();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_however_they_arrive() {
+    fn messages_decode_from_parts_of_any_size() {
         let of = |stream, kind, data: &[u8]| RpcMessage {
             stream,
             kind,
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn one_too_long_is_told_of_at_once_and_skipped() {
+    fn an_oversized_message_is_reported_at_once_and_skipped() {
         assert_eq!(
             encode_message(1, MessageType::Request, &vec![0; MAX_MESSAGE_DATA + 1]),
             None
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_errors() {
+    fn responses_and_errors_survive_encoding() {
         let back = |response: &RpcResponse| {
             let bytes = response.encode(7);
             let frame = frames([bytes.as_slice()]).remove(0);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_those_that_are_there() {
+    fn a_pod_has_its_current_containers() {
         let mut inventory = Inventory::default();
         inventory.replace(vec![sandbox("p")], vec![container("1", "ps", "p")]);
         inventory.put(sandbox("p"), container("2", "proxy", "p"));

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_unanswered_is_named() {
+    fn an_unanswered_call_names_event_pod_and_container() {
         let mut request = EventRequest::default();
         (request.pod.namespace, request.pod.name) = ("train".to_owned(), "ps-0".to_owned());
         assert_eq!(

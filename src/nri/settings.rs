@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_places_are_those_that_runtimes_take() {
+    fn names_and_indices_follow_the_rules_of_runtimes() {
         assert!(
             PluginSettings::new("pinfold", 0).is_ok() && PluginSettings::new("a-b_c.9", 99).is_ok()
         );

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_told_once() {
+    fn an_unchanged_state_is_not_published() {
         let (state, mut receiver) = watch::channel(ConnectionState::default());
         receiver.mark_unchanged();
         publish(&state, ConnectionState::Away(Disconnect::NotTried));

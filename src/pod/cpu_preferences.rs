@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn annotations_set_preferences() {
         assert_eq!(read(&[]), (CpuPreferences::default(), Vec::new()));
         let (preferences, errors) = read(&[
             ("pinfold.io/partition", "isolated"),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named_and_ignored() {
+    fn invalid_annotations_are_named_and_ignored() {
         let (preferences, errors) = read(&[
             ("pinfold.io/memory", "far"),
             ("pinfold.io/movable", "maybe"),

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resize_that_is_not_granted_changes_no_container() {
+    fn a_resize_that_is_not_allocated_changes_no_container() {
         let amounts = |cpu: &str| json!({"cpu": cpu, "memory": "1Gi"});
         let in_force = json!({"limits": amounts("2"), "requests": amounts("2")});
         let allocated = json!({"allocatedResources": amounts("2"), "resources": in_force});
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granted_request_is_no_limit() {
+    fn an_allocated_request_is_no_limit() {
         let pod = |limits: &Value, status: &Value| {
             read(&json!({
                 "metadata": {"name": "p"},
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_in_a_status_that_makes_no_sense_is_named() {
+    fn an_invalid_amount_in_a_status_is_named() {
         let object = json!({
             "metadata": {"name": "p"}, "spec": {"containers": [{"name": "main"}]},
             "status": {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "much"}}]},

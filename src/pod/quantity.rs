@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_quantities_are_refused() {
         for text in [
             "", "+", "-", ".", "m", "Ki", "e3", " 1", "abc", "½", "NaN", "inf", "--1", "+-1",
         ] {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn writing() {
+    fn formatting() {
         assert_eq!(format_cpu(2000), "2");
         assert_eq!(format_cpu(1500), "1500m");
         assert_eq!(format_cpu(0), "0");

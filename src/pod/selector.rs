@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen() {
+    fn selectors_match_labels() {
         let pod = labels(&[("app", "train"), ("tier", "a"), ("example.com/empty", "")]);
         let cases = [
             ("app=train", true),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_selectors_are_refused() {
         for text in ["", "  "] {
             assert_eq!(text.parse::<Selector>(), Err(SelectorError::Empty));
         }

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shows_from_outside() {
+    fn software_is_visible_from_outside() {
         let tensorflow = |before_variables, server| Software::Tensorflow {
             before_variables,
             server,

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_of_services_and_shells_decide_nothing() {
+    fn variables_of_services_and_shells_decide_nothing() {
         for name in [
             "OMP_NUM_THREADS",
             "TF_CONFIG",

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_environment_explains_is_as_expected() {
+    fn explained_threads_are_as_expected() {
         let plain = environment("web", 4, &[]);
         assert_eq!(plain.expected_threads, Some(8));
         for threads in [8, 9, 13] {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_has_a_cause() {
+    fn surplus_threads_have_a_cause() {
         for (image, threads, cause) in [
             ("hub/tensorflow1.3.0", 240, OLD_TENSORFLOW),
             ("tensorflow:2.21", 240, OVERRIDDEN),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_owed_nothing_is_told_only_of_too_many() {
+    fn without_an_expected_number_only_oversubscription_counts() {
         let container = Container::default();
         let none = thread_environment(
             &Pod::default(),

@@ -224,9 +224,9 @@ async fn cut_off_around_every_message() {
     }
 }
 
-/// Without a socket every byte is tried: so many whole messages are messages, and no more.
+/// Without a socket every byte is tried: so many whole messages are seen, and no more.
 #[test]
-fn at_every_byte_the_messages_that_are_whole_are_seen() {
+fn complete_messages_are_decoded_at_every_byte() {
     use pinfold::nri::framing::{Demux, MessageDecoder};
     for version in VERSIONS {
         let recorded = bytes(version, "runtime-to-plugin");

@@ -28,7 +28,7 @@ fn ps() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn nobody_listens_and_then_somebody_does() {
+async fn the_socket_appears_later() {
     let mut serving = Serving::new(plugin(Conduct::AsRecorded));
     drop(serving.socket.accept().await);
     serving.socket.close();
@@ -170,7 +170,7 @@ async fn a_runtime_that_dies_in_the_middle_of_a_call() {
 }
 
 #[tokio::test]
-async fn what_nobody_knows_is_answered_so() {
+async fn unknown_methods_are_answered_unimplemented() {
     let mut serving = Serving::new(plugin(Conduct::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
     let (code, says) = runtime
@@ -219,7 +219,7 @@ async fn what_nobody_knows_is_answered_so() {
 }
 
 #[tokio::test]
-async fn channels_that_nobody_opened_and_events_that_nobody_wants() {
+async fn unknown_channels_and_unsubscribed_events() {
     let mut serving = Serving::new(plugin(Conduct::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
     for channel in [0, 3, 77, u32::MAX] {
@@ -278,7 +278,7 @@ async fn messages_and_frames_that_are_too_long() {
 }
 
 #[tokio::test]
-async fn a_frame_too_long_is_the_reason_that_is_told() {
+async fn an_oversized_frame_is_the_reported_reason() {
     let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
@@ -291,19 +291,19 @@ async fn a_frame_too_long_is_the_reason_that_is_told() {
 }
 
 #[tokio::test]
-async fn what_comes_too_late_or_never_is_the_plugins_choice() {
-    too_late_or_never().await;
+async fn after_a_timeout_the_plugin_chooses_the_answer() {
+    answers_after_a_timeout().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_too_late_or_never_with_threads() {
-    too_late_or_never().await;
+async fn after_a_timeout_the_plugin_chooses_the_answer_with_threads() {
+    answers_after_a_timeout().await;
 }
 
 /// Three quarters of what the runtime waits for.
 const LIMIT: Duration = Duration::from_millis(300);
 
-async fn too_late_or_never() {
+async fn answers_after_a_timeout() {
     for (conduct, strict, why) in [
         (Conduct::Hang, true, HandlerTimeout(LIMIT)),
         (Conduct::Hang, false, HandlerTimeout(LIMIT)),
@@ -378,7 +378,7 @@ async fn a_refusal_is_passed_on_in_its_own_words() {
 }
 
 #[tokio::test]
-async fn what_exists_may_come_in_parts() {
+async fn synchronize_comes_in_parts() {
     let mut serving = Serving::new(Listening::to(Events::all()));
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
@@ -539,7 +539,7 @@ async fn many_short_texts_need_more_memory_than_their_letters() {
 }
 
 #[tokio::test]
-async fn what_exists_may_be_refused() {
+async fn a_plugin_may_refuse_synchronize() {
     let plugin = Listening {
         refuse_synchronize: true,
         ..plugin(Conduct::AsRecorded)
@@ -579,7 +579,7 @@ async fn a_runtime_that_shuts_down_says_so() {
 }
 
 #[tokio::test]
-async fn told_to_stop_it_answers_what_it_was_asked() {
+async fn received_requests_are_answered_after_stop() {
     let mut serving = Serving::new(plugin(Conduct::Slow));
     let mut runtime = serving.socket.synchronized(0).await;
     let first = runtime.begin("CreateContainer", ps()).await;
@@ -626,9 +626,9 @@ async fn calls_are_answered_in_their_order() {
     serving.end().await;
 }
 
-/// Far more is asked than anybody would, and the answers are read only then: nothing is disconnect, and what waits is bounded.
+/// Far more is asked than anybody would, and the answers are read only then: nothing is lost, and what waits is bounded.
 #[tokio::test]
-async fn a_runtime_that_asks_and_asks_before_it_reads() {
+async fn a_runtime_that_sends_many_calls_before_reading() {
     const CALLS: u32 = 60_000;
     let mut serving = Serving::new(plugin(Conduct::AsRecorded));
     let runtime = serving.socket.synchronized(0).await;

@@ -142,7 +142,7 @@ fn every_request_and_limit_of_the_kubelet_comes_back() {
 }
 
 #[test]
-fn periods_other_than_the_usual_one_come_back_too() {
+fn every_limit_comes_back_with_any_period() {
     for period in [1000, 5000, 10_000, 99_999, 1_000_000] {
         for millis in [1000, 1500, 7999, 64_000] {
             assert_eq!(
@@ -157,7 +157,7 @@ fn periods_other_than_the_usual_one_come_back_too() {
 }
 
 #[test]
-fn a_lifted_quota_is_told_by_the_weight() {
+fn without_a_quota_the_weight_gives_the_limit() {
     for quota in [-1, 0] {
         let got = pod(&sandbox(GUARANTEED), [&given("c", 4096, quota, 1 << 30)]);
         assert_eq!(cpus(&got.containers[0]), (Some(4000), Some(4000)));
@@ -169,14 +169,14 @@ fn a_lifted_quota_is_told_by_the_weight() {
 }
 
 #[test]
-fn a_quota_that_is_not_the_requests_is_not_taken_for_it() {
+fn a_quota_that_differs_from_the_request_stays() {
     let got = pod(&sandbox(GUARANTEED), [&given("c", 204, 15_000, 1 << 30)]);
     assert_eq!(cpus(&got.containers[0]), (Some(200), Some(150)));
     assert_eq!(qos(&got), Qos::Burstable);
 }
 
 #[test]
-fn only_what_the_kubelet_calls_guaranteed_is() {
+fn only_the_kubelets_guaranteed_pods_are_guaranteed() {
     let alike = container("c", 2000, 2000, 1 << 30);
     for parent in [BURSTABLE, "/k8s.io", ""] {
         let got = pod(&sandbox(parent), [&alike]);
@@ -200,7 +200,7 @@ fn only_what_the_kubelet_calls_guaranteed_is() {
 }
 
 #[test]
-fn whoever_debugs_a_guaranteed_pod_does_not_change_it() {
+fn a_debug_container_does_not_change_a_guaranteed_pod() {
     let app = container("c", 2000, 2000, 1 << 30);
     let got = pod(
         &sandbox(GUARANTEED),
@@ -218,7 +218,7 @@ fn whoever_debugs_a_guaranteed_pod_does_not_change_it() {
 }
 
 #[test]
-fn the_stopped_the_strangers_and_the_older_are_left_out() {
+fn stopped_foreign_and_older_containers_are_left_out() {
     let old = container("c", 1000, 1000, 1);
     let mut new = container("c", 1000, 1000, 1);
     new.id = "new".to_owned();
@@ -236,7 +236,7 @@ fn the_stopped_the_strangers_and_the_older_are_left_out() {
 }
 
 #[test]
-fn the_rest_of_a_pod() {
+fn remaining_fields_of_a_pod() {
     let text = |text: &str| text.to_owned();
     let mut sandbox = sandbox(GUARANTEED);
     sandbox.labels = [
@@ -297,7 +297,7 @@ fn the_rest_of_a_pod() {
 }
 
 #[test]
-fn an_event_that_tells_next_to_nothing_is_taken() {
+fn an_almost_empty_event_is_accepted() {
     let got = pod(
         &PodSandbox::default(),
         [&Container {

@@ -266,7 +266,7 @@ fn lines_are_named() {
 }
 
 #[test]
-fn bombs_are_refused_soon() {
+fn yaml_bombs_are_refused_soon() {
     let mut laughs = "kind: Pod\nmetadata: {annotations: {x: &a0 lol}}\n".to_owned();
     for i in 1..30 {
         let previous = format!("*a{}, ", i - 1).repeat(9);

@@ -129,7 +129,7 @@ fn roles_choose_profiles() {
 }
 
 #[test]
-fn who_gets_none() {
+fn containers_without_variables() {
     let basis = ThreadBasis::exclusive(2, 2, 1);
     let reason = |change: fn(&mut Container)| {
         let mut pod = pod("worker");
@@ -182,7 +182,7 @@ fn who_gets_none() {
 }
 
 #[test]
-fn what_the_owner_set_wins() {
+fn the_owners_values_win() {
     let basis = ThreadBasis::exclusive(4, 4, 1);
     let with = |names: &[&str]| {
         let mut pod = pod("worker");
@@ -311,7 +311,7 @@ fn quotas() {
 }
 
 #[test]
-fn a_set_on_a_machine() {
+fn basis_of_a_cpu_set() {
     // CPUs 0 to 7: two threads to a core, four CPUs to a NUMA node. The topology of CPU 8 is unknown.
     let known = |id: u32| Cpu {
         id,
@@ -348,7 +348,7 @@ fn a_set_on_a_machine() {
 }
 
 #[test]
-fn words_for_profiles() {
+fn names_of_profiles() {
     for profile in PROFILES {
         assert_eq!(profile.to_string().parse(), Ok(profile));
         assert_eq!(serde_json::to_value(profile).unwrap(), profile.to_string());
