@@ -1,6 +1,5 @@
 //! One call of a plugin's handler: the arguments, the deadline and the encoded answer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
@@ -41,64 +40,54 @@ pub(super) struct HandlerCall {
 // === impl HandlerCall ===
 
 impl HandlerCall {
-    /// Runs the plugin's handler.
-    pub(super) async fn run<P: Plugin>(self, plugin: Arc<P>) -> HandlerOutput {
-        let handlers = Arc::clone(&plugin);
-        let (deadline, limit) = (self.deadline, self.limit);
-        match self.input {
+    /// Runs the plugin's handler until the deadline.
+    pub(super) async fn run<P: Plugin>(self, plugin: &P) -> HandlerOutput {
+        let Self {
+            input,
+            limit,
+            deadline,
+        } = self;
+        match input {
             HandlerInput::Synchronize(pods, containers) => {
-                let handler = async move {
-                    let update = updates(handlers.synchronize(pods, containers).await?);
+                let handler = async {
+                    let update = updates(plugin.synchronize(pods, containers).await?);
                     Ok(SynchronizeResponse {
                         update,
                         more: false,
                     }
                     .encode_to_vec())
                 };
-                HandlerOutput::Synchronized(match with_deadline(handler, deadline, limit).await {
-                    Ok(answer) => answer,
-                    Err(timeout) => {
-                        answer_after_timeout(&*plugin, &UnansweredCall::Synchronize, timeout)
-                    }
-                })
+                let call = UnansweredCall::Synchronize;
+                let answer = answer_in_time(plugin, handler, &call, deadline, limit).await;
+                HandlerOutput::Synchronized(answer)
             }
             HandlerInput::Event(event, request) => {
-                let request = Arc::new(request);
-                let handler_request = Arc::clone(&request);
-                let handler =
-                    async move { call_handler(&*handlers, event, &handler_request).await };
-                HandlerOutput::Event(match with_deadline(handler, deadline, limit).await {
-                    Ok(answer) => answer,
-                    Err(timeout) => answer_after_timeout(
-                        &*plugin,
-                        &UnansweredCall::Event(event, &request),
-                        timeout,
-                    ),
-                })
+                let handler = call_handler(plugin, event, &request);
+                let call = UnansweredCall::Event(event, &request);
+                let answer = answer_in_time(plugin, handler, &call, deadline, limit).await;
+                HandlerOutput::Event(answer)
             }
         }
     }
 }
 
-/// Runs a handler. At the deadline, the handler is cancelled at one of its `await`s.
-async fn with_deadline(
+/// The handler's answer. At the deadline, the handler is cancelled at one of its `await`s, and
+/// [`Plugin::unanswered`] answers: an empty answer, or a refusal.
+async fn answer_in_time<P: Plugin>(
+    plugin: &P,
     handler: impl Future<Output = Result<Vec<u8>, Refusal>>,
+    call: &UnansweredCall<'_>,
     deadline: Instant,
     limit: Duration,
-) -> Result<Result<Vec<u8>, Refusal>, HandlerTimeout> {
-    tokio::time::timeout_at(deadline, handler)
-        .await
-        .map_err(|_| HandlerTimeout(limit))
-}
-
-/// The plugin's answer after a timeout: an empty answer, or a refusal.
-fn answer_after_timeout<P: Plugin>(
-    plugin: &P,
-    call: &UnansweredCall<'_>,
-    timeout: HandlerTimeout,
 ) -> Result<Vec<u8>, Refusal> {
-    tracing::error!("NRI: {call}: {timeout}");
-    plugin.unanswered(call, timeout).map(|()| Vec::new())
+    match tokio::time::timeout_at(deadline, handler).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let timeout = HandlerTimeout(limit);
+            tracing::error!("NRI: {call}: {timeout}");
+            plugin.unanswered(call, timeout).map(|()| Vec::new())
+        }
+    }
 }
 
 async fn call_handler<P: Plugin>(

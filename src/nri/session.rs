@@ -180,7 +180,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             && let Some((stream, call)) = self.waiting.pop_front()
         {
             let plugin = Arc::clone(&self.plugin);
-            self.running = Some(Box::pin(async move { (stream, call.run(plugin).await) }));
+            self.running = Some(Box::pin(async move { (stream, call.run(&*plugin).await) }));
         }
         let idle = self.running.is_none() && self.unsent.is_empty();
         if let Some(disconnect) = self
