@@ -9,11 +9,11 @@
 //! and CPU sets, and in a mark, an extended attribute that lives and dies with its cgroup ([`pin::Mark`]). A restart reads the
 //! cgroups and knows everything; there is no checkpoint to corrupt, no drain to change a policy, no file to delete.
 //!
-//! # The rooms, in the order to read them
+//! # The modules, in the order to read them
 //!
-//! A room imports only what its row names; `tests/rooms.rs` reads the imports and holds this table.
+//! A module imports only the modules in its row; `tests/modules.rs` checks the imports and this table.
 //!
-//! | room | its one job | imports | never |
+//! | module | its one job | imports | never |
 //! |---|---|---|---|
 //! | [`text`] | documents out of YAML or JSON text, within limits; drawings into SVG | — | I/O, what they mean |
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | I/O, clock, randomness, Kubernetes |
@@ -28,7 +28,7 @@
 //! | [`local`] | a node without a cluster: real cgroups and processes for the demo and the bench | all above | being needed by the agent |
 //! | [`cli`] | arguments, subcommands, what a person sees | all above | logic |
 //!
-//! The pure rooms (`text`, `cpu`, `pod`, `scene`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be
+//! The pure modules (`text`, `cpu`, `pod`, `scene`) hold every decision; the rest fetches, plans and applies. A plan is a value that can be
 //! compared and printed, and applying one twice is the same as once: the second plan is empty.
 //!
 //! # One pod's way through the house

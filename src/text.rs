@@ -1,6 +1,6 @@
 //! Documents out of YAML or JSON text, within limits; and shapes into text (`svg`).
 //!
-//! What the rooms that read objects have in common: which form a text has, how much of it is read, and where in it a mistake
+//! What the modules that read objects have in common: which form a text has, how much of it is read, and where in it a mistake
 //! is. What the documents mean is theirs.
 
 pub(crate) mod svg;

@@ -1,4 +1,4 @@
-//! The Kubernetes API: the fake server held to recordings of a real one, and the room `cluster` against the fake.
+//! The Kubernetes API: the fake server held to recordings of a real one, and the module `cluster` against the fake.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The room `nri`: against the recorded traffic of containerd, and against a runtime that does what none should.
+//! The module `nri`: against the recorded traffic of containerd, and against a runtime that does what none should.
 //!
 //! `tests/data/nri` holds what containerd sent a plugin over a few containers' lives, what that plugin answered (Go, the
 //! protocol's own library), and what it logged.

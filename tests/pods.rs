@@ -1,4 +1,4 @@
-//! The `pod` room on whole manifests: see `tests/data/pods/README.md`.
+//! The `pod` module on whole manifests: see `tests/data/pods/README.md`.
 
 #![allow(
     clippy::unwrap_used,

@@ -82,7 +82,7 @@ struct CaseOf {
 /// Whether the standard input was read.
 static STDIN: AtomicBool = AtomicBool::new(false);
 
-/// Quantities as the `pod` room reads them.
+/// Quantities as the `pod` module reads them.
 const AMOUNTS: Amounts = Amounts {
     read: |resource, text| {
         let amount = if resource == "cpu" {

@@ -15,7 +15,7 @@
 //! said so, and nothing is ever taken off a node because it could not be read. What to write is decided by functions of
 //! values ([`node::plan`], [`events::Book`], [`pods::Known`]); the rest sends and receives.
 //!
-//! [`Api`] is this room's own layer over `kube::Client`, which keeps credentials, TLS and connections. It is there for
+//! [`Api`] is this module's own layer over `kube::Client`, which keeps credentials, TLS and connections. It is there for
 //! what the client does not give: `Retry-After` also where the body is no Status, a deadline for every request, a bound on
 //! every answer, and counters.
 

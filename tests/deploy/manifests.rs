@@ -337,7 +337,7 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
         });
         each.collect()
     };
-    // A right more or less is a decision: the requests of the room `cluster` are these.
+    // A right more or less is a decision: the requests of the module `cluster` are these.
     assert_eq!(
         allowed("ClusterRole"),
         [

@@ -36,7 +36,7 @@ pub struct Finding {
     pub fix: String,
 }
 
-/// How quantities are read and written. This room doesn't know their grammar; who calls it lends one that does.
+/// How quantities are read and written. The grammar is not known to this module; callers supply it.
 #[derive(Debug, Clone, Copy)]
 pub struct Amounts {
     /// The amount of a resource, in thousandths of a CPU for `cpu` and in single units for all others, or what is wrong

@@ -1,4 +1,4 @@
-//! The rooms: who may import whom, and what each of them never does.
+//! The modules of the crate: which modules each may import, what each never does, and which have no import cycle.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,11 +6,14 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "modules/cycles.rs"]
+mod cycles;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each room and what it may import. The table in `src/lib.rs` shows the same to readers.
-const ROOMS: [(&str, &[&str]); 12] = [
+/// Each module and the modules that it may import. The table in `src/lib.rs` is the same.
+const MODULES: [(&str, &[&str]); 12] = [
     ("text", &[]),
     ("cpu", &[]),
     ("pod", &["text", "cpu"]),
@@ -41,10 +44,10 @@ const ROOMS: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// Rooms that only compute.
+/// Modules that only compute.
 const PURE: [&str; 4] = ["text", "cpu", "pod", "scene"];
 
-/// What a room that only computes never names.
+/// Names that a module which only computes never has.
 const IMPURE: [&str; 10] = [
     "std::fs",
     "std::io::Read",
@@ -66,7 +69,7 @@ fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
 
-/// The rooms that a text names after `crate::`, also in groups: `use crate::{cpu, pod::Pod};`.
+/// The modules that a text names after `crate::`, also in groups: `use crate::{cpu, pod::Pod};`.
 fn imports(text: &str) -> Vec<String> {
     let text: String = text
         .lines()
@@ -111,7 +114,7 @@ fn word(text: &str) -> String {
         .collect()
 }
 
-/// What a file does that its room must not; `path` is relative to `src`.
+/// The rules that a file breaks; `path` is relative to `src`.
 fn offences(path: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut offence = |what: String| found.push(format!("src/{path}: {what}"));
@@ -135,19 +138,19 @@ fn offences(path: &str, text: &str) -> Vec<String> {
     if matches!(path, "main.rs" | "lib.rs") {
         return found;
     }
-    let room = path.split(['/', '.']).next().unwrap_or_default();
-    let Some((_, allowed)) = ROOMS.iter().find(|(name, _)| *name == room) else {
-        offence(format!("{room} is no room of the design"));
+    let module = path.split(['/', '.']).next().unwrap_or_default();
+    let Some((_, allowed)) = MODULES.iter().find(|(name, _)| *name == module) else {
+        offence(format!("{module} is no module of the table"));
         return found;
     };
     for other in imports(text) {
-        if other != room && !allowed.contains(&other.as_str()) {
+        if other != module && !allowed.contains(&other.as_str()) {
             offence(format!(
-                "imports crate::{other}, and {room} may import {allowed:?}"
+                "imports crate::{other}, and {module} may import {allowed:?}"
             ));
         }
     }
-    // `super` out of the room would be an import under another name: src/room/mod.rs is one below the crate.
+    // `super` beyond the module would hide an import: src/module/mod.rs is one level below the crate.
     let depth = path.trim_end_matches("/mod.rs").matches('/').count() + 1;
     let leaves = "super::".repeat(depth);
     let outermost = |line: &&str| line.starts_with("use ") || line.starts_with("pub");
@@ -156,9 +159,9 @@ fn offences(path: &str, text: &str) -> Vec<String> {
         .filter(outermost)
         .any(|line| code(line).contains(&leaves))
     {
-        offence("leaves its room through super".to_owned());
+        offence("leaves its module through super".to_owned());
     }
-    if PURE.contains(&room) {
+    if PURE.contains(&module) {
         for line in text.lines() {
             for name in IMPURE {
                 let mut at = code(line).match_indices(name);
@@ -170,7 +173,7 @@ fn offences(path: &str, text: &str) -> Vec<String> {
                 };
                 if at.any(whole) {
                     offence(format!(
-                        "{room} only computes, and this names {name}: {}",
+                        "{module} only computes, and this names {name}: {}",
                         line.trim()
                     ));
                 }
@@ -207,19 +210,19 @@ fn without_tests(text: &str) -> &str {
 }
 
 #[test]
-fn every_file_keeps_to_its_room() {
+fn every_file_keeps_the_rules_of_its_module() {
     let mut files = Vec::new();
     sources(&src(), &mut files);
     let mut found = Vec::new();
     for file in &files {
         let path = file.strip_prefix(src()).unwrap().to_str().unwrap();
-        // What tests of a room read and write is not what the room does.
+        // Tests of a module may read and write what the module may not.
         let test = path.ends_with("/tests.rs") || path.contains("/tests/");
         let text = fs::read_to_string(file).unwrap();
         let text = without_tests(&text);
         let mut offences = offences(path, text);
         offences
-            .retain(|offence| !test || offence.contains("lines") || offence.contains("no room"));
+            .retain(|offence| !test || offence.contains("lines") || offence.contains("no module"));
         found.extend(offences);
     }
     assert!(
@@ -240,11 +243,11 @@ fn the_table_for_readers_is_the_same() {
             .split('|')
             .map(str::trim)
             .collect();
-        let room = cells[0].trim_matches(['[', ']', '`']);
-        let (_, allowed) = ROOMS
+        let module = cells[0].trim_matches(['[', ']', '`']);
+        let (_, allowed) = MODULES
             .iter()
-            .find(|(name, _)| *name == room)
-            .unwrap_or_else(|| panic!("{room}?"));
+            .find(|(name, _)| *name == module)
+            .unwrap_or_else(|| panic!("{module}?"));
         rows += 1;
         if cells[2] == "all above" {
             continue;
@@ -256,7 +259,7 @@ fn the_table_for_readers_is_the_same() {
         .lines()
         .filter(|line| line.starts_with("pub mod "))
         .count();
-    assert_eq!(rows, public, "every room has its row");
+    assert_eq!(rows, public, "every module has its row");
 }
 
 #[test]
@@ -272,7 +275,7 @@ fn offences_are_found() {
         Vec::<String>::new()
     );
     for (path, text, says) in [
-        ("attic/mod.rs", "", "no room"),
+        ("attic/mod.rs", "", "no module"),
         (
             "pod/x.rs",
             "use crate::host::file;\n",
