@@ -70,6 +70,7 @@
 //! then NUMA nodes, until the work is small enough, and [`Placer::is_exact`] is false. Patterns that count reach that point
 //! sooner: [`Placer::is_exact_for`].
 
+mod class;
 mod fewest;
 mod leaves;
 mod limits;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::leaves::Class;
+use super::class::Class;
 use super::plan::Plan;
 use super::request::{Cores, Terms};
 

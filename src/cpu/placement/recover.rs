@@ -4,7 +4,7 @@
 //! with a disjoint set keeps that order. Each table entry therefore has one best set, and only entries on a cheapest
 //! path are computed.
 
-use super::leaves::Class;
+use super::class::Class;
 use super::plan::Plan;
 use super::price::Price;
 use super::request::Cores;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::class::Class;
 use super::fewest::Minimum;
-use super::leaves::Class;
 use super::limits::{Limits, Surroundings};
 use super::plan::{BlockShape, Cell, Crossing, Group, GroupKind, Plan, Rules};
 use super::price::Price;
