@@ -109,12 +109,13 @@ impl Node {
         let owned = ledger.exclusive().union(&ledger.barred);
         let chosen = default_reserved(&self.topology, &owned);
         if chosen != self.reserved {
-            match chosen.is_empty() {
-                true => tracing::error!(
+            if chosen.is_empty() {
+                tracing::error!(
                     "no CPU is reserved: each of the online CPUs {} is owned",
                     self.topology.online
-                ),
-                false => tracing::info!("CPUs {chosen} are reserved"),
+                );
+            } else {
+                tracing::info!("CPUs {chosen} are reserved");
             }
             self.reserved = chosen;
         }

@@ -221,9 +221,10 @@ impl Owner {
         let presence = node.presence.clone();
         node.forget_default_reserved();
         // Manifests have no status, and the folder's pods have no other source than these two.
-        let folder_ids = match api || node.config.runtime.wanted() {
-            true => ContainerIds::Awaited,
-            false => ContainerIds::Untold,
+        let folder_ids = if api || node.config.runtime.wanted() {
+            ContainerIds::Awaited
+        } else {
+            ContainerIds::Untold
         };
         let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {

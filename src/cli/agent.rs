@@ -144,9 +144,12 @@ impl Endpoint {
             .get(CONTENT_ENCODING)
             .is_some_and(|coding| coding == "gzip");
         let body = Limited::new(response.into_body(), LONGEST).collect().await;
-        let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-            true => anyhow::anyhow!("the answer is longer than {LONGEST} bytes"),
-            false => anyhow::anyhow!("{error}"),
+        let body = body.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                anyhow::anyhow!("the answer is longer than {LONGEST} bytes")
+            } else {
+                anyhow::anyhow!("{error}")
+            }
         });
         let mut body = body?.to_bytes();
         if packed {

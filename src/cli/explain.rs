@@ -79,9 +79,12 @@ fn only<T>(
     names.dedup();
     containers.retain(|one| name(one).1 == wanted || whole(one) == wanted);
     let first = containers.first().map(&whole);
-    let first = first.with_context(|| match names.is_empty() {
-        true => format!("no pod {wanted} {place}: there is none at all"),
-        false => format!("no pod {wanted} {place}; there are: {}", names.join(", ")),
+    let first = first.with_context(|| {
+        if names.is_empty() {
+            format!("no pod {wanted} {place}: there is none at all")
+        } else {
+            format!("no pod {wanted} {place}; there are: {}", names.join(", "))
+        }
     })?;
     let same = containers.iter().all(|one| whole(one) == first);
     anyhow::ensure!(

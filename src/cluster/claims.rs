@@ -256,13 +256,14 @@ impl Claims {
             format!("{MANAGED_BY}={MANAGER}"),
             cached,
             |Brief { metadata }: Brief| {
-                match metadata
+                if metadata
                     .owners
                     .iter()
                     .any(|owner| owner.uid == self.owner.uid)
                 {
-                    true => own.insert(metadata.name),
-                    false => taken.insert(metadata.name),
+                    own.insert(metadata.name)
+                } else {
+                    taken.insert(metadata.name)
                 };
             },
         )

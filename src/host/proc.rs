@@ -115,14 +115,15 @@ impl Proc {
             line.trim().parse::<u64>().ok()
         };
         // A thread that ends between the two is left out: with half of its counters it would look like another one.
-        let run_delay = match self.counts_delay {
-            true => file::read_value(&dir.join("schedstat"))
+        let run_delay = if self.counts_delay {
+            file::read_value(&dir.join("schedstat"))
                 .ok()?
                 .split_whitespace()
                 .nth(1)?
                 .parse()
-                .ok()?,
-            false => 0,
+                .ok()?
+        } else {
+            0
         };
         Some(Scheduled {
             voluntary: of("voluntary_ctxt_switches:")?,

@@ -106,12 +106,13 @@ impl fmt::Display for Drift {
             others,
         } = self;
         let cause = cause.name();
-        match assigned.is_empty() {
-            true => write!(
+        if assigned.is_empty() {
+            write!(
                 f,
                 "drift ({cause}): {path} should run on CPUs that nobody owns"
-            )?,
-            false => write!(f, "drift ({cause}): {path} should run on {assigned}")?,
+            )?;
+        } else {
+            write!(f, "drift ({cause}): {path} should run on {assigned}")?;
         }
         write!(f, " and runs on {effective}")?;
         for (at, other) in others.iter().enumerate() {
@@ -177,9 +178,10 @@ pub fn drift(
                 Some(Cause::Ancestor)
             };
             if let Some(cause) = cause {
-                let others = match found.len() < LISTED {
-                    true => others(observed, container, &assigned, &foreign),
-                    false => Vec::new(),
+                let others = if found.len() < LISTED {
+                    others(observed, container, &assigned, &foreign)
+                } else {
+                    Vec::new()
                 };
                 let path = container.cgroup.path.clone();
                 found.push(Drift {

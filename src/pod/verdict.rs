@@ -143,9 +143,10 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
         }
     };
     let threads = crate::text::counted(facts.threads, "thread");
-    let count = match facts.most > facts.threads {
-        true => format!("{threads} (at most {} so far)", facts.most),
-        false => threads,
+    let count = if facts.most > facts.threads {
+        format!("{threads} (at most {} so far)", facts.most)
+    } else {
+        threads
     };
     let expected = match environment.expected_threads {
         Some(expected) => format!("{count}, {expected} in the pools that its environment sizes"),

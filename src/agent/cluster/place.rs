@@ -41,13 +41,13 @@ pub(super) async fn keep(
         };
         if let Some(place) = place.filter(|place| noted.as_ref() != Some(place)) {
             let text = serde_json::to_string(&place)?;
-            let done =
-                cgroups
-                    .note(TOP, About::Place)
-                    .and_then(|old| match old.as_ref() == Some(&text) {
-                        true => Ok(()),
-                        false => cgroups.set_note(TOP, About::Place, Some(&text)),
-                    });
+            let done = cgroups.note(TOP, About::Place).and_then(|old| {
+                if old.as_ref() == Some(&text) {
+                    Ok(())
+                } else {
+                    cgroups.set_note(TOP, About::Place, Some(&text))
+                }
+            });
             if let Err(error) = done {
                 // It would only have been a preference.
                 tracing::debug!(

@@ -216,13 +216,13 @@ impl Owner {
                 .begin("read again the cgroups that were written");
             let written = Written::new(applied.iter().map(|done| &done.step));
             let touched = |pod: &PodCgroup| written.touches(&pod.path);
-            let again = match applied.len() == planned {
-                true => self
-                    .node
+            let again = if applied.len() == planned {
+                self.node
                     .observe_again_unless(observed.clone(), &pods, touched, || {
                         calm && reach.is_asked()
-                    })?,
-                false => None,
+                    })?
+            } else {
+                None
             };
             let Some((after, read)) = again else {
                 self.given_up = given_up;
@@ -273,9 +273,10 @@ impl Owner {
                     .cpus
                     .as_ref()
                     .is_some_and(|cpus| seen.cgroup.cpuset.effective.is_subset(cpus));
-                decision.note = Some(match confined {
-                    true => format!("others may run on its CPUs: {says}"),
-                    false => format!("stays in the shared pool: {says}"),
+                decision.note = Some(if confined {
+                    format!("others may run on its CPUs: {says}")
+                } else {
+                    format!("stays in the shared pool: {says}")
                 });
                 decision.refused = Some(Refused::Kernel);
             }
@@ -397,13 +398,13 @@ impl Owner {
             exclusive = exclusive.union(&own_in_force(container, node.enforcement));
         }
         // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
-        let kernels = match self.isolation.any() {
+        let kernels = if self.isolation.any() {
             // Where that can't be read, nothing is given back.
-            true => node
-                .cgroups
+            node.cgroups
                 .isolated_cpus()
-                .unwrap_or_else(|_| node.topology.online.clone()),
-            false => CpuSet::new(),
+                .unwrap_or_else(|_| node.topology.online.clone())
+        } else {
+            CpuSet::new()
         };
         let isolated = self.isolation.keep_off(observed, &kernels);
         let situation = Situation {

@@ -99,9 +99,10 @@ impl Live {
                 Vec::new()
             };
             let nodes = scenes::nodes(&api).await.map_err(said("nodes"))?;
-            let claims = match claims {
-                true => self.claims(api).await.map_err(said("leases"))?,
-                false => BTreeMap::new(),
+            let claims = if claims {
+                self.claims(api).await.map_err(said("leases"))?
+            } else {
+                BTreeMap::new()
             };
             Ok(Some(Cluster {
                 plans,

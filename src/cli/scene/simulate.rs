@@ -182,11 +182,12 @@ fn ranges(tasks: &[&Task]) -> String {
             _ => parts.push((&task.role, task.index, task.index)),
         }
     }
-    let words = parts
-        .into_iter()
-        .map(|(role, first, last)| match first == last {
-            true => format!("{role} {first}"),
-            false => format!("{role} {first}-{last}"),
-        });
+    let words = parts.into_iter().map(|(role, first, last)| {
+        if first == last {
+            format!("{role} {first}")
+        } else {
+            format!("{role} {first}-{last}")
+        }
+    });
     words.collect::<Vec<_>>().join(", ")
 }

@@ -450,9 +450,10 @@ impl Picture<'_> {
         if self.pods > 0 {
             return "no pod is wanted by the filter".to_owned();
         }
-        match self.nodes.iter().any(|node| node.status().is_some()) {
-            true => "no pods".to_owned(),
-            false => "nothing is known yet".to_owned(),
+        if self.nodes.iter().any(|node| node.status().is_some()) {
+            "no pods".to_owned()
+        } else {
+            "nothing is known yet".to_owned()
         }
     }
 

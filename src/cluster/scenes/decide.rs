@@ -421,9 +421,10 @@ impl Judge<'_> {
                 .is_none_or(|keys| keys.iter().any(|key| leaving.contains(key.as_str())))
         });
         let names: Vec<String> = bound.map(|pod| pod.name.clone()).collect();
-        let said = |reason: String| match held.is_another(wants) {
-            true => reason,
-            false => {
+        let said = |reason: String| {
+            if held.is_another(wants) {
+                reason
+            } else {
                 let keys: Vec<&str> = leaving.iter().copied().collect();
                 let (s, stay) = if keys.len() == 1 {
                     ("", "stays")

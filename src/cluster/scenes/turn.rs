@@ -413,12 +413,13 @@ impl Keeper {
             Action::Label(labels) => match node::apply(&scenes.api, node, &labels).await? {
                 Applied::Done(now) => {
                     *node = *now;
-                    let (reason, note) = match labels.is_empty() {
-                        true => ("LabelsRemoved", format!("no slot: {}", verdict.says)),
-                        false => (
+                    let (reason, note) = if labels.is_empty() {
+                        ("LabelsRemoved", format!("no slot: {}", verdict.says))
+                    } else {
+                        (
                             "Labelled",
                             format!("{}: {}", verdict.says, written(&labels)),
-                        ),
+                        )
                     };
                     self.tell(false, reason, note);
                 }

@@ -32,11 +32,12 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         }
     }
     page.add(bytes);
-    match counted || !complete {
-        true => Outcome::of(complete),
-        false => Outcome::Unsupported(
+    if counted || !complete {
+        Outcome::of(complete)
+    } else {
+        Outcome::Unsupported(
             "the memory controller is not there, or its kernel was built without CONFIG_NUMA"
                 .to_owned(),
-        ),
+        )
     }
 }
