@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
-use pinfold::host::online::online_cpus;
 use pinfold::host::perf::{Event, Group, PerfError, SOFTWARE, hardware, second_level};
 use pinfold::host::proc::Proc;
 use pinfold::host::rdma;
 use pinfold::host::resctrl::{Count, PREFIX, Resctrl, ResctrlError};
+use pinfold::host::topology::online_cpus;
 
 /// How long each CPU works.
 const SPELL: Duration = Duration::from_millis(100);

@@ -16,7 +16,7 @@ use procfs_core::process::{Stat, Status};
 use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
-pub use super::kept::Reader;
+pub use super::file::Reader;
 use super::netns::Stop;
 pub use net::{Counts, Traffic};
 pub use tasks::Task;

@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
 use pinfold::host::knobs::{Kind, Knobs};
 use pinfold::host::proc::{Proc, Reader};
-use pinfold::host::{online, pci, perf, rdma, topology};
+use pinfold::host::{pci, perf, rdma, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
 
 /// Machines with more CPUs than this are left out: reading a file for each of thousands leaves time for little else.
@@ -41,7 +41,7 @@ fuzz_target!(|data: &[u8]| {
             Ok(topology) => machine(&topology),
             Err(error) => says_why(&error),
         }
-        if let Err(error) = online::online_cpus(&root.join("sys")) {
+        if let Err(error) = topology::online_cpus(&root.join("sys")) {
             says_why(&error);
         }
         knobs(&Knobs::new(root));

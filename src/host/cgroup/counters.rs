@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::memory::{self, Pages};
 use super::pressure::{self, Pressure, RESOURCES};
 use super::{CgroupError, Cgroups, ignore_gone};
-use crate::host::kept::Reader;
+use crate::host::file::Reader;
 
 /// What the CPU controller counted for a cgroup since it was made; `None` where nothing counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

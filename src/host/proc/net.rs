@@ -4,7 +4,7 @@
 
 use super::Proc;
 use super::tcp::{Segments, Tcp};
-use crate::host::kept::Reader;
+use crate::host::file::Reader;
 
 /// Counters of one network interface since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -24,7 +24,7 @@ pub mod worker;
 
 use std::path::Path;
 
-use crate::host::online::{OnlineError, online_cpus};
+use crate::host::topology::{OnlineError, online_cpus};
 
 /// No process of the job uses more threads than this, whatever its environment says.
 pub const MAX_THREADS: usize = 1024;
