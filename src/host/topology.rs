@@ -111,7 +111,7 @@ impl Presence {
 /// The file cannot be read or is not a CPU list.
 pub fn online_cpus(sys: &Path) -> Result<CpuSet, OnlineError> {
     let path = sys.join("devices/system/cpu/online");
-    let text = match std::fs::read_to_string(&path) {
+    let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(source) => return Err(OnlineError::Read { path, source }),
     };

@@ -1,13 +1,13 @@
-//! [`Counters`]: what the kernel counts for cgroups, from files that are kept open.
+//! What the kernel counts for cgroups: [`Counters`] from files that are kept open, [`Usage`] and whether there is a
+//! [`Pressure`] at all.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::memory::{self, Pages};
-use super::pressure::{self, Pressure, RESOURCES};
-use super::{CgroupError, Cgroups, ignore_gone};
+use super::{CgroupError, Cgroups, Version, file, ignore_gone};
 use crate::host::file::Reader;
 
 /// What the CPU controller counted for a cgroup since it was made; `None` where nothing counts it.
@@ -21,6 +21,27 @@ pub struct CpuStat {
     pub throttled_periods: Option<u64>,
     /// Time its tasks were held back.
     pub throttled: Option<Duration>,
+}
+
+/// Resources whose pressure the kernel counts.
+pub const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
+
+/// Time in which tasks of a cgroup waited, since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pressure {
+    /// At least one of them.
+    pub some: Duration,
+    /// All of them at once; `None` where the kernel does not say.
+    pub full: Option<Duration>,
+}
+
+/// CPU time that a cgroup's tasks have used since it was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Usage {
+    /// By CPU, from CPU 0 on (cgroup v1).
+    PerCpu(Vec<Duration>),
+    /// On all CPUs together (cgroup v2).
+    Total(Duration),
 }
 
 /// The files of a cgroup that may be open, by what they hold: its directory, CPU time twice, processes, threads, memory, and
@@ -65,6 +86,47 @@ struct OpenFiles<'a> {
     open: Option<&'a mut Files>,
     count: &'a mut usize,
     most: usize,
+}
+
+// === impl Cgroups ===
+
+impl Cgroups {
+    /// Why no cgroup's pressure is counted here; `None` where it is.
+    pub fn no_pressure(&self) -> Option<&'static str> {
+        match self.version {
+            Version::V1 => Some("cgroup v1 counts no pressure"),
+            Version::V2 => {
+                // The root of a hierarchy may lack files that every cgroup below it has; older kernels have files that can't be
+                // read while nothing is counted.
+                let below = self.children("").unwrap_or_default().into_iter().next();
+                let counted = |path: &str| {
+                    let text =
+                        file::read_value_optional(&self.root().join(path).join("cpu.pressure"));
+                    text.is_ok_and(|text| text.is_some_and(|text| pressure(&text).is_some()))
+                };
+                let counted = counted("") || below.is_some_and(|child| counted(&child));
+                (!counted).then_some("the kernel counts no pressure: boot it with psi=1")
+            }
+        }
+    }
+
+    /// The CPU time of a cgroup; `""` is the root, which on v1 holds every task of the node. `None` where nothing counts it.
+    ///
+    /// # Errors
+    /// The cgroup is gone, or its file can't be read.
+    pub fn usage(&self, path: &str) -> Result<Option<Usage>, CgroupError> {
+        let Some(cpuacct) = &self.cpuacct else {
+            return Ok(None);
+        };
+        let dir = cpuacct.join(path);
+        if let Some(text) = file::read_optional(&dir.join("cpuacct.usage_percpu"))? {
+            let times = text
+                .split_whitespace()
+                .map(|ns| ns.parse().ok().map(Duration::from_nanos));
+            return Ok(times.collect::<Option<Vec<_>>>().map(Usage::PerCpu));
+        }
+        total_usage(&dir)
+    }
 }
 
 // === impl Counters ===
@@ -199,10 +261,7 @@ impl OfCgroup<'_> {
         let mut found = [None; RESOURCES.len()];
         for (at, (found, resource)) in found.iter_mut().zip(RESOURCES).enumerate() {
             let file = || dir().join(format!("{resource}.pressure"));
-            *found = self
-                .files
-                .read(PRESSURE + at, file, pressure::parse)?
-                .flatten();
+            *found = self.files.read(PRESSURE + at, file, pressure)?.flatten();
         }
         Ok(found)
     }
@@ -289,6 +348,30 @@ fn cpu_stat(text: &str) -> CpuStat {
         }
     }
     stat
+}
+
+fn pressure(text: &str) -> Option<Pressure> {
+    let total = |kind: &str| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
+        let total = line
+            .split(' ')
+            .find_map(|field| field.strip_prefix("total="))?;
+        Some(Duration::from_micros(total.parse().ok()?))
+    };
+    Some(Pressure {
+        some: total("some")?,
+        full: total("full"),
+    })
+}
+
+fn total_usage(dir: &Path) -> Result<Option<Usage>, CgroupError> {
+    let text = file::read(&dir.join("cpu.stat"))?;
+    let used = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
+    Ok(used.map(|us| Usage::Total(Duration::from_micros(us))))
 }
 
 #[cfg(test)]
@@ -391,5 +474,49 @@ mod tests {
                 ..none
             }
         );
+    }
+
+    #[test]
+    fn totals_are_read_and_nonsense_is_nothing() {
+        let text = "some avg10=0.00 avg60=0.12 avg300=0.00 total=1500\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n";
+        let (some, full) = (Duration::from_micros(1500), Some(Duration::from_micros(7)));
+        assert_eq!(pressure(text), Some(Pressure { some, full }));
+        // Before Linux 5.13 nothing is said of all tasks and the CPU.
+        assert_eq!(
+            pressure("some avg10=0.00 total=1500"),
+            Some(Pressure { some, full: None })
+        );
+        for nonsense in [
+            "",
+            "some",
+            "some total=",
+            "some total=-1",
+            "something total=1",
+            "full total=1",
+        ] {
+            assert_eq!(pressure(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn both_versions_count() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("cgroup.controllers"), "cpuset cpu\n").unwrap();
+        let cgroups = Cgroups::detect(dir.path()).unwrap();
+        assert!(cgroups.usage("").unwrap_err().is_gone());
+        fs::write(
+            dir.path().join("cpu.stat"),
+            "usage_usec 1500\nuser_usec 1000\n",
+        )
+        .unwrap();
+        assert_eq!(
+            cgroups.usage("").unwrap(),
+            Some(Usage::Total(Duration::from_micros(1500)))
+        );
+        fs::write(dir.path().join("cpuacct.usage_percpu"), "12 34 \n").unwrap();
+        let both = vec![Duration::from_nanos(12), Duration::from_nanos(34)];
+        assert_eq!(cgroups.usage("").unwrap(), Some(Usage::PerCpu(both)));
+        fs::write(dir.path().join("cpuacct.usage_percpu"), "12 x\n").unwrap();
+        assert_eq!(cgroups.usage("").unwrap(), None);
     }
 }

@@ -4,18 +4,15 @@
 //! On cgroup v1 the same path is looked up in each controller's hierarchy.
 
 mod counters;
-mod events;
 mod layout;
 mod memory;
 mod namespace;
 mod note;
 mod partition;
-mod pressure;
 mod quota;
 mod systemd;
 mod tree;
 mod unified;
-mod usage;
 
 use std::fs;
 use std::io;
@@ -30,21 +27,16 @@ use serde::Serialize;
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-pub use counters::{Counters, CpuStat, OfCgroup};
+pub use counters::{Counters, CpuStat, OfCgroup, Pressure, RESOURCES, Usage};
 pub use memory::{Memory, Pages};
 pub use namespace::join_host;
 pub use note::About;
 pub use partition::{Above, Kind, PARTITION, Partition, Surroundings};
-pub use pressure::{Pressure, RESOURCES};
 pub use quota::{Quota, QuotaError, lifted};
 use systemd::Systemd;
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
-pub use usage::Usage;
-
-/// The extended attribute that holds a mark: the kernel keeps it with the cgroup and drops it with the cgroup.
-const MARK: &str = "trusted.pinfold";
 
 /// Version of the hierarchy that holds the cpuset controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -394,56 +386,6 @@ impl Cgroups {
             );
         }
         Ok(found)
-    }
-
-    /// The mark on a cgroup: what Pinfold noted there, if anything.
-    pub fn mark(&self, path: &str) -> Result<Option<String>, CgroupError> {
-        let path = self.cpuset.join(path);
-        match xattr::get(&path, MARK) {
-            Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
-            Err(source) => Err(CgroupError::Directory {
-                operation: "read the mark of",
-                path,
-                source,
-            }),
-        }
-    }
-
-    /// Puts a mark on a cgroup, or takes it off.
-    pub fn set_mark(&self, path: &str, mark: Option<&str>) -> Result<(), CgroupError> {
-        let path = self.cpuset.join(path);
-        let done = match mark {
-            Some(mark) => xattr::set(&path, MARK, mark.as_bytes()),
-            None => match xattr::get(&path, MARK) {
-                Ok(None) => Ok(()),
-                Ok(Some(_)) => xattr::remove(&path, MARK),
-                Err(error) => Err(error),
-            },
-        };
-        done.map_err(|source| CgroupError::Directory {
-            operation: "mark",
-            path,
-            source,
-        })
-    }
-
-    /// Whether the kernel keeps extended attributes of cgroups: one is set on the top cgroup, read back and removed.
-    ///
-    /// The top cgroup has mode 0555, so only `CAP_DAC_OVERRIDE` could make a cgroup there. An attribute needs `CAP_SYS_ADMIN` alone.
-    pub fn keeps_marks(&self) -> Result<bool, CgroupError> {
-        let name = format!("{MARK}.probe.{}", std::process::id());
-        let tried = (|| {
-            xattr::set(&self.cpuset, &name, b"probe")?;
-            let kept = xattr::get(&self.cpuset, &name)?;
-            xattr::remove(&self.cpuset, &name)?;
-            Ok(kept.as_deref() == Some(b"probe".as_slice()))
-        })();
-        let path = self.cpuset.clone();
-        tried.map_err(|source| CgroupError::Directory {
-            operation: "mark",
-            path,
-            source,
-        })
     }
 
     /// The names of the cgroups directly below one.

@@ -1,6 +1,10 @@
-//! Notes about the node as a whole, kept by the kernel with a cgroup, as marks are.
+//! Extended attributes of cgroups, which the kernel keeps with the cgroup and drops with the cgroup: the mark on a pod's
+//! or container's cgroup, and notes about the node as a whole.
 
 use super::{CgroupError, Cgroups};
+
+/// The extended attribute that holds a mark.
+const MARK: &str = "trusted.pinfold";
 
 /// What a note is about; each is an extended attribute of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,21 +26,44 @@ impl About {
     }
 }
 
+// === impl Cgroups ===
+
 impl Cgroups {
+    /// The mark on a cgroup: what Pinfold noted there, if anything.
+    pub fn mark(&self, path: &str) -> Result<Option<String>, CgroupError> {
+        self.attribute(path, MARK, "read the mark of")
+    }
+
+    /// Puts a mark on a cgroup, or takes it off.
+    pub fn set_mark(&self, path: &str, mark: Option<&str>) -> Result<(), CgroupError> {
+        self.set_attribute(path, MARK, mark, "mark")
+    }
+
+    /// Whether the kernel keeps extended attributes of cgroups: one is set on the top cgroup, read back and removed.
+    ///
+    /// The top cgroup has mode 0555, so only `CAP_DAC_OVERRIDE` could make a cgroup there. An attribute needs `CAP_SYS_ADMIN` alone.
+    pub fn keeps_marks(&self) -> Result<bool, CgroupError> {
+        let name = format!("{MARK}.probe.{}", std::process::id());
+        let tried = (|| {
+            xattr::set(&self.cpuset, &name, b"probe")?;
+            let kept = xattr::get(&self.cpuset, &name)?;
+            xattr::remove(&self.cpuset, &name)?;
+            Ok(kept.as_deref() == Some(b"probe".as_slice()))
+        })();
+        let path = self.cpuset.clone();
+        tried.map_err(|source| CgroupError::Directory {
+            operation: "mark",
+            path,
+            source,
+        })
+    }
+
     /// A note on a cgroup, if there is one.
     ///
     /// # Errors
     /// The cgroup is gone, or its file system keeps no attributes.
     pub fn note(&self, path: &str, about: About) -> Result<Option<String>, CgroupError> {
-        let path = self.root().join(path);
-        match xattr::get(&path, about.attribute()) {
-            Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
-            Err(source) => Err(CgroupError::Directory {
-                operation: "read the note on",
-                path,
-                source,
-            }),
-        }
+        self.attribute(path, about.attribute(), "read the note on")
     }
 
     /// Puts a note on a cgroup, or takes it off; one that isn't there is off already.
@@ -49,17 +76,44 @@ impl Cgroups {
         about: About,
         text: Option<&str>,
     ) -> Result<(), CgroupError> {
+        self.set_attribute(path, about.attribute(), text, "put a note on")
+    }
+
+    fn attribute(
+        &self,
+        path: &str,
+        name: &str,
+        operation: &'static str,
+    ) -> Result<Option<String>, CgroupError> {
         let path = self.root().join(path);
-        let done = match text {
-            Some(text) => xattr::set(&path, about.attribute(), text.as_bytes()),
-            None => match xattr::get(&path, about.attribute()) {
+        match xattr::get(&path, name) {
+            Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
+            Err(source) => Err(CgroupError::Directory {
+                operation,
+                path,
+                source,
+            }),
+        }
+    }
+
+    fn set_attribute(
+        &self,
+        path: &str,
+        name: &str,
+        value: Option<&str>,
+        operation: &'static str,
+    ) -> Result<(), CgroupError> {
+        let path = self.root().join(path);
+        let done = match value {
+            Some(value) => xattr::set(&path, name, value.as_bytes()),
+            None => match xattr::get(&path, name) {
                 Ok(None) => Ok(()),
-                Ok(Some(_)) => xattr::remove(&path, about.attribute()),
+                Ok(Some(_)) => xattr::remove(&path, name),
                 Err(error) => Err(error),
             },
         };
         done.map_err(|source| CgroupError::Directory {
-            operation: "put a note on",
+            operation,
             path,
             source,
         })
