@@ -345,9 +345,9 @@ impl Cgroups {
     pub fn is_populated(&self, path: &str) -> Result<bool, CgroupError> {
         let dir = self.cpuset.join(path);
         if self.version == Version::V2
-            && let Some(events) = file::read_value_optional(&dir.join("cgroup.events"))?
+            && let Some(populated) = unified::populated(&dir)?
         {
-            return Ok(events.lines().any(|line| line == "populated 1"));
+            return Ok(populated);
         }
         if !file::read_value(&dir.join("cgroup.procs"))?.is_empty() {
             return Ok(true);

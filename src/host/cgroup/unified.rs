@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{Cgroups, Version, file};
+use super::{Cgroups, Version};
+use crate::host::file::{self, FileError};
 
 /// The hierarchy of version 2.
 #[derive(Debug, Clone)]
@@ -33,8 +34,7 @@ impl Unified {
 
     /// Whether there are processes in a cgroup, or below it.
     pub fn is_populated(&self, path: &str) -> bool {
-        let events = file::read_value(&self.root.join(path).join("cgroup.events"));
-        events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+        matches!(populated(&self.root.join(path)), Ok(Some(true)))
     }
 
     /// The numbers by which the kernel knows a cgroup and all those below it; none where there is no cgroup.
@@ -63,6 +63,12 @@ impl Unified {
     }
 }
 
+/// Whether version 2 reports a process in the cgroup with this folder, or below; `None` without `cgroup.events`.
+pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
+    let events = file::read_value_optional(&folder.join("cgroup.events"))?;
+    Ok(events.map(|events| events.lines().any(|line| line == "populated 1")))
+}
+
 // === impl Cgroups ===
 
 impl Cgroups {
@@ -83,11 +89,8 @@ impl Cgroups {
         };
         let folder = top.join(path);
         // What runs may have made cgroups of its own below, and be in these; version 2 tells it at once.
-        if let Ok(events) = fs::read_to_string(folder.join("cgroup.events")) {
-            return events
-                .lines()
-                .any(|line| line == "populated 1")
-                .then_some(folder);
+        if let Ok(Some(populated)) = populated(&folder) {
+            return populated.then_some(folder);
         }
         let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
         (!processes.trim().is_empty()).then_some(folder)
