@@ -22,7 +22,7 @@ use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::bpf::{BpfError, Direction, Link, Memory, PerCpuHash, Program};
-use super::cgroup::{CgroupError, Cgroups, Unified};
+use super::cgroup::{CgroupError, Cgroups, Unified, is_below};
 use super::proc::Tcp;
 use program::program;
 
@@ -191,11 +191,7 @@ impl Counter {
             return Err(SocketsError::Part { hierarchy });
         }
         // Below a tree that lies in another one packets would be counted twice.
-        let inner = |tree: &String| {
-            trees
-                .iter()
-                .any(|other| tree.starts_with(&format!("{other}/")))
-        };
+        let inner = |tree: &String| trees.iter().any(|other| is_below(tree, other));
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
@@ -368,10 +364,7 @@ impl Counter {
     }
 
     fn is_counted(&self, pod: &str) -> bool {
-        self.attached.keys().any(|tree| {
-            pod.strip_prefix(tree.as_str())
-                .is_some_and(|rest| rest.starts_with('/'))
-        })
+        self.attached.keys().any(|tree| is_below(pod, tree))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::steps::{Reason, Step};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{CgroupError, Cgroups, Kind};
+use crate::host::cgroup::{CgroupError, Cgroups, Kind, is_within};
 
 /// What became of one step.
 #[derive(Debug)]
@@ -151,11 +151,7 @@ struct Held {
 }
 
 fn one(step: &Step, cgroups: &Cgroups, held: &mut Held) -> Outcome {
-    let within = |cgroup: &&String| {
-        step.path()
-            .strip_prefix(cgroup.as_str())
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
+    let within = |cgroup: &&String| is_within(step.path(), cgroup);
     if !matches!(step, Step::Mark { .. }) && held.unmarked.iter().any(|cgroup| within(&cgroup)) {
         return Outcome::Unmarked;
     }

@@ -6,6 +6,7 @@ use super::super::event::Reply;
 use super::inbox::Inbox;
 use super::{Owner, Seen};
 use crate::cpu::CpuSet;
+use crate::host::cgroup::is_within;
 use crate::pin::{Applied, Ledger, Observed, ObservedContainer, Outcome, Reason, Step};
 use crate::pod::Pod;
 
@@ -33,12 +34,6 @@ pub(super) enum Ended {
     TooShort,
     /// A question came first: what was done up to there is safe as it is, and the rest is still to be done.
     Interrupted,
-}
-
-/// Whether a cgroup is this one or below it.
-fn is_within(path: &str, top: &str) -> bool {
-    path.strip_prefix(top)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The cgroups that were written to.

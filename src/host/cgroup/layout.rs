@@ -74,9 +74,38 @@ pub(super) fn container_id(name: &str) -> Option<&str> {
     (!name.contains('.') && !name.is_empty()).then_some(name)
 }
 
+/// Whether a cgroup lies below another cgroup.
+pub fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above)
+        .is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Whether a cgroup is the cgroup `top`, or lies below it.
+pub fn is_within(path: &str, top: &str) -> bool {
+    path == top || is_below(path, top)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_longer_name_is_not_below() {
+        for (path, below, within) in [
+            ("a/b", true, true),
+            ("a/b/c", true, true),
+            ("a", false, true),
+            ("ab", false, false),
+            ("b/a", false, false),
+            ("", false, false),
+        ] {
+            assert_eq!(
+                (is_below(path, "a"), is_within(path, "a")),
+                (below, within),
+                "{path}"
+            );
+        }
+    }
 
     fn pod(uid: &str) -> Entry {
         Entry::Pod {

@@ -28,6 +28,7 @@ use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
 pub use counters::{Counters, CpuStat, OfCgroup, Pressure, RESOURCES, Usage};
+pub use layout::{is_below, is_within};
 pub use memory::{Memory, Pages};
 pub use namespace::join_host;
 pub use note::About;

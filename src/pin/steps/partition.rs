@@ -28,10 +28,10 @@ use super::super::ledger::{IDLE_CGROUP, Observed, ObservedContainer, ObservedPod
 use super::super::mark::{IDLE, Mark, union};
 use super::marks::{forget, give_back_quota, lift_quota};
 use super::memory;
-use super::release::{had, is_below, member};
+use super::release::{had, member};
 use super::{Desired, Reason, Step, cpus};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition};
+use crate::host::cgroup::{Kind, Partition, is_below, is_within};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     let mut planner = Planner::new(observed, desired);
@@ -96,7 +96,7 @@ impl<'a> Planner<'a> {
         let strangers = self
             .strangers
             .iter()
-            .filter(|(other, _)| *other == path || is_below(other, path));
+            .filter(|(other, _)| is_within(other, path));
         union(live).union(&union(strangers.map(|(_, cpus)| cpus)))
     }
 
@@ -374,7 +374,7 @@ impl<'a> Planner<'a> {
                 let mut others = self
                     .held
                     .iter()
-                    .filter(|(other, _)| *other != path && *other != pod && !is_below(path, other));
+                    .filter(|(other, _)| *other != pod && !is_within(path, other));
                 others.all(|(_, held)| held.is_disjoint(target))
             };
             let Some(next) = waiting.iter().position(free) else {

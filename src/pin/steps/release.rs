@@ -5,7 +5,7 @@ use super::super::mark::{IDLE, Mark, union};
 use super::marks::{forget, give_back_quota};
 use super::{Reason, Step, cpus, memory};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition};
+use crate::host::cgroup::{Kind, Partition, is_below};
 
 /// The steps that hand everything back: CPUs, quotas, and no mark left.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
@@ -174,12 +174,6 @@ pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool 
     let claimed = pod.mark.as_ref().map(Mark::cpus).unwrap_or_default();
     let held = &container.cgroup.cpuset.exclusive;
     container.mark.is_some() || (container.cgroup.mark.is_none() && held.is_subset(&claimed))
-}
-
-/// Whether one cgroup lies below another.
-pub(super) fn is_below(path: &str, above: &str) -> bool {
-    path.strip_prefix(above)
-        .is_some_and(|rest| rest.starts_with('/'))
 }
 
 pub(super) fn member(path: &str) -> Step {
