@@ -131,6 +131,28 @@ impl CpuSet {
         Ok(set)
     }
 
+    /// Writes the kernel's mask format, which [`CpuSet::from_mask`] reads.
+    pub fn to_mask(&self) -> String {
+        let low = u64::from(u32::MAX);
+        let mut halves: Vec<u64> = self
+            .words
+            .iter()
+            .flat_map(|word| [word & low, word >> 32])
+            .collect();
+        if halves.last().is_none_or(|half| *half == 0) {
+            halves.pop();
+        }
+        if halves.is_empty() {
+            halves.push(0);
+        }
+        let words: Vec<String> = halves
+            .iter()
+            .rev()
+            .map(|half| format!("{half:08x}"))
+            .collect();
+        words.join(",")
+    }
+
     /// Adds a CPU, and returns whether the CPU was new. An id beyond [`MAX_CPU`] is not added.
     pub fn insert(&mut self, cpu: u32) -> bool {
         if cpu > MAX_CPU {

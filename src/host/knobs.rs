@@ -250,7 +250,7 @@ impl Knobs {
         let text = if matches!(knob, Knob::Irq(_)) {
             cpus.to_string()
         } else {
-            mask(cpus)
+            cpus.to_mask()
         };
         Ok(file::write(&self.written(knob), &text)?)
     }
@@ -408,36 +408,9 @@ fn names(folder: &Path) -> Result<Vec<String>, FileError> {
     Ok(names)
 }
 
-/// The kernel's mask format: words of 32 bits in hexadecimal, the highest first.
-fn mask(cpus: &CpuSet) -> String {
-    let highest = cpus.iter().last().unwrap_or(0);
-    let mut words = vec![0_u32; highest as usize / 32 + 1];
-    for cpu in cpus.iter() {
-        if let Some(word) = words.get_mut(cpu as usize / 32) {
-            *word |= 1 << (cpu % 32);
-        }
-    }
-    let words: Vec<String> = words
-        .iter()
-        .rev()
-        .map(|word| format!("{word:08x}"))
-        .collect();
-    words.join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn masks_are_read_as_they_are_written() {
-        assert_eq!(mask(&CpuSet::new()), "00000000");
-        assert_eq!(mask(&"0-3,33".parse().unwrap()), "00000002,0000000f");
-        for list in ["", "0", "31-32", "0-127,8191"] {
-            let cpus: CpuSet = list.parse().unwrap();
-            assert_eq!(CpuSet::from_mask(&mask(&cpus)).unwrap(), cpus);
-        }
-    }
 
     #[test]
     fn a_machine_without_any_has_none() {

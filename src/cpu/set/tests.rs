@@ -138,6 +138,16 @@ fn a_mask_is_read() {
 }
 
 #[test]
+fn masks_are_read_as_they_are_written() {
+    assert_eq!(CpuSet::new().to_mask(), "00000000");
+    assert_eq!(set("0-3,33").to_mask(), "00000002,0000000f");
+    for list in ["", "0", "31-32", "0-127,8191"] {
+        let cpus = set(list);
+        assert_eq!(CpuSet::from_mask(&cpus.to_mask()).unwrap(), cpus);
+    }
+}
+
+#[test]
 fn a_malformed_mask_is_refused() {
     for text in [
         "",
