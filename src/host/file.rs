@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::{Path, PathBuf};
 
 /// What the kernel hands over at once of a file with one value; half of it may be missing where there is more to come.
@@ -114,6 +114,46 @@ pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
             data: data.to_owned(),
             source,
         })
+}
+
+/// An entry of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// The entry's name.
+    pub(super) name: String,
+    /// The inode of the file or folder.
+    pub(super) inode: u64,
+    /// Whether the entry is a folder itself; a link is none.
+    pub(super) is_folder: bool,
+}
+
+/// The entries of a folder, in the order of their names. A folder that is removed meanwhile ends the list.
+pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) if is_gone(&error) => break,
+            Err(error) => return Err(error),
+        };
+        entries.push(Entry {
+            name: entry.file_name().to_string_lossy().into_owned(),
+            inode: entry.ino(),
+            is_folder: entry.file_type().is_ok_and(|kind| kind.is_dir()),
+        });
+    }
+    entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
+}
+
+/// The entries of a folder; none where no folder has this path.
+pub(super) fn list_optional(folder: &Path) -> io::Result<Vec<Entry>> {
+    match list(folder) {
+        Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => {
+            Ok(Vec::new())
+        }
+        entries => entries,
+    }
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -380,32 +380,11 @@ impl Slices {
 
 /// The names in a folder; none where there is no such folder.
 fn names(folder: &Path) -> Result<Vec<String>, FileError> {
-    let error = |source| FileError::Read {
+    let entries = file::list_optional(folder).map_err(|source| FileError::Read {
         path: folder.to_owned(),
         source,
-    };
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(source)
-            if matches!(
-                source.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(Vec::new());
-        }
-        Err(source) => return Err(error(source)),
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        match entry {
-            Ok(entry) => names.push(entry.file_name().to_string_lossy().into_owned()),
-            Err(source) if FileError::is_gone(&error(std::io::Error::from(source.kind()))) => {}
-            Err(source) => return Err(error(source)),
-        }
-    }
-    names.sort();
-    Ok(names)
+    })?;
+    Ok(entries.into_iter().map(|entry| entry.name).collect())
 }
 
 #[cfg(test)]

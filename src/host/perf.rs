@@ -8,7 +8,7 @@
 // There are no safe bindings that open each event of a group by itself. The call and the descriptor that it returns are here.
 #![allow(unsafe_code)]
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
@@ -130,12 +130,11 @@ pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
     }
     // Arm's architecture has numbers for them, and the driver names those that the CPU has.
     let devices = root.join("sys/bus/event_source/devices");
-    let mut found = fs::read_dir(devices)
+    let mut found = file::list(&devices)
+        .unwrap_or_default()
         .into_iter()
-        .flatten()
-        .flatten()
         .filter_map(|device| {
-            let named = |event: &str| named(&device.path(), event);
+            let named = |event: &str| named(&devices.join(&device.name), event);
             Some([named("l2d_cache")?, named("l2d_cache_refill")?])
         });
     let reason = "the kernel has no names for events of this CPU's second-level cache";
@@ -365,6 +364,8 @@ fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<Reading> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn bytes(words: &[u64]) -> Vec<u8> {

@@ -80,13 +80,17 @@ impl Proc {
 
     /// The threads of a process with what the scheduler has counted; nothing for a process that is gone.
     pub fn threads(&self, pid: i32) -> Vec<(i32, Scheduled)> {
-        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else {
-            return Vec::new();
-        };
-        let ids = tasks
-            .flatten()
-            .filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+        let ids = self.thread_ids(pid).into_iter();
         ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?)))
+            .collect()
+    }
+
+    /// The ids of a process's threads; none for a process that is gone.
+    fn thread_ids(&self, pid: i32) -> Vec<i32> {
+        let tasks = file::list(&self.dir.join(format!("{pid}/task"))).unwrap_or_default();
+        tasks
+            .iter()
+            .filter_map(|task| task.name.parse().ok())
             .collect()
     }
 

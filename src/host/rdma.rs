@@ -4,7 +4,6 @@
 //! in all of them; where `rdma system` says `exclusive`, only in the namespace that has it.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -124,7 +123,7 @@ fn read(port: &Path, device: &str, number: &str) -> Port {
         })
     });
     let folder = port.join("hw_counters");
-    let hardware = files(&folder).into_iter().filter(|name| name != "lifespan");
+    let hardware = names(&folder).into_iter().filter(|name| name != "lifespan");
     let hardware = hardware
         .filter_map(|name| Some((name.clone(), count(&folder.join(name))?)))
         .collect();
@@ -147,27 +146,16 @@ fn count(path: &Path) -> Option<u64> {
     file::read_value_optional(path).ok().flatten()?.parse().ok()
 }
 
-/// What is in a folder, by name.
+/// The names in a folder; none where the folder can't be listed.
 fn names(folder: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let mut names: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort_unstable();
-    names
-}
-
-fn files(folder: &Path) -> Vec<String> {
-    let mut names = names(folder);
-    names.retain(|name| folder.join(name).is_file());
-    names
+    let entries = file::list(folder).unwrap_or_default();
+    entries.into_iter().map(|entry| entry.name).collect()
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Writes a device's port as the kernel shows it.

@@ -282,24 +282,12 @@ impl Resctrl {
 
     /// The folders in a folder, by name; none in one that is not there.
     fn names(&self, path: &Path) -> Result<Vec<String>, ResctrlError> {
-        let unlisted = |source| ResctrlError::Folder {
+        let entries = file::list_optional(path).map_err(|source| ResctrlError::Folder {
             path: path.to_owned(),
             source,
-        };
-        let entries = match fs::read_dir(path) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(unlisted(error)),
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(unlisted)?;
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                names.extend(entry.file_name().into_string());
-            }
-        }
-        names.sort_unstable();
-        Ok(names)
+        })?;
+        let folders = entries.into_iter().filter(|entry| entry.is_folder);
+        Ok(folders.map(|entry| entry.name).collect())
     }
 }
 

@@ -18,11 +18,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirEntryExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::bpf::{BpfError, Direction, Link, Memory, PerCpuHash, Program};
 use super::cgroup::{CgroupError, Cgroups, Unified, is_below};
+use super::file;
 use super::proc::Tcp;
 use program::program;
 
@@ -315,10 +316,10 @@ impl Counter {
             let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else {
                 continue;
             };
-            let there: HashSet<u64> = match fs::read_dir(&path) {
+            let there: HashSet<u64> = match file::list(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(source) => return Err(SocketsError::Cgroup { path, source }),
-                Ok(below) => below.flatten().map(|entry| entry.ino()).collect(),
+                Ok(below) => below.iter().map(|entry| entry.inode).collect(),
             };
             // Without the number of a container it is the pod's own.
             for (key, counts) in entries

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use super::file;
 use crate::cpu::{CoreKind, CpuSet, Facts, MAX_CPU, NumaNode, ParseCpuSetError, Topology};
 
 /// Folders of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
@@ -418,24 +419,16 @@ fn text(path: &Path) -> Result<Option<String>, TopologyError> {
 
 /// The numbers N of the entries `<prefix>N` of a folder, ascending; none if there is no such folder.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
-    let failed = |source| TopologyError::Read {
+    let entries = file::list_optional(folder).map_err(|source| TopologyError::Read {
         path: folder.to_owned(),
         source,
-    };
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if is_missing(&error) => return Ok(Vec::new()),
-        Err(source) => return Err(failed(source)),
-    };
-    let mut numbers = Vec::new();
-    for entry in entries {
-        let name = entry.map_err(failed)?.file_name();
-        // Other names that begin alike, such as `cpufreq`, are neighbours; no id is beyond the largest CPU's.
-        let number = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
-        numbers.extend(number.filter(|&number| number <= MAX_CPU));
-    }
+    })?;
+    // Other names that begin alike, such as `cpufreq`, are neighbours; no id is beyond the largest CPU's.
+    let mut numbers: Vec<u32> = entries
+        .iter()
+        .filter_map(|entry| entry.name.strip_prefix(prefix)?.parse().ok())
+        .filter(|number| *number <= MAX_CPU)
+        .collect();
     numbers.sort_unstable();
     Ok(numbers)
 }

@@ -3,11 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::fs::{DirEntryExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use futures_util::{FutureExt, StreamExt};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
+
+use super::file;
 
 /// What happens in a directory that a watch reports.
 const CHANGES: WatchMask = WatchMask::CREATE
@@ -264,14 +266,9 @@ fn descend(
     if depth == 0 {
         return;
     }
-    let Ok(entries) = std::fs::read_dir(dir) else {
-        return;
-    };
-    for entry in entries
-        .flatten()
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-    {
-        descend(&entry.path(), entry.ino(), depth - 1, found);
+    let entries = file::list(dir).unwrap_or_default();
+    for entry in entries.iter().filter(|entry| entry.is_folder) {
+        descend(&dir.join(&entry.name), entry.inode, depth - 1, found);
     }
 }
 

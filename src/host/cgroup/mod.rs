@@ -415,20 +415,13 @@ fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
 }
 
 fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
-    let error = |source| CgroupError::Directory {
+    let entries = file::list(path).map_err(|source| CgroupError::Directory {
         operation: "list",
         path: path.to_owned(),
         source,
-    };
-    let mut names = Vec::new();
-    for entry in fs::read_dir(path).map_err(error)? {
-        let entry = entry.map_err(error)?;
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            names.push(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    names.sort();
-    Ok(names)
+    })?;
+    let folders = entries.into_iter().filter(|entry| entry.is_folder);
+    Ok(folders.map(|entry| entry.name).collect())
 }
 
 /// Turns "the cgroup went away meanwhile" into `None`.

@@ -45,7 +45,7 @@ impl Unified {
         let mut found = Vec::new();
         let mut left = vec![self.root.join(path)];
         while let Some(dir) = left.pop() {
-            let entries = match fs::read_dir(&dir) {
+            let entries = match file::list(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 entries => entries?,
             };
@@ -53,11 +53,8 @@ impl Unified {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 metadata => found.push(metadata?.ino()),
             }
-            // A cgroup that is removed while it is listed ends the list.
-            let folders = entries
-                .flatten()
-                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            left.extend(folders.map(|entry| entry.path()));
+            let folders = entries.iter().filter(|entry| entry.is_folder);
+            left.extend(folders.map(|entry| dir.join(&entry.name)));
         }
         Ok(found)
     }

@@ -30,12 +30,7 @@ pub struct Task {
 impl Proc {
     /// The threads of a process, each with its mask; nothing for a process that is gone.
     pub fn tasks(&self, pid: i32) -> Vec<Task> {
-        let Ok(tasks) = fs::read_dir(self.dir.join(pid.to_string()).join("task")) else {
-            return Vec::new();
-        };
-        let ids = tasks
-            .flatten()
-            .filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+        let ids = self.thread_ids(pid).into_iter();
         ids.filter_map(|tid| self.task(pid, tid)).collect()
     }
 
