@@ -19,11 +19,11 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pinfold::agent::devices::{
+use pinfold::cpu::CpuSet;
+use pinfold::host::pod_resources::{
     CallError, ContainerDevices, CpuManager, Device, DevicesError, MAX_ANSWER, PodResources,
     SOCKET, WireError, numa_of_pod,
 };
-use pinfold::cpu::CpuSet;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;

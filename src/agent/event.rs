@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use tokio::sync::oneshot;
 
-use super::devices::CpuManager;
 use crate::cpu::CpuSet;
+use crate::host::pod_resources::CpuManager;
 use crate::pod::{ApiUid, Pod, ThreadEnvironment};
 
 /// Where the answer to a start goes: why the container must not start, if it must not.

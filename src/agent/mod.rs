@@ -12,7 +12,6 @@
 
 pub mod cluster;
 pub mod config;
-pub mod devices;
 mod event;
 mod folder;
 mod gate;

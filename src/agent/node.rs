@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::config::{Config, Wanted};
-use super::devices::{CpuManager, PodResources};
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{Cgroups, PodCgroup, Version};
+use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::Presence;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::devices::CpuManager;
 use super::event::{Event, RuntimeNews, Source};
 use super::given_up::GivenUp;
 use super::heartbeat::Heartbeat;
@@ -23,6 +22,7 @@ use super::node::Node;
 use super::question::Question;
 use super::told::Told;
 use crate::cpu::{CpuSet, Layout, Placer};
+use crate::host::pod_resources::CpuManager;
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::Inputs;

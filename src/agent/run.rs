@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, Running, peers};
 use super::config::Config;
-use super::devices::{CallError, CpuManager, DevicesError, PodResources};
 use super::event::{Admission, Event};
 use super::folder::Folder;
 use super::heartbeat::Heartbeat;
@@ -30,6 +29,7 @@ use crate::cluster::peers::Member;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
+use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResources};
 use crate::host::watch::Watch;
 use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};

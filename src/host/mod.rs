@@ -14,6 +14,7 @@ pub mod netns;
 pub mod notify;
 pub mod pci;
 pub mod perf;
+pub mod pod_resources;
 pub mod proc;
 pub mod rdma;
 pub mod resctrl;

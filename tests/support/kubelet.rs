@@ -17,7 +17,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pinfold::agent::devices::SOCKET;
+use pinfold::host::pod_resources::SOCKET;
 use tokio::net::UnixListener;
 
 /// A root with the machine's own `sys` and `proc`, and a place for a kubelet's socket.

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::agent::devices::{numa_of_pod, parse_list};
+use pinfold::host::pod_resources::{numa_of_pod, parse_list};
 use pinfold::cpu::MAX_CPU;
 use pinfold_fuzz::says_why;
 

@@ -18,8 +18,8 @@ pub use grpc::CallError;
 pub use wire::WireError;
 use wire::{Reader, Value};
 
+use super::pci;
 use crate::cpu::{CpuSet, MAX_CPU};
-use crate::host::pci;
 
 /// Where the kubelet listens, below the root.
 pub const SOCKET: &str = "var/lib/kubelet/pod-resources/kubelet.sock";

@@ -4,7 +4,6 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::text::counted;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2;
@@ -166,8 +165,8 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
         Some(length) if data.len() == PREFIX + length => Ok(Bytes::from(data).slice(PREFIX..)),
         _ => Err(CallError::Protocol {
             what: format!(
-                "it has {}, which is not one message of the length told",
-                counted(data.len(), "byte")
+                "its length is {} bytes, which is not the length that its prefix announces",
+                data.len()
             ),
         }),
     }
