@@ -5,18 +5,15 @@
 //! A plugin that says nothing of NUMA nodes but names devices by PCI address, as those for network cards do, is helped out
 //! with sysfs. What nobody knows stays unknown: an empty set, never NUMA node 0.
 //!
-//! The messages are read by a small reader of our own (`wire`): five messages with a dozen fields don't pay for a code
-//! generator, and fields that later kubelets add are passed over.
+//! The messages hold the fields that Pinfold reads. Fields that later kubelets add are passed over.
 
 mod grpc;
-mod wire;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use grpc::CallError;
-pub use wire::WireError;
-use wire::{Reader, Value};
+use prost::{DecodeError, Message};
 
 use super::pci;
 use crate::cpu::{CpuSet, MAX_CPU};
@@ -97,7 +94,7 @@ pub enum DevicesError {
         /// The socket.
         socket: PathBuf,
         /// What is wrong with it.
-        source: WireError,
+        source: DecodeError,
     },
 }
 
@@ -219,7 +216,7 @@ impl PodResources {
     async fn call<T>(
         &self,
         method: &'static str,
-        parse: impl FnOnce(&[u8]) -> Result<T, WireError>,
+        parse: impl FnOnce(&[u8]) -> Result<T, DecodeError>,
     ) -> Result<T, DevicesError> {
         let answer = grpc::call(&self.socket, method, self.deadline, MAX_ANSWER).await;
         let answer = answer.map_err(|source| DevicesError::Call {
@@ -242,15 +239,82 @@ pub fn numa_of_pod(containers: &[ContainerDevices], namespace: &str, pod: &str) 
         .fold(CpuSet::new(), |all, device| all.union(&device.numa))
 }
 
+/// A `ListPodResourcesResponse`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct ListResponse {
+    #[prost(message, repeated, tag = "1")]
+    pod_resources: Vec<PodMessage>,
+}
+
+/// A `PodResources`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct PodMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    namespace: String,
+    #[prost(message, repeated, tag = "3")]
+    containers: Vec<ContainerMessage>,
+}
+
+/// A `ContainerResources`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct ContainerMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, repeated, tag = "2")]
+    devices: Vec<DeviceMessage>,
+    #[prost(int64, repeated, tag = "3")]
+    cpu_ids: Vec<i64>,
+}
+
+/// A `ContainerDevices`: devices of one resource.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct DeviceMessage {
+    #[prost(string, tag = "1")]
+    resource_name: String,
+    #[prost(string, repeated, tag = "2")]
+    device_ids: Vec<String>,
+    #[prost(message, optional, tag = "3")]
+    topology: Option<TopologyMessage>,
+}
+
+/// A `TopologyInfo`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct TopologyMessage {
+    #[prost(message, repeated, tag = "1")]
+    nodes: Vec<NumaMessage>,
+}
+
+/// A `NUMANode`. An empty message is NUMA node 0.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct NumaMessage {
+    #[prost(int64, tag = "1")]
+    id: i64,
+}
+
+/// An `AllocatableResourcesResponse`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct AllocatableResponse {
+    #[prost(int64, repeated, tag = "2")]
+    cpu_ids: Vec<i64>,
+}
+
 /// Reads a `ListPodResourcesResponse`.
 ///
 /// # Errors
-/// What is no protobuf message. Unknown fields are passed over.
-pub fn parse_list(message: &[u8]) -> Result<Vec<ContainerDevices>, WireError> {
+/// The bytes are no such message.
+pub fn parse_list(message: &[u8]) -> Result<Vec<ContainerDevices>, DecodeError> {
     let mut all = Vec::new();
-    for field in Reader::new(message) {
-        if let (1, Value::Bytes(pod)) = field? {
-            pod_resources(pod, &mut all)?;
+    for pod in ListResponse::decode(message)?.pod_resources {
+        for container in pod.containers {
+            all.push(ContainerDevices {
+                namespace: pod.namespace.clone(),
+                pod: pod.name.clone(),
+                container: container.name,
+                devices: container.devices.into_iter().map(device).collect(),
+                cpus: ids(container.cpu_ids),
+            });
         }
     }
     Ok(all)
@@ -259,96 +323,43 @@ pub fn parse_list(message: &[u8]) -> Result<Vec<ContainerDevices>, WireError> {
 /// The `cpu_ids` of an `AllocatableResourcesResponse`.
 ///
 /// # Errors
-/// Bytes that are no protobuf message. Unknown fields are passed over.
-pub fn parse_allocatable(message: &[u8]) -> Result<CpuSet, WireError> {
-    let mut cpus = CpuSet::new();
-    for field in Reader::new(message) {
-        if let (2, value) = field? {
-            cpu_ids(value, &mut cpus)?;
+/// The bytes are no such message.
+fn parse_allocatable(message: &[u8]) -> Result<CpuSet, DecodeError> {
+    Ok(ids(AllocatableResponse::decode(message)?.cpu_ids))
+}
+
+fn device(message: DeviceMessage) -> Device {
+    let nodes = message.topology.unwrap_or_default().nodes;
+    Device {
+        resource: message.resource_name,
+        ids: message.device_ids,
+        numa: ids(nodes.iter().map(|node| node.id)),
+    }
+}
+
+/// CPUs or NUMA nodes, without −1 and numbers that no Linux has.
+fn ids(numbers: impl IntoIterator<Item = i64>) -> CpuSet {
+    let ids = numbers.into_iter().filter_map(|id| u32::try_from(id).ok());
+    ids.filter(|id| *id <= MAX_CPU).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_packed_and_one_by_one() {
+        for message in [&[0x12, 2, 3, 5][..], &[0x10, 3, 0x10, 5]] {
+            assert_eq!(parse_allocatable(message).unwrap().to_string(), "3,5");
         }
     }
-    Ok(cpus)
-}
 
-/// Adds the numbers of a repeated field, which proto3 packs into one field.
-fn cpu_ids(value: Value<'_>, cpus: &mut CpuSet) -> Result<(), WireError> {
-    match value {
-        Value::Varint(cpu) => cpus.extend(id(cpu)),
-        Value::Bytes(packed) => {
-            for cpu in wire::packed(packed) {
-                cpus.extend(id(cpu?));
-            }
-        }
-        Value::Fixed => {}
-    }
-    Ok(())
-}
-
-fn pod_resources(message: &[u8], into: &mut Vec<ContainerDevices>) -> Result<(), WireError> {
-    let (mut pod, mut namespace, mut containers) = (String::new(), String::new(), Vec::new());
-    for field in Reader::new(message) {
-        match field? {
-            (1, Value::Bytes(text)) => pod = string(text),
-            (2, Value::Bytes(text)) => namespace = string(text),
-            (3, Value::Bytes(message)) => containers.push(container_resources(message)?),
-            _ => {}
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_list_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_list(&bytes);
         }
     }
-    for mut container in containers {
-        (container.namespace, container.pod) = (namespace.clone(), pod.clone());
-        into.push(container);
-    }
-    Ok(())
-}
-
-fn container_resources(message: &[u8]) -> Result<ContainerDevices, WireError> {
-    let mut container = ContainerDevices::default();
-    for field in Reader::new(message) {
-        match field? {
-            (1, Value::Bytes(text)) => container.container = string(text),
-            (2, Value::Bytes(message)) => container.devices.push(device(message)?),
-            (3, value) => cpu_ids(value, &mut container.cpus)?,
-            _ => {}
-        }
-    }
-    Ok(container)
-}
-
-fn device(message: &[u8]) -> Result<Device, WireError> {
-    let mut device = Device::default();
-    for field in Reader::new(message) {
-        match field? {
-            (1, Value::Bytes(text)) => device.resource = string(text),
-            (2, Value::Bytes(text)) => device.ids.push(string(text)),
-            (3, Value::Bytes(topology)) => {
-                for field in Reader::new(topology) {
-                    if let (1, Value::Bytes(numa)) = field? {
-                        device.numa.extend(numa_node(numa)?);
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(device)
-}
-
-fn numa_node(message: &[u8]) -> Result<Option<u32>, WireError> {
-    // Zero is what a number is that was left out: an empty message is NUMA node 0.
-    let mut numa = 0;
-    for field in Reader::new(message) {
-        if let (1, Value::Varint(number)) = field? {
-            numa = number;
-        }
-    }
-    Ok(id(numa))
-}
-
-/// A CPU or NUMA node; −1 and what no Linux has are nobody.
-fn id(number: u64) -> Option<u32> {
-    u32::try_from(number).ok().filter(|id| *id <= MAX_CPU)
-}
-
-fn string(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
