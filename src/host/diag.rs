@@ -18,7 +18,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-use super::taskstats::{number16, number32, number64};
+use super::netlink::{self, Message, number32, number64};
 
 /// A question is answered in milliseconds; beyond this, somebody keeps us from the end of the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -85,12 +85,6 @@ pub struct Diag {
 const GET: u16 = 18;
 const REQUEST_DUMP: u16 = 0x301;
 
-/// A message's kind: nothing, an error, the end of an answer.
-const NOTHING: u16 = 1;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-
-const HEADER: usize = 16;
 /// The length of a question after its header, and where in it there are: the attributes wanted, the states wanted.
 const QUESTION: usize = 60;
 const WANTED: usize = 3;
@@ -191,7 +185,7 @@ impl Diag {
     /// The kernel was built without the diagnosis of TCP (CONFIG_INET_DIAG), or does not answer; or there are more.
     pub fn connections(&mut self, most: usize) -> io::Result<Vec<Connection>> {
         self.sequence = self.sequence.wrapping_add(1);
-        let question = question(self.sequence);
+        let question = question(self.sequence)?;
         sendto(
             self.socket.as_raw_fd(),
             &question,
@@ -228,19 +222,13 @@ impl Diag {
     }
 }
 
-fn question(sequence: u32) -> Vec<u8> {
-    let mut message = Vec::with_capacity(HEADER + QUESTION);
-    message.extend((u32::try_from(HEADER + QUESTION).unwrap_or_default()).to_ne_bytes());
-    message.extend(GET.to_ne_bytes());
-    message.extend(REQUEST_DUMP.to_ne_bytes());
-    message.extend(sequence.to_ne_bytes());
-    message.extend(0_u32.to_ne_bytes());
-    message.resize(HEADER + WANTED, 0);
-    message.push(1 << (INFO - 1));
-    message.resize(HEADER + STATES, 0);
-    message.extend(ALL_STATES.to_ne_bytes());
-    message.resize(HEADER + QUESTION, 0);
-    message
+fn question(sequence: u32) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; WANTED];
+    content.push(1 << (INFO - 1));
+    content.resize(STATES, 0);
+    content.extend(ALL_STATES.to_ne_bytes());
+    content.resize(QUESTION, 0);
+    netlink::message(GET, REQUEST_DUMP, sequence, &content)
 }
 
 /// Adds the connections that are in a part of the answer to a question of this number; says whether it was the last part.
@@ -249,30 +237,16 @@ fn question(sequence: u32) -> Vec<u8> {
 /// The kernel says that it can't answer, or the bytes make no sense.
 pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> io::Result<bool> {
     while !messages.is_empty() {
-        let length = number32(messages, 0).and_then(|length| usize::try_from(length).ok());
-        let length = length.ok_or_else(nonsense)?;
-        let message = messages
-            .get(..length)
-            .filter(|message| message.len() >= HEADER)
-            .ok_or_else(nonsense)?;
-        messages = messages
-            .get(length.next_multiple_of(4)..)
-            .unwrap_or_default();
-        // What answers an earlier question, given up by then, is passed over.
-        if number32(message, 8) != Some(sequence) {
+        let message = Message::take(&mut messages).ok_or_else(nonsense)?;
+        // An answer to an earlier question, given up by then, is passed over.
+        if message.sequence != sequence {
             continue;
         }
-        let content = message.get(HEADER..).unwrap_or_default();
-        match number16(message, 4) {
-            Some(kind @ (ERROR | DONE)) => {
-                let code = number32(content, 0).map_or(0, u32::cast_signed);
-                if kind == DONE && code >= 0 {
-                    return Ok(true);
-                }
-                return Err(io::Error::from_raw_os_error(code.saturating_neg()));
-            }
-            Some(NOTHING) => {}
-            _ => found.extend(connection(content)?),
+        match message.kind {
+            netlink::DONE if message.code() >= 0 => return Ok(true),
+            netlink::ERROR | netlink::DONE => return Err(message.error()),
+            netlink::NOOP => {}
+            _ => found.extend(connection(message.content)?),
         }
     }
     Ok(false)
@@ -304,18 +278,11 @@ fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
         measured: None,
     };
     while !attributes.is_empty() {
-        let length = number16(attributes, 0)
-            .map(usize::from)
-            .ok_or_else(nonsense)?;
-        let value = attributes.get(4..length).ok_or_else(nonsense)?;
-        match number16(attributes, 2) {
-            Some(INFO) => connection.measured = measured(value),
-            Some(CGROUP_ID) => connection.cgroup = number64(value, 0),
+        match netlink::take_attribute(&mut attributes).ok_or_else(nonsense)? {
+            (INFO, value) => connection.measured = measured(value),
+            (CGROUP_ID, value) => connection.cgroup = number64(value, 0),
             _ => {}
         }
-        attributes = attributes
-            .get(length.next_multiple_of(4)..)
-            .unwrap_or_default();
     }
     Ok(Some(connection))
 }
@@ -358,30 +325,15 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
+    use super::netlink::{DONE, ERROR, HEADER, NOOP};
     use super::*;
 
     fn message(kind: u16, sequence: u32, content: &[u8]) -> Vec<u8> {
-        let mut message = u32::try_from(HEADER + content.len())
-            .unwrap()
-            .to_ne_bytes()
-            .to_vec();
-        message.extend(kind.to_ne_bytes());
-        message.extend(2_u16.to_ne_bytes());
-        message.extend(sequence.to_ne_bytes());
-        message.extend(0_u32.to_ne_bytes());
-        message.extend(content);
-        message
+        netlink::message(kind, 2, sequence, content).unwrap()
     }
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut attribute = u16::try_from(4 + value.len())
-            .unwrap()
-            .to_ne_bytes()
-            .to_vec();
-        attribute.extend(kind.to_ne_bytes());
-        attribute.extend(value);
-        attribute.resize(attribute.len().next_multiple_of(4), 0);
-        attribute
+        netlink::attribute(kind, value).unwrap()
     }
 
     fn content(family: u8, state: u8, addresses: [IpAddr; 2], attributes: &[Vec<u8>]) -> Vec<u8> {
@@ -439,7 +391,7 @@ mod tests {
             message(GET, 2, &content(2, 1, V4, &[])),
             message(GET, 3, &content(2, 10, V4, &[])),
             message(GET, 3, &content(10, 6, mapped, &[])),
-            message(NOTHING, 3, &[]),
+            message(NOOP, 3, &[]),
         ];
         let mut found = Vec::new();
         assert!(!read(&parts.concat(), 3, &mut found).unwrap());

@@ -10,6 +10,7 @@ pub mod file;
 pub mod knobs;
 pub mod limits;
 mod link;
+mod netlink;
 pub mod netns;
 pub mod notify;
 pub mod pci;

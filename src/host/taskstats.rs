@@ -14,6 +14,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
+use super::netlink::{self, HEADER, number64};
 use super::proc::Scheduled;
 
 /// The family that knows the numbers of all others.
@@ -28,10 +29,8 @@ const PROCESS: u16 = 5;
 const STATS: u16 = 3;
 
 const REQUEST: u16 = 1;
-const ERROR: u16 = 2;
 
-/// Lengths of the headers of a netlink message, and of a generic netlink message in it.
-const HEADER: usize = 16;
+/// The length of the header of a generic netlink message.
 const GENERIC: usize = 4;
 
 /// How often its threads got a CPU: nothing where the kernel was built without the accounting of delays.
@@ -153,17 +152,16 @@ impl Taskstats {
         )?;
         let length = loop {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
-            let message = self.buffer.get(..length).unwrap_or_default();
-            let (of, sequence) = (number16(message, 4), number32(message, 8));
-            // What answers an earlier question, given up by then, is passed over.
-            if sequence != Some(self.sequence) {
+            let mut received = self.buffer.get(..length).unwrap_or_default();
+            // An answer to an earlier question, given up by then, is passed over.
+            let message = netlink::Message::take(&mut received);
+            let Some(message) = message.filter(|message| message.sequence == self.sequence) else {
                 continue;
+            };
+            if message.kind == netlink::ERROR {
+                return Err(message.error());
             }
-            if of == Some(ERROR) {
-                let code = number32(message, HEADER).map_or(0, u32::cast_signed);
-                return Err(io::Error::from_raw_os_error(code.saturating_neg()));
-            }
-            break length;
+            break HEADER + message.content.len();
         };
         self.buffer
             .get(HEADER + GENERIC..length)
@@ -178,35 +176,18 @@ fn request(
     kind: u16,
     value: &[u8],
 ) -> io::Result<Vec<u8>> {
-    let field = u16::try_from(4 + value.len()).map_err(io::Error::other)?;
-    let length = HEADER + GENERIC + usize::from(field).next_multiple_of(4);
-    let mut message = Vec::with_capacity(length);
-    message.extend(
-        u32::try_from(length)
-            .map_err(io::Error::other)?
-            .to_ne_bytes(),
-    );
-    message.extend(family.to_ne_bytes());
-    message.extend(REQUEST.to_ne_bytes());
-    message.extend(sequence.to_ne_bytes());
-    message.extend(0_u32.to_ne_bytes());
-    message.extend([command, 1, 0, 0]);
-    message.extend(field.to_ne_bytes());
-    message.extend(kind.to_ne_bytes());
-    message.extend(value);
-    message.resize(length, 0);
-    Ok(message)
+    let attribute = netlink::attribute(kind, value)?;
+    let content = [&[command, 1, 0, 0][..], &attribute].concat();
+    netlink::message(family, REQUEST, sequence, &content)
 }
 
 /// The value of the first attribute of a kind.
 fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     loop {
-        let length = usize::from(number16(attributes, 0)?);
-        let value = attributes.get(4..length)?;
-        if number16(attributes, 2)? == kind {
+        let (found, value) = netlink::take_attribute(&mut attributes)?;
+        if found == kind {
             return Some(value);
         }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
 }
 
@@ -218,18 +199,6 @@ fn scheduled(stats: &[u8]) -> Option<Scheduled> {
     })
 }
 
-pub(super) fn number64(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-pub(super) fn number16(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-pub(super) fn number32(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
 fn nonsense(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -239,14 +208,7 @@ mod tests {
     use super::*;
 
     fn field(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut field = u16::try_from(4 + value.len())
-            .unwrap()
-            .to_ne_bytes()
-            .to_vec();
-        field.extend(kind.to_ne_bytes());
-        field.extend(value);
-        field.resize(field.len().next_multiple_of(4), 0);
-        field
+        netlink::attribute(kind, value).unwrap()
     }
 
     #[test]
@@ -282,10 +244,8 @@ mod tests {
     #[test]
     fn requests_are_padded() {
         let request = request(7, 3, GET, OF_PROCESS, &[1, 2, 3, 4, 5]).unwrap();
-        assert_eq!(
-            (request.len(), number32(&request, 0), number16(&request, 4)),
-            (32, Some(32), Some(7))
-        );
+        let message = netlink::Message::take(&mut &request[..]).unwrap();
+        assert_eq!((request.len(), message.kind, message.sequence), (32, 7, 3));
         assert_eq!(
             attribute(&request[HEADER + GENERIC..], OF_PROCESS),
             Some(&[1, 2, 3, 4, 5][..])
