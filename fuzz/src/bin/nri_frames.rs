@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::nri::Request;
+use pinfold::nri::PluginRequest;
 use pinfold::nri::framing::{
     self, Demux, MessageDecoder, OversizedFrame, RpcMessage, RpcRequest, RpcResponse,
 };
