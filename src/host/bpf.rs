@@ -87,7 +87,7 @@ pub struct PerCpuHash<const K: usize, const V: usize> {
 /// What a program keeps for itself, `V` numbers for each of `K`; where there is no room, what was not used for long is
 /// forgotten.
 #[derive(Debug)]
-pub struct Memory<const K: usize, const V: usize> {
+pub struct LruMap<const K: usize, const V: usize> {
     map: OwnedFd,
 }
 
@@ -205,8 +205,8 @@ impl Direction {
             newer: [0; 4],
         };
         // SAFETY: with no room for any program, the kernel writes into the argument only.
-        let asked = unsafe { bpf(PROGRAM_QUERY, &mut argument) };
-        asked
+        let result = unsafe { bpf(PROGRAM_QUERY, &mut argument) };
+        result
             .map(|_| argument.count)
             .map_err(|error| BpfError::new("ask for a cgroup's BPF programs", error))
     }
@@ -241,7 +241,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     /// # Errors
     /// See [`BpfError`].
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
-        // How much the kernel writes depends on the machine, so it is asked there and not below the root of a configuration.
+        // How much the kernel writes depends on the machine, so it is result there and not below the root of a configuration.
         let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible")).ok();
         let cpus = possible
             .and_then(|list| list.parse::<CpuSet>().ok())
@@ -364,9 +364,9 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     }
 }
 
-// === impl Memory ===
+// === impl LruMap ===
 
-impl<const K: usize, const V: usize> Memory<K, V> {
+impl<const K: usize, const V: usize> LruMap<K, V> {
     /// A new one for so many keys.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use nix::sys::time::TimeVal;
 use super::netlink::{self, Message, number32, number64};
 
 /// A question is answered in milliseconds; beyond this, somebody keeps us from the end of the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a connection is in the middle of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -193,7 +193,7 @@ impl Diag {
             MsgFlags::empty(),
         )?;
         let mut found = Vec::new();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             // Whoever may write here could keep us for ever.
             if Instant::now() >= until {

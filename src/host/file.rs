@@ -118,7 +118,7 @@ pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
 
 /// An entry of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct FolderEntry {
     /// The entry's name.
     pub(super) name: String,
     /// The inode of the file or folder.
@@ -128,7 +128,7 @@ pub(super) struct Entry {
 }
 
 /// The entries of a folder, in the order of their names. A folder that is removed meanwhile ends the list.
-pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
+pub(super) fn list(folder: &Path) -> io::Result<Vec<FolderEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = match entry {
@@ -136,7 +136,7 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
             Err(error) if is_gone(&error) => break,
             Err(error) => return Err(error),
         };
-        entries.push(Entry {
+        entries.push(FolderEntry {
             name: entry.file_name().to_string_lossy().into_owned(),
             inode: entry.ino(),
             is_folder: entry.file_type().is_ok_and(|kind| kind.is_dir()),
@@ -147,7 +147,7 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
 }
 
 /// The entries of a folder; none where no folder has this path.
-pub(super) fn list_optional(folder: &Path) -> io::Result<Vec<Entry>> {
+pub(super) fn list_optional(folder: &Path) -> io::Result<Vec<FolderEntry>> {
     match list(folder) {
         Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => {
             Ok(Vec::new())

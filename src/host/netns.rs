@@ -29,9 +29,9 @@ pub struct Netns {
     file: Arc<OwnedFd>,
 }
 
-/// A stop on a [`tour`]: the namespace of a process, if that is still the one that was meant.
+/// A stop on a [`for_each_netns`]: the namespace of a process, if that is still the one that was meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stop {
+pub struct NetnsRef {
     /// The process's file for it, like `/proc/7/ns/net`.
     pub file: PathBuf,
     /// The number of the namespace: another process may have the id by now.
@@ -112,27 +112,30 @@ impl AsFd for Netns {
 ///
 /// # Errors
 /// None of them could be entered, for want of `CAP_SYS_ADMIN`.
-pub fn tour(stops: &[Stop], mut work: impl FnMut(usize) + Send) -> Result<(), NetError> {
+pub fn for_each_netns(
+    namespaces: &[NetnsRef],
+    mut work: impl FnMut(usize) + Send,
+) -> Result<(), NetError> {
     in_thread("pinfold-tour", || {
         let (mut entered, mut refused) = (false, None);
-        for (place, stop) in stops.iter().enumerate() {
-            let Ok(file) = File::open(&stop.file) else {
+        for (index, namespace) in namespaces.iter().enumerate() {
+            let Ok(file) = File::open(&namespace.file) else {
                 continue;
             };
-            if file.metadata().map_or(0, |file| file.ino()) != stop.number {
+            if file.metadata().map_or(0, |file| file.ino()) != namespace.number {
                 continue;
             }
             if let Err(errno) = setns(&file, CloneFlags::CLONE_NEWNET) {
                 refused = Some(NetError::new(
                     "enter",
-                    stop.file.display().to_string(),
+                    namespace.file.display().to_string(),
                     errno,
                 ));
                 continue;
             }
             drop(file);
             entered = true;
-            work(place);
+            work(index);
         }
         refused.filter(|_| !entered).map_or(Ok(()), Err)
     })

@@ -1,9 +1,9 @@
 //! Processes: threads, context switches, start times, and what their networks count.
 
 mod net;
+mod netns_handles;
 mod tasks;
 mod tcp;
-mod ways;
 
 use std::fs;
 use std::io::Cursor;
@@ -17,11 +17,11 @@ use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
 pub use super::file::Reader;
-use super::netns::Stop;
+use super::netns::NetnsRef;
 pub use net::{Counts, Traffic};
+pub use netns_handles::{NetnsHandles, NetnsKey};
 pub use tasks::Task;
 pub use tcp::{Segments, Tcp};
-pub use ways::{Through, Ways};
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -150,10 +150,10 @@ impl Proc {
     }
 
     /// The way into a process's network namespace; `None` where that can't be read, or the process is gone.
-    pub fn stop(&self, pid: i32) -> Option<Stop> {
+    pub fn stop(&self, pid: i32) -> Option<NetnsRef> {
         let file = self.dir.join(format!("{pid}/ns/net"));
         let number = net::number(fs::read_link(&file).ok()?.to_str()?)?;
-        Some(Stop { file, number })
+        Some(NetnsRef { file, number })
     }
 
     /// CPU seconds, user and system, that a process has used; its threads included.

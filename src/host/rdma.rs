@@ -75,11 +75,11 @@ pub fn is_exclusive(root: &Path) -> bool {
 
 /// A folder of devices that stays the one it was, whatever a container puts into its place.
 #[derive(Debug)]
-pub struct Held(OwnedFd);
+pub struct DeviceFolder(OwnedFd);
 
-// === impl Held ===
+// === impl DeviceFolder ===
 
-impl Held {
+impl DeviceFolder {
     /// Takes hold of the folder below the root of a process, where the kernel itself shows it (sysfs): links lead nowhere but
     /// within that root.
     pub fn of(root: &Path) -> Option<Self> {
@@ -172,14 +172,17 @@ pub(crate) mod tests {
     fn only_what_the_kernel_shows_is_taken_hold_of() {
         let root = tempfile::tempdir().unwrap();
         port(root.path(), "mlx5_0", &[("state", "4: ACTIVE")]);
-        assert!(Held::of(root.path()).is_none(), "a folder of anybody's");
+        assert!(
+            DeviceFolder::of(root.path()).is_none(),
+            "a folder of anybody's"
+        );
         // A link out of a container's root leads nowhere.
         let other = tempfile::tempdir().unwrap();
         fs::create_dir_all(other.path().join("sys")).unwrap();
         std::os::unix::fs::symlink("/sys/class", other.path().join("sys/class")).unwrap();
-        assert!(Held::of(other.path()).is_none());
+        assert!(DeviceFolder::of(other.path()).is_none());
         // The machine's own, where it has any.
-        let held = Held::of(Path::new("/"));
+        let held = DeviceFolder::of(Path::new("/"));
         assert_eq!(held.is_some(), folder(Path::new("/")).is_dir());
         if let Some(held) = held {
             assert_eq!(

@@ -21,7 +21,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::bpf::{BpfError, Direction, Link, Memory, PerCpuHash, Program};
+use super::bpf::{BpfError, Direction, Link, LruMap, PerCpuHash, Program};
 use super::cgroup::{CgroupError, Cgroups, Unified, is_below};
 use super::file;
 use super::proc::Tcp;
@@ -55,7 +55,7 @@ pub struct Counter {
     trees: Vec<String>,
     map: Map,
     /// What the programs keep of sockets whose timers ran out.
-    kept: Memory<1, 2>,
+    kept: LruMap<1, 2>,
     attached: BTreeMap<String, Attached>,
     /// What ended containers had, whose entries are not kept, by their pods' numbers.
     folded: HashMap<u64, Counts>,
@@ -67,7 +67,7 @@ pub struct Counter {
 
 /// The result of a look.
 #[derive(Debug, Default)]
-pub struct Look {
+pub struct SocketSample {
     /// By the pod's path.
     pub pods: HashMap<String, Sockets>,
     /// Whether packets were lost since the last look: there were more cgroups than the kernel was asked to tell apart.
@@ -196,7 +196,7 @@ impl Counter {
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
         map.add(&OVERFLOW)?;
-        let kept = Memory::new("pinfold_timers", TIMERS)?;
+        let kept = LruMap::new("pinfold_timers", TIMERS)?;
         let (attached, folded, fading) = (BTreeMap::new(), HashMap::new(), HashMap::new());
         let mut counter = Self {
             hierarchy,
@@ -257,13 +257,17 @@ impl Counter {
     ///
     /// # Errors
     /// See [`SocketsError`].
-    pub fn look(&mut self, cgroups: &Cgroups, pods: &HashSet<&str>) -> Result<Look, SocketsError> {
+    pub fn look(
+        &mut self,
+        cgroups: &Cgroups,
+        pods: &HashSet<&str>,
+    ) -> Result<SocketSample, SocketsError> {
         let entries = self.map.entries()?;
         let mut ids = HashMap::new();
         // One is kept for what finds no room.
-        let mut look = Look {
+        let mut look = SocketSample {
             entries: entries.len().saturating_sub(1),
-            ..Look::default()
+            ..SocketSample::default()
         };
         for pod in pods.iter().filter(|pod| self.is_counted(pod)) {
             if let Some(id) = id(&self.hierarchy.join(pod))? {

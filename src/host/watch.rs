@@ -1,4 +1,4 @@
-//! Being told of changes in directories: manifests that come and go, cgroups that are made and removed.
+//! Being events of changes in directories: manifests that come and go, cgroups that are made and removed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -27,7 +27,7 @@ pub struct Watch {
     file: Option<&'static str>,
     events: EventStream<[u8; 4096]>,
     watches: Watches,
-    covered: HashMap<PathBuf, Covered>,
+    covered: HashMap<PathBuf, WatchedFolder>,
     /// Which directory each watch is of.
     places: HashMap<WatchDescriptor, PathBuf>,
     /// A directory could not be watched: the user's limit of watches may have been reached for a while.
@@ -35,7 +35,7 @@ pub struct Watch {
 }
 
 /// A directory that is watched.
-struct Covered {
+struct WatchedFolder {
     inode: u64,
     /// Its own watch, and that of the file in it.
     watched: Vec<WatchDescriptor>,
@@ -43,7 +43,7 @@ struct Covered {
     only: Option<OsString>,
 }
 
-impl Covered {
+impl WatchedFolder {
     /// Takes its watches off.
     fn let_go(&mut self, watches: &mut Watches, places: &mut HashMap<WatchDescriptor, PathBuf>) {
         for watched in self.watched.drain(..) {
@@ -56,7 +56,7 @@ impl Covered {
 
 /// What events tell.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Told {
+struct WatchEvents {
     /// Something that the watch is for has changed.
     change: bool,
     /// Where there may be other directories than before; the root stands for all.
@@ -114,32 +114,32 @@ impl Watch {
     /// What inotify says; the watch is of no more use then.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            let mut told = Told::default();
+            let mut events = WatchEvents::default();
             match self.events.next().await {
-                Some(event) => self.note(&event?, &mut told),
+                Some(event) => self.note(&event?, &mut events),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
             // A burst is one change: what is in the queue already needs no look of its own.
             while let Some(Some(event)) = self.events.next().now_or_never() {
-                self.note(&event?, &mut told);
+                self.note(&event?, &mut events);
             }
-            if !told.directories.is_empty() && std::mem::take(&mut self.missed) {
-                told.directories.insert(self.root.clone());
+            if !events.directories.is_empty() && std::mem::take(&mut self.missed) {
+                events.directories.insert(self.root.clone());
             }
-            for directory in &told.directories {
+            for directory in &events.directories {
                 // One made before its watch was set may hold others already, hence until nothing new is found.
                 while self.cover(directory) {}
             }
-            if told.change {
+            if events.change {
                 return Ok(());
             }
         }
     }
 
-    fn note(&mut self, event: &EventOwned, told: &mut Told) {
+    fn note(&mut self, event: &EventOwned, events: &mut WatchEvents) {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
-            told.change = true;
-            told.directories.insert(self.root.clone());
+            events.change = true;
+            events.directories.insert(self.root.clone());
             return;
         }
         let place = self.places.get(&event.wd).cloned();
@@ -153,7 +153,7 @@ impl Watch {
         if covered.only.is_some() && covered.only != event.name && !ended {
             return;
         }
-        told.change = true;
+        events.change = true;
         let above = covered.only.is_some();
         if ended {
             // What is there now may have the same inode; it wants a watch of its own. A kernel may end the watch of a
@@ -162,20 +162,21 @@ impl Watch {
             covered.let_go(&mut self.watches, &mut self.places);
             self.places.remove(&event.wd);
             self.covered.remove(&place);
-            told.directories
+            events
+                .directories
                 .insert(if above { self.root.clone() } else { place });
         } else if above {
-            told.directories.insert(self.root.clone());
+            events.directories.insert(self.root.clone());
         } else if event.mask.contains(EventMask::ISDIR)
             && let Some(name) = &event.name
         {
-            told.directories.insert(place.join(name));
+            events.directories.insert(place.join(name));
         }
     }
 
     /// Watches the directories that are there at and below one, and no others; says whether one was new.
     ///
-    /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until it is told to let go: of their end
+    /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until it is events to let go: of their end
     /// it says nothing.
     fn cover(&mut self, below: &Path) -> bool {
         let mut found = HashMap::new();
@@ -243,7 +244,7 @@ impl Watch {
             }
             self.covered.insert(
                 path,
-                Covered {
+                WatchedFolder {
                     inode,
                     watched,
                     only,
@@ -307,9 +308,9 @@ mod tests {
         assert_eq!(watch.covered.len(), few);
         // What stands beside it is nobody's business.
         std::fs::create_dir(dir.path().join("other")).unwrap();
-        let told =
+        let events =
             tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
-        assert!(told.is_err(), "{told:?}");
+        assert!(events.is_err(), "{events:?}");
     }
 
     #[tokio::test]

@@ -31,7 +31,7 @@ pub use page::{Chunk, Format, Page};
 pub use runtime::RuntimeNumbers;
 
 use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::proc::{Proc, Reader, Ways};
+use crate::host::proc::{NetnsHandles, Proc, Reader};
 use crate::host::resctrl::Resctrl;
 use crate::host::taskstats::Taskstats;
 use crate::host::{limits, perf};
@@ -67,7 +67,7 @@ pub struct Sources {
     places: Mutex<places::Places>,
     counters: Mutex<Counters>,
     /// To what the pods' networks count.
-    ways: Mutex<Ways>,
+    ways: Mutex<NetnsHandles>,
     /// Where the kernel lets us ask for processes rather than threads.
     taskstats: Mutex<Option<Taskstats>>,
     /// What must last from one scrape to the next so that no counter goes back.
@@ -108,7 +108,7 @@ impl Sources {
         let foreign = Mutex::new(foreign::Foreign::new(root));
         let room = limits::room_for_files();
         let counters = Mutex::new(Counters::new(cgroups.clone(), room.cgroups));
-        let ways = Mutex::new(Ways::new(room.places));
+        let ways = Mutex::new(NetnsHandles::new(room.places));
         let taskstats = Mutex::new(taskstats(root));
         let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (reader, costs) = (Mutex::default(), Mutex::default());

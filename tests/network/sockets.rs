@@ -19,7 +19,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::host::bpf::Direction;
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::proc::{Proc, Tcp};
-use pinfold::host::sockets::{Counter, Look, ROOM, Sockets, Sum};
+use pinfold::host::sockets::{Counter, ROOM, SocketSample, Sockets, Sum};
 use pinfold::metrics::{Format, Sources};
 use pinfold::pin::{Enforcement, Snapshot};
 
@@ -39,7 +39,7 @@ fn counter(tree: &Tree<'_>) -> Counter {
     .unwrap()
 }
 
-fn look(kernel: &Kernel, counter: &mut Counter, pods: &[&str]) -> Look {
+fn look(kernel: &Kernel, counter: &mut Counter, pods: &[&str]) -> SocketSample {
     counter
         .look(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied()))
         .unwrap()

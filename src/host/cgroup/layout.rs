@@ -7,7 +7,7 @@
 
 /// What a cgroup directory below the pods' tree is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum PodTreeEntry {
     /// The cgroup of a QoS class: pods lie below it.
     Class,
     /// A pod's cgroup.
@@ -20,25 +20,27 @@ pub(super) enum Entry {
 }
 
 /// Says what a directory directly below the pods' tree, or below a QoS class in it, is.
-pub(super) fn entry(name: &str) -> Entry {
+pub(super) fn entry(name: &str) -> PodTreeEntry {
     let plain = name.strip_suffix(".slice");
     if matches!(name, "burstable" | "besteffort" | "guaranteed") {
-        return Entry::Class;
+        return PodTreeEntry::Class;
     }
     match plain {
         None => match name.strip_prefix("pod") {
-            Some(uid) if !uid.is_empty() => Entry::Pod {
+            Some(uid) if !uid.is_empty() => PodTreeEntry::Pod {
                 uid: uid.to_owned(),
             },
-            _ => Entry::Other,
+            _ => PodTreeEntry::Other,
         },
         // systemd names a slice by the whole way to it: `kubepods-burstable-pod1234.slice`.
         Some(slice) => match slice.rfind("-pod") {
-            Some(at) if at + 4 < slice.len() => Entry::Pod {
+            Some(at) if at + 4 < slice.len() => PodTreeEntry::Pod {
                 uid: slice[at + 4..].replace('_', "-"),
             },
-            _ if slice.ends_with("-burstable") || slice.ends_with("-besteffort") => Entry::Class,
-            _ => Entry::Other,
+            _ if slice.ends_with("-burstable") || slice.ends_with("-besteffort") => {
+                PodTreeEntry::Class
+            }
+            _ => PodTreeEntry::Other,
         },
     }
 }
@@ -107,16 +109,16 @@ mod tests {
         }
     }
 
-    fn pod(uid: &str) -> Entry {
-        Entry::Pod {
+    fn pod(uid: &str) -> PodTreeEntry {
+        PodTreeEntry::Pod {
             uid: uid.to_owned(),
         }
     }
 
     #[test]
     fn both_drivers_name_pods() {
-        assert_eq!(entry("burstable"), Entry::Class);
-        assert_eq!(entry("kubepods-besteffort.slice"), Entry::Class);
+        assert_eq!(entry("burstable"), PodTreeEntry::Class);
+        assert_eq!(entry("kubepods-besteffort.slice"), PodTreeEntry::Class);
         let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
         assert_eq!(entry("pod8f0d6986-3554-402b-8223-2d69f320df15"), pod(uid));
         assert_eq!(
@@ -133,7 +135,7 @@ mod tests {
             pod("1a2b3c4d5e6f77889900aabbccddeeff")
         );
         for other in ["pod", "kubepods-pod.slice", "system.slice", "x", ""] {
-            assert_eq!(entry(other), Entry::Other, "{other}");
+            assert_eq!(entry(other), PodTreeEntry::Other, "{other}");
         }
     }
 
@@ -149,7 +151,11 @@ mod tests {
             for way in ways_to(tree, uid) {
                 let below = way.strip_prefix(tree).unwrap().strip_prefix('/').unwrap();
                 let (class, name) = below.rsplit_once('/').unzip();
-                assert_eq!(class.map_or(Entry::Class, entry), Entry::Class, "{way}");
+                assert_eq!(
+                    class.map_or(PodTreeEntry::Class, entry),
+                    PodTreeEntry::Class,
+                    "{way}"
+                );
                 assert_eq!(entry(name.unwrap_or(below)), pod(uid), "{way}");
             }
         }

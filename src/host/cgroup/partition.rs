@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::layout::{self, Entry};
+use super::layout::{self, PodTreeEntry};
 use super::{CgroupError, Cgroups, Cpuset, Version, file, ignore_gone, parse};
 use crate::cpu::CpuSet;
 
@@ -254,7 +254,7 @@ impl Cgroups {
                 ways.push((way.clone(), way == *tree));
             }
             for name in ignore_gone(self.children(tree))?.unwrap_or_default() {
-                if layout::entry(&name) == Entry::Class {
+                if layout::entry(&name) == PodTreeEntry::Class {
                     ways.push((join(tree, &name), true));
                 }
             }
@@ -269,7 +269,7 @@ impl Cgroups {
             let mut all = CpuSet::new();
             for name in ignore_gone(self.children(parent))?.unwrap_or_default() {
                 let path = join(parent, &name);
-                let pod = holds_pods && matches!(layout::entry(&name), Entry::Pod { .. });
+                let pod = holds_pods && matches!(layout::entry(&name), PodTreeEntry::Pod { .. });
                 if pod || on_the_way(&path) {
                     continue;
                 }

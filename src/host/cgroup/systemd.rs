@@ -395,10 +395,10 @@ mod tests {
         let error = set("gone.slice", "1").unwrap_err();
         assert!(matches!(error, SystemdError::Refused { .. }), "{error:?}");
         set("kubepods.slice", "3").unwrap();
-        let seen = std::mem::take(&mut *callers.lock().unwrap());
+        let names = std::mem::take(&mut *callers.lock().unwrap());
         assert_eq!(
-            seen,
-            vec![seen[0].clone(); 4],
+            names,
+            vec![names[0].clone(); 4],
             "one connection for all writes"
         );
 
@@ -423,10 +423,10 @@ mod tests {
         let _bus = Bus::start(&address, &file, &callers);
         set("kubepods.slice", "5").unwrap();
         set("kubepods.slice", "6").unwrap();
-        let seen = callers.lock().unwrap().clone();
+        let names = callers.lock().unwrap().clone();
         assert_eq!(
-            seen,
-            vec![seen[0].clone(); 2],
+            names,
+            vec![names[0].clone(); 2],
             "one connection to the new bus"
         );
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::layout::{self, Entry};
+use super::layout::{self, PodTreeEntry};
 use super::{CgroupError, Cgroups, Cpuset, Memory, Quota, Version, directories, file, ignore_gone};
 use crate::cpu::CpuSet;
 
@@ -64,9 +64,9 @@ impl Cgroups {
             for name in ignore_gone(self.children(parent))?.unwrap_or_default() {
                 let path = format!("{parent}/{name}");
                 match layout::entry(&name) {
-                    Entry::Pod { uid } => found.push((path, uid)),
-                    Entry::Class => classes.push(path),
-                    Entry::Other => {}
+                    PodTreeEntry::Pod { uid } => found.push((path, uid)),
+                    PodTreeEntry::Class => classes.push(path),
+                    PodTreeEntry::Other => {}
                 }
             }
             Ok(classes)

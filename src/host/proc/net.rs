@@ -165,8 +165,11 @@ veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
         let proc = Proc::new(std::path::Path::new("/"));
         let own = i32::try_from(std::process::id()).unwrap();
         let mut reader = Reader::default();
-        let seen = proc.traffic(own, &mut reader).unwrap();
-        assert!(seen.iter().all(|(name, _)| name != "lo"), "{seen:?}");
+        let interfaces = proc.traffic(own, &mut reader).unwrap();
+        assert!(
+            interfaces.iter().all(|(name, _)| name != "lo"),
+            "{interfaces:?}"
+        );
         assert!(proc.network_namespace(own).unwrap() > 0);
         assert_eq!(proc.traffic(-1, &mut reader), None);
         assert_eq!(proc.network_namespace(-1), None);

@@ -91,11 +91,11 @@ impl Segments {
                 *place = value.parse().ok();
             }
         }
-        let [sent, retransmitted, attempts, resets, told] = found;
+        let [sent, retransmitted, attempts, resets, reset_segments] = found;
         Some(Self {
             sent: sent?,
             retransmitted: retransmitted?,
-            failures: [attempts?, resets?, told?],
+            failures: [attempts?, resets?, reset_segments?],
         })
     }
 }

@@ -102,7 +102,7 @@ impl Connections {
             }
             toured = proc::thread_cpu_time();
         };
-        if let Err(error) = netns::tour(&stops, &mut visit) {
+        if let Err(error) = netns::for_each_netns(&stops, &mut visit) {
             unsupported = Some(error.to_string());
         }
         let there: HashSet<&str> = subjects

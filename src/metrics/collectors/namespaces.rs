@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::super::page::Labels;
 use super::{Subject, of_pod};
-use crate::host::proc::{Proc, Through, Ways};
+use crate::host::proc::{NetnsHandles, NetnsKey, Proc};
 
 /// Whose network a pod uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct Network {
     /// The labels of the pod's lines.
     pub(super) labels: Labels,
     /// One of its processes.
-    pub(super) process: Through,
+    pub(super) process: NetnsKey,
     /// The number of its namespace.
     pub(super) namespace: Option<u64>,
     pub(super) scope: Scope,
@@ -43,7 +43,7 @@ struct Seen {
     host_network: bool,
     /// Whether the processes of all its containers could be read.
     known: bool,
-    process: Option<Through>,
+    process: Option<NetnsKey>,
     namespace: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Networks {
     pub(super) fn of(
         subjects: &[Subject<'_>],
         proc: &Proc,
-        ways: &mut Ways,
+        ways: &mut NetnsHandles,
         is_late: impl Fn() -> bool,
     ) -> Self {
         let host = host(proc);
@@ -95,7 +95,7 @@ impl Networks {
                 pod.known &= subject.processes.is_some();
                 let process = || {
                     let pid = *subject.processes.as_ref()?.first()?;
-                    Some(Through {
+                    Some(NetnsKey {
                         pid,
                         number: subject.number,
                     })

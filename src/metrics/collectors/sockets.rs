@@ -12,7 +12,7 @@ use super::super::families::{
 use super::super::page::{Labels, Page};
 use super::namespaces::Scope;
 use super::{Outcome, Scrape, Subject, of_pod};
-use crate::host::sockets::{Counter, Look, ROOM, Sockets as Counts, SocketsError};
+use crate::host::sockets::{Counter, ROOM, SocketSample, Sockets as Counts, SocketsError};
 use crate::pin::snapshot::ContainerState;
 
 type Count = fn(&Counts) -> u64;
@@ -120,7 +120,7 @@ impl Sockets {
 fn write(
     page: &mut Page,
     pods: &BTreeMap<(&str, &str), (&str, &ContainerState)>,
-    look: &Look,
+    look: &SocketSample,
     on_host: &HashSet<&Labels>,
 ) {
     let mut lines = FAMILIES.map(|(family, _)| page.lines(family));

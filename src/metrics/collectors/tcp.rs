@@ -109,12 +109,12 @@ impl Read {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::proc::Through;
+    use crate::host::proc::NetnsKey;
 
     fn pod(name: &str, namespace: u64) -> Network {
         Network {
             labels: Labels::new(&[("pod", name)]),
-            process: Through { pid: 7, number: 0 },
+            process: NetnsKey { pid: 7, number: 0 },
             namespace: Some(namespace),
             scope: Scope::Pod,
         }

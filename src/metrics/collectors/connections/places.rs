@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, HashSet};
 use super::super::Subject;
 use super::Sources;
 use crate::host::cgroup::Unified;
-use crate::host::netns::Stop;
+use crate::host::netns::NetnsRef;
 
 /// A namespace to look into.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    pub(super) stop: Stop,
+    pub(super) stop: NetnsRef,
     pub(super) owners: Owners,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Pod {
     pub(super) host_network: bool,
     /// Whether the processes of its containers could be read.
     pub(super) known: bool,
-    pub(super) stop: Option<Stop>,
+    pub(super) stop: Option<NetnsRef>,
 }
 
 /// Finds the namespaces of all pods.
@@ -112,10 +112,10 @@ pub(super) enum Share {
 }
 
 /// Says which pods are in which namespace, and whether none can be in another than it seems; `own` is the node's.
-pub(super) fn sort(pods: BTreeMap<&str, Pod>, own: Option<u64>) -> (Vec<(Stop, Share)>, bool) {
+pub(super) fn sort(pods: BTreeMap<&str, Pod>, own: Option<u64>) -> (Vec<(NetnsRef, Share)>, bool) {
     // One whose namespace is not known may share any.
     let complete = pods.values().all(|pod| pod.known || pod.stop.is_some());
-    let mut by_namespace: BTreeMap<u64, (Stop, Vec<String>, bool)> = BTreeMap::new();
+    let mut by_namespace: BTreeMap<u64, (NetnsRef, Vec<String>, bool)> = BTreeMap::new();
     for (path, pod) in pods {
         let Some(stop) = pod.stop else { continue };
         let namespace = by_namespace
@@ -124,7 +124,7 @@ pub(super) fn sort(pods: BTreeMap<&str, Pod>, own: Option<u64>) -> (Vec<(Stop, S
         namespace.1.push(path.to_owned());
         namespace.2 |= pod.host_network;
     }
-    let share = |(stop, mut pods, host): (Stop, Vec<String>, bool)| {
+    let share = |(stop, mut pods, host): (NetnsRef, Vec<String>, bool)| {
         let alone =
             complete && !host && pods.len() == 1 && own.is_some_and(|own| own != stop.number);
         match pods.pop() {
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn pod(number: u64) -> Pod {
-        let stop = Stop {
+        let stop = NetnsRef {
             file: "/proc/1/ns/net".into(),
             number,
         };

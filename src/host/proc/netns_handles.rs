@@ -1,4 +1,4 @@
-//! [`Ways`]: the way to what processes' network namespaces count, kept so that a scrape need not look for it.
+//! [`NetnsHandles`]: the handle to what processes' network namespaces count, kept so that a scrape need not look for it.
 //!
 //! What is kept are places in /proc, not open files: they belong to one process for ever, so that none that has its id later is
 //! taken for it, and keep neither it nor its namespace alive.
@@ -14,28 +14,28 @@ use super::net::{self, Traffic};
 use super::tcp::{Segments, Tcp};
 use super::{Proc, Reader};
 
-/// Descriptors of one way.
+/// Descriptors of one handle.
 const EACH: usize = 2;
 
 /// A process, and the number of what it belongs to: a small one, its own until it is forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Through {
+pub struct NetnsKey {
     /// Its id.
     pub pid: i32,
     /// The number.
     pub number: usize,
 }
 
-/// Ways that are kept, by number. Where there are too many, the rest are looked for each time.
+/// NetnsHandles that are kept, by number. Where there are too many, the rest are looked for each time.
 #[derive(Debug)]
-pub struct Ways {
-    kept: Vec<Option<Way>>,
+pub struct NetnsHandles {
+    kept: Vec<Option<NetnsHandle>>,
     count: usize,
     most: usize,
 }
 
 #[derive(Debug)]
-struct Way {
+struct NetnsHandle {
     pid: i32,
     /// The folder with the counters of whatever namespace the process is in.
     folder: OwnedFd,
@@ -43,9 +43,9 @@ struct Way {
     namespace: OwnedFd,
 }
 
-// === impl Ways ===
+// === impl NetnsHandles ===
 
-impl Ways {
+impl NetnsHandles {
     /// With so many descriptors at most.
     pub fn new(descriptors: usize) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Ways {
         }
     }
 
-    /// Leaves the way of what has had a number.
+    /// Leaves the handle of what has had a number.
     pub fn forget(&mut self, number: usize) {
         let left = self.kept.get_mut(number).and_then(Option::take);
         self.count -= usize::from(left.is_some());
@@ -66,25 +66,25 @@ impl Ways {
         self.count
     }
 
-    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The way there is kept.
-    pub fn network_namespace(&mut self, proc: &Proc, through: Through) -> Option<u64> {
-        if let Some(way) = self.way(through) {
-            if let Some(number) = way.number() {
+    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle there is kept.
+    pub fn network_namespace(&mut self, proc: &Proc, key: NetnsKey) -> Option<u64> {
+        if let Some(handle) = self.handle(key) {
+            if let Some(number) = handle.number() {
                 return Some(number);
             }
             // It is gone; another may have its id by now.
-            self.forget(through.number);
+            self.forget(key.number);
         }
         if self.count >= self.most {
-            return proc.network_namespace(through.pid);
+            return proc.network_namespace(key.pid);
         }
-        let way = Way::find(&proc.dir, through.pid)?;
-        let number = way.number()?;
-        if self.kept.len() <= through.number {
-            self.kept.resize_with(through.number + 1, || None);
+        let handle = NetnsHandle::find(&proc.dir, key.pid)?;
+        let number = handle.number()?;
+        if self.kept.len() <= key.number {
+            self.kept.resize_with(key.number + 1, || None);
         }
-        if let Some(place) = self.kept.get_mut(through.number) {
-            self.count += usize::from(place.replace(way).is_none());
+        if let Some(place) = self.kept.get_mut(key.number) {
+            self.count += usize::from(place.replace(handle).is_none());
         }
         Some(number)
     }
@@ -93,51 +93,51 @@ impl Ways {
     pub fn traffic(
         &mut self,
         proc: &Proc,
-        through: Through,
+        key: NetnsKey,
         reader: &mut Reader,
     ) -> Option<Vec<(String, Traffic)>> {
-        net::interfaces(self.read(proc, through, "dev", reader)?)
+        net::interfaces(self.read(proc, key, "dev", reader)?)
     }
 
     /// See [`Proc::segments`].
     pub fn segments(
         &mut self,
         proc: &Proc,
-        through: Through,
+        key: NetnsKey,
         reader: &mut Reader,
     ) -> Option<Segments> {
-        Segments::parse(self.read(proc, through, "snmp", reader)?)
+        Segments::parse(self.read(proc, key, "snmp", reader)?)
     }
 
     /// See [`Proc::timeouts`].
-    pub fn timeouts(&mut self, proc: &Proc, through: Through, reader: &mut Reader) -> Option<u64> {
-        Tcp::timeouts(self.read(proc, through, "netstat", reader)?)
+    pub fn timeouts(&mut self, proc: &Proc, key: NetnsKey, reader: &mut Reader) -> Option<u64> {
+        Tcp::timeouts(self.read(proc, key, "netstat", reader)?)
     }
 
     fn read<'a>(
         &mut self,
         proc: &Proc,
-        through: Through,
+        key: NetnsKey,
         name: &str,
         reader: &'a mut Reader,
     ) -> Option<&'a str> {
-        match self.way(through) {
-            Some(way) => reader.read(&way.open(name)?).ok(),
-            None => proc.read(through.pid, name, reader),
+        match self.handle(key) {
+            Some(handle) => reader.read(&handle.open(name)?).ok(),
+            None => proc.read(key.pid, name, reader),
         }
     }
 
-    fn way(&self, through: Through) -> Option<&Way> {
+    fn handle(&self, key: NetnsKey) -> Option<&NetnsHandle> {
         self.kept
-            .get(through.number)?
+            .get(key.number)?
             .as_ref()
-            .filter(|way| way.pid == through.pid)
+            .filter(|handle| handle.pid == key.pid)
     }
 }
 
-// === impl Way ===
+// === impl NetnsHandle ===
 
-impl Way {
+impl NetnsHandle {
     fn find(proc: &Path, pid: i32) -> Option<Self> {
         let place = |name: &str, flags: OFlag| {
             let path = proc.join(format!("{pid}/{name}"));
@@ -181,46 +181,51 @@ mod tests {
     #[test]
     fn a_way_is_kept_until_its_process_is_gone_and_is_never_anothers() {
         let (proc, mut reader) = (Proc::new(Path::new("/")), Reader::default());
-        let (mut ways, mut no_room) = (Ways::new(EACH), Ways::new(EACH - 1));
+        let (mut handles, mut no_room) = (NetnsHandles::new(EACH), NetnsHandles::new(EACH - 1));
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let through = Through {
+        let key = NetnsKey {
             pid: i32::try_from(child.id()).unwrap(),
             number: 3,
         };
-        let number = proc.network_namespace(through.pid);
+        let number = proc.network_namespace(key.pid);
         assert!(number.is_some());
-        let dev = |ways: &mut Ways, reader: &mut Reader| {
-            let seen = ways.traffic(&proc, through, reader)?;
-            Some(seen.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        let dev = |handles: &mut NetnsHandles, reader: &mut Reader| {
+            let interfaces = handles.traffic(&proc, key, reader)?;
+            Some(
+                interfaces
+                    .into_iter()
+                    .map(|(name, _)| name)
+                    .collect::<Vec<_>>(),
+            )
         };
         let names: Vec<String> = proc
-            .traffic(through.pid, &mut reader)
+            .traffic(key.pid, &mut reader)
             .unwrap()
             .into_iter()
             .map(|(name, _)| name)
             .collect();
-        for kept in [&mut ways, &mut no_room] {
+        for kept in [&mut handles, &mut no_room] {
             for _ in 0..2 {
-                assert_eq!(kept.network_namespace(&proc, through), number);
+                assert_eq!(kept.network_namespace(&proc, key), number);
                 assert_eq!(dev(kept, &mut reader).as_ref(), Some(&names));
-                assert!(kept.segments(&proc, through, &mut reader).is_some());
-                assert!(kept.timeouts(&proc, through, &mut reader).is_some());
+                assert!(kept.segments(&proc, key, &mut reader).is_some());
+                assert!(kept.timeouts(&proc, key, &mut reader).is_some());
             }
         }
-        assert_eq!((ways.kept(), no_room.kept()), (1, 0));
+        assert_eq!((handles.kept(), no_room.kept()), (1, 0));
         // There is no room for a second one.
-        let own = Through {
+        let own = NetnsKey {
             pid: i32::try_from(std::process::id()).unwrap(),
             number: 4,
         };
-        assert_eq!(ways.network_namespace(&proc, own), number);
-        assert_eq!(ways.kept(), 1);
+        assert_eq!(handles.network_namespace(&proc, own), number);
+        assert_eq!(handles.kept(), 1);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(dev(&mut ways, &mut reader), None);
-        assert_eq!(ways.network_namespace(&proc, through), None);
-        assert_eq!(ways.kept(), 0, "what is gone is not kept");
-        ways.forget(9);
+        assert_eq!(dev(&mut handles, &mut reader), None);
+        assert_eq!(handles.network_namespace(&proc, key), None);
+        assert_eq!(handles.kept(), 0, "what is gone is not kept");
+        handles.forget(9);
     }
 
     #[test]
@@ -239,19 +244,19 @@ mod tests {
         };
         make(1, 30);
         let (proc, mut reader) = (Proc::new(folder.path()), Reader::default());
-        let (mut ways, through) = (Ways::new(2 * EACH), Through { pid: 7, number: 0 });
-        assert_eq!(ways.network_namespace(&proc, through), Some(1));
-        assert_eq!(ways.segments(&proc, through, &mut reader).unwrap().sent, 30);
+        let (mut handles, key) = (NetnsHandles::new(2 * EACH), NetnsKey { pid: 7, number: 0 });
+        assert_eq!(handles.network_namespace(&proc, key), Some(1));
+        assert_eq!(handles.segments(&proc, key, &mut reader).unwrap().sent, 30);
         // The number is another process's now, in the same container.
-        let other = Through { pid: 8, ..through };
-        assert_eq!(ways.network_namespace(&proc, other), None);
-        assert_eq!(ways.segments(&proc, other, &mut reader), None);
+        let other = NetnsKey { pid: 8, ..key };
+        assert_eq!(handles.network_namespace(&proc, other), None);
+        assert_eq!(handles.segments(&proc, other, &mut reader), None);
         // The container is gone, and another has its number.
-        ways.forget(0);
+        handles.forget(0);
         std::fs::remove_dir_all(&process).unwrap();
         make(2, 40);
-        assert_eq!(ways.network_namespace(&proc, through), Some(2));
-        assert_eq!(ways.segments(&proc, through, &mut reader).unwrap().sent, 40);
-        assert_eq!(ways.kept(), 1);
+        assert_eq!(handles.network_namespace(&proc, key), Some(2));
+        assert_eq!(handles.segments(&proc, key, &mut reader).unwrap().sent, 40);
+        assert_eq!(handles.kept(), 1);
     }
 }
