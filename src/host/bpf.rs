@@ -39,9 +39,9 @@ pub enum BpfError {
          locked memory)"
     )]
     NotPermitted {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Another program keeps the cgroup for itself.
@@ -51,7 +51,7 @@ pub enum BpfError {
          and detach it or attach it with that flag"
     )]
     Conflict {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The kernel can't do it.
@@ -59,19 +59,19 @@ pub enum BpfError {
         "this kernel can't {operation}: it takes Linux 5.8 or newer, with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF{says}"
     )]
     Unsupported {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The last line of what its verifier said.
         says: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Something else.
     #[error("can't {operation}")]
     Other {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -227,7 +227,7 @@ impl BpfError {
         }
     }
 
-    /// Whether it will be so as long as this process runs.
+    /// Whether the error lasts as long as this process runs.
     pub fn is_lasting(&self) -> bool {
         !matches!(self, Self::Conflict { .. } | Self::Other { .. })
     }
@@ -257,7 +257,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
         })
     }
 
-    /// The number by which a program names it.
+    /// The descriptor by which a program names the map.
     pub fn descriptor(&self) -> i32 {
         self.map.as_raw_fd()
     }
@@ -378,7 +378,7 @@ impl<const K: usize, const V: usize> LruMap<K, V> {
         })
     }
 
-    /// The number by which a program names it.
+    /// The descriptor by which a program names the map.
     pub fn descriptor(&self) -> i32 {
         self.map.as_raw_fd()
     }

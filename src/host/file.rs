@@ -17,7 +17,7 @@ pub enum FileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Writing failed; the kernel takes a write whole or not at all.
@@ -27,7 +27,7 @@ pub enum FileError {
         path: PathBuf,
         /// What was to be written.
         data: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

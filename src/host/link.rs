@@ -15,11 +15,11 @@ pub enum NetError {
     /// The kernel wants a privilege.
     #[error("cannot {operation} {subject}: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN")]
     NotPermitted {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// The operation's object.
         subject: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -29,22 +29,22 @@ pub enum NetError {
          or use a kernel built with CONFIG_BRIDGE, CONFIG_VETH and CONFIG_NET_NS"
     )]
     Unsupported {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// The operation's object.
         subject: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// Anything else that the kernel refused.
     #[error("cannot {operation} {subject}")]
     Failed {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// The operation's object.
         subject: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

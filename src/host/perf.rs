@@ -197,7 +197,7 @@ pub enum PerfError {
     Open {
         /// The CPU.
         cpu: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// What was opened can't be read.
@@ -205,7 +205,7 @@ pub enum PerfError {
     Read {
         /// The CPU.
         cpu: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -44,7 +44,7 @@ pub enum ResctrlError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A group can't be bound to these CPUs.
@@ -63,7 +63,7 @@ pub enum ResctrlError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// The file's text.
         text: String,
     },
 }

@@ -112,7 +112,7 @@ pub enum SocketsError {
     Cgroup {
         /// Its directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -163,7 +163,7 @@ impl Sockets {
 // === impl SocketsError ===
 
 impl SocketsError {
-    /// Whether it will be so as long as this process runs.
+    /// Whether the error lasts as long as this process runs.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::NoHierarchy { .. } | Self::Part { .. } => true,

@@ -83,7 +83,7 @@ pub enum SpawnError {
     OpenCgroup {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -98,7 +98,7 @@ pub enum SpawnError {
         program: PathBuf,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -107,7 +107,7 @@ pub enum SpawnError {
     JoinNetns {
         /// The program that was to run.
         program: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -118,7 +118,7 @@ pub enum SpawnError {
         program: PathBuf,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -127,7 +127,7 @@ pub enum SpawnError {
     Tie {
         /// The program that was to run.
         program: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -136,7 +136,7 @@ pub enum SpawnError {
     Start {
         /// The program.
         program: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -35,7 +35,7 @@ pub enum TopologyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -44,7 +44,7 @@ pub enum TopologyError {
     Cpus {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// The file's text.
         text: String,
         /// Why that isn't a set of CPUs.
         #[source]
@@ -57,7 +57,7 @@ pub enum TopologyError {
         path: PathBuf,
         /// What it should hold.
         expected: &'static str,
-        /// What it holds.
+        /// The file's text.
         text: String,
     },
 }
@@ -70,7 +70,7 @@ pub enum OnlineError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -164,7 +164,7 @@ impl Assembly {
         self.push(CALL, 0, 0, 0, helper);
     }
 
-    /// Goes on elsewhere.
+    /// Jumps.
     pub fn jump(&mut self) -> Jump {
         self.branch(JUMP, 0, 0, 0)
     }

@@ -153,7 +153,7 @@ impl Counters {
         self.count -= files.iter().flatten().count();
     }
 
-    /// How many files are open.
+    /// The number of open files.
     pub fn kept(&self) -> usize {
         self.count
     }

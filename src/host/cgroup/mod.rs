@@ -105,11 +105,11 @@ pub enum CgroupError {
     /// A directory could not be made, listed or removed, or an attribute not be set.
     #[error("can't {operation} cgroup {}", path.display())]
     Directory {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The cgroup.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

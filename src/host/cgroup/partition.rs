@@ -97,7 +97,7 @@ impl fmt::Display for Partition {
 pub struct Above {
     /// Path relative to the hierarchy.
     pub path: String,
-    /// Its CPUs.
+    /// The cgroup's CPUs.
     pub cpuset: Cpuset,
     /// CPUs that cgroups directly below it hold as exclusive, and that are neither pods nor on the way to pods.
     pub foreign: CpuSet,

@@ -14,11 +14,11 @@ pub struct PodCgroup {
     pub path: String,
     /// The uid in its name, with dashes.
     pub uid: String,
-    /// Its CPUs.
+    /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// Its quota.
+    /// The cgroup's quota.
     pub quota: Option<Quota>,
-    /// Its mark.
+    /// The cgroup's mark.
     pub mark: Option<String>,
     /// The containers in it, sandboxes included.
     pub containers: Vec<ContainerCgroup>,
@@ -31,15 +31,15 @@ pub struct ContainerCgroup {
     pub path: String,
     /// The runtime's id.
     pub id: String,
-    /// Its CPUs.
+    /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// Its quota.
+    /// The cgroup's quota.
     pub quota: Option<Quota>,
-    /// Its mark.
+    /// The cgroup's mark.
     pub mark: Option<String>,
     /// Whether it holds a process.
     pub populated: bool,
-    /// Its memory.
+    /// The cgroup's memory.
     pub memory: Memory,
 }
 

@@ -26,13 +26,13 @@ pub enum CallError {
         "no kubelet listens there: mount its folder into the agent's, or run it with the agent on a node"
     )]
     NoSocket {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The socket can't be used.
     #[error("the socket can't be opened")]
     Connect {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// No answer in time.

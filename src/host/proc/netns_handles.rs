@@ -61,7 +61,7 @@ impl NetnsHandles {
         self.count -= usize::from(left.is_some());
     }
 
-    /// How many are kept.
+    /// The number of open handles.
     pub fn kept(&self) -> usize {
         self.count
     }
