@@ -190,7 +190,7 @@ fn cgroup_v2_with_partitions() {
     let (observed, ledger) = ledger(folder.path(), &pods);
     assert_eq!(ledger.barred.to_string(), "2-3,6-7");
     assert_eq!(
-        (ledger.claims.len(), ledger.unexplained.len()),
+        (ledger.assignments.len(), ledger.unexplained.len()),
         (0, 2),
         "{ledger:?}"
     );

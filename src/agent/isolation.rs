@@ -40,8 +40,7 @@ impl Isolation {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
         self.waits &= of.is_some();
         for (uid, plan) in desired.pods.iter_mut().filter(|(_, plan)| plan.isolated) {
-            let cpus = plan.claims.values();
-            let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+            let cpus = plan.assignment.cpus();
             if !self.is_safe(&cpus, now) {
                 plan.balanced_yet = true;
                 self.waits = true;
@@ -132,7 +131,9 @@ mod tests {
         let mut desired = Desired::default();
         for (uid, cpus) in claims {
             let plan = desired.pod_mut(uid);
-            plan.claims.insert("main".to_owned(), set(cpus));
+            plan.assignment
+                .containers
+                .insert("main".to_owned(), set(cpus));
             plan.isolated = true;
         }
         desired

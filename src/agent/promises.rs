@@ -83,10 +83,9 @@ impl Promises {
         self.promises.retain(|promise| {
             let marked = observed.pods.iter().any(|pod| {
                 pod.cgroup.uid == promise.uid
-                    && pod
-                        .mark
-                        .as_ref()
-                        .is_some_and(|mark| mark.claims.contains_key(&promise.container))
+                    && pod.mark.as_ref().is_some_and(|mark| {
+                        mark.assignment.containers.contains_key(&promise.container)
+                    })
             });
             promise.until > now && !marked
         });

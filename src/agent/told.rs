@@ -131,7 +131,7 @@ impl Told {
             let mark = pod
                 .mark
                 .as_ref()
-                .filter(|mark| !mark.claims.is_empty() && !mark.pod.is_empty())?;
+                .filter(|mark| !mark.assignment.is_empty() && !mark.pod.is_empty())?;
             let recorded = Recorded {
                 pod: (mark.namespace.clone(), mark.pod.clone()),
                 confirmed: mark.confirmed,

@@ -164,13 +164,13 @@ fn planned(
     let mut decisions = decide(&inputs, &ledger);
     // What is given up on the way is free in the next reconcile; one that changes nothing is the last.
     for _ in 0..MOST_RECONCILES {
-        let owners = decisions.desired.owners();
-        if owners == ledger.claims {
+        let owners = decisions.desired.assignments();
+        if owners == ledger.assignments {
             break;
         }
         inputs.moves = inputs.moves.saturating_sub(decisions.moves.len());
         moves.append(&mut decisions.moves);
-        ledger.claims = owners;
+        ledger.assignments = owners;
         decisions = decide(&inputs, &ledger);
     }
     let shared = decisions.desired.shared();

@@ -68,8 +68,13 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
         .pods
         {
             let Some(mark) = pod.mark else { continue };
-            for (container, cpus) in mark.claims {
-                owners.insert(format!("{}/{}/{container}", mark.namespace, mark.pod), cpus);
+            for (container, cpus) in mark.assignment.entries() {
+                let pod = format!("{}/{}", mark.namespace, mark.pod);
+                let label = match container {
+                    Some(container) => format!("{pod}/{container}"),
+                    None => format!("{pod} (idle)"),
+                };
+                owners.insert(label, cpus.clone());
             }
         }
     }

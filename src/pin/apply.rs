@@ -1,6 +1,6 @@
 //! Carrying out steps and reading back what is in force. What to do is decided in [`super::steps`], never here.
 
-use super::steps::{Reason, Step};
+use super::model::{Reason, Step};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, Kind, is_within};
 

@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde::Serialize;
 
 use super::ledger::Ledger;
-use super::mark::{union, usable};
-use super::steps::Desired;
+use super::model::{Desired, PodAssignment};
 use crate::cpu::{CpuSet, Placer, Topology};
 use crate::pod::{
     self, Balancing, Container, ContainerKind, CpuPreferences, Entitlement, Pod, Policy, Qos,
@@ -113,7 +112,7 @@ impl Decisions {
     pub fn only_what_is(&mut self, pods: &[Pod], ledger: &Ledger) {
         for decision in &mut self.containers {
             let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
-            let owned = union(uid.map(|uid| ledger.of(uid)).unwrap_or_default().values());
+            let owned = uid.map(|uid| ledger.of(uid)).unwrap_or_default().cpus();
             if decision
                 .cpus
                 .take_if(|cpus| !cpus.is_subset(&owned))
@@ -125,10 +124,10 @@ impl Decisions {
             }
         }
         for plan in self.desired.pods.values_mut() {
-            plan.claims.clear();
+            plan.assignment = PodAssignment::default();
             plan.memory.clear();
         }
-        self.desired.set_claims(ledger.claims.clone());
+        self.desired.set_assignments(ledger.assignments.clone());
     }
 }
 
@@ -168,21 +167,21 @@ pub fn decide_while(
         placing.gain(pod);
     }
     let place::Placing {
-        mut claims,
+        mut assignments,
         notes,
         moves,
         ..
     } = placing;
-    claims.retain(|_, mine| !mine.is_empty());
+    assignments.retain(|_, mine| !mine.is_empty());
     let mut decisions = Decisions {
         moves,
         ..Decisions::default()
     };
     decisions.desired.online = inputs.topology.online.clone();
     for pod in &asked {
-        pod.conclude(claims.get(&pod.key), &notes, &mut decisions);
+        pod.conclude(assignments.get(&pod.key), &notes, &mut decisions);
     }
-    for (key, memory) in memory::follow(&asked, &claims, ledger, inputs.topology) {
+    for (key, memory) in memory::follow(&asked, &assignments, ledger, inputs.topology) {
         decisions.desired.pod_mut(&key).memory = memory;
     }
     decisions.desired.all_memory = inputs
@@ -192,7 +191,7 @@ pub fn decide_while(
         .filter(|numa| numa.memory_bytes != Some(0))
         .map(|numa| numa.id)
         .collect();
-    decisions.desired.set_claims(claims);
+    decisions.desired.set_assignments(assignments);
     Some(decisions)
 }
 
@@ -268,11 +267,11 @@ impl<'a> Asked<'a> {
 
     fn conclude(
         &self,
-        mine: Option<&BTreeMap<String, CpuSet>>,
+        mine: Option<&PodAssignment>,
         notes: &BTreeMap<(usize, String), place::Note>,
         decisions: &mut Decisions,
     ) {
-        let all = mine.map(usable);
+        let all = mine.map(PodAssignment::usable);
         let mut inside = Vec::new();
         for (index, (container, entitlement)) in self
             .pod
@@ -282,9 +281,9 @@ impl<'a> Asked<'a> {
             .enumerate()
         {
             let cpus = match entitlement {
-                Entitlement::Exclusive { .. } => {
-                    mine.and_then(|mine| mine.get(&container.name)).cloned()
-                }
+                Entitlement::Exclusive { .. } => mine
+                    .and_then(|mine| mine.containers.get(&container.name))
+                    .cloned(),
                 Entitlement::Inherit { .. } => {
                     inside.push(container.name.clone());
                     all.clone()
@@ -313,8 +312,9 @@ impl<'a> Asked<'a> {
                 .iter()
                 .filter(|container| container.kind != ContainerKind::Init)
         };
-        let owns =
-            |container: &Container| mine.is_some_and(|mine| mine.contains_key(&container.name));
+        let owns = |container: &Container| {
+            mine.is_some_and(|mine| mine.containers.contains_key(&container.name))
+        };
         let plan = decisions.desired.pod_mut(&self.key);
         plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));
         plan.isolated |= self.wishes.partition == Balancing::Isolated;

@@ -148,7 +148,7 @@ pub fn drift(
     let exclusive = ledger.exclusive().difference(fresh);
     let mut found = Vec::new();
     for pod in &observed.pods {
-        let own = super::mark::union(ledger.of(&pod.cgroup.uid).values());
+        let own = ledger.of(&pod.cgroup.uid).cpus();
         let foreign = exclusive.difference(&own);
         for container in &pod.containers {
             let Some(mark) = &container.mark else {

@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::mark::{IDLE, Mark, union};
+use super::mark::Mark;
+use super::model::{IDLE_CGROUP, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup, Surroundings};
 use crate::pod::{Container, ContainerIds, Pod};
-
-/// The name of the cgroup, beside a pod's containers, that keeps CPUs idle.
-pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
 
 /// The cgroups as they were read.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +52,8 @@ pub struct ObservedContainer {
     pub mark: Option<Mark>,
     /// The container's name, where the pod's status, the runtime, the mark or plain counting tells it. A pod sandbox has none.
     pub name: Option<String>,
+    /// Whether no container, but Pinfold made the cgroup: its partition keeps CPUs idle.
+    pub idle: bool,
     /// Whether a status or the runtime told the name, now or when the mark was written.
     pub by_id: bool,
 }
@@ -61,9 +61,9 @@ pub struct ObservedContainer {
 /// Who owns which CPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// Per pod uid and container name. A claim outlives the container's cgroup: it lasts as long as the pod's.
-    pub claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// The NUMA nodes that we bound a container's memory to, as in `claims`.
+    /// The CPUs of each pod, by its uid. An assignment outlives the container's cgroup: it lasts as long as the pod's cgroup.
+    pub assignments: BTreeMap<String, PodAssignment>,
+    /// The NUMA nodes that Pinfold bound a container's memory to, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
     /// CPUs that nobody can be given: strangers hold them, or the kernel has lost them.
     pub barred: CpuSet,
@@ -121,6 +121,7 @@ impl Observed {
                     cgroup: container.clone(),
                     mark,
                     name,
+                    idle: container.id == IDLE_CGROUP,
                     by_id,
                 });
             }
@@ -192,7 +193,7 @@ impl ObservedPod {
 
 /// The container that a record on a container's cgroup names.
 fn marked(mark: Option<&Mark>) -> Option<String> {
-    mark.and_then(|mark| mark.claims.keys().next().cloned())
+    mark.and_then(|mark| mark.assignment.containers.keys().next().cloned())
 }
 
 /// The name of the container with this runtime id, and whether a status or the runtime told the id.
@@ -202,7 +203,7 @@ fn marked(mark: Option<&Mark>) -> Option<String> {
 /// ids at all.
 fn name_of(pod: &Pod, id: &str, alone: bool, mark: Option<&Mark>) -> (Option<String>, bool) {
     if id == IDLE_CGROUP {
-        return (Some(IDLE.to_owned()), false);
+        return (None, false);
     }
     let same = |container: &&Container| container.runtime_id.as_deref() == Some(id);
     if let Some(container) = pod.containers.iter().find(same) {
@@ -232,9 +233,7 @@ fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
             .containers
             .iter()
             .any(|container| container.runtime_id.is_some())
-        || cgroups
-            .iter()
-            .any(|container| container.name.as_deref().is_some_and(|name| name != IDLE))
+        || cgroups.iter().any(|container| container.name.is_some())
 }
 
 // === impl Ledger ===
@@ -242,20 +241,21 @@ fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
 impl Ledger {
     /// All CPUs that somebody owns.
     pub fn exclusive(&self) -> CpuSet {
-        union(self.claims.values().flat_map(BTreeMap::values))
+        let pods = self.assignments.values();
+        pods.fold(CpuSet::new(), |all, pod| all.union(&pod.cpus()))
     }
 
-    /// What a pod's containers own.
-    pub fn of(&self, uid: &str) -> BTreeMap<String, CpuSet> {
-        self.claims.get(uid).cloned().unwrap_or_default()
+    /// What a pod owns.
+    pub fn of(&self, uid: &str) -> PodAssignment {
+        self.assignments.get(uid).cloned().unwrap_or_default()
     }
 
     /// Takes over what is now known of a pod, where it can be explained; says whether it can.
     pub fn renew(&mut self, uid: &str, mut now: Self) -> bool {
         let explained = now.barred.is_empty() && now.unexplained.is_empty();
         if explained {
-            self.claims.remove(uid);
-            self.claims.append(&mut now.claims);
+            self.assignments.remove(uid);
+            self.assignments.append(&mut now.assignments);
             self.memory.remove(uid);
             self.memory.append(&mut now.memory);
         }
@@ -264,11 +264,17 @@ impl Ledger {
 
     /// Adds claims that were promised and are not in the kernel yet; what the kernel says comes first.
     pub fn promise(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
-        self.claims
-            .entry(uid.to_owned())
-            .or_default()
+        let pod = self.assignments.entry(uid.to_owned()).or_default();
+        pod.containers
             .entry(name.to_owned())
             .or_insert_with(|| cpus.clone());
+    }
+
+    fn add_idle(&mut self, uid: &str, cpus: &CpuSet) {
+        let pod = self.assignments.entry(uid.to_owned()).or_default();
+        if pod.idle.is_empty() {
+            pod.idle = cpus.clone();
+        }
     }
 
     fn read_mark(&mut self, path: &str, text: Option<&str>) -> Option<Mark> {
@@ -290,8 +296,11 @@ impl Ledger {
             .iter()
             .filter_map(|container| container.mark.as_ref());
         for mark in pod.mark.iter().chain(marks) {
-            for (name, cpus) in &mark.claims {
-                self.promise(uid, name, cpus);
+            for (name, cpus) in mark.assignment.entries() {
+                match name {
+                    Some(name) => self.promise(uid, name, cpus),
+                    None => self.add_idle(uid, cpus),
+                }
             }
         }
         for container in &pod.containers {
@@ -310,24 +319,24 @@ impl Ledger {
         // What a partition has needs no mark to be known, as long as we know whose it is.
         for container in &pod.containers {
             let cpuset = &container.cgroup.cpuset;
-            let claimed = union(self.of(uid).values());
+            let claimed = self.of(uid).cpus();
             if cpuset.exclusive.is_subset(&claimed) || container.mark.is_some() {
                 continue;
             }
+            let unmarked_partition = cpuset.partition.is_live()
+                && container.cgroup.mark.is_none()
+                && cpuset.exclusive.is_disjoint(&claimed);
             match &container.name {
-                Some(name)
-                    if cpuset.partition.is_live()
-                        && container.cgroup.mark.is_none()
-                        && cpuset.exclusive.is_disjoint(&claimed) =>
-                {
-                    self.promise(uid, name, &cpuset.exclusive);
+                Some(name) if unmarked_partition => self.promise(uid, name, &cpuset.exclusive),
+                None if unmarked_partition && container.idle => {
+                    self.add_idle(uid, &cpuset.exclusive);
                 }
                 _ => self.bar(&container.cgroup.path, &cpuset.exclusive),
             }
         }
         let held = &pod.cgroup.cpuset.exclusive;
         let unsaid = held
-            .difference(&union(self.of(uid).values()))
+            .difference(&self.of(uid).cpus())
             .difference(&self.barred);
         if pod.mark.is_none() && !unsaid.is_empty() {
             self.bar(&pod.cgroup.path, &unsaid);
@@ -344,17 +353,20 @@ impl Ledger {
     }
 
     fn find_overlaps(&mut self) {
-        let all = self.claims.values().flat_map(BTreeMap::values);
-        if all.map(CpuSet::len).sum::<usize>() == self.exclusive().len() {
+        let all = self.assignments.values().flat_map(PodAssignment::entries);
+        if all.map(|(_, cpus)| cpus.len()).sum::<usize>() == self.exclusive().len() {
             return;
         }
+        let label = |uid: &str, name: Option<&str>| match name {
+            Some(name) => format!("container {name} of pod {uid}"),
+            None => format!("the idle siblings of pod {uid}"),
+        };
         let claims: Vec<(String, &CpuSet)> = self
-            .claims
+            .assignments
             .iter()
-            .flat_map(|(uid, claims)| {
-                claims
-                    .iter()
-                    .map(move |(name, cpus)| (format!("{name} of pod {uid}"), cpus))
+            .flat_map(|(uid, pod)| {
+                pod.entries()
+                    .map(move |(name, cpus)| (label(uid, name), cpus))
             })
             .collect();
         let mut found = Vec::new();
@@ -363,9 +375,7 @@ impl Ledger {
                 let both = cpus.intersection(more);
                 if !both.is_empty() {
                     let both = both.in_words();
-                    found.push(format!(
-                        "container {one} and container {other} both claim {both}"
-                    ));
+                    found.push(format!("{one} and {other} both claim {both}"));
                 }
             }
         }
@@ -396,7 +406,9 @@ mod tests {
     fn seen(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> ObservedPod {
         let mark = |by_id| {
             let mut mark = Mark::new(Before::default());
-            mark.claims.insert("main".to_owned(), "1".parse().unwrap());
+            mark.assignment
+                .containers
+                .insert("main".to_owned(), "1".parse().unwrap());
             mark.by_id = by_id;
             mark.text()
         };

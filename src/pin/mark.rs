@@ -3,10 +3,9 @@
 //! A mark says which containers own which CPUs, and what was there before, so that a restart knows everything and a
 //! release puts everything back. There is no file of ours to get out of step with the kernel.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
+use super::model::PodAssignment;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
 
@@ -23,9 +22,14 @@ pub struct Mark {
     /// Name of the pod, where known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// Container names and the CPUs each owns: all of the pod's on a pod's cgroup; one, or none, on a container's.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub claims: BTreeMap<String, CpuSet>,
+    /// The exclusive CPUs: of all containers on a pod's cgroup; of one container, or none, on a container's.
+    #[serde(
+        rename = "claims",
+        default,
+        with = "claims",
+        skip_serializing_if = "PodAssignment::is_empty"
+    )]
+    pub assignment: PodAssignment,
     /// Whether a status or the container runtime said which container the cgroup is, by its id. Earlier versions wrote
     /// no such field, sometimes on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -81,7 +85,7 @@ impl Mark {
             version: VERSION,
             namespace: String::new(),
             pod: String::new(),
-            claims: BTreeMap::new(),
+            assignment: PodAssignment::default(),
             by_id: false,
             confirmed: false,
             before,
@@ -105,7 +109,7 @@ impl Mark {
 
     /// All CPUs it claims.
     pub fn cpus(&self) -> CpuSet {
-        union(self.claims.values())
+        self.assignment.cpus()
     }
 
     /// The text to be kept.
@@ -115,23 +119,31 @@ impl Mark {
     }
 }
 
-/// The name under which a pod claims CPUs that nobody is to use: the siblings of those that its containers own. No
-/// container can be called so.
-pub(super) const IDLE: &str = "/idle";
+/// Assignments as JSON: the CPUs of each container by its name, and the idle CPUs under a name that no container can have.
+mod claims {
+    use std::collections::BTreeMap;
 
-/// What a pod's containers can use of its claims.
-pub(super) fn usable(claims: &BTreeMap<String, CpuSet>) -> CpuSet {
-    union(
-        claims
-            .iter()
-            .filter(|(name, _)| *name != IDLE)
-            .map(|(_, cpus)| cpus),
-    )
-}
+    use serde::{Deserialize, Deserializer, Serializer};
 
-/// The CPUs in any of several sets.
-pub(super) fn union<'a>(sets: impl Iterator<Item = &'a CpuSet>) -> CpuSet {
-    sets.fold(CpuSet::new(), |all, set| all.union(set))
+    use super::{CpuSet, PodAssignment};
+
+    const IDLE: &str = "/idle";
+
+    pub(super) fn serialize<S: Serializer>(
+        assignment: &PodAssignment,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let entries = assignment.entries();
+        serializer.collect_map(entries.map(|(name, cpus)| (name.unwrap_or(IDLE), cpus)))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<PodAssignment, D::Error> {
+        let mut containers: BTreeMap<String, CpuSet> = BTreeMap::deserialize(deserializer)?;
+        let idle = containers.remove(IDLE).unwrap_or_default();
+        Ok(PodAssignment { containers, idle })
+    }
 }
 
 #[cfg(test)]
@@ -149,7 +161,8 @@ mod tests {
             quota,
             numa: None,
         });
-        mark.claims
+        mark.assignment
+            .containers
             .insert("main".to_owned(), "2-3".parse().unwrap());
         assert_eq!(Mark::parse(&mark.text()).unwrap(), mark);
         assert!(
@@ -170,5 +183,15 @@ mod tests {
             Mark::parse(later),
             Err(MarkError::Version { version: 2 })
         ));
+    }
+
+    #[test]
+    fn idle_cpus_are_written_as_every_version_so_far_has_written_them() {
+        let text = r#"{"version":1,"namespace":"train","pod":"w","claims":{"/idle":"6-7","main":"2-3"},"before":{"cpus":"0-7"}}"#;
+        let mark = Mark::parse(text).unwrap();
+        assert_eq!(mark.assignment.idle, "6-7".parse().unwrap());
+        assert_eq!(mark.assignment.usable(), "2-3".parse().unwrap());
+        assert_eq!(mark.cpus(), "2-3,6-7".parse().unwrap());
+        assert_eq!(mark.text(), text);
     }
 }

@@ -19,38 +19,15 @@ mod drift;
 pub mod foreign;
 mod ledger;
 mod mark;
+mod model;
 pub mod quiet;
 pub mod snapshot;
 mod steps;
-
-use serde::{Deserialize, Serialize};
 
 pub use apply::{Applied, Outcome, apply, apply_while};
 pub use drift::{Cause, Drift, NAMED, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
 pub use mark::{Before, Mark, MarkError};
+pub use model::{Desired, Enforcement, PodAssignment, PodPlan, Reason, Step};
 pub use snapshot::Snapshot;
-pub use steps::{Desired, Reason, Step, plan, release};
-
-/// How assignments are enforced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Enforcement {
-    /// By cpuset partitions: the kernel gives a CPU to nobody else.
-    Partition,
-    /// By writing `cpuset.cpus` of the pods' cgroups.
-    Cpuset,
-    /// Not at all: Pinfold only looks.
-    Observe,
-}
-
-impl Enforcement {
-    /// Its name, as in the configuration and as a label value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Partition => "partition",
-            Self::Cpuset => "cpuset",
-            Self::Observe => "observe",
-        }
-    }
-}
+pub use steps::{plan, release};

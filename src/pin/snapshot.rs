@@ -224,7 +224,7 @@ pub fn containers(
 pub fn strangers(observed: &Observed, ledger: &Ledger) -> Vec<Stranger> {
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {
-        let cpus = super::mark::union(ledger.of(&pod.cgroup.uid).values());
+        let cpus = ledger.of(&pod.cgroup.uid).cpus();
         let named = |pick: fn(&super::Mark) -> &String| {
             pod.mark.as_ref().map(pick).cloned().unwrap_or_default()
         };

@@ -191,8 +191,9 @@ impl<'a> Churn<'a> {
                 .map(|container| &container.mark)
                 .chain([&pod.mark]);
             for mark in marks.flatten() {
-                for (name, cpus) in Mark::parse(mark).unwrap().claims {
-                    claims.insert(format!("{}/{name}", pod.uid), cpus);
+                for (name, cpus) in Mark::parse(mark).unwrap().assignment.entries() {
+                    let name = name.unwrap_or("(idle)");
+                    claims.insert(format!("{}/{name}", pod.uid), cpus.clone());
                 }
             }
         }

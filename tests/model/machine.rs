@@ -133,8 +133,9 @@ impl Setup {
             return Err("no shared CPU is left".to_owned());
         }
         let mut owned = CpuSet::new();
-        for (uid, claims) in &desired.owners() {
-            for (name, cpus) in claims {
+        for (uid, claims) in &desired.assignments() {
+            for (entry, cpus) in claims.entries() {
+                let name = entry.unwrap_or("the idle part");
                 if cpus.is_empty() {
                     return Err(format!("{name} of pod {uid} owns no CPU"));
                 }
@@ -145,7 +146,10 @@ impl Setup {
                     ));
                 }
                 owned = owned.union(cpus);
-                let had = ledger.of(uid).get(name).cloned().unwrap_or_default();
+                let had = ledger.of(uid);
+                let had = entry.map_or(had.idle.clone(), |name| {
+                    had.containers.get(name).cloned().unwrap_or_default()
+                });
                 let gained = cpus.difference(&had);
                 let never = set(self.reserved(world)).union(&ledger.barred);
                 if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
@@ -222,10 +226,10 @@ impl Setup {
         planned
             .decisions
             .desired
-            .owners()
+            .assignments()
             .iter()
             .any(|(uid, claims)| {
-                let all = claims.values().fold(0, |all, claim| all | bits(claim));
+                let all = bits(&claims.cpus());
                 let pod = uid.parse().map_or(TREE, pod_node);
                 all & world.kernel.lost != 0 || world.is_walled(pod, all)
             })
@@ -241,8 +245,8 @@ impl Setup {
         let mut tree: Cpus = 0;
         for pod in &planned.observed.pods {
             let uid = &pod.cgroup.uid;
-            let claims = desired.claims(uid);
-            let all = claims.values().fold(0, |all, claim| all | bits(claim));
+            let claims = desired.assignment(uid);
+            let all = bits(&claims.cpus());
             tree |= all;
             let walled = self.is_hopeless(world, planned);
             if !walled {
@@ -263,7 +267,7 @@ impl Setup {
                 let Some(node) = world.kernel.get(index) else {
                     continue;
                 };
-                let mut wanted = claims.get(name).map_or(0, bits);
+                let mut wanted = claims.containers.get(name).map_or(0, bits);
                 if inside.iter().any(|one| one == name) {
                     wanted = all;
                 }
@@ -291,7 +295,7 @@ impl Setup {
                     ));
                 }
                 holds(world, index, if partition && possible { wanted } else { 0 })?;
-                let owner = claims.contains_key(name);
+                let owner = claims.containers.contains_key(name);
                 // One whose CPUs are all offline is an owner still, or is none.
                 if node.limited == owner && (there != 0 || !owner) {
                     return Err(format!(
@@ -406,10 +410,14 @@ impl Watch {
         let mut owners = Vec::new();
         let partition = world.enforcement == Wanted::Partition;
         for pod in &planned.observed.pods {
-            let claims = planned.decisions.desired.claims(&pod.cgroup.uid);
+            let claims = planned.decisions.desired.assignment(&pod.cgroup.uid);
             for container in &pod.containers {
                 let index = node_of(&container.cgroup.path);
-                let Some(claim) = container.name.as_ref().and_then(|name| claims.get(name)) else {
+                let Some(claim) = container
+                    .name
+                    .as_ref()
+                    .and_then(|name| claims.containers.get(name))
+                else {
                     continue;
                 };
                 let effective = world.kernel.effective(index);

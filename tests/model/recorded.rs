@@ -113,9 +113,9 @@ fn operation(step: &Step) -> String {
             mark: Some(mark),
         } => {
             let owners = mark
-                .claims
-                .iter()
-                .map(|(name, cpus)| format!(" {name}={cpus}"));
+                .assignment
+                .entries()
+                .map(|(name, cpus)| format!(" {}={cpus}", name.unwrap_or("idle")));
             let quota = mark.before.quota.map(|quota| format!(" quota {quota}"));
             format!(
                 "setxattr {path}{}, before: cpus {:?}{}",

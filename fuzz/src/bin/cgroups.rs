@@ -72,8 +72,8 @@ fuzz_target!(|data: &[u8]| {
         well(cgroups.all_cpus());
         well(cgroups.hands_down("kubepods"));
         let (observed, ledger) = Observed::new(Scan { pods, around, lost }, &[]);
-        for owned in ledger.claims.values().flat_map(|claims| claims.values()) {
-            assert!(owned.is_subset(&ledger.exclusive()));
+        for owned in ledger.assignments.values() {
+            assert!(owned.cpus().is_subset(&ledger.exclusive()));
         }
         for step in release(&observed, &online, &all_memory) {
             assert!(
@@ -113,9 +113,9 @@ fn marked(mut pod: PodCgroup, marks: &[(String, String)]) -> PodCgroup {
         container.mark = of(&container.path);
         if let Some(Ok(mark)) = container.mark.as_deref().map(Mark::parse) {
             assert!(
-                mark.claims
-                    .values()
-                    .all(|claim| claim.is_subset(&mark.cpus()))
+                mark.assignment
+                    .entries()
+                    .all(|(_, cpus)| cpus.is_subset(&mark.cpus()))
             );
         }
     }

@@ -86,9 +86,9 @@ fn mark(text: &str) {
         Err(error) => return says_why(&error),
     };
     let all = mark
-        .claims
-        .values()
-        .fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        .assignment
+        .entries()
+        .fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
     assert_eq!(mark.cpus(), all);
     assert_eq!(
         Mark::parse(&mark.text()).expect("a mark that was written"),

@@ -148,9 +148,9 @@ impl Owner {
         observed.pods.retain(|pod| {
             let uid = &pod.cgroup.uid;
             let stays =
-                !ledger.claims.contains_key(uid) || self.node.cgroups.exists(&pod.cgroup.path);
+                !ledger.assignments.contains_key(uid) || self.node.cgroups.exists(&pod.cgroup.path);
             if !stays {
-                ledger.claims.remove(uid);
+                ledger.assignments.remove(uid);
                 ledger.memory.remove(uid);
             }
             stays
@@ -169,11 +169,10 @@ impl Owner {
         decisions: &Decisions,
     ) -> Option<()> {
         let uid = question.pod.cgroup_uid()?;
-        let claims = &decisions
-            .desired
-            .pod(uid)
-            .filter(|plan| !plan.claims.is_empty())?
-            .claims;
+        let assignment = decisions.desired.assignment(uid);
+        if assignment.is_empty() {
+            return None;
+        }
         let at = seen
             .observed
             .pods
@@ -188,13 +187,17 @@ impl Owner {
         if self.node.enforcement == Enforcement::Cpuset {
             // A runtime can't write a set that the pod does not have.
             let room = self.node.cgroups.cpuset(&path).ok()?.cpus;
-            let fits = room.is_empty() || claims.values().all(|cpus| cpus.is_subset(&room));
+            let fits = room.is_empty() || assignment.cpus().is_subset(&room);
             // What is noted as having been before must be what is there now.
             if !fits || room != pod.cgroup.cpuset.cpus {
                 return None;
             }
         }
-        if pod.mark.as_ref().is_some_and(|mark| mark.claims == *claims) {
+        if pod
+            .mark
+            .as_ref()
+            .is_some_and(|mark| mark.assignment == assignment)
+        {
             return Some(());
         }
         let alone = Observed {
@@ -214,10 +217,10 @@ impl Owner {
         else {
             return None;
         };
-        let kept = mark.claims == *claims;
+        let kept = mark.assignment == assignment;
         seen.ledger
-            .claims
-            .insert(uid.to_owned(), mark.claims.clone());
+            .assignments
+            .insert(uid.to_owned(), mark.assignment.clone());
         let pod = seen.observed.pods.get_mut(at)?;
         pod.cgroup.mark = Some(mark.text());
         pod.mark = Some(mark);

@@ -64,7 +64,7 @@ pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
         } => !owners.contains(path.as_str()),
         Step::Mark {
             mark: Some(mark), ..
-        } => mark.claims.is_empty(),
+        } => mark.assignment.is_empty(),
         Step::Mark { mark: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
         _ => false,
     }

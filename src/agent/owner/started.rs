@@ -1,10 +1,8 @@
 //! What a start takes before the program begins, where its own pod is all there is to see to.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::{Owner, Seen, Why};
-use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;
 use crate::pin::{
     self, Applied, Desired, Enforcement, Ledger, Observed, ObservedContainer, Scan, Step,
@@ -124,12 +122,7 @@ impl Owner {
 
 /// Whether a pod gets no more than it was given before, and nobody else was seen to run there.
 fn is_alone(uid: &str, ledger: &Ledger, desired: &Desired, seen: &Seen) -> bool {
-    let union = |claims: &BTreeMap<String, CpuSet>| {
-        claims
-            .values()
-            .fold(CpuSet::new(), |all: CpuSet, cpus| all.union(cpus))
-    };
-    let wanted = union(&desired.claims(uid));
+    let wanted = desired.assignment(uid).cpus();
     let others = seen
         .observed
         .pods
@@ -138,5 +131,5 @@ fn is_alone(uid: &str, ledger: &Ledger, desired: &Desired, seen: &Seen) -> bool 
     let on = |container: &ObservedContainer| {
         container.cgroup.populated && !container.cgroup.cpuset.effective.is_disjoint(&wanted)
     };
-    wanted.is_subset(&union(&ledger.of(uid))) && !others.flat_map(|pod| &pod.containers).any(on)
+    wanted.is_subset(&ledger.of(uid).cpus()) && !others.flat_map(|pod| &pod.containers).any(on)
 }

@@ -196,7 +196,7 @@ impl Owner {
             let planned = steps.len();
             let desired = &decisions.desired;
             let owns = |pod: &&PodCgroup| {
-                ledger.claims.contains_key(&pod.uid) || desired.is_owner(&pod.uid)
+                ledger.assignments.contains_key(&pod.uid) || desired.is_owner(&pod.uid)
             };
             let pods_seen = observed.pods.iter().map(|pod| &pod.cgroup);
             let owners: BTreeSet<&str> = pods_seen

@@ -208,10 +208,10 @@ fn alone(theirs: &Node) -> anyhow::Result<()> {
     );
     let (_, ledger) = theirs.observe(&[])?;
     anyhow::ensure!(
-        ledger.claims.is_empty(),
+        ledger.assignments.is_empty(),
         "pods on this node own CPUs already ({} of them): figures taken beside them would say nothing, and they would be \
          disturbed; use a node without them, or hand their CPUs back with pinfold release",
-        ledger.claims.len()
+        ledger.assignments.len()
     );
     Ok(())
 }

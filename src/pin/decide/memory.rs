@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::super::ledger::Ledger;
+use super::super::model::PodAssignment;
 use super::Asked;
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::MemoryPolicy;
 
-type Claims = BTreeMap<String, BTreeMap<String, CpuSet>>;
+/// NUMA nodes by pod uid and container name.
+type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
 /// Binds owners' memory to the NUMA nodes of their CPUs where these have room for their memory limits.
 ///
@@ -15,16 +17,16 @@ type Claims = BTreeMap<String, BTreeMap<String, CpuSet>>;
 /// doesn't tell its NUMA nodes' memory, or a container without a limit, binds nothing.
 pub(super) fn follow(
     asked: &[Asked<'_>],
-    claims: &Claims,
+    assignments: &BTreeMap<String, PodAssignment>,
     ledger: &Ledger,
     topology: &Topology,
-) -> Claims {
+) -> NumaNodes {
     let mut room: BTreeMap<u32, u64> = topology
         .numa
         .iter()
         .filter_map(|numa| Some((numa.id, numa.memory_bytes?)))
         .collect();
-    let mut found = Claims::new();
+    let mut found = NumaNodes::new();
     if room.len() < 2 {
         return found;
     }
@@ -40,9 +42,9 @@ pub(super) fn follow(
             .filter(|pod| pod.wishes.memory == MemoryPolicy::Follow)
         {
             for container in &pod.pod.containers {
-                let claim = claims
+                let claim = assignments
                     .get(&pod.key)
-                    .and_then(|claims| claims.get(&container.name));
+                    .and_then(|own| own.containers.get(&container.name));
                 let (Some(claim), Some(limit)) = (claim, container.resources.memory_limit) else {
                     continue;
                 };

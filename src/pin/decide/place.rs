@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::ledger::Ledger;
-use super::super::mark::{IDLE, union, usable};
+use super::super::model::PodAssignment;
 use super::{Asked, Inputs, Moved};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
 use crate::pod::ContainerIds;
@@ -16,7 +16,7 @@ pub(super) struct Placing<'a> {
     ///
     /// What somebody gives up is among them until that is done: killed on the way, we would leave it with two owners.
     barred: CpuSet,
-    pub(super) claims: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    pub(super) assignments: BTreeMap<String, PodAssignment>,
     /// Why containers have less than they are owed, per pod's index and container's name.
     pub(super) notes: BTreeMap<(usize, String), Note>,
     pub(super) moves: Vec<Moved>,
@@ -40,7 +40,7 @@ impl<'a> Placing<'a> {
                 .reserved
                 .union(&ledger.barred)
                 .union(&ledger.exclusive()),
-            claims: ledger.claims.clone(),
+            assignments: ledger.assignments.clone(),
             notes: BTreeMap::new(),
             moves: Vec::new(),
         }
@@ -48,7 +48,10 @@ impl<'a> Placing<'a> {
 
     /// CPUs that can be given. The last shared CPU is not among them.
     fn free(&self) -> CpuSet {
-        let owned = union(self.claims.values().flat_map(BTreeMap::values));
+        let owned = self
+            .assignments
+            .values()
+            .fold(CpuSet::new(), |all, pod| all.union(&pod.cpus()));
         let online = &self.inputs.topology.online;
         let mut free = online.difference(&owned.union(&self.barred));
         // Reserved CPUs are shared, unless all of them are offline.
@@ -66,11 +69,11 @@ impl<'a> Placing<'a> {
     }
 
     /// The idle CPUs of a pod that wants the siblings of its CPUs kept idle, as far as they are in a set.
-    fn idle(&self, pod: &Asked<'_>, mine: &BTreeMap<String, CpuSet>, from: &CpuSet) -> CpuSet {
+    fn idle(&self, pod: &Asked<'_>, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
         if pod.wishes.cores != Cores::Single {
             return CpuSet::new();
         }
-        let own = usable(mine);
+        let own = mine.usable();
         let cores = own.iter().map(|cpu| self.inputs.topology.core_of(cpu));
         cores
             .fold(CpuSet::new(), |all, core| all.union(&core))
@@ -81,14 +84,14 @@ impl<'a> Placing<'a> {
     /// Keeps what a pod's containers are still owed, and takes back what they are not.
     pub(super) fn keep(&mut self, pod: &Asked<'_>) {
         let near = self.near(pod);
-        let mut mine = self.claims.remove(&pod.key).unwrap_or_default();
+        let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
         // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox, and this frees them.
         let told = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
         if told && self.absent(pod).is_some() {
-            mine.clear();
+            mine = PodAssignment::default();
         }
-        let idle = mine.remove(IDLE).unwrap_or_default();
-        mine.retain(|name, cpus| {
+        let idle = std::mem::take(&mut mine.idle);
+        mine.containers.retain(|name, cpus| {
             let Some(wanted) = pod.wanted(name) else {
                 return false;
             };
@@ -114,17 +117,14 @@ impl<'a> Placing<'a> {
             }
             true
         });
-        let idle = self.idle(pod, &mine, &idle);
-        if !idle.is_empty() {
-            mine.insert(IDLE.to_owned(), idle);
-        }
-        self.claims.insert(pod.key.clone(), mine);
+        mine.idle = self.idle(pod, &mine, &idle);
+        self.assignments.insert(pod.key.clone(), mine);
     }
 
     /// Gives a pod's containers what they are owed and have not.
     pub(super) fn gain(&mut self, pod: &Asked<'_>) {
-        let mine = self.claims.get(&pod.key).cloned().unwrap_or_default();
-        let has = |name: &str| mine.get(name).map_or(0, CpuSet::len);
+        let mine = self.assignments.get(&pod.key).cloned().unwrap_or_default();
+        let has = |name: &str| mine.containers.get(name).map_or(0, CpuSet::len);
         let missing: Vec<(&str, usize)> = pod
             .owed()
             .map(|(container, cpus)| {
@@ -171,9 +171,9 @@ impl<'a> Placing<'a> {
         for (name, cpus) in missing {
             let request = pod.wishes.request(cpus, &near);
             let own = self
-                .claims
+                .assignments
                 .get(&pod.key)
-                .and_then(|mine| mine.get(name))
+                .and_then(|mine| mine.containers.get(name))
                 .cloned()
                 .unwrap_or_default();
             let placed = match &together {
@@ -189,8 +189,8 @@ impl<'a> Placing<'a> {
                 Ok(placement) => {
                     together = together
                         .map(|set| set.difference(&placement.cpus).difference(&placement.idle));
-                    let mine = self.claims.entry(pod.key.clone()).or_default();
-                    let claim = mine.entry(name.to_owned()).or_default();
+                    let mine = self.assignments.entry(pod.key.clone()).or_default();
+                    let claim = mine.containers.entry(name.to_owned()).or_default();
                     *claim = claim.union(&placement.cpus);
                     self.add_idle(pod);
                 }
@@ -218,13 +218,12 @@ impl<'a> Placing<'a> {
 
     fn add_idle(&mut self, pod: &Asked<'_>) {
         let free = self.free();
-        let Some(mine) = self.claims.get(&pod.key) else {
+        let Some(mine) = self.assignments.get(&pod.key) else {
             return;
         };
         let idle = self.idle(pod, mine, &free);
-        if let Some(mine) = self.claims.get_mut(&pod.key).filter(|_| !idle.is_empty()) {
-            let had = mine.entry(IDLE.to_owned()).or_default();
-            *had = had.union(&idle);
+        if let Some(mine) = self.assignments.get_mut(&pod.key) {
+            mine.idle = mine.idle.union(&idle);
         }
     }
 
@@ -280,17 +279,12 @@ impl<'a> Placing<'a> {
         }
         let mut names = Vec::new();
         let mut owners = Vec::new();
-        for (key, claims) in &self.claims {
+        for (key, assignment) in &self.assignments {
             let pod = self.asked.iter().find(|pod| pod.key == *key);
-            for (name, cpus) in claims.iter().filter(|(name, _)| *name != IDLE) {
+            for (name, cpus) in &assignment.containers {
+                let own = assignment.of_container(name);
                 let idle = pod
-                    .map(|pod| {
-                        self.idle(
-                            pod,
-                            &BTreeMap::from([(name.clone(), cpus.clone())]),
-                            claims.get(IDLE).unwrap_or(&CpuSet::new()),
-                        )
-                    })
+                    .map(|pod| self.idle(pod, &own, &assignment.idle))
                     .unwrap_or_default();
                 let movable = pod
                     .filter(|pod| pod.wishes.movable)
@@ -318,13 +312,12 @@ impl<'a> Placing<'a> {
             let Some(pod) = self.asked.iter().find(|pod| pod.key == *key) else {
                 continue;
             };
-            if let Some(claims) = self.claims.get_mut(key) {
-                claims.insert(name.clone(), step.to.cpus.clone());
-                if let Some(idle) = claims.remove(IDLE) {
-                    let idle = idle.difference(&owner.idle).union(&step.to.idle);
-                    if !idle.is_empty() {
-                        claims.insert(IDLE.to_owned(), idle);
-                    }
+            if let Some(assignment) = self.assignments.get_mut(key) {
+                let cpus = step.to.cpus.clone();
+                assignment.containers.insert(name.clone(), cpus);
+                if !assignment.idle.is_empty() {
+                    let others = assignment.idle.difference(&owner.idle);
+                    assignment.idle = others.union(&step.to.idle);
                 }
             }
             self.moves.push(Moved {

@@ -134,7 +134,10 @@ fn what_runs_stays_wherever_it_is() {
 #[test]
 fn a_stranger_keeps_its_claim() {
     let decisions = decided(&[app("a", 6)], &ledger(&[("gone", "main", "2-7")]));
-    assert_eq!(decisions.desired.claims("gone")["main"], set("2-7"));
+    assert_eq!(
+        decisions.desired.assignment("gone").containers["main"],
+        set("2-7")
+    );
     assert_eq!(cpus(&decisions), ["8-13"]);
 }
 
@@ -146,7 +149,7 @@ fn a_claim_that_is_owed_no_more_is_dropped() {
         .insert(pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
     let pods = [shared, app("b", 10)];
     let decisions = decided(&pods, &ledger(&[("a", "main", "8-13")]));
-    assert!(decisions.desired.claims("a").is_empty());
+    assert!(decisions.desired.assignment("a").is_empty());
     // Its CPUs are another's only once they are nobody's.
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
     assert_eq!(

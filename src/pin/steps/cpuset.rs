@@ -10,16 +10,13 @@
 //! 6. partitions, left from another enforcement, become members: everybody is off their CPUs by now;
 //! 7. pods are narrowed, quotas lifted, and marks of no more use taken off.
 
-use std::collections::BTreeMap;
-
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
-use super::super::mark::{IDLE, Mark, union, usable};
-use super::marks::{
-    claim_of, forget, give_back_quota, lift_quota, next_mark, unreadable, written_before,
-};
+use super::super::mark::Mark;
+use super::super::model::{Desired, PodAssignment, PodPlan, Reason, Step};
+use super::cpus;
+use super::marks::{forget, give_back_quota, lift_quota, next_mark, unreadable, written_before};
 use super::memory;
 use super::release::undo_partitions;
-use super::{Desired, PodPlan, Reason, Step, cpus};
 use crate::cpu::CpuSet;
 
 pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> Vec<Step> {
@@ -81,13 +78,13 @@ impl Phases {
         let uid = &pod.cgroup.uid;
         let none = PodPlan::default();
         let plan = desired.pod(uid).unwrap_or(&none);
-        let (claims, names) = (&plan.claims, plan.name.as_ref());
+        let (assignment, names) = (&plan.assignment, plan.name.as_ref());
         if unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref()) {
             return;
         }
         // The pod's cgroup holds whatever its containers hold, on the way and in the end.
         let mut on_the_way = pod.cgroup.cpuset.cpus.clone();
-        let mut held = union(claims.values()).intersection(&desired.online);
+        let mut held = assignment.cpus().intersection(&desired.online);
         for container in &pod.containers {
             if unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref()) {
                 held = held.union(&container.cgroup.cpuset.cpus);
@@ -105,7 +102,7 @@ impl Phases {
         let path = &pod.cgroup.path;
         let own = &pod.cgroup.cpuset.cpus;
         let marked = pod.mark.as_ref();
-        if claims.is_empty() {
+        if assignment.is_empty() {
             // Nothing is owned here: the pod gets back what it had, wide enough for its containers.
             if let Some(mark) = marked {
                 let wide = mark.before.cpus.intersection(&desired.online);
@@ -126,7 +123,7 @@ impl Phases {
         let lift = plan.whole;
         let mut next = next_mark(
             marked,
-            claims.clone(),
+            assignment.clone(),
             names,
             own,
             pod.cgroup.quota.filter(|_| lift),
@@ -175,9 +172,9 @@ impl Phases {
         plan: &PodPlan,
         desired: &Desired,
     ) -> (CpuSet, CpuSet) {
-        let (claims, names) = (&plan.claims, plan.name.as_ref());
+        let (assignment, names) = (&plan.assignment, plan.name.as_ref());
         let path = &container.cgroup.path;
-        if container.name.as_deref() == Some(IDLE) {
+        if container.idle {
             // Left from another enforcement: here nobody is given what is to be idle.
             self.forget.push(Step::Remove { path: path.clone() });
             return (CpuSet::new(), CpuSet::new());
@@ -186,23 +183,25 @@ impl Phases {
         let own = &container.cgroup.cpuset.cpus;
         let marked = container.mark.as_ref();
         let inside = plan.inside.iter().any(|inside| inside == name);
-        let claim = claims
+        let claim = assignment
+            .containers
             .get(name)
             .map(|claim| claim.intersection(&desired.online))
             .filter(|claim| !claim.is_empty());
         let owner = claim.is_some();
         let (target, reason) = match claim {
             Some(claim) => (claim, Reason::Own),
-            None if inside && !claims.is_empty() => {
-                (usable(claims).intersection(&desired.online), Reason::Own)
-            }
+            None if inside && !assignment.is_empty() => (
+                assignment.usable().intersection(&desired.online),
+                Reason::Own,
+            ),
             None => (self.shared.clone(), Reason::Share),
         };
         if target.is_empty() {
             return (own.clone(), own.clone());
         }
         let mut in_force = container.cgroup.cpuset.effective.clone();
-        let unwritten = own.is_empty() && !claims.is_empty();
+        let unwritten = own.is_empty() && !assignment.is_empty();
         if reason == Reason::Share && (unwritten || !self.undo.is_empty()) {
             // Where partitions end or its pod is widened, it is kept off others' CPUs by nothing but what is written to it.
             in_force = in_force.union(if own.is_empty() { &desired.online } else { own });
@@ -215,9 +214,9 @@ impl Phases {
             *own == target && in_force.is_subset(&target)
         };
         let claimed = if owner {
-            claim_of(claims, name)
+            assignment.of_container(name)
         } else {
-            BTreeMap::new()
+            PodAssignment::default()
         };
         let quota = container.cgroup.quota.filter(|_| owner);
         let none = CpuSet::new();

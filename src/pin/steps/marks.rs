@@ -1,16 +1,14 @@
 //! What every enforcement shares: marks and quotas.
 
-use std::collections::BTreeMap;
-
 use super::super::mark::{Before, Mark};
-use super::Step;
+use super::super::model::{PodAssignment, Step};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Quota, lifted};
 
 /// The mark a cgroup shall have: claims as they shall be, and what was before as it was noted first.
 pub(super) fn next_mark(
     marked: Option<&Mark>,
-    claims: BTreeMap<String, CpuSet>,
+    assignment: PodAssignment,
     names: Option<&(String, String)>,
     own: &CpuSet,
     limited: Option<Quota>,
@@ -25,7 +23,7 @@ pub(super) fn next_mark(
     // A quota that is in force again was written by the kubelet since: it is what to put back.
     let quota = match limited.filter(|quota| quota.quota.is_some()) {
         Some(quota) => Some(quota),
-        None if claims.is_empty() => None,
+        None if assignment.is_empty() => None,
         None => noted.quota,
     };
     let mut mark = Mark::new(Before {
@@ -33,27 +31,18 @@ pub(super) fn next_mark(
         quota,
         numa: noted.numa,
     });
-    if let Some((namespace, pod)) = names.filter(|_| !claims.is_empty()) {
+    if let Some((namespace, pod)) = names.filter(|_| !assignment.is_empty()) {
         (mark.namespace, mark.pod) = (namespace.clone(), pod.clone());
-    } else if let Some(marked) = marked.filter(|_| !claims.is_empty()) {
+    } else if let Some(marked) = marked.filter(|_| !assignment.is_empty()) {
         (mark.namespace, mark.pod) = (marked.namespace.clone(), marked.pod.clone());
     }
-    mark.claims = claims;
+    mark.assignment = assignment;
     mark
 }
 
 /// What was written to a container before we had a say in it: just what it is to have was written by a runtime, on our word.
 pub(super) fn written_before<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
     if own == target { none } else { own }
-}
-
-/// The part of a pod's claims that is one container's.
-pub(super) fn claim_of(claims: &BTreeMap<String, CpuSet>, name: &str) -> BTreeMap<String, CpuSet> {
-    claims
-        .get_key_value(name)
-        .map(|(name, cpus)| (name.clone(), cpus.clone()))
-        .into_iter()
-        .collect()
 }
 
 /// Whether there is a mark and it is none that we understand: its cgroup is left alone.

@@ -2,7 +2,7 @@
 
 use super::super::ledger::ObservedContainer;
 use super::super::mark::Mark;
-use super::{Desired, Step};
+use super::super::model::{Desired, Step};
 use crate::cpu::CpuSet;
 
 /// So much may be moved between NUMA nodes by a write of ours; some milliseconds' worth.

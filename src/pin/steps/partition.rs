@@ -24,12 +24,13 @@ use std::collections::BTreeMap;
 
 use survey::{Leaf, Place};
 
-use super::super::ledger::{IDLE_CGROUP, Observed, ObservedContainer, ObservedPod};
-use super::super::mark::{IDLE, Mark, union};
+use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
+use super::super::mark::Mark;
+use super::super::model::{Desired, IDLE_CGROUP, Reason, Step, union};
+use super::cpus;
 use super::marks::{forget, give_back_quota, lift_quota};
 use super::memory;
 use super::release::{had, member};
-use super::{Desired, Reason, Step, cpus};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below, is_within};
 
@@ -208,13 +209,9 @@ impl<'a> Planner<'a> {
             }
         }
         self.steps.append(&mut steps);
-        for place in self
-            .pods
-            .iter()
-            .filter(|place| place.plan.claims.contains_key(IDLE))
-        {
-            let there = |container: &ObservedContainer| container.name.as_deref() == Some(IDLE);
-            if !place.pod.containers.iter().any(there) {
+        let with_idle = |place: &&Place<'_>| !place.plan.assignment.idle.is_empty();
+        for place in self.pods.iter().filter(with_idle) {
+            if !place.pod.containers.iter().any(|container| container.idle) {
                 let path = format!("{}/{IDLE_CGROUP}", place.pod.cgroup.path);
                 // It becomes a partition with the next plan, which the sight of it brings about.
                 self.steps.push(Step::Make { path });
@@ -312,7 +309,7 @@ impl<'a> Planner<'a> {
             let marked = place.pod.mark.as_ref();
             let whole = place.plan.whole;
             // Of a pod that nobody told us of it isn't known whether all its containers own CPUs.
-            if place.plan.claims.is_empty() || (!whole && place.plan.name.is_some()) {
+            if place.plan.assignment.is_empty() || (!whole && place.plan.name.is_some()) {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, marked));
             }
             // Pods that own nothing now are forgotten at the very end.
@@ -341,7 +338,7 @@ impl<'a> Planner<'a> {
             ));
             // One that owned CPUs and does not now may still need to know what it had.
             if let (Some(mark), Some(place)) = (&leaf.container.mark, self.pods.get(leaf.pod))
-                && !mark.claims.is_empty()
+                && !mark.assignment.is_empty()
                 && !leaf.owner
                 && !self.is_done(leaf)
             {
@@ -459,7 +456,7 @@ impl<'a> Planner<'a> {
                 continue;
             }
             steps.extend(memory::give_back(leaf.container, &self.desired.all_memory));
-            if leaf.container.name.as_deref() == Some(IDLE) {
+            if leaf.container.idle {
                 last.push(Step::Remove {
                     path: cgroup.path.clone(),
                 });
@@ -501,7 +498,7 @@ impl<'a> Planner<'a> {
         }
         for place in self.pods.iter().filter(|place| !place.alone) {
             let cgroup = &place.pod.cgroup;
-            if place.plan.whole && !place.plan.claims.is_empty() {
+            if place.plan.whole && !place.plan.assignment.is_empty() {
                 steps.extend(lift_quota(&cgroup.path, cgroup.quota));
             }
             let Some(mark) = &place.pod.mark else {
@@ -512,7 +509,7 @@ impl<'a> Planner<'a> {
             if !cgroup.cpuset.cpus.is_empty() && cgroup.cpuset.cpus != had {
                 steps.push(cpus(&cgroup.path, had, Reason::Share));
             }
-            if place.plan.claims.is_empty() {
+            if place.plan.assignment.is_empty() {
                 last.push(forget(&cgroup.path));
             }
         }

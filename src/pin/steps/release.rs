@@ -1,9 +1,10 @@
 //! [`release`]: everything is handed back, whatever enforced it.
 
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::mark::{IDLE, Mark, union};
+use super::super::mark::Mark;
+use super::super::model::{Reason, Step, union};
 use super::marks::{forget, give_back_quota};
-use super::{Reason, Step, cpus, memory};
+use super::{cpus, memory};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
 
@@ -44,9 +45,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
         .containers()
         .filter(|container| container.mark.is_some());
     let marked = pods.chain(containers.map(|container| &container.cgroup.path));
-    let idle = observed
-        .containers()
-        .filter(|container| container.name.as_deref() == Some(IDLE));
+    let idle = observed.containers().filter(|container| container.idle);
     let gone = idle.map(|container| Step::Remove {
         path: container.cgroup.path.clone(),
     });

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::super::{Desired, Reason, Step, plan, release};
+use super::super::{plan, release};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Quota, Version};
-use crate::pin::{Enforcement, Ledger, Mark, Observed, Scan};
+use crate::pin::{Desired, Enforcement, Ledger, Mark, Observed, Reason, Scan, Step};
 
 const ONLINE: &str = "0-7";
 
@@ -216,7 +216,9 @@ impl Kernel {
         );
         for path in self.containers() {
             let (pod, name) = path.split_once('/').unwrap();
-            let claim = desired.pod(pod).and_then(|plan| plan.claims.get(name));
+            let claim = desired
+                .pod(pod)
+                .and_then(|plan| plan.assignment.containers.get(name));
             let node = &self.nodes[path];
             match claim {
                 Some(claim) => {
@@ -240,7 +242,8 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     for (pod, container, cpus) in claims {
         desired
             .pod_mut(pod)
-            .claims
+            .assignment
+            .containers
             .insert((*container).to_owned(), set(cpus));
         desired.pod_mut(pod).name = Some(("train".to_owned(), (*pod).to_owned()));
     }
@@ -398,7 +401,8 @@ fn run(version: Version, history: &[(Change, usize)]) {
                     let uid = format!("p{pod}");
                     if pods.contains(&uid) {
                         wish.pod_mut(&uid)
-                            .claims
+                            .assignment
+                            .containers
                             .entry(format!("c{container}"))
                             .or_default()
                             .insert(cpu);

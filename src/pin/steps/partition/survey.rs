@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::super::mark::{Mark, union, usable};
-use super::super::marks::{claim_of, next_mark, unreadable, written_before};
-use super::super::{Desired, PodPlan};
+use super::super::super::mark::Mark;
+use super::super::super::model::{Desired, PodAssignment, PodPlan, union};
+use super::super::marks::{next_mark, unreadable, written_before};
 use super::Planner;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition};
@@ -60,28 +60,28 @@ impl<'a> Planner<'a> {
         let uid = &pod.cgroup.uid;
         let path = pod.cgroup.path.as_str();
         let plan = self.desired.pod(uid).cloned().unwrap_or_default();
-        let claims = &plan.claims;
+        let assignment = &plan.assignment;
         let held = &pod.cgroup.cpuset.exclusive;
         // Without a mark and without a claim, what a pod holds is not ours.
         let alone = unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref())
-            || (pod.mark.is_none() && claims.is_empty());
+            || (pod.mark.is_none() && assignment.is_empty());
         let mut target = if alone {
             held.clone()
         } else {
-            union(claims.values())
+            assignment.cpus()
         };
         self.held.insert(path, held.clone());
         let index = self.pods.len();
-        let mine: Vec<&str> = claims.keys().map(String::as_str).collect();
-        let there = |name: &str| {
-            pod.containers
-                .iter()
-                .any(|other| other.name.as_deref() == Some(name))
+        let there = |entry: Option<&str>| {
+            pod.containers.iter().any(|other| match entry {
+                Some(name) => other.name.as_deref() == Some(name),
+                None => other.idle,
+            })
         };
         let taken = union(
-            claims
-                .iter()
-                .filter(|(name, _)| there(name))
+            assignment
+                .entries()
+                .filter(|(entry, _)| there(*entry))
                 .map(|(_, cpus)| cpus),
         );
         for container in &pod.containers {
@@ -89,8 +89,10 @@ impl<'a> Planner<'a> {
             let cpuset = &container.cgroup.cpuset;
             let name = container.name.as_deref().unwrap_or_default();
             let inside = plan.inside.iter().any(|inside| inside == name);
-            let known = mine.contains(&name) || inside || container.mark.is_some();
-            let stranger = !cpuset.exclusive.is_subset(&union(claims.values())) && !known;
+            let own = own_part(assignment, container);
+            let owner = !own.is_empty();
+            let known = owner || inside || container.mark.is_some();
+            let stranger = !cpuset.exclusive.is_subset(&assignment.cpus()) && !known;
             let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
             if alone || unreadable || stranger {
                 target = target.union(&cpuset.exclusive);
@@ -102,12 +104,11 @@ impl<'a> Planner<'a> {
             self.held.insert(path, cpuset.exclusive.clone());
             self.live
                 .extend(cpuset.partition.live().map(|kind| (path, kind)));
-            let owner = mine.contains(&name);
-            let wanted = match claims.get(name) {
-                Some(claim) => claim.clone(),
+            let wanted = if !owner && inside {
                 // An init container has what no other container of its pod has at the time.
-                None if inside => usable(claims).difference(&taken),
-                None => CpuSet::new(),
+                assignment.usable().difference(&taken)
+            } else {
+                own.cpus()
             };
             let wanted = match self.desired.held_back.contains(path) {
                 // What it has of it, it keeps: it was refused more.
@@ -148,12 +149,21 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// The part of a pod's assignment that belongs to one cgroup.
+fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAssignment {
+    if container.idle {
+        assignment.only_idle()
+    } else {
+        assignment.of_container(container.name.as_deref().unwrap_or_default())
+    }
+}
+
 // === impl Place ===
 
 impl Place<'_> {
     /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
     pub(super) fn next_mark(&self) -> Option<Mark> {
-        if self.alone || self.plan.claims.is_empty() {
+        if self.alone || self.plan.assignment.is_empty() {
             return None;
         }
         let cgroup = &self.pod.cgroup;
@@ -161,7 +171,7 @@ impl Place<'_> {
         let marked = self.pod.mark.as_ref();
         let mut next = next_mark(
             marked,
-            self.plan.claims.clone(),
+            self.plan.assignment.clone(),
             self.plan.name.as_ref(),
             &cgroup.cpuset.cpus,
             limited,
@@ -176,11 +186,10 @@ impl Place<'_> {
 impl Leaf<'_> {
     pub(super) fn next_mark(&self, place: &Place<'_>) -> Mark {
         let cgroup = &self.container.cgroup;
-        let name = self.container.name.as_deref().unwrap_or_default();
         let claimed = if self.owner {
-            claim_of(&place.plan.claims, name)
+            own_part(&place.plan.assignment, self.container)
         } else {
-            BTreeMap::new()
+            PodAssignment::default()
         };
         let quota = cgroup.quota.filter(|_| self.owner);
         let none = CpuSet::new();

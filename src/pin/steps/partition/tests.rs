@@ -1,11 +1,11 @@
 //! Plans for partitions, written out. Whatever else can happen is in `tests/model.rs`, on a model of the kernel.
 
-use super::super::{Desired, Step, plan, release};
+use super::super::{plan, release};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{
     Above, ContainerCgroup, Cpuset, Kind, Partition, PodCgroup, Surroundings,
 };
-use crate::pin::{Before, Enforcement, Mark, Observed, Scan};
+use crate::pin::{Before, Desired, Enforcement, Mark, Observed, Scan, Step};
 use crate::pod::{Container, Pod};
 
 const ONLINE: &str = "0-7";
@@ -59,7 +59,9 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             None => Partition::Valid(Kind::Root),
         };
         let mut mark = Mark::new(Before::default());
-        mark.claims.insert((*name).to_owned(), set(exclusive));
+        mark.assignment
+            .containers
+            .insert((*name).to_owned(), set(exclusive));
         cgroup.containers.push(ContainerCgroup {
             path: format!("{}/{name}", cgroup.path),
             id: (*name).to_owned(),
@@ -72,7 +74,9 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
                 .mark
                 .as_deref()
                 .map_or(Mark::new(Before::default()), |t| Mark::parse(t).unwrap());
-            all.claims.insert((*name).to_owned(), set(exclusive));
+            all.assignment
+                .containers
+                .insert((*name).to_owned(), set(exclusive));
             cgroup.cpuset.exclusive = all.cpus();
             cgroup.mark = Some(all.text());
         }
@@ -103,7 +107,8 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     for (pod, container, cpus) in claims {
         desired
             .pod_mut(pod)
-            .claims
+            .assignment
+            .containers
             .insert((*container).to_owned(), set(cpus));
     }
     desired
@@ -354,9 +359,9 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     let balanced = [&["a/x: root on CPUs 2-3"], &grows[..]].concat();
     assert_eq!(steps(&lives, &wish), balanced);
     // With what they have, or less, they stay isolated.
-    wish.pod_mut("a").claims = desired(&[("a", "x", "2-3")]).claims("a");
+    wish.pod_mut("a").assignment = desired(&[("a", "x", "2-3")]).assignment("a");
     assert_eq!(steps(&lives, &wish), Vec::<String>::new());
-    wish.pod_mut("a").claims = desired(&[("a", "x", "2")]).claims("a");
+    wish.pod_mut("a").assignment = desired(&[("a", "x", "2")]).assignment("a");
     assert!(
         !steps(&lives, &wish)
             .iter()
@@ -390,4 +395,44 @@ fn what_a_runtime_wrote_on_our_word_is_not_what_was_before() {
         "all CPUs, once it is released"
     );
     assert_eq!(before("1-3"), set("1-3"));
+}
+
+#[test]
+fn idle_cpus_have_a_partition_of_their_own() {
+    let mut wish = desired(&[("a", "x", "2-3")]);
+    wish.pod_mut("a").assignment.idle = set("6-7");
+    let made = steps(&there("", &[("a", "x", "", None, "")]), &wish);
+    assert_eq!(
+        made,
+        [
+            "a/pinfold-idle: make",
+            "kubepods: exclusive 2-3,6-7",
+            "a: exclusive 2-3,6-7",
+            "a/x: exclusive 2-3",
+            "a/x: root on CPUs 2-3"
+        ]
+    );
+    let empty = [
+        ("a", "x", "2-3", None, ""),
+        ("a", "pinfold-idle", "", None, ""),
+    ];
+    let next = steps(&there("2-3", &empty), &wish);
+    assert_eq!(
+        next,
+        [
+            "kubepods: exclusive 2-3,6-7",
+            "a: exclusive 2-3,6-7",
+            "a/pinfold-idle: exclusive 6-7",
+            "a/pinfold-idle: root on CPUs 6-7"
+        ]
+    );
+    let both = [
+        ("a", "x", "2-3", None, ""),
+        ("a", "pinfold-idle", "6-7", None, ""),
+    ];
+    let mut lives = there("2-3,6-7", &both);
+    assert_eq!(steps(&lives, &wish), Vec::<String>::new());
+    lives.pods[0].containers[1].mark = None;
+    let ended = steps(&lives, &desired(&[("a", "x", "2-3")]));
+    assert_eq!(ended.last().unwrap(), "a/pinfold-idle: remove");
 }
