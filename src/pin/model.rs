@@ -166,6 +166,14 @@ pub struct PodPlan {
 // === impl Step ===
 
 impl Step {
+    pub(super) fn cpus(path: &str, cpus: CpuSet, reason: Reason) -> Self {
+        Self::Cpus {
+            path: path.to_owned(),
+            cpus,
+            reason,
+        }
+    }
+
     /// The cgroup it writes to.
     pub fn path(&self) -> &str {
         let (Self::Make { path }

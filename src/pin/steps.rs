@@ -11,8 +11,7 @@ mod partition;
 mod release;
 
 use super::ledger::{Ledger, Observed};
-use super::model::{Desired, Enforcement, Reason, Step};
-use crate::cpu::CpuSet;
+use super::model::{Desired, Enforcement, Step};
 
 pub use release::release;
 
@@ -27,13 +26,5 @@ pub fn plan(
         Enforcement::Partition => partition::plan(observed, desired),
         Enforcement::Cpuset => cpuset::plan(observed, ledger, desired),
         Enforcement::Observe => Vec::new(),
-    }
-}
-
-fn cpus(path: &str, cpus: CpuSet, reason: Reason) -> Step {
-    Step::Cpus {
-        path: path.to_owned(),
-        cpus,
-        reason,
     }
 }

@@ -1,286 +1,409 @@
-//! Plans for enforcement `cpuset`: an exclusive set on the owner's cgroup, the shared CPUs on every other.
+//! Plans for enforcement `cpuset`: an exclusive set on the owner's cgroup, the shared CPUs on each other container's cgroup.
 //!
-//! The steps are ordered so that at no moment two containers own one CPU, or a container has no CPU at all:
-//!
-//! 1. marks of those who gain: a crash right after leaves a claim that the next start carries out;
-//! 2. pods that must hold more for what follows;
-//! 3. everyone who loses CPUs is narrowed, to what is left of his own or to the CPUs that are shared before *and* after;
-//! 4. quotas put back, then marks of those who lost;
-//! 5. owners get their CPUs, then the shared containers whatever came free;
-//! 6. partitions, left from another enforcement, become members: everybody is off their CPUs by now;
-//! 7. pods are narrowed, quotas lifted, and marks of no more use taken off.
+//! [`CpusetPhase`] documents the order of the steps. After every single step, no two containers own the same CPU, and every
+//! container has a CPU.
+
+use std::collections::BTreeMap;
 
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
 use super::super::mark::Mark;
 use super::super::model::{Desired, PodAssignment, PodPlan, Reason, Step};
-use super::cpus;
-use super::marks::{forget, give_back_quota, lift_quota, next_mark, unreadable, written_before};
+use super::marks::{
+    forget, give_back_quota, lift_quota, mark, next_mark, unreadable, written_before,
+};
 use super::memory;
 use super::release::undo_partitions;
 use crate::cpu::CpuSet;
 
+/// The phases of a plan, in the order in which the steps are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum CpusetPhase {
+    /// Records of pods and containers that gain CPUs. If the agent crashes afterwards, its next start carries the assignment out.
+    RecordGains,
+    /// Pods get all CPUs that their containers hold during the plan and after it.
+    WidenPods,
+    /// Containers that lose CPUs keep the rest of their own. Without a rest, a container gets CPUs that are shared before *and*
+    /// after the plan.
+    Narrow,
+    /// Quotas and NUMA nodes of former owners are put back.
+    RestoreLimits,
+    /// Records of pods and containers that lost CPUs, and the removal of records that are no longer needed.
+    RecordLosses,
+    /// Owners get their CPUs.
+    AssignOwners,
+    /// Shared containers get the CPUs that became free.
+    WidenShared,
+    /// Partitions of an earlier enforcement become members. No other container runs on their CPUs by now.
+    EndPartitions,
+    /// Pods give up the CPUs that no container of theirs holds.
+    NarrowPods,
+    /// Quotas of owners are lifted, and owners' memory is bound to NUMA nodes.
+    LiftLimits,
+    /// Cgroups that an earlier enforcement made for idle CPUs are removed.
+    RemoveIdleCgroups,
+}
+
 pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> Vec<Step> {
     let shared = desired.shared();
-    let common = shared.difference(&ledger.exclusive());
-    let mut plan = Phases {
-        common,
+    let ended = undo_partitions(observed);
+    let mut planner = CpusetPlanner {
+        desired,
+        always_shared: shared.difference(&ledger.exclusive()),
         shared,
-        undo: undo_partitions(observed),
-        ..Phases::default()
+        ends_partitions: !ended.is_empty(),
+        steps: BTreeMap::from([(CpusetPhase::EndPartitions, ended)]),
     };
     for pod in &observed.pods {
-        plan.pod(pod, desired);
+        planner.plan_pod(pod);
     }
-    plan.steps()
+    planner.steps.into_values().flatten().collect()
 }
 
-/// Steps by phase, in the order of the module's description.
-#[derive(Default)]
-struct Phases {
-    /// CPUs that nobody owns afterwards.
+/// The steps of a plan in the making.
+struct CpusetPlanner<'a> {
+    desired: &'a Desired,
+    /// CPUs that no container owns after the plan.
     shared: CpuSet,
-    /// CPUs that nobody owns before or afterwards.
-    common: CpuSet,
-    gain: Vec<Step>,
-    pods_wide: Vec<Step>,
-    narrow: Vec<Step>,
-    quotas_back: Vec<Step>,
-    lost: Vec<Step>,
-    own: Vec<Step>,
-    share: Vec<Step>,
-    undo: Vec<Step>,
-    pods_narrow: Vec<Step>,
-    lift: Vec<Step>,
-    forget: Vec<Step>,
+    /// CPUs that no container owns before the plan, nor after it.
+    always_shared: CpuSet,
+    /// Whether the plan ends partitions of an earlier enforcement.
+    ends_partitions: bool,
+    steps: BTreeMap<CpusetPhase, Vec<Step>>,
 }
 
-// === impl Phases ===
+/// CPUs that a pod's cgroup must hold for its containers.
+#[derive(Default)]
+struct HeldCpus {
+    during: CpuSet,
+    after: CpuSet,
+}
 
-impl Phases {
-    fn steps(self) -> Vec<Step> {
-        let phases = [
-            self.gain,
-            self.pods_wide,
-            self.narrow,
-            self.quotas_back,
-            self.lost,
-            self.own,
-            self.share,
-            self.undo,
-            self.pods_narrow,
-            self.lift,
-            self.forget,
-        ];
-        phases.into_iter().flatten().collect()
+/// One container's cgroup and its desired CPUs.
+struct Target<'a> {
+    container: &'a ObservedContainer,
+    pod_uid: &'a str,
+    plan: &'a PodPlan,
+    cpus: CpuSet,
+    /// `Own` for an owner and for an init container inside its pod's set; `Share` otherwise.
+    reason: Reason,
+    /// Whether the pod's assignment names the container.
+    is_owner: bool,
+}
+
+// === impl CpusetPlanner ===
+
+impl<'a> CpusetPlanner<'a> {
+    fn add(&mut self, phase: CpusetPhase, steps: impl IntoIterator<Item = Step>) {
+        self.steps.entry(phase).or_default().extend(steps);
     }
 
-    fn pod(&mut self, pod: &ObservedPod, desired: &Desired) {
-        let uid = &pod.cgroup.uid;
-        let none = PodPlan::default();
-        let plan = desired.pod(uid).unwrap_or(&none);
-        let (assignment, names) = (&plan.assignment, plan.name.as_ref());
+    fn plan_pod(&mut self, pod: &'a ObservedPod) {
         if unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref()) {
             return;
         }
-        // The pod's cgroup holds whatever its containers hold, on the way and in the end.
-        let mut on_the_way = pod.cgroup.cpuset.cpus.clone();
-        let mut held = assignment.cpus().intersection(&desired.online);
-        for container in &pod.containers {
-            if unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref()) {
-                held = held.union(&container.cgroup.cpuset.cpus);
-                continue;
-            }
-            let (target, way) = self.container(container, pod, plan, desired);
-            held = held.union(&target);
-            on_the_way = on_the_way.union(&way);
-            if pod.cgroup.cpuset.cpus.is_empty() {
-                // On v2, one that keeps none of its CPUs in what is written above it for the first time would have all of that.
-                on_the_way = on_the_way.union(&container.cgroup.cpuset.cpus);
-            }
-        }
-        on_the_way = on_the_way.union(&held);
-        let path = &pod.cgroup.path;
-        let own = &pod.cgroup.cpuset.cpus;
-        let marked = pod.mark.as_ref();
-        if assignment.is_empty() {
-            // Nothing is owned here: the pod gets back what it had, wide enough for its containers.
-            if let Some(mark) = marked {
-                let wide = mark.before.cpus.intersection(&desired.online);
-                let wide = if wide.is_empty() {
-                    desired.online.clone()
-                } else {
-                    wide.union(&held)
-                };
-                if *own != wide {
-                    self.pods_wide.push(cpus(path, wide, Reason::Pod));
-                }
-                self.quotas_back
-                    .extend(give_back_quota(path, pod.cgroup.quota, marked));
-                self.lost.push(forget(path));
-            }
-            return;
-        }
-        let lift = plan.whole;
-        let mut next = next_mark(
-            marked,
-            assignment.clone(),
-            names,
-            own,
-            pod.cgroup.quota.filter(|_| lift),
-        );
-        next.confirmed = plan.is_confirmed(marked);
-        if marked != Some(&next) {
-            let gains = !next
-                .cpus()
-                .is_subset(&marked.map(Mark::cpus).unwrap_or_default());
-            let step = Step::Mark {
-                path: path.clone(),
-                mark: Some(next),
-            };
-            if gains {
-                self.gain.push(step);
-            } else {
-                self.lost.push(step);
-            }
-        }
-        if !on_the_way.is_subset(own) {
-            self.pods_wide
-                .push(cpus(path, on_the_way.clone(), Reason::Pod));
-        }
-        let wide = if on_the_way.is_subset(own) {
-            own
+        let none = PodPlan::default();
+        let desired = self.desired;
+        let plan = desired.pod(&pod.cgroup.uid).unwrap_or(&none);
+        let held = self.plan_containers(pod, plan);
+        if plan.assignment.is_empty() {
+            self.release_pod(pod, &held.after);
         } else {
-            &on_the_way
-        };
-        if held != *wide {
-            self.pods_narrow.push(cpus(path, held, Reason::Pod));
-        }
-        if lift {
-            self.lift.extend(lift_quota(path, pod.cgroup.quota));
-        } else if names.is_some() {
-            // Of a pod that nobody told us of it isn't known whether all its containers own CPUs.
-            self.quotas_back
-                .extend(give_back_quota(path, pod.cgroup.quota, marked));
+            self.record_pod(pod, plan);
+            self.resize_pod(pod, held);
+            self.limit_pod(pod, plan);
         }
     }
 
-    /// Plans one container's cgroup and returns the CPUs it shall have, and those it has on the way.
-    fn container(
+    /// Plans the containers of a pod. Returns the CPUs that the pod must hold for them.
+    fn plan_containers(&mut self, pod: &ObservedPod, plan: &PodPlan) -> HeldCpus {
+        let own = &pod.cgroup.cpuset.cpus;
+        let mut held = HeldCpus {
+            during: own.clone(),
+            after: plan.assignment.cpus().intersection(&self.desired.online),
+        };
+        for container in &pod.containers {
+            let written = &container.cgroup.cpuset.cpus;
+            if unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref()) {
+                held.after = held.after.union(written);
+                continue;
+            }
+            let cpus = self.plan_container(container, pod, plan);
+            held.after = held.after.union(&cpus.after);
+            held.during = held.during.union(&cpus.during);
+            if own.is_empty() {
+                // On v2, the first set of a pod's cgroup must hold all sets that are already written below.
+                held.during = held.during.union(written);
+            }
+        }
+        held.during = held.during.union(&held.after);
+        held
+    }
+
+    /// Hands a pod that owns nothing its earlier CPUs back, widened to the CPUs of its containers.
+    fn release_pod(&mut self, pod: &ObservedPod, held: &CpuSet) {
+        let Some(record) = &pod.mark else { return };
+        let path = &pod.cgroup.path;
+        let before = record.before.cpus.intersection(&self.desired.online);
+        let wide = if before.is_empty() {
+            self.desired.online.clone()
+        } else {
+            before.union(held)
+        };
+        if pod.cgroup.cpuset.cpus != wide {
+            self.add(
+                CpusetPhase::WidenPods,
+                [Step::cpus(path, wide, Reason::Pod)],
+            );
+        }
+        let quota = give_back_quota(path, pod.cgroup.quota, Some(record));
+        self.add(CpusetPhase::RestoreLimits, quota);
+        self.add(CpusetPhase::RecordLosses, [forget(path)]);
+    }
+
+    /// Records the assignment on the pod's cgroup.
+    fn record_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
+        let record = pod.mark.as_ref();
+        let mut next = next_mark(
+            record,
+            plan.assignment.clone(),
+            plan.name.as_ref(),
+            &pod.cgroup.cpuset.cpus,
+            pod.cgroup.quota.filter(|_| plan.whole),
+        );
+        next.confirmed = plan.is_confirmed(record);
+        if record == Some(&next) {
+            return;
+        }
+        let recorded = record.map(Mark::cpus).unwrap_or_default();
+        let phase = if next.cpus().is_subset(&recorded) {
+            CpusetPhase::RecordLosses
+        } else {
+            CpusetPhase::RecordGains
+        };
+        self.add(phase, [mark(&pod.cgroup.path, next)]);
+    }
+
+    /// Widens a pod's cgroup to the CPUs held during the plan, then narrows it to those held after the plan.
+    fn resize_pod(&mut self, pod: &ObservedPod, held: HeldCpus) {
+        let (path, own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
+        let mut wide = own;
+        if !held.during.is_subset(own) {
+            wide = &held.during;
+            let step = Step::cpus(path, held.during.clone(), Reason::Pod);
+            self.add(CpusetPhase::WidenPods, [step]);
+        }
+        if held.after != *wide {
+            let step = Step::cpus(path, held.after, Reason::Pod);
+            self.add(CpusetPhase::NarrowPods, [step]);
+        }
+    }
+
+    /// Lifts a pod's quota if all its containers own CPUs; puts the quota back otherwise.
+    fn limit_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
+        let (path, quota) = (&pod.cgroup.path, pod.cgroup.quota);
+        if plan.whole {
+            self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
+        } else if plan.name.is_some() {
+            // For an unknown pod, nothing says whether all its containers own CPUs.
+            let back = give_back_quota(path, quota, pod.mark.as_ref());
+            self.add(CpusetPhase::RestoreLimits, back);
+        }
+    }
+
+    /// Plans one container's cgroup. Returns the CPUs that the pod must hold for the container.
+    fn plan_container(
         &mut self,
         container: &ObservedContainer,
         pod: &ObservedPod,
         plan: &PodPlan,
-        desired: &Desired,
-    ) -> (CpuSet, CpuSet) {
-        let (assignment, names) = (&plan.assignment, plan.name.as_ref());
-        let path = &container.cgroup.path;
+    ) -> HeldCpus {
         if container.idle {
-            // Left from another enforcement: here nobody is given what is to be idle.
-            self.forget.push(Step::Remove { path: path.clone() });
-            return (CpuSet::new(), CpuSet::new());
+            // Enforcement `cpuset` keeps no CPUs idle.
+            let path = container.cgroup.path.clone();
+            self.add(CpusetPhase::RemoveIdleCgroups, [Step::Remove { path }]);
+            return HeldCpus::default();
         }
+        let target = self.target(container, pod, plan);
+        if target.cpus.is_empty() {
+            let own = &container.cgroup.cpuset.cpus;
+            return HeldCpus {
+                during: own.clone(),
+                after: own.clone(),
+            };
+        }
+        let reach = self.reach(&target);
+        let is_settled = target.is_settled(&reach);
+        self.record_container(&target, is_settled);
+        let during = if is_settled {
+            CpuSet::new()
+        } else {
+            self.move_container(&target, &reach)
+        };
+        self.limit_container(&target);
+        HeldCpus {
+            during,
+            after: target.cpus,
+        }
+    }
+
+    /// The CPUs that a container shall have; empty if no CPU is left for it.
+    fn target<'t>(
+        &self,
+        container: &'t ObservedContainer,
+        pod: &'t ObservedPod,
+        plan: &'t PodPlan,
+    ) -> Target<'t> {
+        let online = &self.desired.online;
         let name = container.name.as_deref().unwrap_or_default();
-        let own = &container.cgroup.cpuset.cpus;
-        let marked = container.mark.as_ref();
-        let inside = plan.inside.iter().any(|inside| inside == name);
-        let claim = assignment
-            .containers
-            .get(name)
-            .map(|claim| claim.intersection(&desired.online))
-            .filter(|claim| !claim.is_empty());
-        let owner = claim.is_some();
-        let (target, reason) = match claim {
-            Some(claim) => (claim, Reason::Own),
-            None if inside && !assignment.is_empty() => (
-                assignment.usable().intersection(&desired.online),
-                Reason::Own,
-            ),
+        let own = plan.assignment.containers.get(name);
+        let own = own
+            .map(|own| own.intersection(online))
+            .filter(|own| !own.is_empty());
+        let is_owner = own.is_some();
+        let is_inside = plan.inside.iter().any(|inside| inside == name);
+        let (cpus, reason) = match own {
+            Some(own) => (own, Reason::Own),
+            None if is_inside && !plan.assignment.is_empty() => {
+                (plan.assignment.usable().intersection(online), Reason::Own)
+            }
             None => (self.shared.clone(), Reason::Share),
         };
-        if target.is_empty() {
-            return (own.clone(), own.clone());
+        Target {
+            container,
+            pod_uid: &pod.cgroup.uid,
+            plan,
+            cpus,
+            reason,
+            is_owner,
         }
-        let mut in_force = container.cgroup.cpuset.effective.clone();
-        let unwritten = own.is_empty() && !assignment.is_empty();
-        if reason == Reason::Share && (unwritten || !self.undo.is_empty()) {
-            // Where partitions end or its pod is widened, it is kept off others' CPUs by nothing but what is written to it.
-            in_force = in_force.union(if own.is_empty() { &desired.online } else { own });
+    }
+
+    /// The CPUs on which a container runs, or could run during the plan if nothing were written to its cgroup.
+    fn reach(&self, target: &Target<'_>) -> CpuSet {
+        let cpuset = &target.container.cgroup.cpuset;
+        let unwritten = cpuset.cpus.is_empty() && !target.plan.assignment.is_empty();
+        if target.reason != Reason::Share || !(unwritten || self.ends_partitions) {
+            return cpuset.effective.clone();
         }
-        let settled = if reason == Reason::Share && marked.is_none() {
-            // Nobody's CPUs are in its reach, so whoever chose its set may keep it.
-            in_force.is_subset(&target) && own.is_subset(&target)
+        // Partitions end, or the pod is widened: only its own written set keeps the container off owned CPUs.
+        let written = if cpuset.cpus.is_empty() {
+            &self.desired.online
         } else {
-            // On v2 an unwritten cgroup has what its pod has, so what is in force counts as well as what was written.
-            *own == target && in_force.is_subset(&target)
+            &cpuset.cpus
         };
-        let claimed = if owner {
-            assignment.of_container(name)
+        cpuset.effective.union(written)
+    }
+
+    /// Records the container's CPUs, and the values that its cgroup had before Pinfold's first write.
+    fn record_container(&mut self, target: &Target<'_>, is_settled: bool) {
+        let record = target.container.mark.as_ref();
+        let next = target.next_record(self.desired);
+        // A container that was never narrowed and already has its set needs no record.
+        let is_needed = target.is_owner || record.is_some() || !is_settled;
+        if record == Some(&next) || !is_needed {
+            return;
+        }
+        let phase = if target.is_owner || record.is_none() {
+            CpusetPhase::RecordGains
+        } else {
+            CpusetPhase::RecordLosses
+        };
+        self.add(phase, [mark(&target.container.cgroup.path, next)]);
+    }
+
+    /// Takes CPUs from a container that loses some, then gives the container its target. Returns the CPUs in between, if any.
+    fn move_container(&mut self, target: &Target<'_>, reach: &CpuSet) -> CpuSet {
+        let path = &target.container.cgroup.path;
+        let narrowed = self.narrowed(target, reach);
+        if let Some(narrowed) = &narrowed {
+            let step = Step::cpus(path, narrowed.clone(), Reason::Narrow);
+            self.add(CpusetPhase::Narrow, [step]);
+        }
+        if narrowed.as_ref() != Some(&target.cpus) {
+            let phase = if target.reason == Reason::Own {
+                CpusetPhase::AssignOwners
+            } else {
+                CpusetPhase::WidenShared
+            };
+            let step = Step::cpus(path, target.cpus.clone(), target.reason);
+            self.add(phase, [step]);
+        }
+        narrowed.unwrap_or_default()
+    }
+
+    /// The CPUs of a container between its old set and its target; `None` if the container need not be narrowed first.
+    fn narrowed(&self, target: &Target<'_>, reach: &CpuSet) -> Option<CpuSet> {
+        let own = &target.container.cgroup.cpuset.cpus;
+        if reach.union(own).is_subset(&target.cpus) {
+            return None;
+        }
+        let rest = own.intersection(&target.cpus);
+        let narrowed = match target.is_owner && !rest.is_empty() {
+            true => rest,
+            false if self.always_shared.is_empty() => target.cpus.clone(),
+            false => self.always_shared.clone(),
+        };
+        (*own != narrowed || !reach.is_subset(&narrowed)).then_some(narrowed)
+    }
+
+    /// Lifts an owner's quota and binds its memory; puts both back for any other container.
+    fn limit_container(&mut self, target: &Target<'_>) {
+        let container = target.container;
+        let (path, quota) = (&container.cgroup.path, container.cgroup.quota);
+        if target.is_owner {
+            let bind = memory::bind(container, target.pod_uid, self.desired);
+            self.add(CpusetPhase::LiftLimits, bind);
+            self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
+        } else {
+            let numa = memory::give_back(container, &self.desired.all_memory);
+            self.add(CpusetPhase::RestoreLimits, numa);
+            let quota = give_back_quota(path, quota, container.mark.as_ref());
+            self.add(CpusetPhase::RestoreLimits, quota);
+        }
+    }
+}
+
+// === impl Target ===
+
+impl Target<'_> {
+    /// Whether the container has its target already, without a further write.
+    fn is_settled(&self, reach: &CpuSet) -> bool {
+        let own = &self.container.cgroup.cpuset.cpus;
+        if self.reason == Reason::Share && self.container.mark.is_none() {
+            // The container's set overlaps no exclusive CPU, so its own setting stays.
+            reach.is_subset(&self.cpus) && own.is_subset(&self.cpus)
+        } else {
+            // On v2 a cgroup without a written set has the set of its pod, so the effective CPUs count, too.
+            *own == self.cpus && reach.is_subset(&self.cpus)
+        }
+    }
+
+    /// The record that the container's cgroup shall have.
+    fn next_record(&self, desired: &Desired) -> Mark {
+        let container = self.container;
+        let own = &container.cgroup.cpuset.cpus;
+        let assignment = if self.is_owner {
+            let name = container.name.as_deref().unwrap_or_default();
+            self.plan.assignment.of_container(name)
         } else {
             PodAssignment::default()
         };
-        let quota = container.cgroup.quota.filter(|_| owner);
         let none = CpuSet::new();
-        let before = if reason == Reason::Own {
-            written_before(own, &target, &none)
+        let before = if self.reason == Reason::Own {
+            written_before(own, &self.cpus, &none)
         } else {
             own
         };
-        let mut next = next_mark(marked, claimed, names, before, quota);
-        next.by_id = owner && container.by_id;
-        if owner {
-            next = memory::note(next, container, &pod.cgroup.uid, desired);
-            self.lift
-                .extend(memory::bind(container, &pod.cgroup.uid, desired));
+        let quota = container.cgroup.quota.filter(|_| self.is_owner);
+        let names = self.plan.name.as_ref();
+        let mut next = next_mark(container.mark.as_ref(), assignment, names, before, quota);
+        next.by_id = self.is_owner && container.by_id;
+        if self.is_owner {
+            memory::note(next, container, self.pod_uid, desired)
         } else {
-            self.quotas_back
-                .extend(memory::give_back(container, &desired.all_memory));
             next.before.numa = None;
+            next
         }
-        let loses = !in_force.union(own).is_subset(&target);
-        // A container that nobody ever narrowed and that has its set already needs no mark.
-        if marked != Some(&next) && (owner || marked.is_some() || !settled) {
-            let gains = owner || marked.is_none();
-            let step = Step::Mark {
-                path: path.clone(),
-                mark: Some(next),
-            };
-            if gains {
-                self.gain.push(step);
-            } else {
-                self.lost.push(step);
-            }
-        }
-        let mut now = None;
-        if !settled {
-            if loses {
-                let rest = own.intersection(&target);
-                let way = if owner && !rest.is_empty() {
-                    rest
-                } else {
-                    self.common.clone()
-                };
-                let way = if way.is_empty() { target.clone() } else { way };
-                if *own != way || !in_force.is_subset(&way) {
-                    self.narrow.push(cpus(path, way.clone(), Reason::Narrow));
-                    now = Some(way);
-                }
-            }
-            if now.as_ref() != Some(&target) {
-                let last = if reason == Reason::Own {
-                    &mut self.own
-                } else {
-                    &mut self.share
-                };
-                last.push(cpus(path, target.clone(), reason));
-            }
-        }
-        if owner {
-            self.lift.extend(lift_quota(path, container.cgroup.quota));
-        } else {
-            self.quotas_back
-                .extend(give_back_quota(path, container.cgroup.quota, marked));
-        }
-        (target, now.unwrap_or_default())
     }
 }
 

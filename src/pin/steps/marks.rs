@@ -72,6 +72,14 @@ pub(super) fn give_back_quota(path: &str, now: Option<Quota>, mark: Option<&Mark
     })
 }
 
+/// Writes a record.
+pub(super) fn mark(path: &str, mark: Mark) -> Step {
+    Step::Mark {
+        path: path.to_owned(),
+        mark: Some(mark),
+    }
+}
+
 /// Takes a mark off.
 pub(super) fn forget(path: &str) -> Step {
     Step::Mark {

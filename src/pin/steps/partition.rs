@@ -1,125 +1,57 @@
-//! Plans for enforcement `partition`: the kernel itself keeps everybody else off an owner's CPUs.
+//! Plans for enforcement `partition`: the kernel itself keeps every other task off an owner's CPUs.
 //!
-//! A container's exclusive CPUs must be held by every cgroup from the top of the hierarchy down to it; its own cgroup is
-//! then made a partition. Nobody else needs a write, with one exception: containers of the same pod whose written CPUs
-//! touch the owner's. In this order:
+//! Every cgroup from the top of the hierarchy down to a container must hold the container's exclusive CPUs; the container's cgroup
+//! is then made a partition. No further cgroup needs a write, except containers of the same pod whose written CPUs overlap the
+//! owner's. [`plan`] calls one method per phase; the methods' order is the order of the steps, and each method continues from the
+//! state that the earlier phases leave.
 //!
-//! 1. partitions that the kernel has made invalid become members at once, cgroups above live ones hold again what
-//!    somebody has taken from them: left so, Linux 6.12 can lose their CPUs; and isolated ones that can't stay so, or not
-//!    with what they get, have load balancing again;
-//! 2. marks of those who gain: a crash right after leaves a claim that the next start carries out;
-//! 3. pod mates are narrowed until they touch no partition of the pod;
-//! 4. partitions shrink or end, then the cgroups above them, from below: none is ever less than what is live below it;
-//! 5. quotas put back, then marks of those who lost;
-//! 6. partitions move whose new CPUs have nothing in common with their old ones, each when its new ones are free;
-//! 7. cgroups hold more, from above, then partitions grow or are made;
-//! 8. cgroups hold no more than is needed, from below;
-//! 9. what was written to those who own nothing now is undone, quotas are lifted, marks of no more use are taken off.
-//!
-//! The kernel refuses a second owner of a CPU, so an overlap can't come from a wrong order here; a refusal could.
+//! The kernel refuses a second owner of a CPU. A wrong order therefore leads to a refusal, never to an overlap.
 
-mod survey;
+mod state;
 
-use std::collections::BTreeMap;
-
-use survey::{Leaf, Place};
+use state::{Leaf, PartitionState, PodTarget};
 
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::mark::Mark;
-use super::super::model::{Desired, IDLE_CGROUP, Reason, Step, union};
-use super::cpus;
-use super::marks::{forget, give_back_quota, lift_quota};
+use super::super::model::{Desired, IDLE_CGROUP, Reason, Step};
+use super::marks::{forget, give_back_quota, lift_quota, mark};
 use super::memory;
 use super::release::{had, member};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition, is_below, is_within};
+use crate::host::cgroup::{Kind, Partition, is_below};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
-    let mut planner = Planner::new(observed, desired);
-    planner.mend();
-    planner.reach();
-    planner.balance();
-    planner.gain();
-    planner.apart();
-    planner.shrink();
-    planner.trim(true);
-    planner.lose();
-    planner.moves();
-    planner.grow();
-    planner.trim(false);
-    planner.settle();
-    planner.steps
+    let mut state = PartitionState::new(observed, desired);
+    state.end_invalid_partitions();
+    state.restore_ancestors();
+    state.restore_load_balancing();
+    state.record_gains();
+    state.make_idle_cgroups();
+    state.separate_pod_mates();
+    state.shrink_partitions();
+    state.trim_ancestors(Trim::KeepWanted);
+    state.restore_quotas_and_record_losses();
+    state.move_partitions();
+    state.grow_partitions();
+    state.trim_ancestors(Trim::ToTarget);
+    state.settle();
+    state.steps
 }
 
-struct Planner<'a> {
-    observed: &'a Observed,
-    desired: &'a Desired,
-    pods: Vec<Place<'a>>,
-    leaves: Vec<Leaf<'a>>,
-    /// What each cgroup holds as exclusive, as the steps so far will have left it.
-    held: BTreeMap<&'a str, CpuSet>,
-    /// The cgroups that are live partitions then, and of which kind.
-    live: BTreeMap<&'a str, Kind>,
-    /// Cgroups below which strangers hold CPUs, with those CPUs: nobody may take them away.
-    strangers: Vec<(&'a str, CpuSet)>,
-    steps: Vec<Step>,
+/// How far the cgroups above partitions give up CPUs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trim {
+    /// A cgroup keeps the part of its CPUs that a later phase needs again.
+    KeepWanted,
+    /// A cgroup ends with exactly the CPUs that it needs.
+    ToTarget,
 }
 
-// === impl Planner ===
+// === impl PartitionState ===
 
-impl<'a> Planner<'a> {
-    /// Sets what a cgroup holds, if it is not so.
-    fn hold(&mut self, path: &'a str, cpus: CpuSet) {
-        if self.held.get(path).is_some_and(|held| *held == cpus) {
-            return;
-        }
-        let live = self.live.contains_key(path);
-        let in_force = live.then(|| cpus.intersection(&self.desired.online));
-        self.steps.push(Step::Exclusive {
-            path: path.to_owned(),
-            cpus: cpus.clone(),
-            in_force,
-        });
-        self.held.insert(path, cpus);
-    }
-
-    fn held(&self, path: &str) -> CpuSet {
-        self.held.get(path).cloned().unwrap_or_default()
-    }
-
-    /// What a cgroup can't be without now: live partitions below it, and what strangers hold.
-    fn needed(&self, path: &str) -> CpuSet {
-        let live = self
-            .live
-            .keys()
-            .filter(|leaf| is_below(leaf, path))
-            .filter_map(|leaf| self.held.get(leaf));
-        let strangers = self
-            .strangers
-            .iter()
-            .filter(|(other, _)| is_within(other, path));
-        union(live).union(&union(strangers.map(|(_, cpus)| cpus)))
-    }
-
-    /// What a cgroup above the pods shall hold in the end.
-    fn wanted_above(&self, path: &str) -> CpuSet {
-        let pods = self
-            .pods
-            .iter()
-            .filter(|place| is_below(&place.pod.cgroup.path, path));
-        union(pods.map(|place| &place.target)).union(&self.needed(path))
-    }
-
-    fn aboves(&self) -> impl DoubleEndedIterator<Item = &'a str> + use<'a> {
-        let observed: &'a Observed = self.observed;
-        observed
-            .around
-            .above
-            .iter()
-            .map(|above| above.path.as_str())
-    }
-
-    fn mend(&mut self) {
+impl<'a> PartitionState<'a> {
+    /// Partitions that the kernel made invalid become members at once: left invalid, Linux 6.12 can lose their CPUs.
+    fn end_invalid_partitions(&mut self) {
         for leaf in &self.leaves {
             let cgroup = &leaf.container.cgroup;
             if matches!(cgroup.cpuset.partition, Partition::Invalid(_)) {
@@ -128,23 +60,28 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Cgroups above live partitions hold again what somebody has taken from them.
-    fn reach(&mut self) {
-        for path in self.aboves() {
+    /// Cgroups above live partitions get back the CPUs that another program took from them: Linux 6.12 can lose these CPUs
+    /// otherwise.
+    fn restore_ancestors(&mut self) {
+        for path in self.ancestors() {
             self.hold(path, self.held(path).union(&self.needed(path)));
         }
         for index in 0..self.pods.len() {
-            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else {
+            let Some(pod_target) = self
+                .pods
+                .get(index)
+                .filter(|pod_target| !pod_target.left_alone)
+            else {
                 continue;
             };
-            let pod: &'a ObservedPod = place.pod;
+            let pod: &'a ObservedPod = pod_target.pod;
             let path = pod.cgroup.path.as_str();
             self.hold(path, self.held(path).union(&self.needed(path)));
         }
     }
 
-    /// A live isolated partition becomes one with load balancing before it gets other CPUs.
-    fn balance(&mut self) {
+    /// Isolated partitions that cannot stay isolated, or not with their new CPUs, become `root`, with load balancing.
+    fn restore_load_balancing(&mut self) {
         for index in 0..self.leaves.len() {
             let Some(leaf) = self.leaves.get(index) else {
                 continue;
@@ -158,75 +95,63 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A cgroup becomes a live partition of this kind, if it is none.
-    fn become_kind(&mut self, path: &'a str, kind: Kind, cpus: &CpuSet) {
-        if self.live.get(path) != Some(&kind) {
-            let in_force = Some(cpus.intersection(&self.desired.online));
-            self.steps.push(Step::Partition {
-                path: path.to_owned(),
-                kind,
-                in_force,
-            });
-            self.live.insert(path, kind);
-        }
+    /// Records of pods and containers that gain CPUs. If the agent crashes afterwards, its next start carries the assignment out.
+    fn record_gains(&mut self) {
+        let pods = self.pods.iter().filter_map(|pod_target| {
+            let next = pod_target.next_mark()?;
+            let recorded = pod_target.pod.mark.as_ref().map(Mark::cpus);
+            let gains = !next.cpus().is_subset(&recorded.unwrap_or_default());
+            gains.then(|| mark(&pod_target.pod.cgroup.path, next))
+        });
+        let leaves = self.leaves.iter().filter_map(|leaf| {
+            let next = self.next_leaf_record(leaf)?;
+            let path = &leaf.container.cgroup.path;
+            (leaf.container.mark.as_ref() != Some(&next)).then(|| mark(path, next))
+        });
+        let steps: Vec<Step> = pods.chain(leaves).collect();
+        self.steps.extend(steps);
     }
 
-    fn gain(&mut self) {
-        let mut steps = Vec::new();
-        for place in &self.pods {
-            if let Some(next) = place.next_mark()
-                && !next
-                    .cpus()
-                    .is_subset(&place.pod.mark.as_ref().map(Mark::cpus).unwrap_or_default())
-            {
-                steps.push(Step::Mark {
-                    path: place.pod.cgroup.path.clone(),
-                    mark: Some(next),
-                });
-            }
+    /// The record of an owner, or of a container whose CPUs the plan writes; `None` where the present record stays.
+    fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<Mark> {
+        let pod_target = self.pods.get(leaf.pod)?;
+        let is_written = !leaf.target.is_empty() || self.separated(leaf).is_some();
+        let newer = self.newer_setting(leaf);
+        let is_recorded = leaf.container.mark.is_some() && newer.is_none();
+        if !leaf.owner && (!is_written || is_recorded) {
+            return None;
         }
-        for leaf in &self.leaves {
-            let place = self.pods.get(leaf.pod);
-            let touched = !leaf.target.is_empty() || self.too_near(leaf).is_some();
-            let newer = self.newer(leaf);
-            let noted = leaf.container.mark.is_some() && newer.is_none();
-            let Some(place) = place.filter(|_| leaf.owner || (touched && !noted)) else {
-                continue;
-            };
-            let uid = &place.pod.cgroup.uid;
-            let mut next = leaf.next_mark(place);
-            if let Some(newer) = newer {
-                next.before.cpus = newer;
-            }
-            if leaf.owner {
-                next = memory::note(next, leaf.container, uid, self.desired);
-            }
-            if leaf.container.mark.as_ref() != Some(&next) {
-                steps.push(Step::Mark {
-                    path: leaf.container.cgroup.path.clone(),
-                    mark: Some(next),
-                });
-            }
+        let mut next = leaf.next_mark(pod_target);
+        if let Some(newer) = newer {
+            next.before.cpus = newer;
         }
-        self.steps.append(&mut steps);
-        let with_idle = |place: &&Place<'_>| !place.plan.assignment.idle.is_empty();
-        for place in self.pods.iter().filter(with_idle) {
-            if !place.pod.containers.iter().any(|container| container.idle) {
-                let path = format!("{}/{IDLE_CGROUP}", place.pod.cgroup.path);
-                // It becomes a partition with the next plan, which the sight of it brings about.
+        if leaf.owner {
+            let uid = &pod_target.pod.cgroup.uid;
+            next = memory::note(next, leaf.container, uid, self.desired);
+        }
+        Some(next)
+    }
+
+    /// Pods with idle CPUs get a cgroup for them. The cgroup becomes a partition in the next plan, which its creation triggers.
+    fn make_idle_cgroups(&mut self) {
+        let with_idle = |pod: &&PodTarget<'_>| !pod.plan.assignment.idle.is_empty();
+        for pod_target in self.pods.iter().filter(with_idle) {
+            let pod = pod_target.pod;
+            if !pod.containers.iter().any(|container| container.idle) {
+                let path = format!("{}/{IDLE_CGROUP}", pod.cgroup.path);
                 self.steps.push(Step::Make { path });
             }
         }
     }
 
-    /// What a container must be given by name so that it touches no partition beside it; `None` if it touches none.
-    fn too_near(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
+    /// The set to write to a container so that it overlaps no partition beside it; `None` if it overlaps none.
+    fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
         let others = self.pods.get(leaf.pod)?.target.difference(&leaf.target);
         if own.is_disjoint(&others) {
             return None;
         }
-        // Of offline CPUs only those would be written that are taken away again by the next plan.
+        // Offline CPUs stay out: the next plan would take them away again.
         let rest = own.difference(&others).intersection(&self.desired.online);
         let shared = self.desired.shared();
         Some(match (leaf.target.is_empty(), rest.is_empty()) {
@@ -236,25 +161,31 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// What somebody has written to a pod mate since we moved it off its pod's partitions: that is what to put back.
-    fn newer(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
+    /// The set that another program wrote to a pod mate after Pinfold's last write: the release puts this newer set back.
+    fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
-        (!leaf.owner && self.too_near(leaf).is_some()).then(|| written.clone())
+        (!leaf.owner && self.separated(leaf).is_some()).then(|| written.clone())
     }
 
-    fn apart(&mut self) {
+    /// Pod mates are narrowed until they overlap no partition of the pod.
+    fn separate_pod_mates(&mut self) {
         let near: Vec<Step> = self
             .leaves
             .iter()
             .filter_map(|leaf| {
-                let apart = self.too_near(leaf).filter(|apart| !apart.is_empty())?;
-                Some(cpus(&leaf.container.cgroup.path, apart, Reason::Apart))
+                let apart = self.separated(leaf).filter(|apart| !apart.is_empty())?;
+                Some(Step::cpus(
+                    &leaf.container.cgroup.path,
+                    apart,
+                    Reason::Apart,
+                ))
             })
             .collect();
         self.steps.extend(near);
     }
 
-    fn shrink(&mut self) {
+    /// Partitions shrink or end.
+    fn shrink_partitions(&mut self) {
         for index in 0..self.leaves.len() {
             let Some(leaf) = self.leaves.get(index) else {
                 continue;
@@ -267,7 +198,7 @@ impl<'a> Planner<'a> {
                     self.live.remove(path);
                     self.steps.push(member(path));
                 } else if rest.is_disjoint(&self.desired.online) {
-                    // It has nothing to stand on: it moves, in its turn.
+                    // No CPU of the partition stays: the partition moves in a later phase.
                     continue;
                 }
             }
@@ -275,25 +206,29 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Cgroups above partitions let go of what is not needed, from below; `early`, they keep what they will need again.
-    fn trim(&mut self, early: bool) {
+    /// Cgroups above partitions give up CPUs, from the lowest cgroup up. No cgroup ever holds less than the live partitions below.
+    fn trim_ancestors(&mut self, trim: Trim) {
         for index in 0..self.pods.len() {
-            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else {
+            let Some(pod_target) = self
+                .pods
+                .get(index)
+                .filter(|pod_target| !pod_target.left_alone)
+            else {
                 continue;
             };
-            let pod: &'a ObservedPod = place.pod;
+            let pod: &'a ObservedPod = pod_target.pod;
             let path = pod.cgroup.path.as_str();
-            let wanted = place.target.union(&self.needed(path));
-            let cpus = if early {
+            let wanted = pod_target.target.union(&self.needed(path));
+            let cpus = if trim == Trim::KeepWanted {
                 self.held(path).intersection(&wanted)
             } else {
                 wanted
             };
             self.hold(path, cpus);
         }
-        for path in self.aboves().rev() {
+        for path in self.ancestors().rev() {
             let wanted = self.wanted_above(path);
-            let cpus = if early {
+            let cpus = if trim == Trim::KeepWanted {
                 self.held(path).intersection(&wanted)
             } else {
                 wanted
@@ -302,65 +237,52 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn lose(&mut self) {
+    /// Former owners get their quotas back, then the records of pods and containers that lost CPUs are written.
+    fn restore_quotas_and_record_losses(&mut self) {
         let mut steps = Vec::new();
-        for place in self.pods.iter().filter(|place| !place.alone) {
-            let cgroup = &place.pod.cgroup;
-            let marked = place.pod.mark.as_ref();
-            let whole = place.plan.whole;
-            // Of a pod that nobody told us of it isn't known whether all its containers own CPUs.
-            if place.plan.assignment.is_empty() || (!whole && place.plan.name.is_some()) {
-                steps.extend(give_back_quota(&cgroup.path, cgroup.quota, marked));
+        for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
+            let cgroup = &pod_target.pod.cgroup;
+            let (plan, record) = (&pod_target.plan, pod_target.pod.mark.as_ref());
+            // For an unknown pod, nothing says whether all its containers own CPUs.
+            if plan.assignment.is_empty() || (!plan.whole && plan.name.is_some()) {
+                steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             }
-            // Pods that own nothing now are forgotten at the very end.
-            if let Some(next) = place.next_mark()
-                && next
-                    .cpus()
-                    .is_subset(&marked.map(Mark::cpus).unwrap_or_default())
-                && marked != Some(&next)
+            // The last phase removes the records of pods that own nothing now.
+            let recorded = record.map(Mark::cpus).unwrap_or_default();
+            if let Some(next) = pod_target.next_mark()
+                && next.cpus().is_subset(&recorded)
+                && record != Some(&next)
             {
-                steps.push(Step::Mark {
-                    path: cgroup.path.clone(),
-                    mark: Some(next),
-                });
+                steps.push(mark(&cgroup.path, next));
             }
         }
-        for leaf in self
-            .leaves
-            .iter()
-            .filter(|leaf| !leaf.owner || leaf.target.is_empty())
-        {
+        let without = |leaf: &&Leaf<'_>| !leaf.owner || leaf.target.is_empty();
+        for leaf in self.leaves.iter().filter(without) {
             let cgroup = &leaf.container.cgroup;
-            steps.extend(give_back_quota(
-                &cgroup.path,
-                cgroup.quota,
-                leaf.container.mark.as_ref(),
-            ));
-            // One that owned CPUs and does not now may still need to know what it had.
-            if let (Some(mark), Some(place)) = (&leaf.container.mark, self.pods.get(leaf.pod))
-                && !mark.assignment.is_empty()
+            let record = leaf.container.mark.as_ref();
+            steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
+            // A former owner keeps a record while its earlier CPUs have yet to be put back.
+            if let (Some(record), Some(pod_target)) = (record, self.pods.get(leaf.pod))
+                && !record.assignment.is_empty()
                 && !leaf.owner
-                && !self.is_done(leaf)
+                && !self.has_earlier_cpus(leaf)
             {
-                let next = leaf.next_mark(place);
-                steps.push(Step::Mark {
-                    path: cgroup.path.clone(),
-                    mark: Some(next),
-                });
+                steps.push(mark(&cgroup.path, leaf.next_mark(pod_target)));
             }
         }
         self.steps.append(&mut steps);
     }
 
-    fn moves(&mut self) {
+    /// Partitions whose new CPUs have nothing in common with the old ones move, each as soon as its new CPUs are free.
+    fn move_partitions(&mut self) {
         let mut waiting: Vec<(&'a str, &'a str, CpuSet)> = Vec::new();
         for leaf in &self.leaves {
             let container: &'a ObservedContainer = leaf.container;
             let path = container.cgroup.path.as_str();
-            let Some(place) = self.pods.get(leaf.pod) else {
+            let Some(pod_target) = self.pods.get(leaf.pod) else {
                 continue;
             };
-            let pod: &'a ObservedPod = place.pod;
+            let pod: &'a ObservedPod = pod_target.pod;
             let stays = self.held(path).intersection(&leaf.target);
             if self.live.contains_key(path) && stays.is_disjoint(&self.desired.online) {
                 waiting.push((path, pod.cgroup.path.as_str(), leaf.target.clone()));
@@ -371,39 +293,47 @@ impl<'a> Planner<'a> {
                 let mut others = self
                     .held
                     .iter()
-                    .filter(|(other, _)| *other != pod && !is_within(path, other));
+                    .filter(|(other, _)| *other != path && *other != pod && !is_below(path, other));
                 others.all(|(_, held)| held.is_disjoint(target))
             };
             let Some(next) = waiting.iter().position(free) else {
-                // They wait for each other in a ring: one steps aside, and is made anew with those that grow.
+                // The partitions wait for each other in a ring: one ends here, and the next phase makes it anew.
                 let (path, _, _) = waiting.swap_remove(0);
                 self.live.remove(path);
                 self.steps.push(member(path));
                 self.hold(path, CpuSet::new());
-                self.trim(true);
+                self.trim_ancestors(Trim::KeepWanted);
                 continue;
             };
             let (path, pod, target) = waiting.swap_remove(next);
-            let way: Vec<&'a str> = self.aboves().filter(|above| is_below(pod, above)).collect();
+            let way: Vec<&'a str> = self
+                .ancestors()
+                .filter(|above| is_below(pod, above))
+                .collect();
             for cgroup in way.into_iter().chain([pod]) {
                 self.hold(cgroup, self.held(cgroup).union(&target));
             }
             self.hold(path, target);
-            self.trim(true);
+            self.trim_ancestors(Trim::KeepWanted);
         }
     }
 
-    fn grow(&mut self) {
-        for path in self.aboves() {
+    /// Cgroups above partitions hold more, from the top down; then partitions grow or are made.
+    fn grow_partitions(&mut self) {
+        for path in self.ancestors() {
             self.hold(path, self.held(path).union(&self.wanted_above(path)));
         }
         for index in 0..self.pods.len() {
-            let Some(place) = self.pods.get(index).filter(|place| !place.alone) else {
+            let Some(pod_target) = self
+                .pods
+                .get(index)
+                .filter(|pod_target| !pod_target.left_alone)
+            else {
                 continue;
             };
-            let pod: &'a ObservedPod = place.pod;
+            let pod: &'a ObservedPod = pod_target.pod;
             let path = pod.cgroup.path.as_str();
-            let cpus = self.held(path).union(&place.target);
+            let cpus = self.held(path).union(&pod_target.target);
             self.hold(path, cpus);
         }
         for index in 0..self.leaves.len() {
@@ -422,8 +352,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether a container has what it had before our first write, or needs nothing back.
-    fn is_done(&self, leaf: &Leaf<'_>) -> bool {
+    /// Whether a container without a partition has its CPUs from before Pinfold's first write, or needs none back.
+    fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
         let untouched = |mark: &Mark| {
             mark.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
         };
@@ -434,88 +364,103 @@ impl<'a> Planner<'a> {
             })
     }
 
+    /// The settings of cgroups that own nothing now are put back, quotas are lifted, and needless records removed at the very end.
     fn settle(&mut self) {
-        let mut steps = Vec::new();
-        let mut last = Vec::new();
+        let mut last = Settled::default();
         for leaf in &self.leaves {
-            let cgroup = &leaf.container.cgroup;
             if leaf.owner {
-                // One whose CPUs are not in force runs among others, and its quota is what they agreed to.
-                if !leaf.target.is_empty() {
-                    steps.extend(lift_quota(&cgroup.path, cgroup.quota));
-                }
-                let uid = self
-                    .pods
-                    .get(leaf.pod)
-                    .map(|place| place.pod.cgroup.uid.as_str());
-                steps.extend(memory::bind(
-                    leaf.container,
-                    uid.unwrap_or_default(),
-                    self.desired,
-                ));
-                continue;
-            }
-            steps.extend(memory::give_back(leaf.container, &self.desired.all_memory));
-            if leaf.container.idle {
-                last.push(Step::Remove {
-                    path: cgroup.path.clone(),
-                });
-                continue;
-            }
-            let (Some(mark), true) = (&leaf.container.mark, leaf.target.is_empty()) else {
-                continue;
-            };
-            let near = self
-                .pods
-                .get(leaf.pod)
-                .map(|place| place.target.clone())
-                .unwrap_or_default();
-            let had = match self.newer(leaf) {
-                Some(newer) => newer.intersection(&self.desired.online),
-                None => had(mark, &self.desired.online),
-            };
-            if self.is_done(leaf) && (cgroup.cpuset.cpus.is_empty() || had.is_disjoint(&near)) {
-                last.push(forget(&cgroup.path));
-                continue;
-            }
-            // What it had, but for its pod's partitions.
-            let back = had.difference(&near);
-            let back = if back.is_empty() {
-                self.desired.shared()
+                self.settle_owner(leaf, &mut last);
             } else {
-                back
-            };
-            let whole = back == had;
-            if cgroup.cpuset.cpus != back
-                && !back.is_empty()
-                && self.too_near(leaf).as_ref() != Some(&back)
-            {
-                steps.push(cpus(&cgroup.path, back, Reason::Share));
-            }
-            if whole {
-                last.push(forget(&cgroup.path));
+                self.settle_other(leaf, &mut last);
             }
         }
-        for place in self.pods.iter().filter(|place| !place.alone) {
-            let cgroup = &place.pod.cgroup;
-            if place.plan.whole && !place.plan.assignment.is_empty() {
-                steps.extend(lift_quota(&cgroup.path, cgroup.quota));
-            }
-            let Some(mark) = &place.pod.mark else {
-                continue;
-            };
-            // Another enforcement may have narrowed it.
-            let had = had(mark, &self.desired.online);
-            if !cgroup.cpuset.cpus.is_empty() && cgroup.cpuset.cpus != had {
-                steps.push(cpus(&cgroup.path, had, Reason::Share));
-            }
-            if place.plan.assignment.is_empty() {
-                last.push(forget(&cgroup.path));
-            }
+        for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
+            self.settle_pod(pod_target, &mut last);
         }
-        self.steps.append(&mut steps);
-        self.steps.append(&mut last);
+        self.steps.append(&mut last.writes);
+        self.steps.append(&mut last.removals);
     }
+
+    fn settle_owner(&self, leaf: &Leaf<'_>, last: &mut Settled) {
+        let cgroup = &leaf.container.cgroup;
+        // An owner whose CPUs are not in force runs on shared CPUs, and its quota protects the other containers.
+        if !leaf.target.is_empty() {
+            last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
+        }
+        if let Some(pod_target) = self.pods.get(leaf.pod) {
+            let uid = &pod_target.pod.cgroup.uid;
+            last.writes
+                .extend(memory::bind(leaf.container, uid, self.desired));
+        }
+    }
+
+    /// Puts back the memory and the CPUs of a container that owns nothing, except the CPUs of its pod's partitions.
+    fn settle_other(&self, leaf: &Leaf<'_>, last: &mut Settled) {
+        let cgroup = &leaf.container.cgroup;
+        let numa = memory::give_back(leaf.container, &self.desired.all_memory);
+        last.writes.extend(numa);
+        if leaf.container.idle {
+            let path = cgroup.path.clone();
+            last.removals.push(Step::Remove { path });
+            return;
+        }
+        let (Some(record), true) = (&leaf.container.mark, leaf.target.is_empty()) else {
+            return;
+        };
+        let partitions = self.pods.get(leaf.pod).map(|pod| pod.target.clone());
+        let partitions = partitions.unwrap_or_default();
+        let had = match self.newer_setting(leaf) {
+            Some(newer) => newer.intersection(&self.desired.online),
+            None => had(record, &self.desired.online),
+        };
+        let apart = cgroup.cpuset.cpus.is_empty() || had.is_disjoint(&partitions);
+        if self.has_earlier_cpus(leaf) && apart {
+            last.removals.push(forget(&cgroup.path));
+            return;
+        }
+        let mut back = had.difference(&partitions);
+        if back.is_empty() {
+            back = self.desired.shared();
+        }
+        if back == had {
+            last.removals.push(forget(&cgroup.path));
+        }
+        if cgroup.cpuset.cpus != back
+            && !back.is_empty()
+            && self.separated(leaf).as_ref() != Some(&back)
+        {
+            last.writes
+                .push(Step::cpus(&cgroup.path, back, Reason::Share));
+        }
+    }
+
+    fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut Settled) {
+        let cgroup = &pod_target.pod.cgroup;
+        let plan = &pod_target.plan;
+        if plan.whole && !plan.assignment.is_empty() {
+            last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
+        }
+        let Some(record) = &pod_target.pod.mark else {
+            return;
+        };
+        // An earlier enforcement may have narrowed the pod.
+        let had = had(record, &self.desired.online);
+        if !cgroup.cpuset.cpus.is_empty() && cgroup.cpuset.cpus != had {
+            last.writes
+                .push(Step::cpus(&cgroup.path, had, Reason::Share));
+        }
+        if plan.assignment.is_empty() {
+            last.removals.push(forget(&cgroup.path));
+        }
+    }
+}
+
+/// The steps of the last phase.
+#[derive(Default)]
+struct Settled {
+    writes: Vec<Step>,
+    /// Removals of records and of idle cgroups, after all writes.
+    removals: Vec<Step>,
 }
 
 #[cfg(test)]

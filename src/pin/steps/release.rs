@@ -4,7 +4,7 @@ use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::mark::Mark;
 use super::super::model::{Reason, Step, union};
 use super::marks::{forget, give_back_quota};
-use super::{cpus, memory};
+use super::memory;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
 
@@ -60,7 +60,7 @@ fn wide(path: &str, now: &CpuSet, mark: &Mark, online: &CpuSet) -> Option<Step> 
     let back = had(mark, online);
     // One that was never written and is not now needs no write.
     let untouched = now.is_empty() && mark.before.cpus.is_empty();
-    (*now != back && !untouched).then(|| cpus(path, back, Reason::Release))
+    (*now != back && !untouched).then(|| Step::cpus(path, back, Reason::Release))
 }
 
 /// The CPUs that a cgroup had before our first write, as far as they are online.

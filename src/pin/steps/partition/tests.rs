@@ -430,9 +430,8 @@ fn idle_cpus_have_a_partition_of_their_own() {
         ("a", "x", "2-3", None, ""),
         ("a", "pinfold-idle", "6-7", None, ""),
     ];
-    let mut lives = there("2-3,6-7", &both);
+    let lives = there("2-3,6-7", &both);
     assert_eq!(steps(&lives, &wish), Vec::<String>::new());
-    lives.pods[0].containers[1].mark = None;
     let ended = steps(&lives, &desired(&[("a", "x", "2-3")]));
     assert_eq!(ended.last().unwrap(), "a/pinfold-idle: remove");
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::super::mark::Mark;
-use super::super::super::model::{Desired, PodAssignment, PodPlan, union};
+use super::super::super::model::{Desired, PodAssignment, PodPlan, Step, union};
 use super::super::marks::{next_mark, unreadable, written_before};
-use super::Planner;
+
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition};
+use crate::host::cgroup::{Kind, Partition, is_below};
 
 /// A container's cgroup: what it is and what it shall be.
 pub(super) struct Leaf<'a> {
@@ -17,43 +17,121 @@ pub(super) struct Leaf<'a> {
     /// The CPUs its partition shall have, offline ones included; empty where it shall be none.
     pub(super) target: CpuSet,
     pub(super) kind: Kind,
-    /// Whether it is its pod's claim that it gets, and not an init container's place inside.
+    /// Whether it is its pod's claim that it gets, and not an init container's pod_target inside.
     pub(super) owner: bool,
 }
 
 /// A pod's cgroup: what it shall hold.
-pub(super) struct Place<'a> {
+pub(super) struct PodTarget<'a> {
     pub(super) pod: &'a ObservedPod,
     pub(super) plan: PodPlan,
     /// What it shall hold as exclusive: its claims, and what strangers below it have.
     pub(super) target: CpuSet,
-    pub(super) alone: bool,
+    pub(super) left_alone: bool,
 }
 
-// === impl Planner ===
+pub(super) struct PartitionState<'a> {
+    pub(super) observed: &'a Observed,
+    pub(super) desired: &'a Desired,
+    pub(super) pods: Vec<PodTarget<'a>>,
+    pub(super) leaves: Vec<Leaf<'a>>,
+    /// What each cgroup holds as exclusive, as the steps so far will have left it.
+    pub(super) held: BTreeMap<&'a str, CpuSet>,
+    /// The cgroups that are live partitions then, and of which kind.
+    pub(super) live: BTreeMap<&'a str, Kind>,
+    /// Cgroups below which strangers hold CPUs, with those CPUs: nobody may take them away.
+    pub(super) unknown: Vec<(&'a str, CpuSet)>,
+    pub(super) steps: Vec<Step>,
+}
 
-impl<'a> Planner<'a> {
+// === impl PartitionState ===
+
+impl<'a> PartitionState<'a> {
     pub(super) fn new(observed: &'a Observed, desired: &'a Desired) -> Self {
-        let mut planner = Self {
+        let mut state = Self {
             observed,
             desired,
             pods: Vec::new(),
             leaves: Vec::new(),
             held: BTreeMap::new(),
             live: BTreeMap::new(),
-            strangers: Vec::new(),
+            unknown: Vec::new(),
             steps: Vec::new(),
         };
         for above in &observed.around.above {
-            planner
+            state
                 .held
                 .insert(&above.path, above.cpuset.exclusive.clone());
-            planner.strangers.push((&above.path, above.foreign.clone()));
+            state.unknown.push((&above.path, above.foreign.clone()));
         }
         for pod in &observed.pods {
-            planner.enter(pod);
+            state.enter(pod);
         }
-        planner
+        state
+    }
+
+    /// Sets what a cgroup holds, if it is not so.
+    pub(super) fn hold(&mut self, path: &'a str, cpus: CpuSet) {
+        if self.held.get(path).is_some_and(|held| *held == cpus) {
+            return;
+        }
+        let live = self.live.contains_key(path);
+        let in_force = live.then(|| cpus.intersection(&self.desired.online));
+        self.steps.push(Step::Exclusive {
+            path: path.to_owned(),
+            cpus: cpus.clone(),
+            in_force,
+        });
+        self.held.insert(path, cpus);
+    }
+
+    pub(super) fn held(&self, path: &str) -> CpuSet {
+        self.held.get(path).cloned().unwrap_or_default()
+    }
+
+    /// What a cgroup can't be without now: live partitions below it, and what strangers hold.
+    pub(super) fn needed(&self, path: &str) -> CpuSet {
+        let live = self
+            .live
+            .keys()
+            .filter(|leaf| is_below(leaf, path))
+            .filter_map(|leaf| self.held.get(leaf));
+        let unknown = self
+            .unknown
+            .iter()
+            .filter(|(other, _)| *other == path || is_below(other, path));
+        union(live).union(&union(unknown.map(|(_, cpus)| cpus)))
+    }
+
+    /// What a cgroup above the pods shall hold in the end.
+    pub(super) fn wanted_above(&self, path: &str) -> CpuSet {
+        let pods = self
+            .pods
+            .iter()
+            .filter(|pod_target| is_below(&pod_target.pod.cgroup.path, path));
+        union(pods.map(|pod_target| &pod_target.target)).union(&self.needed(path))
+    }
+
+    pub(super) fn ancestors(&self) -> impl DoubleEndedIterator<Item = &'a str> + use<'a> {
+        let observed: &'a Observed = self.observed;
+        observed
+            .around
+            .above
+            .iter()
+            .map(|above| above.path.as_str())
+    }
+
+    /// A cgroup becomes a live partition of this kind, if it is none.
+    pub(super) fn become_kind(&mut self, path: &'a str, kind: Kind, cpus: &CpuSet) {
+        if self.live.get(path) != Some(&kind) {
+            let in_force = Some(cpus.intersection(&self.desired.online));
+            self.steps.push(Step::Partition {
+                path: path.to_owned(),
+                kind,
+                in_force,
+            });
+            self.live.insert(path, kind);
+        }
     }
 
     fn enter(&mut self, pod: &'a ObservedPod) {
@@ -96,7 +174,7 @@ impl<'a> Planner<'a> {
             let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
             if alone || unreadable || stranger {
                 target = target.union(&cpuset.exclusive);
-                self.strangers.push((path, cpuset.exclusive.clone()));
+                self.unknown.push((path, cpuset.exclusive.clone()));
                 self.live
                     .extend(cpuset.partition.live().map(|kind| (path, kind)));
                 continue;
@@ -140,11 +218,11 @@ impl<'a> Planner<'a> {
                 owner,
             });
         }
-        self.pods.push(Place {
+        self.pods.push(PodTarget {
             pod,
             plan,
             target,
-            alone,
+            left_alone: alone,
         });
     }
 }
@@ -158,12 +236,12 @@ fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAss
     }
 }
 
-// === impl Place ===
+// === impl PodTarget ===
 
-impl Place<'_> {
+impl PodTarget<'_> {
     /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
     pub(super) fn next_mark(&self) -> Option<Mark> {
-        if self.alone || self.plan.assignment.is_empty() {
+        if self.left_alone || self.plan.assignment.is_empty() {
             return None;
         }
         let cgroup = &self.pod.cgroup;
@@ -184,10 +262,10 @@ impl Place<'_> {
 // === impl Leaf ===
 
 impl Leaf<'_> {
-    pub(super) fn next_mark(&self, place: &Place<'_>) -> Mark {
+    pub(super) fn next_mark(&self, pod_target: &PodTarget<'_>) -> Mark {
         let cgroup = &self.container.cgroup;
         let claimed = if self.owner {
-            own_part(&place.plan.assignment, self.container)
+            own_part(&pod_target.plan.assignment, self.container)
         } else {
             PodAssignment::default()
         };
@@ -197,7 +275,7 @@ impl Leaf<'_> {
         let mut next = next_mark(
             self.container.mark.as_ref(),
             claimed,
-            place.plan.name.as_ref(),
+            pod_target.plan.name.as_ref(),
             before,
             quota,
         );
