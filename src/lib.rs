@@ -6,7 +6,7 @@
 //! # The one idea
 //!
 //! **The kernel keeps the state.** Who owns which CPUs is never in a file of ours. It is in the cgroups: in their partitions
-//! and CPU sets, and in a mark, an extended attribute that lives and dies with its cgroup ([`pin::Mark`]). A restart reads the
+//! and CPU sets, and in a mark, an extended attribute that lives and dies with its cgroup ([`pin::AssignmentRecord`]). A restart reads the
 //! cgroups and knows everything; there is no checkpoint to corrupt, no drain to change a policy, no file to delete.
 //!
 //! # The modules, in the order to read them

@@ -27,9 +27,9 @@ mod steering;
 use std::sync::LazyLock;
 
 use pinfold::cpu::CpuSet;
-use pinfold::pin::quiet::{Quiet, Situation};
+use pinfold::pin::cpu_isolation::{CpuIsolationOptions, IsolationInput};
 
-const ALL: Quiet = Quiet {
+const ALL: CpuIsolationOptions = CpuIsolationOptions {
     irqs: true,
     workqueues: true,
     packet_steering: true,
@@ -43,8 +43,12 @@ fn set(list: &str) -> CpuSet {
 static NONE: LazyLock<CpuSet> = LazyLock::new(CpuSet::new);
 
 /// What is asked for, for CPUs that are somebody's own and not isolated.
-fn situation<'a>(options: Quiet, exclusive: &'a CpuSet, online: &'a CpuSet) -> Situation<'a> {
-    Situation {
+fn situation<'a>(
+    options: CpuIsolationOptions,
+    exclusive: &'a CpuSet,
+    online: &'a CpuSet,
+) -> IsolationInput<'a> {
+    IsolationInput {
         options,
         exclusive,
         isolated: &NONE,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::cluster::{self, Asked};
 pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
-use crate::pin::quiet::Quiet;
+use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
 
 /// Where the configuration file is looked for when none is named.
@@ -51,7 +51,7 @@ pub struct Config {
     /// allow it are.
     pub moves_per_hour: u32,
     /// Which of the kernel's own work is kept off exclusive CPUs.
-    pub quiet: Quiet,
+    pub quiet: CpuIsolationOptions,
     /// How thread counts follow from CPUs.
     pub threads: ThreadPolicy,
 }
@@ -200,7 +200,7 @@ impl Default for Config {
             policy: Policy::default(),
             cpus: CpuPreferences::default(),
             moves_per_hour: 0,
-            quiet: Quiet::default(),
+            quiet: CpuIsolationOptions::default(),
             threads: ThreadPolicy::default(),
         }
     }

@@ -24,9 +24,9 @@ pub(super) struct History {
 
 fn own(container: &ObservedContainer) -> CpuSet {
     container
-        .mark
+        .record
         .as_ref()
-        .map(pin::Mark::cpus)
+        .map(pin::AssignmentRecord::cpus)
         .unwrap_or_default()
 }
 
@@ -138,7 +138,7 @@ impl History {
         let Some(path) = &container.cgroup else {
             return;
         };
-        container.window_seconds = self.windows.get(path).copied();
+        container.unpinned_seconds = self.windows.get(path).copied();
         container.at_start = self.old.get(path).cloned();
         container.repaired = self.repaired.get(path).cloned();
     }

@@ -1,9 +1,9 @@
-//! [`Isolation`]: when a partition may become isolated.
+//! [`IsolatedPartitionGate`]: when a partition may become isolated.
 //!
-//! Not before the kernel's unbound work queues have left its CPUs (why: [`Situation::isolated`]). They are told to leave
+//! Not before the kernel's unbound work queues have left its CPUs (why: [`IsolationInput::isolated`]). They are told to leave
 //! first; the threads that served them there end a moment later, and until the last has ended, the lock is as dangerous.
 //!
-//! [`Situation::isolated`]: crate::pin::quiet::Situation::isolated
+//! [`IsolationInput::isolated`]: crate::pin::cpu_isolation::IsolationInput::isolated
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::pin::{Desired, Observed};
 const SETTLED: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
-pub(super) struct Isolation {
+pub(super) struct IsolatedPartitionGate {
     /// The CPUs of pods that shall be isolated, by uid.
     wanted: BTreeMap<String, CpuSet>,
     /// The CPUs that work queues are kept off.
@@ -27,9 +27,9 @@ pub(super) struct Isolation {
     waits: bool,
 }
 
-// === impl Isolation ===
+// === impl IsolatedPartitionGate ===
 
-impl Isolation {
+impl IsolatedPartitionGate {
     /// What is said of a pod that waits for what does not come.
     pub(super) const BARRED: &str = "its partitions are not isolated but root, with load balancing: the kernel's unbound work \
         queues can't be kept off its CPUs (/sys/devices/virtual/workqueue/cpumask can't be written here), and without that \
@@ -59,7 +59,7 @@ impl Isolation {
         }
         for container in observed
             .containers()
-            .filter(|container| container.mark.is_some())
+            .filter(|container| container.record.is_some())
         {
             let cpuset = &container.cgroup.cpuset;
             if cpuset.partition.live() == Some(Kind::Isolated) {
@@ -139,7 +139,7 @@ mod tests {
         desired
     }
 
-    fn waits(isolation: &mut Isolation, claims: &[(&str, &str)], now: Instant) -> bool {
+    fn waits(isolation: &mut IsolatedPartitionGate, claims: &[(&str, &str)], now: Instant) -> bool {
         let mut desired = wishes(claims);
         isolation.note_wanted(&mut desired, None, now);
         desired.pods.values().any(|plan| plan.balanced_yet)
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn work_queues_leave_first() {
-        let (mut isolation, start) = (Isolation::default(), Instant::now());
+        let (mut isolation, start) = (IsolatedPartitionGate::default(), Instant::now());
         assert!(waits(&mut isolation, &[("a", "2-3")], start));
         assert_eq!(
             (isolation.due(), isolation.is_barred("a")),
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn they_come_back_when_the_kernel_is_done() {
-        let (mut isolation, start) = (Isolation::default(), Instant::now());
+        let (mut isolation, start) = (IsolatedPartitionGate::default(), Instant::now());
         waits(&mut isolation, &[("a", "2-3")], start);
         isolation.keep_off(&Observed::default(), &CpuSet::new());
         waits(&mut isolation, &[], start);

@@ -17,7 +17,7 @@ use super::event::{Event, RuntimeNews, Source};
 use super::given_up::GivenUp;
 use super::heartbeat::Heartbeat;
 use super::history::History;
-use super::isolation::Isolation;
+use super::isolation::IsolatedPartitionGate;
 use super::node::Node;
 use super::question::Question;
 use super::told::Told;
@@ -25,8 +25,8 @@ use crate::cpu::{CpuSet, Layout, Placer};
 use crate::host::pod_resources::CpuManager;
 use crate::host::topology;
 use crate::metrics::AgentMetrics;
-use crate::pin::decide::Inputs;
-use crate::pin::quiet::{Keeper, Report};
+use crate::pin::cpu_isolation::{CpuIsolator, IsolationReport};
+use crate::pin::decide::DecisionInput;
 use crate::pin::{Drift, Enforcement, Ledger, Observed, Snapshot};
 use crate::pod::{ContainerIds, Pod};
 use inbox::Inbox;
@@ -185,15 +185,15 @@ pub(super) struct Owner {
     /// Whether it was told of pods, or that it need not wait for them: a first look that fails is then made again.
     heard: bool,
     given_up: GivenUp,
-    isolation: Isolation,
+    isolation: IsolatedPartitionGate,
     /// What was read last, unless the last reconcile failed: questions that can't wait are answered from it.
     seen: Option<Seen>,
     /// CPUs that were given in answers since the last look at the whole node: others may still run on them.
     fresh: CpuSet,
     /// Partitions that the kernel refused since the timer rang last, and in which words.
     refused: BTreeMap<String, String>,
-    keeper: Keeper,
-    quiet: Option<Report>,
+    keeper: CpuIsolator,
+    quiet: Option<IsolationReport>,
     /// NUMA nodes of the devices of pods, by namespace and name.
     devices: BTreeMap<(String, String), CpuSet>,
     /// When running containers were moved, within the last hour.
@@ -226,7 +226,8 @@ impl Owner {
         } else {
             ContainerIds::Untold
         };
-        let keeper = Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+        let keeper =
+            CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {
             placer,
             layout,
@@ -242,7 +243,7 @@ impl Owner {
             heartbeat,
             heard: false,
             given_up: GivenUp::default(),
-            isolation: Isolation::default(),
+            isolation: IsolatedPartitionGate::default(),
             seen: None,
             fresh: CpuSet::new(),
             refused: BTreeMap::new(),
@@ -511,9 +512,9 @@ impl Owner {
         }
     }
 
-    fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a HashSet<&'a str>) -> Inputs<'a> {
+    fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a HashSet<&'a str>) -> DecisionInput<'a> {
         let node = &self.node;
-        Inputs {
+        DecisionInput {
             topology: &node.topology,
             placer: &self.placer,
             reserved: &node.reserved,

@@ -83,7 +83,7 @@ impl Promises {
         self.promises.retain(|promise| {
             let marked = observed.pods.iter().any(|pod| {
                 pod.cgroup.uid == promise.uid
-                    && pod.mark.as_ref().is_some_and(|mark| {
+                    && pod.record.as_ref().is_some_and(|mark| {
                         mark.assignment.containers.contains_key(&promise.container)
                     })
             });
@@ -95,7 +95,7 @@ impl Promises {
     /// Adds promised CPUs to the ledger.
     pub(super) fn enter(&self, ledger: &mut Ledger) {
         for promise in &self.promises {
-            ledger.promise(&promise.uid, &promise.container, &promise.cpus);
+            ledger.add_pending(&promise.uid, &promise.container, &promise.cpus);
         }
     }
 }

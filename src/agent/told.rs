@@ -129,7 +129,7 @@ impl Told {
             .filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
         let records = named.filter_map(|pod| {
             let mark = pod
-                .mark
+                .record
                 .as_ref()
                 .filter(|mark| !mark.assignment.is_empty() && !mark.pod.is_empty())?;
             let recorded = Recorded {

@@ -13,7 +13,7 @@ use crate::agent::{Node, environment, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
-use crate::pin::decide::{Inputs, Moved, decide};
+use crate::pin::decide::{ContainerMove, DecisionInput, decide};
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
@@ -71,7 +71,7 @@ pub(super) struct Planned {
     pub(super) reserved: CpuSet,
     pub(super) shared: CpuSet,
     /// Running containers that would make room for others, in the order in which they move.
-    pub(super) moves: Vec<Moved>,
+    pub(super) moves: Vec<ContainerMove>,
     pub(super) containers: Vec<PlannedContainer>,
 }
 
@@ -147,7 +147,7 @@ fn planned(
     mut ledger: Ledger,
 ) -> Planned {
     let placer = Placer::new(topology);
-    let mut inputs = Inputs {
+    let mut inputs = DecisionInput {
         topology,
         placer: &placer,
         reserved: &reserved,
@@ -263,8 +263,8 @@ fn in_table(planned: &Planned) -> String {
                 .unwrap_or_else(|| container.entitlement.reason().to_owned()),
         ]);
     }
-    let moved = |moved: &Moved| {
-        let Moved {
+    let moved = |moved: &ContainerMove| {
+        let ContainerMove {
             namespace,
             pod,
             container,

@@ -18,7 +18,7 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::About;
 use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
-use crate::pin::quiet::{Keeper, Quiet, Situation};
+use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
 use crate::pin::{self, Applied, Outcome, Step};
 
 /// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
@@ -99,10 +99,10 @@ impl Release {
         let mut left_over: Vec<String> = Vec::new();
         if !self.dry_run {
             let mut keeper =
-                Keeper::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+                CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
             let nobody = CpuSet::new();
-            let (options, online) = (Quiet::default(), &node.topology.online);
-            let situation = Situation {
+            let (options, online) = (CpuIsolationOptions::default(), &node.topology.online);
+            let situation = IsolationInput {
                 options,
                 exclusive: &nobody,
                 isolated: &nobody,

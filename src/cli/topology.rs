@@ -67,7 +67,7 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
         .0
         .pods
         {
-            let Some(mark) = pod.mark else { continue };
+            let Some(mark) = pod.record else { continue };
             for (container, cpus) in mark.assignment.entries() {
                 let pod = format!("{}/{}", mark.namespace, mark.pod);
                 let label = match container {

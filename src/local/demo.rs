@@ -329,7 +329,7 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
             receive_bytes_per_second: rate(|counters| counters.receive_bytes),
             transmit_bytes_per_second: rate(|counters| counters.transmit_bytes),
             throttled_periods_per_second: rate(|counters| counters.throttled_periods.unwrap_or(0)),
-            window_seconds: state.window_seconds,
+            window_seconds: state.unpinned_seconds,
             note: state.note.clone(),
         });
     }

@@ -12,7 +12,7 @@ use super::families::{
     PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS, RECONCILES, STEPS,
     WINDOW_SECONDS,
 };
-use crate::pin::Cause;
+use crate::pin::DriftCause;
 
 /// Counters of the agent's own doings, from its start on.
 #[derive(Debug, Clone)]
@@ -80,7 +80,7 @@ impl AgentMetrics {
             Box::new(started.clone()),
         ];
         all.into_iter().try_for_each(|one| registry.register(one))?;
-        for cause in Cause::ALL {
+        for cause in DriftCause::ALL {
             drift.with_label_values(&[cause.name()]);
         }
         Ok(Self {

@@ -127,7 +127,7 @@ pub fn apply_while(
     cgroups: &Cgroups,
     mut go_on: impl FnMut(&Step) -> bool,
 ) -> Vec<Applied> {
-    let mut held = Held::default();
+    let mut held = Exclusions::default();
     let mut done = Vec::with_capacity(steps.len());
     for step in steps {
         if !go_on(&step) {
@@ -141,7 +141,7 @@ pub fn apply_while(
 
 /// What later steps must keep off.
 #[derive(Default)]
-struct Held {
+struct Exclusions {
     /// CPUs that somebody could not be moved off.
     cpus: CpuSet,
     /// Cgroups whose mark could not be written.
@@ -150,9 +150,9 @@ struct Held {
     refused: Vec<String>,
 }
 
-fn one(step: &Step, cgroups: &Cgroups, held: &mut Held) -> Outcome {
+fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
     let within = |cgroup: &&String| is_within(step.path(), cgroup);
-    if !matches!(step, Step::Mark { .. }) && held.unmarked.iter().any(|cgroup| within(&cgroup)) {
+    if !matches!(step, Step::Record { .. }) && held.unmarked.iter().any(|cgroup| within(&cgroup)) {
         return Outcome::Unmarked;
     }
     if let Some(path) = held.refused.iter().find(within).filter(|_| gives(step)) {
@@ -161,9 +161,10 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Held) -> Outcome {
     let result = match step {
         Step::Make { path } => cgroups.create(path),
         Step::Remove { path } => cgroups.remove(path),
-        Step::Mark { path, mark } => {
-            cgroups.set_mark(path, mark.as_ref().map(super::Mark::text).as_deref())
-        }
+        Step::Record { path, record: mark } => cgroups.set_mark(
+            path,
+            mark.as_ref().map(super::AssignmentRecord::text).as_deref(),
+        ),
         Step::Memory { path, numa } => cgroups.set_memory(path, numa),
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Exclusive { path, cpus, .. } => cgroups.set_exclusive(path, cpus),
@@ -195,12 +196,12 @@ fn gives(step: &Step) -> bool {
 }
 
 /// Remembers what later steps must keep off.
-fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Held) {
+fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions) {
     match (step, outcome) {
         (
-            Step::Mark {
+            Step::Record {
                 path,
-                mark: Some(_),
+                record: Some(_),
             },
             Outcome::Failed(_),
         ) => held.unmarked.push(path.clone()),

@@ -18,7 +18,7 @@ use crate::pod::{
 
 /// What decisions are made from, besides the ledger.
 #[derive(Debug, Clone, Copy)]
-pub struct Inputs<'a> {
+pub struct DecisionInput<'a> {
     /// The machine.
     pub topology: &'a Topology,
     /// Its placer.
@@ -38,7 +38,7 @@ pub struct Inputs<'a> {
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room for others.
     pub moves: usize,
-    /// Whether the container runtime or the API has had time to tell which containers exist. Before that, a pod that seems to
+    /// Whether the container runtime or the API has had time to tell which containers exist. EarlierSettings that, a pod that seems to
     /// have no container keeps its CPUs.
     pub ids_settled: bool,
     /// Why nothing new is assigned now. Existing assignments stay.
@@ -86,12 +86,12 @@ pub struct Decisions {
     /// What the kernel shall be brought to.
     pub desired: Desired,
     /// Running containers that make room for others, in the order in which they move.
-    pub moves: Vec<Moved>,
+    pub moves: Vec<ContainerMove>,
 }
 
 /// A running container that is moved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Moved {
+pub struct ContainerMove {
     /// Namespace of its pod.
     pub namespace: String,
     /// Its pod.
@@ -145,28 +145,28 @@ pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
 }
 
 /// Decides who shall own which CPUs.
-pub fn decide(inputs: &Inputs<'_>, ledger: &Ledger) -> Decisions {
+pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     decide_while(inputs, ledger, || true).unwrap_or_default()
 }
 
-/// Decides the same, and breaks off without a result as soon as `on` says no, which is asked before each pod.
+/// Decides the same, and breaks off without a result as soon as `on` says no, which the function calls before each pod.
 pub fn decide_while(
-    inputs: &Inputs<'_>,
+    inputs: &DecisionInput<'_>,
     ledger: &Ledger,
     mut on: impl FnMut() -> bool,
 ) -> Option<Decisions> {
     let pods = inputs.pods.iter().enumerate();
-    let asked = pods.map(|(index, pod)| on().then(|| Asked::new(index, pod, inputs)));
-    let asked: Vec<Asked> = asked.collect::<Option<_>>()?;
-    let mut placing = place::Placing::new(inputs, ledger, &asked);
+    let requests = pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs)));
+    let requests: Vec<PodRequest> = requests.collect::<Option<_>>()?;
+    let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
     // Those who keep or lose are settled first: what they had is free in the next reconcile.
-    for pod in &asked {
+    for pod in &requests {
         placing.keep(pod);
     }
-    for pod in &asked {
+    for pod in &requests {
         placing.gain(pod);
     }
-    let place::Placing {
+    let place::PlacementPass {
         mut assignments,
         notes,
         moves,
@@ -178,10 +178,10 @@ pub fn decide_while(
         ..Decisions::default()
     };
     decisions.desired.online = inputs.topology.online.clone();
-    for pod in &asked {
+    for pod in &requests {
         pod.conclude(assignments.get(&pod.key), &notes, &mut decisions);
     }
-    for (key, memory) in memory::follow(&asked, &assignments, ledger, inputs.topology) {
+    for (key, memory) in memory::follow(&requests, &assignments, ledger, inputs.topology) {
         decisions.desired.pod_mut(&key).memory = memory;
     }
     decisions.desired.all_memory = inputs
@@ -196,7 +196,7 @@ pub fn decide_while(
 }
 
 /// A pod and what its containers are owed.
-struct Asked<'a> {
+struct PodRequest<'a> {
     index: usize,
     pod: &'a Pod,
     /// The uid, as in the ledger; a pod without one can't be found in the kernel and has a key of its own.
@@ -211,10 +211,10 @@ struct Asked<'a> {
     mistakes: Vec<String>,
 }
 
-// === impl Asked ===
+// === impl PodRequest ===
 
-impl<'a> Asked<'a> {
-    fn new(index: usize, pod: &'a Pod, inputs: &Inputs<'_>) -> Self {
+impl<'a> PodRequest<'a> {
+    fn new(index: usize, pod: &'a Pod, inputs: &DecisionInput<'_>) -> Self {
         let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
         let (wishes, mistakes) = pod::cpu_preferences(pod, inputs.wishes);
         Self {
@@ -268,7 +268,7 @@ impl<'a> Asked<'a> {
     fn conclude(
         &self,
         mine: Option<&PodAssignment>,
-        notes: &BTreeMap<(usize, String), place::Note>,
+        notes: &BTreeMap<(usize, String), place::ShortfallNote>,
         decisions: &mut Decisions,
     ) {
         let all = mine.map(PodAssignment::usable);

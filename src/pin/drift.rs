@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Enforcement;
 use super::ledger::{Ledger, Observed, ObservedContainer};
-use super::mark::Mark;
+use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 
 /// One difference between the ledger and the kernel.
@@ -15,7 +15,7 @@ pub struct Drift {
     /// The cgroup.
     pub path: String,
     /// Why they differ.
-    pub cause: Cause,
+    pub cause: DriftCause,
     /// What should be in force.
     pub assigned: CpuSet,
     /// What is.
@@ -51,7 +51,7 @@ pub struct Neighbour {
 /// Why what is in force differs from what was assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Cause {
+pub enum DriftCause {
     /// Somebody wrote the owner's `cpuset.cpus`.
     Written,
     /// A cgroup above the owner's was narrowed.
@@ -64,7 +64,7 @@ pub enum Cause {
     Partition,
 }
 
-impl Cause {
+impl DriftCause {
     /// All causes, for metrics that show zeroes.
     pub const ALL: [Self; 5] = [
         Self::Written,
@@ -151,7 +151,7 @@ pub fn drift(
         let own = ledger.of(&pod.cgroup.uid).cpus();
         let foreign = exclusive.difference(&own);
         for container in &pod.containers {
-            let Some(mark) = &container.mark else {
+            let Some(mark) = &container.record else {
                 continue;
             };
             let now = &container.cgroup.cpuset;
@@ -160,22 +160,22 @@ pub fn drift(
             let partition = enforcement == Enforcement::Partition;
             let cause = if assigned.is_empty() {
                 // The kernel keeps members off partitions; whatever was written to them is not in force there.
-                (!partition && !now.effective.is_disjoint(&foreign)).then_some(Cause::Overlap)
+                (!partition && !now.effective.is_disjoint(&foreign)).then_some(DriftCause::Overlap)
             } else if partition && !now.partition.is_live() {
                 Some(if there.is_empty() {
-                    Cause::Offline
+                    DriftCause::Offline
                 } else {
-                    Cause::Partition
+                    DriftCause::Partition
                 })
             } else if now.effective == assigned {
                 None
             } else if partition && now.exclusive == assigned || !partition && now.effective == there
             {
-                Some(Cause::Offline)
+                Some(DriftCause::Offline)
             } else if partition || (now.cpus != assigned && now.cpus != there) {
-                Some(Cause::Written)
+                Some(DriftCause::Written)
             } else {
-                Some(Cause::Ancestor)
+                Some(DriftCause::Ancestor)
             };
             if let Some(cause) = cause {
                 let others = if found.len() < LISTED {
@@ -211,14 +211,18 @@ fn others(
     let others =
         all.filter(|(_, one)| one.cgroup.path != drifted.cgroup.path && one.cgroup.populated);
     let concerned = others.filter_map(|(pod, one)| {
-        let mut theirs = one.mark.as_ref().map(Mark::cpus).unwrap_or_default();
+        let mut theirs = one
+            .record
+            .as_ref()
+            .map(AssignmentRecord::cpus)
+            .unwrap_or_default();
         if assigned.is_empty() {
             // Its pod mates are no strangers.
             theirs = theirs.intersection(foreign);
         }
         let on_its = one.cgroup.cpuset.effective.intersection(assigned);
         let cpus = on_its.union(&theirs.intersection(&drifted.cgroup.cpuset.effective));
-        let mark = pod.mark.as_ref().filter(|mark| !mark.pod.is_empty());
+        let mark = pod.record.as_ref().filter(|mark| !mark.pod.is_empty());
         (!cpus.is_empty()).then(|| Neighbour {
             path: one.cgroup.path.clone(),
             pod: mark.map(|mark| format!("{}/{}", mark.namespace, mark.pod)),

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::mark::Mark;
 use super::model::{IDLE_CGROUP, PodAssignment};
+use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup, Surroundings};
 use crate::pod::{Container, ContainerIds, Pod};
@@ -34,7 +34,7 @@ pub struct ObservedPod {
     /// The cgroup.
     pub cgroup: PodCgroup,
     /// Its mark, if it has a readable one.
-    pub mark: Option<Mark>,
+    pub record: Option<AssignmentRecord>,
     /// Its containers' cgroups.
     pub containers: Vec<ObservedContainer>,
     /// Which of the known pods it is.
@@ -49,7 +49,7 @@ pub struct ObservedContainer {
     /// The cgroup.
     pub cgroup: ContainerCgroup,
     /// Its mark, if it has a readable one.
-    pub mark: Option<Mark>,
+    pub record: Option<AssignmentRecord>,
     /// The container's name, where the pod's status, the runtime, the mark or plain counting tells it. A pod sandbox has none.
     pub name: Option<String>,
     /// Whether no container, but Pinfold made the cgroup: its partition keeps CPUs idle.
@@ -100,7 +100,7 @@ impl Observed {
         }
         for cgroup in scan.pods {
             let known = by_uid.get(cgroup.uid.as_str()).copied();
-            let mark = ledger.read_mark(&cgroup.path, cgroup.mark.as_deref());
+            let record = ledger.read_record(&cgroup.path, cgroup.mark.as_deref());
             let alone = cgroup
                 .containers
                 .iter()
@@ -109,17 +109,17 @@ impl Observed {
                 == 1;
             let mut containers = Vec::new();
             for container in &cgroup.containers {
-                let mark = ledger.read_mark(&container.path, container.mark.as_deref());
+                let record = ledger.read_record(&container.path, container.mark.as_deref());
                 let (name, by_id) = match known.and_then(|index| pods.get(index)) {
-                    Some(pod) => name_of(pod, &container.id, alone, mark.as_ref()),
+                    Some(pod) => name_of(pod, &container.id, alone, record.as_ref()),
                     None => (
-                        marked(mark.as_ref()),
-                        mark.as_ref().is_some_and(|mark| mark.by_id),
+                        recorded_name(record.as_ref()),
+                        record.as_ref().is_some_and(|record| record.by_id),
                     ),
                 };
                 containers.push(ObservedContainer {
                     cgroup: container.clone(),
-                    mark,
+                    record,
                     name,
                     idle: container.id == IDLE_CGROUP,
                     by_id,
@@ -130,7 +130,7 @@ impl Observed {
                 .is_none_or(|pod| has_begun(pod, &containers));
             let pod = ObservedPod {
                 cgroup,
-                mark,
+                record,
                 containers,
                 known,
                 begun,
@@ -192,7 +192,7 @@ impl ObservedPod {
 }
 
 /// The container that a record on a container's cgroup names.
-fn marked(mark: Option<&Mark>) -> Option<String> {
+fn recorded_name(mark: Option<&AssignmentRecord>) -> Option<String> {
     mark.and_then(|mark| mark.assignment.containers.keys().next().cloned())
 }
 
@@ -201,7 +201,12 @@ fn marked(mark: Option<&Mark>) -> Option<String> {
 /// A pod sandbox has a cgroup like a container's, so a cgroup has no name before a status or the runtime tells its id. Until then
 /// a record counts if Pinfold wrote it for an id. A pod's only cgroup counts as its only container's just where nobody tells
 /// ids at all.
-fn name_of(pod: &Pod, id: &str, alone: bool, mark: Option<&Mark>) -> (Option<String>, bool) {
+fn name_of(
+    pod: &Pod,
+    id: &str,
+    alone: bool,
+    mark: Option<&AssignmentRecord>,
+) -> (Option<String>, bool) {
     if id == IDLE_CGROUP {
         return (None, false);
     }
@@ -220,9 +225,12 @@ fn name_of(pod: &Pod, id: &str, alone: bool, mark: Option<&Mark>) -> (Option<Str
     };
     match (pod.ids, pod.containers.as_slice()) {
         (ContainerIds::Runtime, _) => (None, false),
-        (ContainerIds::Awaited, _) => (marked(mark).filter(|name| by_id && unknown(name)), by_id),
+        (ContainerIds::Awaited, _) => (
+            recorded_name(mark).filter(|name| by_id && unknown(name)),
+            by_id,
+        ),
         (ContainerIds::Untold, [only]) if silent && alone => (Some(only.name.clone()), false),
-        (ContainerIds::Untold, _) => (marked(mark).filter(unknown), by_id),
+        (ContainerIds::Untold, _) => (recorded_name(mark).filter(unknown), by_id),
     }
 }
 
@@ -263,7 +271,7 @@ impl Ledger {
     }
 
     /// Adds claims that were promised and are not in the kernel yet; what the kernel says comes first.
-    pub fn promise(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
+    pub fn add_pending(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
         let pod = self.assignments.entry(uid.to_owned()).or_default();
         pod.containers
             .entry(name.to_owned())
@@ -277,8 +285,8 @@ impl Ledger {
         }
     }
 
-    fn read_mark(&mut self, path: &str, text: Option<&str>) -> Option<Mark> {
-        match Mark::parse(text?) {
+    fn read_record(&mut self, path: &str, text: Option<&str>) -> Option<AssignmentRecord> {
+        match AssignmentRecord::parse(text?) {
             Ok(mark) => Some(mark),
             Err(error) => {
                 self.unexplained
@@ -294,18 +302,18 @@ impl Ledger {
         let marks = pod
             .containers
             .iter()
-            .filter_map(|container| container.mark.as_ref());
-        for mark in pod.mark.iter().chain(marks) {
+            .filter_map(|container| container.record.as_ref());
+        for mark in pod.record.iter().chain(marks) {
             for (name, cpus) in mark.assignment.entries() {
                 match name {
-                    Some(name) => self.promise(uid, name, cpus),
+                    Some(name) => self.add_pending(uid, name, cpus),
                     None => self.add_idle(uid, cpus),
                 }
             }
         }
         for container in &pod.containers {
             let bound = container
-                .mark
+                .record
                 .as_ref()
                 .is_some_and(|mark| mark.before.numa.is_some());
             if let Some(name) = container.name.as_ref().filter(|_| bound) {
@@ -320,14 +328,14 @@ impl Ledger {
         for container in &pod.containers {
             let cpuset = &container.cgroup.cpuset;
             let claimed = self.of(uid).cpus();
-            if cpuset.exclusive.is_subset(&claimed) || container.mark.is_some() {
+            if cpuset.exclusive.is_subset(&claimed) || container.record.is_some() {
                 continue;
             }
             let unmarked_partition = cpuset.partition.is_live()
                 && container.cgroup.mark.is_none()
                 && cpuset.exclusive.is_disjoint(&claimed);
             match &container.name {
-                Some(name) if unmarked_partition => self.promise(uid, name, &cpuset.exclusive),
+                Some(name) if unmarked_partition => self.add_pending(uid, name, &cpuset.exclusive),
                 None if unmarked_partition && container.idle => {
                     self.add_idle(uid, &cpuset.exclusive);
                 }
@@ -338,7 +346,7 @@ impl Ledger {
         let unsaid = held
             .difference(&self.of(uid).cpus())
             .difference(&self.barred);
-        if pod.mark.is_none() && !unsaid.is_empty() {
+        if pod.record.is_none() && !unsaid.is_empty() {
             self.bar(&pod.cgroup.path, &unsaid);
         }
     }
@@ -386,7 +394,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pin::Before;
+    use crate::pin::EarlierSettings;
 
     fn pod(ids: ContainerIds, runtime_id: Option<&str>) -> Pod {
         let main = Container {
@@ -405,7 +413,7 @@ mod tests {
     /// The pod as it is seen with these cgroups, of which the marked one carries a claim of `main`.
     fn seen(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> ObservedPod {
         let mark = |by_id| {
-            let mut mark = Mark::new(Before::default());
+            let mut mark = AssignmentRecord::new(EarlierSettings::default());
             mark.assignment
                 .containers
                 .insert("main".to_owned(), "1".parse().unwrap());
@@ -454,7 +462,7 @@ mod tests {
             names(&pod(Untold, None), &["c0ffee", "pause"], None),
             [None, None]
         );
-        // Before a status or the runtime tells ids, the only cgroup is the sandbox's.
+        // EarlierSettings a status or the runtime tells ids, the only cgroup is the sandbox's.
         for ids in [Awaited, Runtime] {
             assert_eq!(names(&pod(ids, None), &["pause"], None), [None]);
         }

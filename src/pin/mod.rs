@@ -1,6 +1,6 @@
 //! Who owns which CPUs, and the steps from what is to what should be.
 //!
-//! Nothing is kept in a file of ours. Each cgroup that Pinfold writes to carries a [`Mark`], an extended attribute that
+//! Nothing is kept in a file of ours. Each cgroup that Pinfold writes to carries a [`AssignmentRecord`], an extended attribute that
 //! the kernel keeps with the cgroup and drops with it: the pod's says which container owns which CPUs, as long as the
 //! pod lives; the container's says what is assigned to it, and what it had before. So a restart reads the cgroups
 //! ([`Observed`], [`Ledger`]) and knows everything.
@@ -14,20 +14,20 @@
 //! the container's cgroup, what its containers hold on the pod's, and the shared set on every other container.
 
 mod apply;
+pub mod cpu_isolation;
 pub mod decide;
 mod drift;
-pub mod foreign;
+pub mod interference;
 mod ledger;
-mod mark;
 mod model;
-pub mod quiet;
+mod record;
 pub mod snapshot;
 mod steps;
 
 pub use apply::{Applied, Outcome, apply, apply_while};
-pub use drift::{Cause, Drift, NAMED, Neighbour, drift};
+pub use drift::{Drift, DriftCause, NAMED, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
-pub use mark::{Before, Mark, MarkError};
 pub use model::{Desired, Enforcement, PodAssignment, PodPlan, Reason, Step};
+pub use record::{AssignmentRecord, EarlierSettings, RecordError};
 pub use snapshot::Snapshot;
 pub use steps::{plan, release};

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::mark::Mark;
+use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Quota};
 use crate::pod::PodUid;
@@ -59,11 +59,11 @@ pub enum Step {
         path: String,
     },
     /// Puts a mark on a cgroup, or takes it off.
-    Mark {
+    Record {
         /// The cgroup.
         path: String,
-        /// What to note.
-        mark: Option<Mark>,
+        /// The record; `None` removes it.
+        record: Option<AssignmentRecord>,
     },
     /// Sets a cgroup's CPUs.
     Cpus {
@@ -178,7 +178,7 @@ impl Step {
     pub fn path(&self) -> &str {
         let (Self::Make { path }
         | Self::Remove { path }
-        | Self::Mark { path, .. }
+        | Self::Record { path, .. }
         | Self::Cpus { path, .. }
         | Self::Exclusive { path, .. }
         | Self::Partition { path, .. }
@@ -193,17 +193,17 @@ impl fmt::Display for Step {
         match self {
             Self::Make { path } => write!(f, "{path}: make"),
             Self::Remove { path } => write!(f, "{path}: remove"),
-            Self::Mark {
+            Self::Record {
                 path,
-                mark: Some(mark),
+                record: Some(mark),
             } if mark.assignment.is_empty() => {
                 write!(f, "{path}: note what was")
             }
-            Self::Mark {
+            Self::Record {
                 path,
-                mark: Some(mark),
+                record: Some(mark),
             } => write!(f, "{path}: claim {}", mark.cpus()),
-            Self::Mark { path, mark: None } => write!(f, "{path}: forget"),
+            Self::Record { path, record: None } => write!(f, "{path}: forget"),
             Self::Cpus { path, cpus, .. } => write!(f, "{path}: {}", cpus.in_words()),
             Self::Exclusive { path, cpus, .. } if cpus.is_empty() => {
                 write!(f, "{path}: exclusive none")
@@ -288,7 +288,7 @@ impl Desired {
 
 impl PodPlan {
     /// Whether the name in a pod's record is the container runtime's word. The record of a pod that nobody describes stays.
-    pub(super) fn is_confirmed(&self, record: Option<&Mark>) -> bool {
+    pub(super) fn is_confirmed(&self, record: Option<&AssignmentRecord>) -> bool {
         if self.name.is_some() {
             self.confirmed
         } else {

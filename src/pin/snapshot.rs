@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use super::Enforcement;
+use super::cpu_isolation::IsolationReport;
 use super::decide::{Decisions, Refused};
-use super::drift::{Cause, Drift, Neighbour};
+use super::drift::{Drift, DriftCause, Neighbour};
 use super::ledger::{Ledger, Observed, ObservedPod};
-use super::quiet::Report;
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
@@ -37,11 +37,12 @@ pub struct Snapshot {
     pub layout: Arc<Layout>,
     /// What became of the kernel's own work, where it is kept off exclusive CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub quiet: Option<Report>,
+    pub quiet: Option<IsolationReport>,
     /// Containers of the known pods.
     pub containers: Vec<ContainerState>,
     /// Pods that own CPUs and that nobody told us of.
-    pub strangers: Vec<Stranger>,
+    #[serde(rename = "strangers")]
+    pub unknown_owners: Vec<UnknownOwner>,
     /// Where the kernel differs from the ledger, and could not be repaired.
     pub drift: Vec<Drift>,
     /// What can't be explained and is left alone.
@@ -106,7 +107,8 @@ pub struct ContainerState {
     /// Why it has less than it is owed.
     pub note: Option<String>,
     /// Seconds from its first instruction to its assignment in force, where that was seen.
-    pub window_seconds: Option<f64>,
+    #[serde(rename = "windowSeconds")]
+    pub unpinned_seconds: Option<f64>,
     /// What has refused it CPUs, if anything has; `note` or the entitlement's reason says why.
     pub refused: Option<Refused>,
     /// The CPUs that it owned, in force, when the agent started; `None` for one that came later.
@@ -133,7 +135,7 @@ pub struct Repaired {
     /// How often.
     pub count: u64,
     /// Why there was drift, the last time.
-    pub cause: Cause,
+    pub cause: DriftCause,
     /// What was in force then.
     pub effective: CpuSet,
     /// Who else was concerned then; see [`Drift::others`].
@@ -144,7 +146,7 @@ pub struct Repaired {
 /// A pod that owns CPUs and that nobody told us of: it keeps them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Stranger {
+pub struct UnknownOwner {
     /// Its cgroup.
     pub cgroup: String,
     /// Its namespace, as it was when the CPUs were given.
@@ -211,7 +213,7 @@ pub fn containers(
             injected: None,
             required: pod::is_required(pod),
             note: decision.note.clone(),
-            window_seconds: None,
+            unpinned_seconds: None,
             refused: decision.refused,
             at_start: None,
             repaired: None,
@@ -221,14 +223,14 @@ pub fn containers(
 }
 
 /// The pods in the ledger that are not among the known ones.
-pub fn strangers(observed: &Observed, ledger: &Ledger) -> Vec<Stranger> {
+pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner> {
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {
         let cpus = ledger.of(&pod.cgroup.uid).cpus();
-        let named = |pick: fn(&super::Mark) -> &String| {
-            pod.mark.as_ref().map(pick).cloned().unwrap_or_default()
+        let named = |pick: fn(&super::AssignmentRecord) -> &String| {
+            pod.record.as_ref().map(pick).cloned().unwrap_or_default()
         };
-        (!cpus.is_empty()).then(|| Stranger {
+        (!cpus.is_empty()).then(|| UnknownOwner {
             cgroup: pod.cgroup.path.clone(),
             namespace: named(|mark| &mark.namespace),
             pod: named(|mark| &mark.pod),

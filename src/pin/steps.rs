@@ -5,9 +5,9 @@
 //! everything back, however it was enforced.
 
 mod cpuset;
-mod marks;
 mod memory;
 mod partition;
+mod records;
 mod release;
 
 use super::ledger::{Ledger, Observed};

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use pinfold::cpu::CpuSet;
-use pinfold::pin::Mark;
+use pinfold::pin::AssignmentRecord;
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, patience, worker, worker_with};
 use crate::kernel::{Kernel, Tree, kernel_tests};
@@ -191,7 +191,7 @@ impl<'a> Churn<'a> {
                 .map(|container| &container.mark)
                 .chain([&pod.mark]);
             for mark in marks.flatten() {
-                for (name, cpus) in Mark::parse(mark).unwrap().assignment.entries() {
+                for (name, cpus) in AssignmentRecord::parse(mark).unwrap().assignment.entries() {
                     let name = name.unwrap_or("(idle)");
                     claims.insert(format!("{}/{name}", pod.uid), cpus.clone());
                 }

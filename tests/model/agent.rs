@@ -9,8 +9,8 @@ use std::sync::Arc;
 use pinfold::cpu::Facts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
 use pinfold::host::cgroup::Kind as Made;
-use pinfold::pin::decide::{Decisions, Inputs, decide};
-use pinfold::pin::{Enforcement, Ledger, Mark, Observed, Reason, Step, plan};
+use pinfold::pin::decide::{DecisionInput, Decisions, decide};
+use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
 use pinfold::pod::{Container, ContainerKind, CpuPreferences, Pod, Policy, Resources};
 
 use super::kernel::{
@@ -251,7 +251,7 @@ impl Setup {
             .iter()
             .map(|pod| pod.cgroup.uid.as_str())
             .collect();
-        let inputs = Inputs {
+        let inputs = DecisionInput {
             topology: &machine.0,
             placer: &machine.1,
             reserved: &set(self.reserved(world)),
@@ -313,9 +313,11 @@ impl World {
             return Outcome::Gone;
         }
         let result = match step {
-            Step::Mark { mark, .. } => {
+            Step::Record { record: mark, .. } => {
                 if let Some(Some(node)) = kernel.nodes.get_mut(node) {
-                    node.mark = mark.as_ref().map(|mark| Arc::from(Mark::text(mark)));
+                    node.mark = mark
+                        .as_ref()
+                        .map(|mark| Arc::from(AssignmentRecord::text(mark)));
                 }
                 Ok(())
             }

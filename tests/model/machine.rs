@@ -3,7 +3,7 @@
 use std::fmt;
 
 use pinfold::cpu::CpuSet;
-use pinfold::pin::{Cause, Drift, Reason, Step, drift};
+use pinfold::pin::{Drift, DriftCause, Reason, Step, drift};
 use pinfold::pod::Entitlement;
 
 use super::agent::{Held, Outcome, Planned, Setup, Wanted, World};
@@ -309,7 +309,8 @@ impl Setup {
         }
         let online = set(world.kernel.online);
         let here = |drift: &Drift| {
-            drift.cause != Cause::Offline && drift.assigned.is_disjoint(&set(world.kernel.lost))
+            drift.cause != DriftCause::Offline
+                && drift.assigned.is_disjoint(&set(world.kernel.lost))
         };
         let drift = drift(
             &planned.observed,

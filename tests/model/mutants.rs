@@ -93,7 +93,15 @@ fn claims_that_are_not_noted() {
     let says = found(Kind::Linux72, PLAIN, |steps| {
         steps
             .into_iter()
-            .filter(|step| !matches!(step, Step::Mark { mark: Some(_), .. }))
+            .filter(|step| {
+                !matches!(
+                    step,
+                    Step::Record {
+                        record: Some(_),
+                        ..
+                    }
+                )
+            })
             .collect()
     });
     assert!(says.contains("three plans in a row"), "{says}");
@@ -102,7 +110,13 @@ fn claims_that_are_not_noted() {
 #[test]
 fn claims_noted_last() {
     fn rest(step: &Step) -> bool {
-        !matches!(step, Step::Mark { mark: Some(_), .. })
+        !matches!(
+            step,
+            Step::Record {
+                record: Some(_),
+                ..
+            }
+        )
     }
     let says = found(Kind::Linux72, PLAIN, |steps| first(steps, rest));
     assert!(says.contains("as exclusive, not"), "{says}");

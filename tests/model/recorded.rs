@@ -107,10 +107,10 @@ fn operation(step: &Step) -> String {
     match step {
         Step::Make { path } => format!("mkdir {path}"),
         Step::Remove { path } => format!("rmdir {path}"),
-        Step::Mark { path, mark: None } => format!("removexattr {path}"),
-        Step::Mark {
+        Step::Record { path, record: None } => format!("removexattr {path}"),
+        Step::Record {
             path,
-            mark: Some(mark),
+            record: Some(mark),
         } => {
             let owners = mark
                 .assignment

@@ -492,7 +492,7 @@ fn nothing() -> Snapshot {
         layout: std::sync::Arc::default(),
         quiet: None,
         containers: Vec::new(),
-        strangers: Vec::new(),
+        unknown_owners: Vec::new(),
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pinfold::host::cgroup::{About, Cgroups};
-use pinfold::pin::quiet::{Keeper, Quiet, Report};
+use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationReport};
 
 use super::{ALL, gate, set, situation};
 
@@ -50,8 +50,8 @@ impl Machine {
     }
 
     /// As an agent that has just been started.
-    fn turn(&self, options: Quiet, exclusive: &str) -> Report {
-        let mut keeper = Keeper::new(self.root.path());
+    fn turn(&self, options: CpuIsolationOptions, exclusive: &str) -> IsolationReport {
+        let mut keeper = CpuIsolator::new(self.root.path());
         keeper.turn(
             &situation(options, &set(exclusive), &set("0-7")),
             &self.cgroups(),
@@ -123,7 +123,7 @@ fn only_what_must_change_changes_and_all_comes_back() {
     let machine = usual();
     let before = machine.all();
     assert_eq!(
-        machine.turn(Quiet::default(), "4-7"),
+        machine.turn(CpuIsolationOptions::default(), "4-7"),
         machine.turn(ALL, ""),
         "nothing to do, nothing to say"
     );
@@ -177,7 +177,7 @@ fn only_what_must_change_changes_and_all_comes_back() {
     assert_eq!(less.failed, [], "{less:?}");
     // One option is switched off.
     machine.turn(
-        Quiet {
+        CpuIsolationOptions {
             packet_steering: false,
             ..ALL
         },
@@ -200,7 +200,7 @@ fn a_newer_will_stays() {
     machine.turn(ALL, "4-7");
     machine.write(IRQ, "2-2\n");
     machine.turn(ALL, "4-7");
-    machine.turn(Quiet::default(), "4-7");
+    machine.turn(CpuIsolationOptions::default(), "4-7");
     assert_eq!(machine.read(IRQ), "2-2");
     assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-7");
 }
@@ -217,7 +217,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
             .cgroups()
             .set_note(TREE, About::Quiet, Some(note))
             .unwrap();
-        for options in [ALL, Quiet::default()] {
+        for options in [ALL, CpuIsolationOptions::default()] {
             let report = machine.turn(options, "4-7");
             assert!(report.sentences().concat().contains("note"), "{report:?}");
         }
@@ -235,7 +235,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
     assert_eq!(machine.all(), before);
     assert_eq!(
         machine.turn(ALL, ""),
-        Report::default(),
+        IsolationReport::default(),
         "without pods there is nothing to note"
     );
 }
@@ -258,7 +258,7 @@ fn trouble_is_said_with_what_to_do() {
         .unwrap();
     let (own, online) = (set("0"), first.union(&set("0-7")));
     let situation = situation(ALL, &own, &online);
-    let report = Keeper::new(machine.root.path()).turn(&situation, &machine.cgroups(), TREE);
+    let report = CpuIsolator::new(machine.root.path()).turn(&situation, &machine.cgroups(), TREE);
     let said = report.sentences().join("\n");
     for part in [
         "a few",

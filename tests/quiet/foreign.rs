@@ -8,7 +8,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::host::busy::{Clock, Look, TICK, UNIT, Watcher};
 use pinfold::host::cgroup::Usage;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::pin::foreign::{Foreign, ForeignTimes};
+use pinfold::pin::interference::{Interference, InterferenceTracker};
 
 use super::kernel::{Kernel, kernel_tests};
 use super::machine::is_ours;
@@ -42,7 +42,7 @@ fn seconds(usage: &Usage, cpus: &CpuSet) -> f64 {
 /// One watched spell, and what else is known of it.
 #[derive(Debug)]
 struct Spell {
-    foreign: Foreign,
+    foreign: Interference,
     owner: f64,
     /// What the other cgroup used in about the same time.
     other: f64,
@@ -55,7 +55,7 @@ struct Spell {
 }
 
 struct Reading {
-    foreign: Foreign,
+    foreign: Interference,
     usage: Usage,
     other: Usage,
     first: Look,
@@ -64,7 +64,7 @@ struct Reading {
 
 fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
     let mut watcher = Watcher::new(Path::new("/"));
-    let mut times = ForeignTimes::default();
+    let mut times = InterferenceTracker::default();
     let mut note = || {
         watcher.prepare(&kernel.cgroups).unwrap();
         let first = watcher.look(&kernel.cgroups).unwrap();
@@ -82,7 +82,7 @@ fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
     };
     let start = note();
     let began = Instant::now();
-    let mut last = Foreign::default();
+    let mut last = Interference::default();
     while began.elapsed() < SPELL {
         std::thread::sleep(Duration::from_millis(200));
         let now = note().foreign;
@@ -136,7 +136,7 @@ fn a_neighbour_on_the_owners_cpu_is_seen_and_nobody_is_not() {
     tree.remove(&other);
 
     for spell in [&alone, &both] {
-        let Foreign {
+        let Interference {
             seconds,
             error_seconds,
         } = spell.foreign;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use pinfold::host::cgroup::About;
 use pinfold::host::knobs::{Kind, Knob, Knobs};
-use pinfold::pin::quiet::{Keeper, Quiet};
+use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
 use super::kernel::kernel_tests;
 use super::{ALL, situation};
@@ -39,7 +39,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
         .last()
         .union(&kernel.online.iter().nth(2).into_iter().collect());
 
-    let mut keeper = Keeper::new(root);
+    let mut keeper = CpuIsolator::new(root);
     let report = keeper.turn(
         &situation(ALL, &own, &kernel.online),
         &kernel.cgroups,
@@ -100,9 +100,9 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
         .find(|(knob, cpus)| matches!(knob, Knob::Irq(_)) && before.values[*knob] != **cpus);
     let (other, chosen) = (other.unwrap().0, kernel.first());
     knobs.set(other, &chosen).unwrap();
-    let mut later = Keeper::new(root);
+    let mut later = CpuIsolator::new(root);
     let report = later.turn(
-        &situation(Quiet::default(), &own, &kernel.online),
+        &situation(CpuIsolationOptions::default(), &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );

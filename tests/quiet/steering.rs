@@ -9,7 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 use pinfold::host::cgroup::About;
 use pinfold::host::knobs::{Kind, Knob, Knobs};
 use pinfold::host::netns::Switch;
-use pinfold::pin::quiet::{Keeper, Quiet};
+use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
 use super::kernel::{Kernel, kernel_tests};
 use super::situation;
@@ -63,11 +63,11 @@ fn steer(kernel: &Kernel, root: &Path) {
     );
 
     let (own, rest) = (kernel.last(), kernel.all_but_one());
-    let only = Quiet {
+    let only = CpuIsolationOptions {
         packet_steering: true,
-        ..Quiet::default()
+        ..CpuIsolationOptions::default()
     };
-    let mut keeper = Keeper::new(root);
+    let mut keeper = CpuIsolator::new(root);
     let report = keeper.turn(
         &situation(only, &own, &kernel.online),
         &kernel.cgroups,
@@ -89,9 +89,9 @@ fn steer(kernel: &Kernel, root: &Path) {
     assert!(note.contains(r#""receive":{"eth0":"0"}"#), "{note}");
 
     // The process that moved them died.
-    let mut later = Keeper::new(root);
+    let mut later = CpuIsolator::new(root);
     let report = later.turn(
-        &situation(Quiet::default(), &own, &kernel.online),
+        &situation(CpuIsolationOptions::default(), &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::{CgroupError, Cgroups, Counters, PodCgroup};
-use pinfold::pin::{Mark, Observed, Scan, release};
+use pinfold::pin::{AssignmentRecord, Observed, Scan, release};
 use pinfold_fuzz::{Node, Tree, files, says_why, text};
 
 /// Where pods are looked for, as the configuration has it by default.
@@ -111,7 +111,7 @@ fn marked(mut pod: PodCgroup, marks: &[(String, String)]) -> PodCgroup {
     pod.mark = of(&pod.path);
     for container in &mut pod.containers {
         container.mark = of(&container.path);
-        if let Some(Ok(mark)) = container.mark.as_deref().map(Mark::parse) {
+        if let Some(Ok(mark)) = container.mark.as_deref().map(AssignmentRecord::parse) {
             assert!(
                 mark.assignment
                     .entries()

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::CpuSet;
 use pinfold::host::proc::Tcp;
-use pinfold::pin::Mark;
-use pinfold::pin::quiet::Note;
+use pinfold::pin::AssignmentRecord;
+use pinfold::pin::cpu_isolation::KnobRecord;
 use pinfold::pod::quantity::{bytes, cpu_millis, format_bytes, format_cpu};
 use pinfold::pod::{Profile, Selector};
 use pinfold_fuzz::{says_why, text};
@@ -81,7 +81,7 @@ fn selector(text: &str, labels: &str) {
 }
 
 fn mark(text: &str) {
-    let mark = match Mark::parse(text) {
+    let mark = match AssignmentRecord::parse(text) {
         Ok(mark) => mark,
         Err(error) => return says_why(&error),
     };
@@ -91,16 +91,16 @@ fn mark(text: &str) {
         .fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
     assert_eq!(mark.cpus(), all);
     assert_eq!(
-        Mark::parse(&mark.text()).expect("a mark that was written"),
+        AssignmentRecord::parse(&mark.text()).expect("a mark that was written"),
         mark
     );
 }
 
 fn note(text: &str) {
-    let note = match Note::parse(Some(text)) {
+    let note = match KnobRecord::parse(Some(text)) {
         Ok(note) => note,
         Err(error) => return says_why(&error),
     };
-    let again = Note::parse(note.text().as_deref()).expect("a note that was written");
+    let again = KnobRecord::parse(note.text().as_deref()).expect("a note that was written");
     assert_eq!(again, note);
 }

@@ -15,7 +15,7 @@ use crate::cluster::events::{News, Recorder};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Cause, Enforcement, Snapshot};
+use crate::pin::{DriftCause, Enforcement, Snapshot};
 use crate::pod::Pod;
 
 /// Tells the recorder what follows from every snapshot, until the agent stops.
@@ -220,11 +220,11 @@ impl Known {
             return;
         };
         let why = match repaired.cause {
-            Cause::Written => "somebody wrote other CPUs to its cgroup",
-            Cause::Ancestor => "a cgroup above its own was narrowed",
-            Cause::Offline => "some of its CPUs were offline",
-            Cause::Overlap => "its cgroup was widened",
-            Cause::Partition => "its partition was undone",
+            DriftCause::Written => "somebody wrote other CPUs to its cgroup",
+            DriftCause::Ancestor => "a cgroup above its own was narrowed",
+            DriftCause::Offline => "some of its CPUs were offline",
+            DriftCause::Overlap => "its cgroup was widened",
+            DriftCause::Partition => "its partition was undone",
         };
         news.push(Said {
             warning: true,

@@ -7,7 +7,7 @@ use super::super::gate;
 use super::super::node::threads;
 use super::super::question::Question;
 use super::{Owner, Seen};
-use crate::pin::decide::{Decisions, Inputs, decide};
+use crate::pin::decide::{DecisionInput, Decisions, decide};
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{self, Enforcement, Ledger, Observed, Outcome, Scan, Step};
 use crate::pod::{self, Pod};
@@ -95,7 +95,7 @@ impl Owner {
     ) -> Decisions {
         let here = self.told.here(&seen.observed, pods);
         let mut decisions = decide(
-            &Inputs {
+            &DecisionInput {
                 moves,
                 ..self.inputs(pods, &here)
             },
@@ -194,7 +194,7 @@ impl Owner {
             }
         }
         if pod
-            .mark
+            .record
             .as_ref()
             .is_some_and(|mark| mark.assignment == assignment)
         {
@@ -205,14 +205,14 @@ impl Owner {
             around: seen.observed.around.clone(),
         };
         let steps = pin::plan(&alone, ledger, &decisions.desired, self.node.enforcement);
-        let of_pod = |step: &Step| matches!(step, Step::Mark { path: other, mark: Some(_) } if *other == path);
+        let of_pod = |step: &Step| matches!(step, Step::Record { path: other, record: Some(_) } if *other == path);
         let applied = self.apply(vec![steps.into_iter().find(of_pod)?]);
         self.account(&applied);
         let done = applied
             .into_iter()
             .find(|done| matches!(done.outcome, Outcome::Done))?;
-        let Step::Mark {
-            mark: Some(mark), ..
+        let Step::Record {
+            record: Some(mark), ..
         } = done.step
         else {
             return None;
@@ -223,7 +223,7 @@ impl Owner {
             .insert(uid.to_owned(), mark.assignment.clone());
         let pod = seen.observed.pods.get_mut(at)?;
         pod.cgroup.mark = Some(mark.text());
-        pod.mark = Some(mark);
+        pod.record = Some(mark);
         kept.then_some(())
     }
 

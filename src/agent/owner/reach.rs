@@ -62,10 +62,10 @@ pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
             path,
             ..
         } => !owners.contains(path.as_str()),
-        Step::Mark {
-            mark: Some(mark), ..
+        Step::Record {
+            record: Some(mark), ..
         } => mark.assignment.is_empty(),
-        Step::Mark { mark: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
+        Step::Record { record: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
         _ => false,
     }
 }
@@ -248,30 +248,30 @@ mod tests {
             (step("kubepods/pod1/c", Reason::Own), false),
             (step("kubepods/pod1/c", Reason::Release), false),
             (
-                Step::Mark {
+                Step::Record {
                     path: "kubepods/pod2/c".to_owned(),
-                    mark: None,
+                    record: None,
                 },
                 true,
             ),
             (
-                Step::Mark {
+                Step::Record {
                     path: "kubepods/pod10".to_owned(),
-                    mark: None,
+                    record: None,
                 },
                 true,
             ),
             (
-                Step::Mark {
+                Step::Record {
                     path: "kubepods/pod1/c".to_owned(),
-                    mark: None,
+                    record: None,
                 },
                 false,
             ),
             (
-                Step::Mark {
+                Step::Record {
                     path: "kubepods/pod1".to_owned(),
-                    mark: None,
+                    record: None,
                 },
                 false,
             ),

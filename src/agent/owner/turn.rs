@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::history::own_in_force;
-use super::super::isolation::Isolation;
+use super::super::isolation::IsolatedPartitionGate;
 use super::super::node::threads;
 use super::super::question::Question;
 use super::reach::{Ended, Reach, Written, is_for_others};
@@ -13,8 +13,8 @@ use super::{Owner, Seen, Why};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PodCgroup;
 use crate::host::limits;
-use crate::pin::decide::{Decisions, Inputs, Refused, decide_while};
-use crate::pin::quiet::{Quiet, Report, Situation};
+use crate::pin::cpu_isolation::{CpuIsolationOptions, IsolationInput, IsolationReport};
+use crate::pin::decide::{DecisionInput, Decisions, Refused, decide_while};
 use crate::pin::{
     self, Applied, Desired, Enforcement, Ledger, Observed, Outcome, Reason, Snapshot, Step,
     snapshot,
@@ -127,7 +127,7 @@ impl Owner {
         self.heartbeat.begin("decide what each container gets");
         let moves = self.moves_left();
         let here = self.told.here(&observed, &pods);
-        let inputs = Inputs {
+        let inputs = DecisionInput {
             moves,
             ..self.inputs(&pods, &here)
         };
@@ -282,7 +282,7 @@ impl Owner {
             }
             let uid = pod.and_then(Pod::cgroup_uid);
             if decision.cpus.is_some() && uid.is_some_and(|uid| self.isolation.is_barred(uid)) {
-                decision.note = Some(Isolation::BARRED.to_owned());
+                decision.note = Some(IsolatedPartitionGate::BARRED.to_owned());
             }
         }
         self.history.forget(&observed);
@@ -385,10 +385,10 @@ impl Owner {
             .begin("move interrupts, workqueues and slices off exclusive CPUs");
         let node = &self.node;
         let options = match node.enforcement {
-            Enforcement::Observe => Quiet::default(),
+            Enforcement::Observe => CpuIsolationOptions::default(),
             Enforcement::Cpuset => node.config.quiet,
             // There the kernel itself keeps them off.
-            Enforcement::Partition => Quiet {
+            Enforcement::Partition => CpuIsolationOptions {
                 system_slices: false,
                 ..node.config.quiet
             },
@@ -407,7 +407,7 @@ impl Owner {
             CpuSet::new()
         };
         let isolated = self.isolation.keep_off(observed, &kernels);
-        let situation = Situation {
+        let situation = IsolationInput {
             options,
             exclusive: &exclusive,
             isolated,
@@ -422,7 +422,7 @@ impl Owner {
         for what in &report.moved {
             tracing::debug!("off exclusive CPUs: {what}");
         }
-        let said = |report: &Report| report.sentences();
+        let said = |report: &IsolationReport| report.sentences();
         if self.quiet.as_ref().map(said).unwrap_or_default() != said(&report) {
             for sentence in report.sentences() {
                 tracing::warn!("{sentence}");
@@ -487,7 +487,7 @@ impl Owner {
             layout: Arc::clone(&self.layout),
             quiet: self.quiet.clone(),
             containers,
-            strangers: snapshot::strangers(observed, ledger),
+            unknown_owners: snapshot::unknown_owners(observed, ledger),
             drift: self.drift.clone(),
             unexplained: ledger.unexplained.clone(),
             errors,

@@ -7,13 +7,13 @@ use super::super::page::Page;
 use super::{Outcome, Scrape};
 use crate::host::busy::Watcher;
 use crate::host::cgroup::Usage;
-use crate::pin::foreign::ForeignTimes;
+use crate::pin::interference::InterferenceTracker;
 
 /// What must last from one scrape to the next.
 #[derive(Debug)]
 pub(in crate::metrics) struct Foreign {
     watcher: Watcher,
-    times: ForeignTimes,
+    times: InterferenceTracker,
 }
 
 // === impl Foreign ===
@@ -22,7 +22,7 @@ impl Foreign {
     pub(in crate::metrics) fn new(root: &Path) -> Self {
         Self {
             watcher: Watcher::new(root),
-            times: ForeignTimes::default(),
+            times: InterferenceTracker::default(),
         }
     }
 

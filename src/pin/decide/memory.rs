@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::ledger::Ledger;
 use super::super::model::PodAssignment;
-use super::Asked;
+use super::PodRequest;
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::MemoryPolicy;
 
@@ -16,7 +16,7 @@ type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 /// Whoever is bound already is served first, so that nobody loses his place to one who comes later. A machine that
 /// doesn't tell its NUMA nodes' memory, or a container without a limit, binds nothing.
 pub(super) fn follow(
-    asked: &[Asked<'_>],
+    requests: &[PodRequest<'_>],
     assignments: &BTreeMap<String, PodAssignment>,
     ledger: &Ledger,
     topology: &Topology,
@@ -37,7 +37,7 @@ pub(super) fn follow(
             .is_some_and(|bound| bound.contains_key(name))
     };
     for first in [true, false] {
-        for pod in asked
+        for pod in requests
             .iter()
             .filter(|pod| pod.wishes.memory == MemoryPolicy::Follow)
         {

@@ -4,38 +4,42 @@ use std::collections::BTreeMap;
 
 use super::super::ledger::Ledger;
 use super::super::model::PodAssignment;
-use super::{Asked, Inputs, Moved};
+use super::{ContainerMove, DecisionInput, PodRequest};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
 use crate::pod::ContainerIds;
 
 /// Claims in the making.
-pub(super) struct Placing<'a> {
-    inputs: &'a Inputs<'a>,
-    asked: &'a [Asked<'a>],
+pub(super) struct PlacementPass<'a> {
+    inputs: &'a DecisionInput<'a>,
+    requests: &'a [PodRequest<'a>],
     /// CPUs that are not to be given, whoever owns them or does not.
     ///
     /// What somebody gives up is among them until that is done: killed on the way, we would leave it with two owners.
     barred: CpuSet,
     pub(super) assignments: BTreeMap<String, PodAssignment>,
     /// Why containers have less than they are owed, per pod's index and container's name.
-    pub(super) notes: BTreeMap<(usize, String), Note>,
-    pub(super) moves: Vec<Moved>,
+    pub(super) notes: BTreeMap<(usize, String), ShortfallNote>,
+    pub(super) moves: Vec<ContainerMove>,
 }
 
 /// Why a container has less than it is owed.
-pub(super) struct Note {
+pub(super) struct ShortfallNote {
     pub(super) text: String,
     /// Whether there was no room for it; else it is only to wait.
     pub(super) refused: bool,
 }
 
-// === impl Placing ===
+// === impl PlacementPass ===
 
-impl<'a> Placing<'a> {
-    pub(super) fn new(inputs: &'a Inputs<'a>, ledger: &Ledger, asked: &'a [Asked<'a>]) -> Self {
+impl<'a> PlacementPass<'a> {
+    pub(super) fn new(
+        inputs: &'a DecisionInput<'a>,
+        ledger: &Ledger,
+        requests: &'a [PodRequest<'a>],
+    ) -> Self {
         Self {
             inputs,
-            asked,
+            requests,
             barred: inputs
                 .reserved
                 .union(&ledger.barred)
@@ -63,13 +67,13 @@ impl<'a> Placing<'a> {
         free
     }
 
-    fn near(&self, pod: &Asked<'_>) -> CpuSet {
+    fn near(&self, pod: &PodRequest<'_>) -> CpuSet {
         let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
         self.inputs.devices.get(&key).cloned().unwrap_or_default()
     }
 
     /// The idle CPUs of a pod that wants the siblings of its CPUs kept idle, as far as they are in a set.
-    fn idle(&self, pod: &Asked<'_>, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
+    fn idle(&self, pod: &PodRequest<'_>, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
         if pod.wishes.cores != Cores::Single {
             return CpuSet::new();
         }
@@ -82,7 +86,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Keeps what a pod's containers are still owed, and takes back what they are not.
-    pub(super) fn keep(&mut self, pod: &Asked<'_>) {
+    pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
         let near = self.near(pod);
         let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
         // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox, and this frees them.
@@ -122,7 +126,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Gives a pod's containers what they are owed and have not.
-    pub(super) fn gain(&mut self, pod: &Asked<'_>) {
+    pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
         let mine = self.assignments.get(&pod.key).cloned().unwrap_or_default();
         let has = |name: &str| mine.containers.get(name).map_or(0, CpuSet::len);
         let missing: Vec<(&str, usize)> = pod
@@ -140,7 +144,7 @@ impl<'a> Placing<'a> {
         }
         if let Some(note) = self.inputs.suspended.or_else(|| self.absent(pod)) {
             for (name, _) in missing {
-                let note = Note {
+                let note = ShortfallNote {
                     text: note.to_owned(),
                     refused: false,
                 };
@@ -155,7 +159,7 @@ impl<'a> Placing<'a> {
                 let text = "gets its CPUs when others have moved away".to_owned();
                 self.notes.insert(
                     (pod.index, name.to_owned()),
-                    Note {
+                    ShortfallNote {
                         text,
                         refused: false,
                     },
@@ -206,7 +210,7 @@ impl<'a> Placing<'a> {
                     };
                     self.notes.insert(
                         (pod.index, name.to_owned()),
-                        Note {
+                        ShortfallNote {
                             text,
                             refused: true,
                         },
@@ -216,7 +220,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    fn add_idle(&mut self, pod: &Asked<'_>) {
+    fn add_idle(&mut self, pod: &PodRequest<'_>) {
         let free = self.free();
         let Some(mine) = self.assignments.get(&pod.key) else {
             return;
@@ -228,7 +232,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Why a pod can't be given anything yet.
-    fn absent(&self, pod: &Asked<'_>) -> Option<&'static str> {
+    fn absent(&self, pod: &PodRequest<'_>) -> Option<&'static str> {
         match (self.inputs.here?, pod.pod.cgroup_uid()) {
             (_, None) => {
                 Some("stays in the shared pool: its cgroup can't be found without metadata.uid")
@@ -280,7 +284,7 @@ impl<'a> Placing<'a> {
         let mut names = Vec::new();
         let mut owners = Vec::new();
         for (key, assignment) in &self.assignments {
-            let pod = self.asked.iter().find(|pod| pod.key == *key);
+            let pod = self.requests.iter().find(|pod| pod.key == *key);
             for (name, cpus) in &assignment.containers {
                 let own = assignment.of_container(name);
                 let idle = pod
@@ -309,7 +313,7 @@ impl<'a> Placing<'a> {
             else {
                 continue;
             };
-            let Some(pod) = self.asked.iter().find(|pod| pod.key == *key) else {
+            let Some(pod) = self.requests.iter().find(|pod| pod.key == *key) else {
                 continue;
             };
             if let Some(assignment) = self.assignments.get_mut(key) {
@@ -320,7 +324,7 @@ impl<'a> Placing<'a> {
                     assignment.idle = others.union(&step.to.idle);
                 }
             }
-            self.moves.push(Moved {
+            self.moves.push(ContainerMove {
                 namespace: pod.pod.namespace.clone(),
                 pod: pod.pod.name.clone(),
                 container: name.clone(),

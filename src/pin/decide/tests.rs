@@ -56,7 +56,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     let policy = Policy::default();
     let here = ["a", "b", "c"].into();
     decide(
-        &Inputs {
+        &DecisionInput {
             topology: &topology,
             placer: &placer,
             reserved: &reserved,
@@ -84,7 +84,7 @@ fn whole(decisions: &Decisions) -> Vec<&str> {
 fn ledger(claims: &[(&str, &str, &str)]) -> Ledger {
     let mut ledger = Ledger::default();
     for (uid, name, cpus) in claims {
-        ledger.promise(uid, name, &set(cpus));
+        ledger.add_pending(uid, name, &set(cpus));
     }
     ledger
 }
@@ -414,7 +414,7 @@ fn the_last_shared_cpu_is_never_assigned() {
     let reserved = set("1000");
     let pods = [app("a", topology.online.len() as u64 - 1), app("b", 1)];
     let here = ["a", "b"].into();
-    let inputs = Inputs {
+    let inputs = DecisionInput {
         topology: &topology,
         placer: &placer,
         reserved: &reserved,

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
-use super::super::mark::Mark;
 use super::super::model::{Desired, PodAssignment, PodPlan, Reason, Step};
-use super::marks::{
-    forget, give_back_quota, lift_quota, mark, next_mark, unreadable, written_before,
-};
+use super::super::record::AssignmentRecord;
 use super::memory;
+use super::records::{
+    earlier_cpus, forget, give_back_quota, lift_quota, mark, next_record, unreadable,
+};
 use super::release::undo_partitions;
 use crate::cpu::CpuSet;
 
@@ -98,7 +98,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     fn plan_pod(&mut self, pod: &'a ObservedPod) {
-        if unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref()) {
+        if unreadable(pod.record.as_ref(), pod.cgroup.mark.as_deref()) {
             return;
         }
         let none = PodPlan::default();
@@ -123,7 +123,7 @@ impl<'a> CpusetPlanner<'a> {
         };
         for container in &pod.containers {
             let written = &container.cgroup.cpuset.cpus;
-            if unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref()) {
+            if unreadable(container.record.as_ref(), container.cgroup.mark.as_deref()) {
                 held.after = held.after.union(written);
                 continue;
             }
@@ -141,7 +141,7 @@ impl<'a> CpusetPlanner<'a> {
 
     /// Hands a pod that owns nothing its earlier CPUs back, widened to the CPUs of its containers.
     fn release_pod(&mut self, pod: &ObservedPod, held: &CpuSet) {
-        let Some(record) = &pod.mark else { return };
+        let Some(record) = &pod.record else { return };
         let path = &pod.cgroup.path;
         let before = record.before.cpus.intersection(&self.desired.online);
         let wide = if before.is_empty() {
@@ -162,8 +162,8 @@ impl<'a> CpusetPlanner<'a> {
 
     /// Records the assignment on the pod's cgroup.
     fn record_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
-        let record = pod.mark.as_ref();
-        let mut next = next_mark(
+        let record = pod.record.as_ref();
+        let mut next = next_record(
             record,
             plan.assignment.clone(),
             plan.name.as_ref(),
@@ -174,7 +174,7 @@ impl<'a> CpusetPlanner<'a> {
         if record == Some(&next) {
             return;
         }
-        let recorded = record.map(Mark::cpus).unwrap_or_default();
+        let recorded = record.map(AssignmentRecord::cpus).unwrap_or_default();
         let phase = if next.cpus().is_subset(&recorded) {
             CpusetPhase::RecordLosses
         } else {
@@ -205,7 +205,7 @@ impl<'a> CpusetPlanner<'a> {
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else if plan.name.is_some() {
             // For an unknown pod, nothing says whether all its containers own CPUs.
-            let back = give_back_quota(path, quota, pod.mark.as_ref());
+            let back = give_back_quota(path, quota, pod.record.as_ref());
             self.add(CpusetPhase::RestoreLimits, back);
         }
     }
@@ -296,7 +296,7 @@ impl<'a> CpusetPlanner<'a> {
 
     /// Records the container's CPUs, and the values that its cgroup had before Pinfold's first write.
     fn record_container(&mut self, target: &Target<'_>, is_settled: bool) {
-        let record = target.container.mark.as_ref();
+        let record = target.container.record.as_ref();
         let next = target.next_record(self.desired);
         // A container that was never narrowed and already has its set needs no record.
         let is_needed = target.is_owner || record.is_some() || !is_settled;
@@ -357,7 +357,7 @@ impl<'a> CpusetPlanner<'a> {
         } else {
             let numa = memory::give_back(container, &self.desired.all_memory);
             self.add(CpusetPhase::RestoreLimits, numa);
-            let quota = give_back_quota(path, quota, container.mark.as_ref());
+            let quota = give_back_quota(path, quota, container.record.as_ref());
             self.add(CpusetPhase::RestoreLimits, quota);
         }
     }
@@ -369,7 +369,7 @@ impl Target<'_> {
     /// Whether the container has its target already, without a further write.
     fn is_settled(&self, reach: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;
-        if self.reason == Reason::Share && self.container.mark.is_none() {
+        if self.reason == Reason::Share && self.container.record.is_none() {
             // The container's set overlaps no exclusive CPU, so its own setting stays.
             reach.is_subset(&self.cpus) && own.is_subset(&self.cpus)
         } else {
@@ -379,7 +379,7 @@ impl Target<'_> {
     }
 
     /// The record that the container's cgroup shall have.
-    fn next_record(&self, desired: &Desired) -> Mark {
+    fn next_record(&self, desired: &Desired) -> AssignmentRecord {
         let container = self.container;
         let own = &container.cgroup.cpuset.cpus;
         let assignment = if self.is_owner {
@@ -390,13 +390,13 @@ impl Target<'_> {
         };
         let none = CpuSet::new();
         let before = if self.reason == Reason::Own {
-            written_before(own, &self.cpus, &none)
+            earlier_cpus(own, &self.cpus, &none)
         } else {
             own
         };
         let quota = container.cgroup.quota.filter(|_| self.is_owner);
         let names = self.plan.name.as_ref();
-        let mut next = next_mark(container.mark.as_ref(), assignment, names, before, quota);
+        let mut next = next_record(container.record.as_ref(), assignment, names, before, quota);
         next.by_id = self.is_owner && container.by_id;
         if self.is_owner {
             memory::note(next, container, self.pod_uid, desired)

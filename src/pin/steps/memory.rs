@@ -1,8 +1,8 @@
 //! Memory follows the CPUs, where that moves hardly any page or the pod allows it.
 
 use super::super::ledger::ObservedContainer;
-use super::super::mark::Mark;
 use super::super::model::{Desired, Step};
+use super::super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 
 /// So much may be moved between NUMA nodes by a write of ours; some milliseconds' worth.
@@ -20,7 +20,7 @@ pub(super) fn wanted(
     let now = &container.cgroup.memory.numa;
     let numa = chosen(container, uid, desired)?;
     let bound = container
-        .mark
+        .record
         .as_ref()
         .is_some_and(|mark| mark.before.numa.is_some());
     let only_gains = bound && !now.is_empty() && now.is_subset(numa);
@@ -43,18 +43,18 @@ fn chosen<'a>(
 
 /// Notes in a container's next mark what it had before its memory is bound for the first time.
 pub(super) fn note(
-    mut next: Mark,
+    mut next: AssignmentRecord,
     container: &ObservedContainer,
     uid: &str,
     desired: &Desired,
-) -> Mark {
+) -> AssignmentRecord {
     if next.before.numa.is_some() {
         return next;
     }
     let now = &container.cgroup.memory.numa;
     if wanted(container, uid, desired).is_some() {
         next.before.numa = Some(now.clone());
-    } else if container.mark.is_none()
+    } else if container.record.is_none()
         && chosen(container, uid, desired) == Some(now)
         && *now != desired.all_memory
     {
@@ -75,7 +75,7 @@ pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) 
 
 /// Gives a container the NUMA nodes that it had; that moves no page.
 pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<Step> {
-    let had = container.mark.as_ref()?.before.numa.as_ref()?;
+    let had = container.record.as_ref()?.before.numa.as_ref()?;
     // One that was empty can't be made so again while it has processes; all NUMA nodes mean the same.
     let numa = if had.is_empty() { all } else { had };
     let path = container.cgroup.path.clone();

@@ -12,10 +12,10 @@ mod state;
 use state::{Leaf, PartitionState, PodTarget};
 
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::mark::Mark;
 use super::super::model::{Desired, IDLE_CGROUP, Reason, Step};
-use super::marks::{forget, give_back_quota, lift_quota, mark};
+use super::super::record::AssignmentRecord;
 use super::memory;
+use super::records::{forget, give_back_quota, lift_quota, mark};
 use super::release::{had, member};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
@@ -98,30 +98,30 @@ impl<'a> PartitionState<'a> {
     /// Records of pods and containers that gain CPUs. If the agent crashes afterwards, its next start carries the assignment out.
     fn record_gains(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
-            let next = pod_target.next_mark()?;
-            let recorded = pod_target.pod.mark.as_ref().map(Mark::cpus);
+            let next = pod_target.next_record()?;
+            let recorded = pod_target.pod.record.as_ref().map(AssignmentRecord::cpus);
             let gains = !next.cpus().is_subset(&recorded.unwrap_or_default());
             gains.then(|| mark(&pod_target.pod.cgroup.path, next))
         });
         let leaves = self.leaves.iter().filter_map(|leaf| {
             let next = self.next_leaf_record(leaf)?;
             let path = &leaf.container.cgroup.path;
-            (leaf.container.mark.as_ref() != Some(&next)).then(|| mark(path, next))
+            (leaf.container.record.as_ref() != Some(&next)).then(|| mark(path, next))
         });
         let steps: Vec<Step> = pods.chain(leaves).collect();
         self.steps.extend(steps);
     }
 
     /// The record of an owner, or of a container whose CPUs the plan writes; `None` where the present record stays.
-    fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<Mark> {
+    fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
         let pod_target = self.pods.get(leaf.pod)?;
         let is_written = !leaf.target.is_empty() || self.separated(leaf).is_some();
         let newer = self.newer_setting(leaf);
-        let is_recorded = leaf.container.mark.is_some() && newer.is_none();
+        let is_recorded = leaf.container.record.is_some() && newer.is_none();
         if !leaf.owner && (!is_written || is_recorded) {
             return None;
         }
-        let mut next = leaf.next_mark(pod_target);
+        let mut next = leaf.next_record(pod_target);
         if let Some(newer) = newer {
             next.before.cpus = newer;
         }
@@ -242,14 +242,14 @@ impl<'a> PartitionState<'a> {
         let mut steps = Vec::new();
         for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
             let cgroup = &pod_target.pod.cgroup;
-            let (plan, record) = (&pod_target.plan, pod_target.pod.mark.as_ref());
+            let (plan, record) = (&pod_target.plan, pod_target.pod.record.as_ref());
             // For an unknown pod, nothing says whether all its containers own CPUs.
             if plan.assignment.is_empty() || (!plan.whole && plan.name.is_some()) {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             }
             // The last phase removes the records of pods that own nothing now.
-            let recorded = record.map(Mark::cpus).unwrap_or_default();
-            if let Some(next) = pod_target.next_mark()
+            let recorded = record.map(AssignmentRecord::cpus).unwrap_or_default();
+            if let Some(next) = pod_target.next_record()
                 && next.cpus().is_subset(&recorded)
                 && record != Some(&next)
             {
@@ -259,7 +259,7 @@ impl<'a> PartitionState<'a> {
         let without = |leaf: &&Leaf<'_>| !leaf.owner || leaf.target.is_empty();
         for leaf in self.leaves.iter().filter(without) {
             let cgroup = &leaf.container.cgroup;
-            let record = leaf.container.mark.as_ref();
+            let record = leaf.container.record.as_ref();
             steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             // A former owner keeps a record while its earlier CPUs have yet to be put back.
             if let (Some(record), Some(pod_target)) = (record, self.pods.get(leaf.pod))
@@ -267,7 +267,7 @@ impl<'a> PartitionState<'a> {
                 && !leaf.owner
                 && !self.has_earlier_cpus(leaf)
             {
-                steps.push(mark(&cgroup.path, leaf.next_mark(pod_target)));
+                steps.push(mark(&cgroup.path, leaf.next_record(pod_target)));
             }
         }
         self.steps.append(&mut steps);
@@ -354,11 +354,11 @@ impl<'a> PartitionState<'a> {
 
     /// Whether a container without a partition has its CPUs from before Pinfold's first write, or needs none back.
     fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
-        let untouched = |mark: &Mark| {
+        let untouched = |mark: &AssignmentRecord| {
             mark.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
         };
         leaf.target.is_empty()
-            && leaf.container.mark.as_ref().is_none_or(|mark| {
+            && leaf.container.record.as_ref().is_none_or(|mark| {
                 untouched(mark)
                     || leaf.container.cgroup.cpuset.cpus == had(mark, &self.desired.online)
             })
@@ -404,7 +404,7 @@ impl<'a> PartitionState<'a> {
             last.removals.push(Step::Remove { path });
             return;
         }
-        let (Some(record), true) = (&leaf.container.mark, leaf.target.is_empty()) else {
+        let (Some(record), true) = (&leaf.container.record, leaf.target.is_empty()) else {
             return;
         };
         let partitions = self.pods.get(leaf.pod).map(|pod| pod.target.clone());
@@ -440,7 +440,7 @@ impl<'a> PartitionState<'a> {
         if plan.whole && !plan.assignment.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
-        let Some(record) = &pod_target.pod.mark else {
+        let Some(record) = &pod_target.pod.record else {
             return;
         };
         // An earlier enforcement may have narrowed the pod.

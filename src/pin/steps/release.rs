@@ -1,10 +1,10 @@
 //! [`release`]: everything is handed back, whatever enforced it.
 
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::mark::Mark;
 use super::super::model::{Reason, Step, union};
-use super::marks::{forget, give_back_quota};
+use super::super::record::AssignmentRecord;
 use super::memory;
+use super::records::{forget, give_back_quota};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
 
@@ -13,7 +13,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
     let mut steps = undo_partitions(observed);
     let mut back = Vec::new();
     for pod in &observed.pods {
-        let Some(mark) = &pod.mark else { continue };
+        let Some(mark) = &pod.record else { continue };
         back.extend(wide(
             &pod.cgroup.path,
             &pod.cgroup.cpuset.cpus,
@@ -27,7 +27,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
         ));
     }
     for container in observed.containers() {
-        let Some(mark) = &container.mark else {
+        let Some(mark) = &container.record else {
             continue;
         };
         let cgroup = &container.cgroup;
@@ -39,11 +39,11 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
     let pods = observed
         .pods
         .iter()
-        .filter(|pod| pod.mark.is_some())
+        .filter(|pod| pod.record.is_some())
         .map(|pod| &pod.cgroup.path);
     let containers = observed
         .containers()
-        .filter(|container| container.mark.is_some());
+        .filter(|container| container.record.is_some());
     let marked = pods.chain(containers.map(|container| &container.cgroup.path));
     let idle = observed.containers().filter(|container| container.idle);
     let gone = idle.map(|container| Step::Remove {
@@ -56,7 +56,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
 }
 
 /// Gives a cgroup the CPUs that it had.
-fn wide(path: &str, now: &CpuSet, mark: &Mark, online: &CpuSet) -> Option<Step> {
+fn wide(path: &str, now: &CpuSet, mark: &AssignmentRecord, online: &CpuSet) -> Option<Step> {
     let back = had(mark, online);
     // One that was never written and is not now needs no write.
     let untouched = now.is_empty() && mark.before.cpus.is_empty();
@@ -66,7 +66,7 @@ fn wide(path: &str, now: &CpuSet, mark: &Mark, online: &CpuSet) -> Option<Step> 
 /// The CPUs that a cgroup had before our first write, as far as they are online.
 ///
 /// A cgroup with processes can't be made empty again on v2; all CPUs mean the same.
-pub(super) fn had(mark: &Mark, online: &CpuSet) -> CpuSet {
+pub(super) fn had(mark: &AssignmentRecord, online: &CpuSet) -> CpuSet {
     let had = mark.before.cpus.intersection(online);
     if had.is_empty() { online.clone() } else { had }
 }
@@ -117,7 +117,7 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
         }
         let mut now = pod.cgroup.cpuset.exclusive.clone();
         let mut left = now.clone();
-        if pod.mark.is_some() {
+        if pod.record.is_some() {
             let live = live(pod);
             steps.extend(reach(&pod.cgroup.path, &now, &live));
             (now, left) = (now.union(&live), in_pod);
@@ -170,9 +170,13 @@ fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
 
 /// Whether a container's partition is one that we made, or may take for ours.
 pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool {
-    let claimed = pod.mark.as_ref().map(Mark::cpus).unwrap_or_default();
+    let claimed = pod
+        .record
+        .as_ref()
+        .map(AssignmentRecord::cpus)
+        .unwrap_or_default();
     let held = &container.cgroup.cpuset.exclusive;
-    container.mark.is_some() || (container.cgroup.mark.is_none() && held.is_subset(&claimed))
+    container.record.is_some() || (container.cgroup.mark.is_none() && held.is_subset(&claimed))
 }
 
 pub(super) fn member(path: &str) -> Step {

@@ -61,7 +61,7 @@ fn waiting() -> ContainerState {
             software: crate::pod::Software::Unknown,
         },
         note: None,
-        window_seconds: None,
+        unpinned_seconds: None,
         injected: None,
         required: false,
         refused: None,
@@ -99,7 +99,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         layout: Arc::default(),
         quiet: None,
         containers: containers.to_vec(),
-        strangers: Vec::new(),
+        unknown_owners: Vec::new(),
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
@@ -208,7 +208,7 @@ fn a_restart_tells_nothing_of_what_was_so() {
     // One that drifted while nobody looked is put right, which is one Event and not two.
     let repaired = Repaired {
         count: 1,
-        cause: Cause::Written,
+        cause: DriftCause::Written,
         effective: set("0-3"),
         others: Vec::new(),
     };
@@ -315,7 +315,7 @@ fn drift_is_told_when_it_is_put_right() {
     let repaired = |count| {
         let repaired = Repaired {
             count,
-            cause: Cause::Written,
+            cause: DriftCause::Written,
             effective: set("0-1"),
             others: Vec::new(),
         };

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::{plan, release};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Quota, Version};
-use crate::pin::{Desired, Enforcement, Ledger, Mark, Observed, Reason, Scan, Step};
+use crate::pin::{AssignmentRecord, Desired, Enforcement, Ledger, Observed, Reason, Scan, Step};
 
 const ONLINE: &str = "0-7";
 
@@ -143,8 +143,8 @@ impl Kernel {
     /// Carries out one step as the kernel would, and checks what must hold at every moment.
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Mark { path, mark } => {
-                self.nodes.get_mut(path).unwrap().mark = mark.as_ref().map(Mark::text);
+            Step::Record { path, record: mark } => {
+                self.nodes.get_mut(path).unwrap().mark = mark.as_ref().map(AssignmentRecord::text);
             }
             Step::Quota { path, quota } => self.nodes.get_mut(path).unwrap().quota = Some(*quota),
             Step::Cpus { path, cpus, reason } => self.write(path, cpus, *reason),

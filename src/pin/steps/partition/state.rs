@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::super::mark::Mark;
 use super::super::super::model::{Desired, PodAssignment, PodPlan, Step, union};
-use super::super::marks::{next_mark, unreadable, written_before};
-
+use super::super::super::record::AssignmentRecord;
+use super::super::records::{earlier_cpus, next_record, unreadable};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
 
@@ -141,8 +140,8 @@ impl<'a> PartitionState<'a> {
         let assignment = &plan.assignment;
         let held = &pod.cgroup.cpuset.exclusive;
         // Without a mark and without a claim, what a pod holds is not ours.
-        let alone = unreadable(pod.mark.as_ref(), pod.cgroup.mark.as_deref())
-            || (pod.mark.is_none() && assignment.is_empty());
+        let alone = unreadable(pod.record.as_ref(), pod.cgroup.mark.as_deref())
+            || (pod.record.is_none() && assignment.is_empty());
         let mut target = if alone {
             held.clone()
         } else {
@@ -169,9 +168,10 @@ impl<'a> PartitionState<'a> {
             let inside = plan.inside.iter().any(|inside| inside == name);
             let own = own_part(assignment, container);
             let owner = !own.is_empty();
-            let known = owner || inside || container.mark.is_some();
+            let known = owner || inside || container.record.is_some();
             let stranger = !cpuset.exclusive.is_subset(&assignment.cpus()) && !known;
-            let unreadable = unreadable(container.mark.as_ref(), container.cgroup.mark.as_deref());
+            let unreadable =
+                unreadable(container.record.as_ref(), container.cgroup.mark.as_deref());
             if alone || unreadable || stranger {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
@@ -240,14 +240,14 @@ fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAss
 
 impl PodTarget<'_> {
     /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
-    pub(super) fn next_mark(&self) -> Option<Mark> {
+    pub(super) fn next_record(&self) -> Option<AssignmentRecord> {
         if self.left_alone || self.plan.assignment.is_empty() {
             return None;
         }
         let cgroup = &self.pod.cgroup;
         let limited = cgroup.quota.filter(|_| self.plan.whole);
-        let marked = self.pod.mark.as_ref();
-        let mut next = next_mark(
+        let marked = self.pod.record.as_ref();
+        let mut next = next_record(
             marked,
             self.plan.assignment.clone(),
             self.plan.name.as_ref(),
@@ -262,7 +262,7 @@ impl PodTarget<'_> {
 // === impl Leaf ===
 
 impl Leaf<'_> {
-    pub(super) fn next_mark(&self, pod_target: &PodTarget<'_>) -> Mark {
+    pub(super) fn next_record(&self, pod_target: &PodTarget<'_>) -> AssignmentRecord {
         let cgroup = &self.container.cgroup;
         let claimed = if self.owner {
             own_part(&pod_target.plan.assignment, self.container)
@@ -271,9 +271,9 @@ impl Leaf<'_> {
         };
         let quota = cgroup.quota.filter(|_| self.owner);
         let none = CpuSet::new();
-        let before = written_before(&cgroup.cpuset.cpus, &self.target, &none);
-        let mut next = next_mark(
-            self.container.mark.as_ref(),
+        let before = earlier_cpus(&cgroup.cpuset.cpus, &self.target, &none);
+        let mut next = next_record(
+            self.container.record.as_ref(),
             claimed,
             pod_target.plan.name.as_ref(),
             before,

@@ -5,7 +5,7 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::{
     Above, ContainerCgroup, Cpuset, Kind, Partition, PodCgroup, Surroundings,
 };
-use crate::pin::{Before, Desired, Enforcement, Mark, Observed, Scan, Step};
+use crate::pin::{AssignmentRecord, Desired, EarlierSettings, Enforcement, Observed, Scan, Step};
 use crate::pod::{Container, Pod};
 
 const ONLINE: &str = "0-7";
@@ -58,7 +58,7 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             None if exclusive.is_empty() => member(),
             None => Partition::Valid(Kind::Root),
         };
-        let mut mark = Mark::new(Before::default());
+        let mut mark = AssignmentRecord::new(EarlierSettings::default());
         mark.assignment
             .containers
             .insert((*name).to_owned(), set(exclusive));
@@ -73,7 +73,9 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             let mut all = cgroup
                 .mark
                 .as_deref()
-                .map_or(Mark::new(Before::default()), |t| Mark::parse(t).unwrap());
+                .map_or(AssignmentRecord::new(EarlierSettings::default()), |t| {
+                    AssignmentRecord::parse(t).unwrap()
+                });
             all.assignment
                 .containers
                 .insert((*name).to_owned(), set(exclusive));
@@ -128,7 +130,7 @@ fn steps(observed: &Observed, desired: &Desired) -> Vec<String> {
 fn words(steps: &[Step]) -> Vec<String> {
     let steps = steps
         .iter()
-        .filter(|step| !matches!(step, Step::Mark { .. }));
+        .filter(|step| !matches!(step, Step::Record { .. }));
     steps
         .map(|step| step.to_string().replace("kubepods/", ""))
         .collect()
@@ -307,9 +309,9 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
     );
     let mate = &mut lives.pods[0].containers[1];
     // It was narrowed to 0-1 once, from 0-2; now somebody has given it all CPUs.
-    mate.mark = Some(Mark::new(Before {
+    mate.record = Some(AssignmentRecord::new(EarlierSettings {
         cpus: set("0-2"),
-        ..Before::default()
+        ..EarlierSettings::default()
     }));
     let wish = desired(&[("a", "x", "2-3")]);
     let steps = plan(
@@ -320,9 +322,9 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
     );
     assert_eq!(words(&steps), ["a/z: CPUs 0-1,4-7"]);
     let noted = steps.iter().find_map(|step| match step {
-        Step::Mark {
+        Step::Record {
             path,
-            mark: Some(mark),
+            record: Some(mark),
         } if path.ends_with("/z") => Some(mark.before.cpus.clone()),
         _ => None,
     });
@@ -384,7 +386,7 @@ fn what_a_runtime_wrote_on_our_word_is_not_what_was_before() {
             Enforcement::Partition,
         );
         let mut marks = plan.into_iter().filter_map(|step| match step {
-            Step::Mark { path, mark } if path.ends_with("/x") => mark,
+            Step::Record { path, record: mark } if path.ends_with("/x") => mark,
             _ => None,
         });
         marks.next_back().unwrap().before.cpus

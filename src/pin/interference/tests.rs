@@ -14,8 +14,8 @@ const MS: u64 = 1_000_000;
 enum Who {
     Idle,
     Waiting,
-    Owner,
-    Foreign,
+    TrackedOwner,
+    Interference,
     /// A hypervisor, while the owner would run; whether the kernel takes that for the owner's time is a choice.
     Stolen,
 }
@@ -125,7 +125,8 @@ impl Machine {
             (id, clock)
         });
         let all = |cpu| {
-            let tasks = [Who::Owner, Who::Foreign].map(|who| self.time(cpu, at(3), who, true));
+            let tasks =
+                [Who::TrackedOwner, Who::Interference].map(|who| self.time(cpu, at(3), who, true));
             Duration::from_nanos(tasks.iter().sum())
         };
         Look {
@@ -141,7 +142,7 @@ impl Machine {
 
     fn usage(&self, at: u64) -> Usage {
         if self.per_cpu {
-            let own = (0..self.cpus.len()).map(|cpu| self.time(cpu, at, Who::Owner, true));
+            let own = (0..self.cpus.len()).map(|cpu| self.time(cpu, at, Who::TrackedOwner, true));
             return Usage::PerCpu(own.map(Duration::from_nanos).collect());
         }
         let stolen = if self.stolen_is_the_owners {
@@ -150,7 +151,7 @@ impl Machine {
             0
         };
         Usage::Total(Duration::from_nanos(
-            self.on_all(at, Who::Owner, true) + stolen,
+            self.on_all(at, Who::TrackedOwner, true) + stolen,
         ))
     }
 
@@ -161,10 +162,10 @@ impl Machine {
 
 fn who() -> impl Strategy<Value = Who> {
     prop_oneof![
-        4 => Just(Who::Owner),
+        4 => Just(Who::TrackedOwner),
         2 => Just(Who::Idle),
         1 => Just(Who::Waiting),
-        2 => Just(Who::Foreign),
+        2 => Just(Who::Interference),
         1 => Just(Who::Stolen),
     ]
 }
@@ -204,8 +205,8 @@ proptest! {
         machine in machine(),
         readings in proptest::collection::vec((1..300 * MS, 1..3 * MS, 1..3 * MS), 2..12),
     ) {
-        let mut times = ForeignTimes::default();
-        let (mut now, mut first, mut last) = (0, None, Foreign::default());
+        let mut times = InterferenceTracker::default();
+        let (mut now, mut first, mut last) = (0, None, Interference::default());
         let mut machine = machine;
         let long = readings.iter().map(|(pause, one, two)| pause + one + two).sum::<u64>() + MS;
         for cpu in &mut machine.cpus {
@@ -218,7 +219,7 @@ proptest! {
             let (middle, to) = (from + one, from + one + two);
             let looks = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
             let said = times.note("a", &machine.cpu_set(), &looks.0, &machine.usage(middle), &looks.1);
-            let truth = machine.on_all(middle, Who::Foreign, false);
+            let truth = machine.on_all(middle, Who::Interference, false);
             let truth = truth - *first.get_or_insert(truth);
             let off = (said.seconds - truth as f64 / 1e9).abs();
             prop_assert!(off <= said.error_seconds + 1e-9, "{said:?}, but {truth} ns is true: {machine:?}");
@@ -250,8 +251,8 @@ fn total(ms: u64) -> Usage {
 
 #[test]
 fn the_error_does_not_grow_with_readings() {
-    let (mut times, cpus) = (ForeignTimes::default(), "1".parse().unwrap());
-    let mut said = Foreign::default();
+    let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
+    let mut said = Interference::default();
     for second in 0..3600 {
         let now = look(1000 * second, 0);
         said = times.note("a", &cpus, &now, &total(900 * second), &now);
@@ -262,7 +263,7 @@ fn the_error_does_not_grow_with_readings() {
 
 #[test]
 fn time_between_two_sets_is_left_out() {
-    let mut times = ForeignTimes::default();
+    let mut times = InterferenceTracker::default();
     let mut note = |list: &str, ms, idle, used| {
         let cpus = list.parse().unwrap();
         times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle))
@@ -290,7 +291,7 @@ fn time_between_two_sets_is_left_out() {
 
 #[test]
 fn readings_that_contradict_are_left_out() {
-    let (mut times, cpus) = (ForeignTimes::default(), "1".parse().unwrap());
+    let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
     let mut note = |ms, idle| times.note("a", &cpus, &look(ms, idle), &total(0), &look(ms, idle));
     note(0, 0);
     let said = note(1000, 500);
@@ -307,7 +308,7 @@ fn readings_that_contradict_are_left_out() {
 
 #[test]
 fn what_is_not_noted_is_forgotten() {
-    let (mut times, cpus) = (ForeignTimes::default(), "1".parse().unwrap());
+    let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
     times.note("a", &cpus, &look(0, 0), &total(0), &look(0, 0));
     times.sweep();
     assert_eq!(times.owners.len(), 1);
@@ -317,7 +318,7 @@ fn what_is_not_noted_is_forgotten() {
 
 #[test]
 fn every_source_of_error_counts_at_its_worst() {
-    let mut times = ForeignTimes::default();
+    let mut times = InterferenceTracker::default();
     let cpus = "1".parse().unwrap();
     let mut note =
         |ms, idle, used| times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle));

@@ -1,4 +1,4 @@
-//! [`Mark`]: what Pinfold notes on a cgroup, in an extended attribute that lives and dies with it.
+//! [`AssignmentRecord`]: what Pinfold notes on a cgroup, in an extended attribute that lives and dies with it.
 //!
 //! A mark says which containers own which CPUs, and what was there before, so that a restart knows everything and a
 //! release puts everything back. There is no file of ours to get out of step with the kernel.
@@ -14,7 +14,7 @@ const VERSION: u32 = 1;
 
 /// What Pinfold notes on the cgroup of a pod or a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct AssignmentRecord {
     version: u32,
     /// Namespace of the pod, where known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -39,12 +39,12 @@ pub struct Mark {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
     /// What the cgroup had before Pinfold's first write.
-    pub before: Before,
+    pub before: EarlierSettings,
 }
 
 /// What a cgroup had before Pinfold's first write.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Before {
+pub struct EarlierSettings {
     /// `cpuset.cpus`; empty where nothing had been written (cgroup v2).
     pub cpus: CpuSet,
     /// The quota that was lifted.
@@ -57,7 +57,7 @@ pub struct Before {
 
 /// A mark that can't be read.
 #[derive(Debug, thiserror::Error)]
-pub enum MarkError {
+pub enum RecordError {
     /// It is not what Pinfold writes.
     #[error("the mark {text:?} is not one of Pinfold's")]
     Malformed {
@@ -76,11 +76,11 @@ pub enum MarkError {
     },
 }
 
-// === impl Mark ===
+// === impl AssignmentRecord ===
 
-impl Mark {
+impl AssignmentRecord {
     /// A mark without claims.
-    pub fn new(before: Before) -> Self {
+    pub fn new(before: EarlierSettings) -> Self {
         Self {
             version: VERSION,
             namespace: String::new(),
@@ -93,15 +93,15 @@ impl Mark {
     }
 
     /// Reads the text of a mark.
-    pub fn parse(text: &str) -> Result<Self, MarkError> {
-        let mark: Self = serde_json::from_str(text).map_err(|source| MarkError::Malformed {
+    pub fn parse(text: &str) -> Result<Self, RecordError> {
+        let mark: Self = serde_json::from_str(text).map_err(|source| RecordError::Malformed {
             text: text.to_owned(),
             source,
         })?;
         if mark.version == VERSION {
             Ok(mark)
         } else {
-            Err(MarkError::Version {
+            Err(RecordError::Version {
                 version: mark.version,
             })
         }
@@ -156,7 +156,7 @@ mod tests {
             quota: Some(200_000),
             period: 100_000,
         });
-        let mut mark = Mark::new(Before {
+        let mut mark = AssignmentRecord::new(EarlierSettings {
             cpus: "0-7".parse().unwrap(),
             quota,
             numa: None,
@@ -164,7 +164,7 @@ mod tests {
         mark.assignment
             .containers
             .insert("main".to_owned(), "2-3".parse().unwrap());
-        assert_eq!(Mark::parse(&mark.text()).unwrap(), mark);
+        assert_eq!(AssignmentRecord::parse(&mark.text()).unwrap(), mark);
         assert!(
             mark.text().contains(r#""claims":{"main":"2-3"}"#),
             "{}",
@@ -175,20 +175,20 @@ mod tests {
     #[test]
     fn foreign_marks_are_named() {
         assert!(matches!(
-            Mark::parse("hello"),
-            Err(MarkError::Malformed { .. })
+            AssignmentRecord::parse("hello"),
+            Err(RecordError::Malformed { .. })
         ));
         let later = r#"{"version":2,"before":{"cpus":""}}"#;
         assert!(matches!(
-            Mark::parse(later),
-            Err(MarkError::Version { version: 2 })
+            AssignmentRecord::parse(later),
+            Err(RecordError::Version { version: 2 })
         ));
     }
 
     #[test]
     fn idle_cpus_are_written_as_every_version_so_far_has_written_them() {
         let text = r#"{"version":1,"namespace":"train","pod":"w","claims":{"/idle":"6-7","main":"2-3"},"before":{"cpus":"0-7"}}"#;
-        let mark = Mark::parse(text).unwrap();
+        let mark = AssignmentRecord::parse(text).unwrap();
         assert_eq!(mark.assignment.idle, "6-7".parse().unwrap());
         assert_eq!(mark.assignment.usable(), "2-3".parse().unwrap());
         assert_eq!(mark.cpus(), "2-3,6-7".parse().unwrap());

@@ -22,7 +22,7 @@ fn transmit(queue: u32) -> Knob {
     }
 }
 
-const ALL: Quiet = Quiet {
+const ALL: CpuIsolationOptions = CpuIsolationOptions {
     irqs: true,
     workqueues: true,
     packet_steering: true,
@@ -56,16 +56,16 @@ impl Kernel {
         }
     }
 
-    fn plan(&self, options: Quiet, exclusive: &CpuSet) -> Plan {
-        let note = Note::parse(self.note.as_deref()).unwrap();
+    fn plan(&self, options: CpuIsolationOptions, exclusive: &CpuSet) -> IsolationPlan {
+        let note = KnobRecord::parse(self.note.as_deref()).unwrap();
         let (isolated, online) = (&self.isolated.intersection(exclusive), &self.online);
-        let situation = Situation {
+        let input = IsolationInput {
             options,
             exclusive,
             isolated,
             online,
         };
-        let kinds = situation.kinds(&note);
+        let kinds = input.kinds(&note);
         let values = self
             .knobs
             .iter()
@@ -76,11 +76,11 @@ impl Kernel {
             kinds,
             unreadable: BTreeMap::new(),
         };
-        plan(&situation, &self.refused, &seen, &note)
+        plan(&input, &self.refused, &seen, &note)
     }
 
     /// Carries a plan out up to a crash after so many steps; says how many knobs were turned.
-    fn turn(&mut self, options: Quiet, exclusive: &CpuSet, crash: usize) -> usize {
+    fn turn(&mut self, options: CpuIsolationOptions, exclusive: &CpuSet, crash: usize) -> usize {
         let plan = self.plan(options, exclusive);
         if crash == 0 {
             return 0;
@@ -104,7 +104,7 @@ impl Kernel {
         plan.writes.len() - failed.len()
     }
 
-    fn run(&mut self, options: Quiet, exclusive: &str) -> usize {
+    fn run(&mut self, options: CpuIsolationOptions, exclusive: &str) -> usize {
         self.turn(options, &set(exclusive), usize::MAX)
     }
 
@@ -154,7 +154,7 @@ fn each_kind_has_its_rule() {
     kernel.run(ALL, "3");
     assert_eq!(kernel.holds(&Knob::Irq(2)), "2");
     assert_eq!(kernel.holds(&transmit(2)), "0-2");
-    kernel.run(Quiet { irqs: false, ..ALL }, "3");
+    kernel.run(CpuIsolationOptions { irqs: false, ..ALL }, "3");
     assert_eq!(kernel.holds(&Knob::Irq(2)), "2-3");
     assert_eq!(kernel.holds(&Knob::Workqueues), "0-2,4-7");
     kernel.run(ALL, "");
@@ -165,21 +165,21 @@ fn each_kind_has_its_rule() {
 fn work_queues_are_off_isolated_cpus_whatever_is_asked_for() {
     let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Workqueues, "0-7")]);
     kernel.isolated = set("2");
-    assert_eq!(kernel.run(Quiet::default(), "2-3"), 1);
+    assert_eq!(kernel.run(CpuIsolationOptions::default(), "2-3"), 1);
     assert_eq!(
         (kernel.holds(&Knob::Irq(1)), kernel.holds(&Knob::Workqueues)),
         ("0-7".into(), "0-1,3-7".into())
     );
     kernel.run(
-        Quiet {
+        CpuIsolationOptions {
             workqueues: true,
-            ..Quiet::default()
+            ..CpuIsolationOptions::default()
         },
         "2-3",
     );
     assert_eq!(kernel.holds(&Knob::Workqueues), "0-1,4-7");
     kernel.isolated = CpuSet::new();
-    assert_eq!(kernel.run(Quiet::default(), "2-3"), 1);
+    assert_eq!(kernel.run(CpuIsolationOptions::default(), "2-3"), 1);
     assert_eq!(
         (kernel.holds(&Knob::Workqueues), &kernel.note),
         ("0-7".into(), &None)
@@ -215,7 +215,7 @@ fn what_the_kernel_manages_is_tried_once() {
     assert_eq!(kernel.plan(ALL, &set("2")).writes.len(), 2);
     kernel.run(ALL, "2");
     assert_eq!(kernel.plan(ALL, &set("2")).writes, []);
-    let note = Note::parse(kernel.note.as_deref()).unwrap();
+    let note = KnobRecord::parse(kernel.note.as_deref()).unwrap();
     assert_eq!(note.entries().keys().collect::<Vec<_>>(), [&Knob::Irq(2)]);
 }
 
@@ -227,9 +227,9 @@ fn missing_data_forgets_nothing() {
         (receive(1), "0-7"),
     ]);
     kernel.run(ALL, "2-3");
-    let note = Note::parse(kernel.note.as_deref()).unwrap();
+    let note = KnobRecord::parse(kernel.note.as_deref()).unwrap();
     let (exclusive, isolated, refused) = (set("2-3"), CpuSet::new(), BTreeSet::new());
-    let situation = Situation {
+    let input = IsolationInput {
         options: ALL,
         exclusive: &exclusive,
         isolated: &isolated,
@@ -240,7 +240,7 @@ fn missing_data_forgets_nothing() {
         ..Seen::default()
     };
     seen.unreadable.insert(receive(0), "why".to_owned());
-    let plan = plan(&situation, &refused, &seen, &note);
+    let plan = plan(&input, &refused, &seen, &note);
     // The one queue can't be read; the other is gone with its device; of interrupts nothing is known.
     assert_eq!(
         plan.ahead.entries().keys().collect::<Vec<_>>(),
@@ -259,9 +259,9 @@ fn work_is_never_sent_to_offline_cpus_only() {
 
 #[test]
 fn options_are_off_and_unknown_ones_refused() {
-    let read = |text: &str| serde_json::from_str::<Quiet>(text);
-    assert_eq!(read("{}").unwrap(), Quiet::default());
-    assert!(!Quiet::default().any());
+    let read = |text: &str| serde_json::from_str::<CpuIsolationOptions>(text);
+    assert_eq!(read("{}").unwrap(), CpuIsolationOptions::default());
+    assert!(!CpuIsolationOptions::default().any());
     assert!(read(r#"{"packetSteering":true}"#).unwrap().packet_steering);
     assert!(read(r#"{"irq":true}"#).is_err());
 }
@@ -316,7 +316,7 @@ proptest! {
         for happening in history {
             match happening {
                 Happening::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices, isolated], crash) => {
-                    let options = Quiet { irqs, workqueues, packet_steering, system_slices };
+                    let options = CpuIsolationOptions { irqs, workqueues, packet_steering, system_slices };
                     kernel.isolated = if isolated { set("0-3") } else { CpuSet::new() };
                     let before = kernel.clone();
                     kernel.turn(options, &exclusive, crash);
@@ -326,7 +326,7 @@ proptest! {
                         }
                     }
                     // Killed between the two, it has noted what it had no time to write.
-                    for (knob, entry) in Note::parse(kernel.note.as_deref()).unwrap().entries() {
+                    for (knob, entry) in KnobRecord::parse(kernel.note.as_deref()).unwrap().entries() {
                         ours.entry(knob.clone()).or_default().extend(entry.ours.iter().cloned());
                     }
                     if crash == usize::MAX {
@@ -358,7 +358,7 @@ proptest! {
                 }
             }
         }
-        kernel.run(Quiet::default(), "");
+        kernel.run(CpuIsolationOptions::default(), "");
         prop_assert_eq!(&kernel.knobs, &will);
         prop_assert_eq!(&kernel.note, &None);
     }

@@ -1,22 +1,22 @@
 //! Quiet CPUs: the kernel's own work, and systemd's, kept off exclusive CPUs, where the configuration asks for it.
 //!
 //! [`plan`] is a pure function: what is now, what was noted and who owns what in; a note and writes out. What was there
-//! before the first write is kept by the kernel, in a [`Note`] on a cgroup: written before the writes it speaks of, so
-//! that a crash at any moment leaves enough to put everything back. [`Keeper`] reads, plans and carries out.
+//! before the first write is kept by the kernel, in a [`KnobRecord`] on a cgroup: written before the writes it speaks of, so
+//! that a crash at any moment leaves enough to put everything back. [`CpuIsolator`] reads, plans and carries out.
 //!
 //! One rule does it all. Each knob has a *base*: what it held before us, or what somebody else has written since. From
-//! the base follows what it shall hold while CPUs are owned (`Situation::target`). When sets shrink, when the last
+//! the base follows what it shall hold while CPUs are owned (`IsolationInput::target`). When sets shrink, when the last
 //! owner goes, when an option is switched off, the same rule yields the base again.
 
-mod keeper;
-mod note;
+mod isolator;
+mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-pub use keeper::{Failed, Keeper, Managed, Report};
-pub use note::{Note, NoteError};
+pub use isolator::{CpuIsolator, IsolationReport, KnobFailure, ManagedIrq};
+pub use record::{KnobRecord, KnobRecordError};
 
 use crate::cpu::CpuSet;
 use crate::host::knobs::{Kind, Knob, Seen};
@@ -24,7 +24,7 @@ use crate::host::knobs::{Kind, Knob, Seen};
 /// Which of the kernel's own work is kept off exclusive CPUs; none by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Quiet {
+pub struct CpuIsolationOptions {
     /// Interrupts.
     pub irqs: bool,
     /// Unbound work queues.
@@ -37,7 +37,7 @@ pub struct Quiet {
 
 /// What is known of a knob that Pinfold turned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
+pub struct KnobHistory {
     /// What it held before.
     pub before: CpuSet,
     /// What Pinfold wrote, or was about to write when this was noted. Anything else in the knob is somebody else's.
@@ -46,9 +46,9 @@ pub struct Entry {
 
 /// What follows who owns what.
 #[derive(Debug, Clone, Copy)]
-pub struct Situation<'a> {
+pub struct IsolationInput<'a> {
     /// What is asked for.
-    pub options: Quiet,
+    pub options: CpuIsolationOptions,
     /// CPUs that are owned.
     pub exclusive: &'a CpuSet,
     /// CPUs of partitions that are `isolated`, shall be, or were a moment ago: no unbound work queue uses them, whatever is
@@ -62,16 +62,16 @@ pub struct Situation<'a> {
 
 /// What is to be done. An empty one has no writes and the note that is there already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct IsolationPlan {
     /// The note that must be in place before the first write.
-    pub ahead: Note,
+    pub ahead: KnobRecord,
     /// The writes, in any order.
-    pub writes: Vec<Write>,
+    pub writes: Vec<KnobWrite>,
 }
 
 /// One knob to turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Write {
+pub struct KnobWrite {
     /// The knob.
     pub knob: Knob,
     /// What it holds.
@@ -82,9 +82,9 @@ pub struct Write {
     pub back: bool,
 }
 
-// === impl Quiet ===
+// === impl CpuIsolationOptions ===
 
-impl Quiet {
+impl CpuIsolationOptions {
     /// Whether anything is asked for.
     pub fn any(self) -> bool {
         Kind::ALL.into_iter().any(|kind| self.wants(kind))
@@ -101,11 +101,11 @@ impl Quiet {
     }
 }
 
-// === impl Situation ===
+// === impl IsolationInput ===
 
-impl Situation<'_> {
+impl IsolationInput<'_> {
     /// The kinds that must be looked at: those asked for, and those of which something is to be put back.
-    pub fn kinds(&self, note: &Note) -> BTreeSet<Kind> {
+    pub fn kinds(&self, note: &KnobRecord) -> BTreeSet<Kind> {
         let wanted = |kind: &Kind| !self.taken(*kind).is_empty();
         Kind::ALL
             .into_iter()
@@ -154,8 +154,13 @@ impl Situation<'_> {
 /// What to note and what to write. On its own result it yields nothing to write, and the same note.
 ///
 /// `refused` are knobs that the kernel has refused to turn.
-pub fn plan(situation: &Situation<'_>, refused: &BTreeSet<Knob>, seen: &Seen, note: &Note) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(
+    input: &IsolationInput<'_>,
+    refused: &BTreeSet<Knob>,
+    seen: &Seen,
+    note: &KnobRecord,
+) -> IsolationPlan {
+    let mut plan = IsolationPlan::default();
     let mut entries = BTreeMap::new();
     let knobs: BTreeSet<&Knob> = seen.values.keys().chain(note.entries().keys()).collect();
     for knob in knobs {
@@ -173,12 +178,12 @@ pub fn plan(situation: &Situation<'_>, refused: &BTreeSet<Knob>, seen: &Seen, no
         let base = noted
             .filter(|entry| entry.before == *now || entry.ours.contains(now))
             .map_or(now, |entry| &entry.before);
-        let target = situation.target(knob, base);
+        let target = input.target(knob, base);
         let turn = target != *now && !refused.contains(knob);
         let mut ours = BTreeSet::from([now.clone()]);
         if turn {
             ours.insert(target.clone());
-            plan.writes.push(Write {
+            plan.writes.push(KnobWrite {
                 knob: knob.clone(),
                 now: now.clone(),
                 back: target == *base,
@@ -189,22 +194,22 @@ pub fn plan(situation: &Situation<'_>, refused: &BTreeSet<Knob>, seen: &Seen, no
         if !ours.is_empty() {
             entries.insert(
                 knob.clone(),
-                Entry {
+                KnobHistory {
                     before: base.clone(),
                     ours,
                 },
             );
         }
     }
-    plan.ahead = Note::new(entries);
+    plan.ahead = KnobRecord::new(entries);
     plan
 }
 
-// === impl Plan ===
+// === impl IsolationPlan ===
 
-impl Plan {
+impl IsolationPlan {
     /// The note for afterwards, when some writes are done and the others left their knobs as they were.
-    pub fn settled(&self, done: impl Fn(&Write) -> bool) -> Note {
+    pub fn settled(&self, done: impl Fn(&KnobWrite) -> bool) -> KnobRecord {
         let mut entries = self.ahead.entries().clone();
         for write in &self.writes {
             let holds = if done(write) { &write.cpus } else { &write.now };
@@ -215,7 +220,7 @@ impl Plan {
                 }
             }
         }
-        Note::new(entries)
+        KnobRecord::new(entries)
     }
 }
 

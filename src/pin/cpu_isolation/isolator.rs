@@ -1,4 +1,4 @@
-//! [`Keeper`]: reads the knobs, plans, writes, and says what became of it.
+//! [`CpuIsolator`]: reads the knobs, plans, writes, and says what became of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::super::apply::chain;
-use super::note::ranges;
-use super::{Note, Plan, Situation, Write, plan};
+use super::record::ranges;
+use super::{IsolationInput, IsolationPlan, KnobRecord, KnobWrite, plan};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{About, Cgroups};
 use crate::host::file::FileError;
@@ -15,7 +15,7 @@ use crate::host::knobs::{Knob, Knobs, TurnError};
 
 /// What became of one look at the kernel's own work.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct IsolationReport {
     /// What was moved off exclusive CPUs this time.
     pub moved: Vec<String>,
     /// What was put back this time, to what it was before.
@@ -23,9 +23,9 @@ pub struct Report {
     /// How many interrupts, masks and queues are kept off exclusive CPUs now.
     pub away: usize,
     /// Interrupts on exclusive CPUs that only the kernel moves.
-    pub managed: Vec<Managed>,
+    pub managed: Vec<ManagedIrq>,
     /// What could not be read or written.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<KnobFailure>,
     /// Where unbound work queues may run by now, if that was looked at, and whether that was another set before.
     #[serde(skip)]
     pub workqueues: Option<(CpuSet, bool)>,
@@ -36,7 +36,7 @@ pub struct Report {
 
 /// An interrupt that the kernel lets nobody move.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Managed {
+pub struct ManagedIrq {
     /// Its number.
     pub irq: u32,
     /// Who uses it, as the driver named it.
@@ -47,7 +47,7 @@ pub struct Managed {
 
 /// What could not be read or written, with one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Failed {
+pub struct KnobFailure {
     /// Why.
     pub reason: String,
     /// What; empty where it is about everything.
@@ -56,16 +56,16 @@ pub struct Failed {
 
 /// Keeps the kernel's own work off exclusive CPUs.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct CpuIsolator {
     knobs: Knobs,
     /// Interrupts that the kernel refused to move, by the users they had then.
     refused: BTreeMap<u32, String>,
     irqbalance: bool,
 }
 
-// === impl Keeper ===
+// === impl CpuIsolator ===
 
-impl Keeper {
+impl CpuIsolator {
     /// A keeper of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(root: &Path) -> Self {
         Self {
@@ -94,44 +94,49 @@ impl Keeper {
     /// The note is kept on the cgroup at `path`, the same at each call. With no options, or no exclusive CPUs, all that
     /// Pinfold moved is put back and the note taken off: that is the release. What somebody else has written since is
     /// left alone. Idempotent; where nothing is asked for and nothing is noted, it reads one attribute and no more.
-    pub fn turn(&mut self, situation: &Situation<'_>, cgroups: &Cgroups, path: &str) -> Report {
-        let mut report = Report::default();
-        if let Err(reason) = self.try_turn(&mut report, situation, cgroups, path) {
-            report.failed.push(Failed {
+    pub fn turn(
+        &mut self,
+        input: &IsolationInput<'_>,
+        cgroups: &Cgroups,
+        path: &str,
+    ) -> IsolationReport {
+        let mut report = IsolationReport::default();
+        if let Err(reason) = self.try_turn(&mut report, input, cgroups, path) {
+            report.failed.push(KnobFailure {
                 reason,
                 what: Vec::new(),
             });
         }
-        let exclusive = situation.exclusive;
-        let meddles = self.irqbalance && situation.options.irqs && !exclusive.is_empty();
+        let exclusive = input.exclusive;
+        let meddles = self.irqbalance && input.options.irqs && !exclusive.is_empty();
         report.irqbalance = meddles.then(|| exclusive.clone());
         report
     }
 
     fn try_turn(
         &mut self,
-        report: &mut Report,
-        situation: &Situation<'_>,
+        report: &mut IsolationReport,
+        input: &IsolationInput<'_>,
         cgroups: &Cgroups,
         path: &str,
     ) -> Result<(), String> {
         let text = match cgroups.note(path, About::Quiet) {
             Ok(text) => text,
             // Without the pods' tree nobody owns anything, and there is nowhere to note what was.
-            Err(error) if error.is_gone() && situation.exclusive.is_empty() => return Ok(()),
+            Err(error) if error.is_gone() && input.exclusive.is_empty() => return Ok(()),
             Err(error) => return Err(chain(&error)),
         };
-        let note = Note::parse(text.as_deref()).map_err(|error| chain(&error))?;
+        let note = KnobRecord::parse(text.as_deref()).map_err(|error| chain(&error))?;
         self.refused
             .retain(|irq, name| self.knobs.irq_name(*irq) == *name);
         let refused = self.refused.keys().copied().map(Knob::Irq).collect();
-        let kinds = situation.kinds(&note);
+        let kinds = input.kinds(&note);
         if kinds.is_empty() {
             return Ok(());
         }
         let seen = self.knobs.read(&kinds).map_err(|error| chain(&error))?;
-        let plan = plan(situation, &refused, &seen, &note);
-        let keep = |note: &Note, before: Option<&str>| {
+        let plan = plan(input, &refused, &seen, &note);
+        let keep = |note: &KnobRecord, before: Option<&str>| {
             let text = note.text();
             if text.as_deref() == before {
                 return Ok(text);
@@ -144,7 +149,7 @@ impl Keeper {
         // Nothing is written that is not noted: what was there before would be forgotten.
         let ahead = keep(&plan.ahead, text.as_deref())?;
         if !plan.writes.is_empty() {
-            self.irqbalance = situation.options.irqs && self.knobs.irqbalance();
+            self.irqbalance = input.options.irqs && self.knobs.irqbalance();
         }
         let failures = self.write(&plan, report);
         for (knob, error) in seen.unreadable {
@@ -152,8 +157,8 @@ impl Keeper {
         }
         let settled = plan.settled(|write| !failures.contains(&write.knob));
         report.away = settled.entries().len();
-        if situation.options.irqs {
-            report.managed = self.managed(&seen.values, situation.exclusive);
+        if input.options.irqs {
+            report.managed = self.managed(&seen.values, input.exclusive);
         }
         let turned = plan
             .writes
@@ -169,10 +174,10 @@ impl Keeper {
     }
 
     /// Carries out writes; returns the knobs that could not be turned.
-    fn write(&mut self, plan: &Plan, report: &mut Report) -> BTreeSet<Knob> {
+    fn write(&mut self, plan: &IsolationPlan, report: &mut IsolationReport) -> BTreeSet<Knob> {
         let mut failures = BTreeSet::new();
         for write in &plan.writes {
-            let Write {
+            let KnobWrite {
                 knob, cpus, back, ..
             } = write;
             let reason = match self.knobs.set(knob, cpus) {
@@ -207,11 +212,11 @@ impl Keeper {
     }
 
     /// The refused interrupts that somebody uses and that may go to an exclusive CPU.
-    fn managed(&self, values: &BTreeMap<Knob, CpuSet>, exclusive: &CpuSet) -> Vec<Managed> {
+    fn managed(&self, values: &BTreeMap<Knob, CpuSet>, exclusive: &CpuSet) -> Vec<ManagedIrq> {
         let refused = self.refused.iter().filter(|(_, name)| !name.is_empty());
         let managed = refused.filter_map(|(irq, name)| {
             let cpus = values.get(&Knob::Irq(*irq))?.intersection(exclusive);
-            (!cpus.is_empty()).then(|| Managed {
+            (!cpus.is_empty()).then(|| ManagedIrq {
                 irq: *irq,
                 name: name.clone(),
                 cpus,
@@ -221,9 +226,9 @@ impl Keeper {
     }
 }
 
-// === impl Report ===
+// === impl IsolationReport ===
 
-impl Report {
+impl IsolationReport {
     /// What a person should know, each with what to do about it.
     pub fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
@@ -247,7 +252,7 @@ impl Report {
                 names.into_iter().collect::<Vec<_>>().join(", "),
             ));
         }
-        for Failed { reason, what } in &self.failed {
+        for KnobFailure { reason, what } in &self.failed {
             let what = if what.is_empty() {
                 String::new()
             } else {
@@ -288,14 +293,14 @@ fn cause(error: &TurnError) -> String {
     }
 }
 
-fn fail(report: &mut Report, reason: String, what: String) {
+fn fail(report: &mut IsolationReport, reason: String, what: String) {
     match report
         .failed
         .iter_mut()
         .find(|failed| failed.reason == reason)
     {
         Some(failed) => failed.what.push(what),
-        None => report.failed.push(Failed {
+        None => report.failed.push(KnobFailure {
             reason,
             what: vec![what],
         }),

@@ -1,22 +1,22 @@
 //! What every enforcement shares: marks and quotas.
 
-use super::super::mark::{Before, Mark};
 use super::super::model::{PodAssignment, Step};
+use super::super::record::{AssignmentRecord, EarlierSettings};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Quota, lifted};
 
 /// The mark a cgroup shall have: claims as they shall be, and what was before as it was noted first.
-pub(super) fn next_mark(
-    marked: Option<&Mark>,
+pub(super) fn next_record(
+    marked: Option<&AssignmentRecord>,
     assignment: PodAssignment,
     names: Option<&(String, String)>,
     own: &CpuSet,
     limited: Option<Quota>,
-) -> Mark {
+) -> AssignmentRecord {
     let noted = marked.map_or_else(
-        || Before {
+        || EarlierSettings {
             cpus: own.clone(),
-            ..Before::default()
+            ..EarlierSettings::default()
         },
         |mark| mark.before.clone(),
     );
@@ -26,7 +26,7 @@ pub(super) fn next_mark(
         None if assignment.is_empty() => None,
         None => noted.quota,
     };
-    let mut mark = Mark::new(Before {
+    let mut mark = AssignmentRecord::new(EarlierSettings {
         cpus: noted.cpus,
         quota,
         numa: noted.numa,
@@ -41,12 +41,12 @@ pub(super) fn next_mark(
 }
 
 /// What was written to a container before we had a say in it: just what it is to have was written by a runtime, on our word.
-pub(super) fn written_before<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
+pub(super) fn earlier_cpus<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
     if own == target { none } else { own }
 }
 
 /// Whether there is a mark and it is none that we understand: its cgroup is left alone.
-pub(super) fn unreadable(mark: Option<&Mark>, text: Option<&str>) -> bool {
+pub(super) fn unreadable(mark: Option<&AssignmentRecord>, text: Option<&str>) -> bool {
     mark.is_none() && text.is_some()
 }
 
@@ -60,7 +60,11 @@ pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
 }
 
 /// Puts back a quota that was lifted.
-pub(super) fn give_back_quota(path: &str, now: Option<Quota>, mark: Option<&Mark>) -> Option<Step> {
+pub(super) fn give_back_quota(
+    path: &str,
+    now: Option<Quota>,
+    mark: Option<&AssignmentRecord>,
+) -> Option<Step> {
     // One that is limited again was set by somebody else since, and that is the newer will.
     let limited = now.is_some_and(|quota| quota.quota.is_some());
     let quota = mark
@@ -73,17 +77,17 @@ pub(super) fn give_back_quota(path: &str, now: Option<Quota>, mark: Option<&Mark
 }
 
 /// Writes a record.
-pub(super) fn mark(path: &str, mark: Mark) -> Step {
-    Step::Mark {
+pub(super) fn mark(path: &str, mark: AssignmentRecord) -> Step {
+    Step::Record {
         path: path.to_owned(),
-        mark: Some(mark),
+        record: Some(mark),
     }
 }
 
 /// Takes a mark off.
 pub(super) fn forget(path: &str) -> Step {
-    Step::Mark {
+    Step::Record {
         path: path.to_owned(),
-        mark: None,
+        record: None,
     }
 }

@@ -28,11 +28,11 @@ use crate::host::busy::{Clock, Look, TICK, UNIT};
 use crate::host::cgroup::Usage;
 
 /// Readings that contradict the ones before are left out, but after so many the tenure is begun anew.
-const PATIENCE: u32 = 3;
+const MAX_CONTRADICTIONS: u32 = 3;
 
 /// Foreign time of an owner since it was first seen; neither number ever goes back.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Foreign {
+pub struct Interference {
     /// CPU seconds that others spent on the owner's CPUs.
     pub seconds: f64,
     /// The truth lies within this many seconds of them.
@@ -41,22 +41,22 @@ pub struct Foreign {
 
 /// Foreign times of all owners, by cgroup: fed readings, gives totals.
 #[derive(Debug, Default)]
-pub struct ForeignTimes {
-    owners: HashMap<String, Owner>,
+pub struct InterferenceTracker {
+    owners: HashMap<String, TrackedOwner>,
 }
 
 /// A time in nanoseconds; sums of many CPUs since their start are too long for 64 bits.
 type Ns = i128;
 
 #[derive(Debug, Default)]
-struct Owner {
+struct TrackedOwner {
     tenure: Option<Tenure>,
     /// What is said in all.
     total: Ns,
     error: Ns,
     /// The part of it that earlier tenures left.
     before: (Ns, Ns),
-    seen: bool,
+    updated: bool,
 }
 
 /// An owner's time on one set of CPUs, by each way to compute what they did.
@@ -66,13 +66,13 @@ struct Tenure {
     tracks: Vec<Track>,
     /// When it was last read, and what the owner had used then.
     last: (Ns, Ns),
-    strikes: u32,
+    contradictions: u32,
 }
 
 /// One way's count within a tenure. Where another way knows more, it is begun anew from there.
 #[derive(Debug, Clone, Copy)]
 struct Track {
-    start: Point,
+    start: Reading,
     /// What there was at its start, at least and at most.
     before: (Ns, Ns),
     /// The most that is certain so far: time that was spent stays spent.
@@ -89,7 +89,7 @@ struct Bounds {
 
 /// How it is known what the CPUs did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum UsageSource {
     /// By the root cgroup's count of each CPU.
     Counted,
     /// By the clock: what was not idle.
@@ -100,7 +100,7 @@ enum Way {
 
 /// What one reading says of foreign time since the machine's start: somewhere between `low` and `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Point {
+struct Reading {
     from: Ns,
     to: Ns,
     low: Ns,
@@ -109,14 +109,14 @@ struct Point {
     less: (Ns, Ns),
     more: (Ns, Ns),
     /// How it was read, and whether interrupts were timed apart: only the same can be compared.
-    kind: (Way, bool),
+    kind: (UsageSource, bool),
     /// The owner's own time, which only shrinks when the cgroup is another.
     used: Ns,
 }
 
-// === impl ForeignTimes ===
+// === impl InterferenceTracker ===
 
-impl ForeignTimes {
+impl InterferenceTracker {
     /// Takes note of an owner and returns its totals.
     ///
     /// `usage` is of the owner's cgroup `key`, read between the looks `first` and `second`; `cpus` is what it owns, with all of
@@ -128,19 +128,19 @@ impl ForeignTimes {
         first: &Look,
         usage: &Usage,
         second: &Look,
-    ) -> Foreign {
+    ) -> Interference {
         let owner = self.owners.entry(key.to_owned()).or_default();
-        owner.seen = true;
-        let ways: &[Way] = match usage {
-            Usage::PerCpu(_) => &[Way::Counted],
-            Usage::Total(_) => &[Way::Clock, Way::Turns],
+        owner.updated = true;
+        let ways: &[UsageSource] = match usage {
+            Usage::PerCpu(_) => &[UsageSource::Counted],
+            Usage::Total(_) => &[UsageSource::Clock, UsageSource::Turns],
         };
-        let points: Vec<Point> = ways
+        let points: Vec<Reading> = ways
             .iter()
             .filter_map(|way| point(*way, cpus, first, usage, second))
             .collect();
         owner.note(cpus, &points);
-        Foreign {
+        Interference {
             seconds: seconds(owner.total),
             error_seconds: seconds(owner.error),
         }
@@ -149,15 +149,15 @@ impl ForeignTimes {
     /// Forgets the owners that were not noted since the last call.
     pub fn sweep(&mut self) {
         self.owners
-            .retain(|_, owner| std::mem::take(&mut owner.seen));
+            .retain(|_, owner| std::mem::take(&mut owner.updated));
     }
 }
 
-// === impl Owner ===
+// === impl TrackedOwner ===
 
-impl Owner {
+impl TrackedOwner {
     /// What was said stays said; what comes is another tenure.
-    fn begin(&mut self, cpus: &CpuSet, points: &[Point]) {
+    fn begin(&mut self, cpus: &CpuSet, points: &[Reading]) {
         self.before = (self.total, self.error);
         // A CPU that is offline, or a counter that is missing, says nothing.
         self.tenure = points.first().map(|point| Tenure {
@@ -167,11 +167,11 @@ impl Owner {
                 .iter()
                 .map(|start| Track::new(*start, (0, 0)))
                 .collect(),
-            strikes: 0,
+            contradictions: 0,
         });
     }
 
-    fn note(&mut self, cpus: &CpuSet, points: &[Point]) {
+    fn note(&mut self, cpus: &CpuSet, points: &[Reading]) {
         let Some(tenure) = self
             .tenure
             .as_mut()
@@ -181,13 +181,13 @@ impl Owner {
         };
         let best = tenure.bounds(points);
         let Some(Bounds { least, about, most }) = best else {
-            tenure.strikes += 1;
-            if tenure.strikes >= PATIENCE {
+            tenure.contradictions += 1;
+            if tenure.contradictions >= MAX_CONTRADICTIONS {
                 self.begin(cpus, points);
             }
             return;
         };
-        tenure.strikes = 0;
+        tenure.contradictions = 0;
         let (total, error) = self.before;
         self.total = self.total.max(total + about);
         let within = self.total - total;
@@ -199,7 +199,7 @@ impl Owner {
 
 impl Tenure {
     /// Whether what is read now belongs to it: the same CPUs, and the same cgroup, whose usage did not shrink.
-    fn goes_on(&self, cpus: &CpuSet, points: &[Point]) -> bool {
+    fn goes_on(&self, cpus: &CpuSet, points: &[Reading]) -> bool {
         let Some(now) = points.first() else {
             return false;
         };
@@ -213,7 +213,7 @@ impl Tenure {
     /// The narrowest bounds that any way gives; `None` for a reading that contradicts those before.
     ///
     /// That happens: idle and waiting-idle time are not read at one instant, and a spell can be in both or in neither.
-    fn bounds(&mut self, points: &[Point]) -> Option<Bounds> {
+    fn bounds(&mut self, points: &[Reading]) -> Option<Bounds> {
         let count = Ns::try_from(self.cpus.len()).unwrap_or(Ns::MAX);
         let mut best: Option<Bounds> = None;
         for track in &mut self.tracks {
@@ -255,7 +255,7 @@ impl Tenure {
 // === impl Track ===
 
 impl Track {
-    fn new(start: Point, before: (Ns, Ns)) -> Self {
+    fn new(start: Reading, before: (Ns, Ns)) -> Self {
         Self {
             start,
             before,
@@ -264,7 +264,7 @@ impl Track {
     }
 
     /// What happened in the tenure on so many CPUs, as far as this way knows; `None` for a contradiction.
-    fn bounds(&self, now: &Point, cpus: Ns) -> Option<Bounds> {
+    fn bounds(&self, now: &Reading, cpus: Ns) -> Option<Bounds> {
         let start = &self.start;
         let all = (now.to - start.from).saturating_mul(cpus);
         let low = self.before.0 + now.low - start.high - (now.less.1 - start.less.0);
@@ -287,8 +287,14 @@ impl Bounds {
 }
 
 /// What one reading says; `None` where it says nothing of one of the CPUs.
-fn point(way: Way, cpus: &CpuSet, first: &Look, usage: &Usage, second: &Look) -> Option<Point> {
-    let mut point = Point {
+fn point(
+    way: UsageSource,
+    cpus: &CpuSet,
+    first: &Look,
+    usage: &Usage,
+    second: &Look,
+) -> Option<Reading> {
+    let mut point = Reading {
         from: ns(first.from),
         to: ns(second.to),
         low: 0,
@@ -304,7 +310,7 @@ fn point(way: Way, cpus: &CpuSet, first: &Look, usage: &Usage, second: &Look) ->
     for cpu in cpus.iter() {
         let (before, after) = (first.clocks.get(&cpu)?, second.clocks.get(&cpu)?);
         match way {
-            Way::Counted => {
+            UsageSource::Counted => {
                 let Usage::PerCpu(own) = usage else {
                     return None;
                 };
@@ -322,8 +328,8 @@ fn point(way: Way, cpus: &CpuSet, first: &Look, usage: &Usage, second: &Look) ->
                     point.high += ns(after.interrupts) + 2 * ns(UNIT);
                 }
             }
-            Way::Clock => point.clock(first.from, before, after, second.to),
-            Way::Turns => {
+            UsageSource::Clock => point.clock(first.from, before, after, second.to),
+            UsageSource::Turns => {
                 let (turns, later) = (before.turns?, after.turns?);
                 point.low += ns(turns.over) - ns(after.lag);
                 point.high += ns(later.over) + ns(later.present);
@@ -339,9 +345,9 @@ fn point(way: Way, cpus: &CpuSet, first: &Look, usage: &Usage, second: &Look) ->
     Some(point)
 }
 
-// === impl Point ===
+// === impl Reading ===
 
-impl Point {
+impl Reading {
     /// Adds a CPU that was busy whenever it was not idle.
     fn clock(&mut self, from: Duration, before: &Clock, after: &Clock, to: Duration) {
         self.low += ns(from) - ns(before.idle) - 2 * ns(UNIT) - ns(after.lag);

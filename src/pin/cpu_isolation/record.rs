@@ -1,10 +1,10 @@
-//! [`Note`]: what knobs held before Pinfold turned them, small enough for an extended attribute.
+//! [`KnobRecord`]: what knobs held before Pinfold turned them, small enough for an extended attribute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::Entry;
+use super::KnobHistory;
 use crate::cpu::CpuSet;
 use crate::host::knobs::Knob;
 
@@ -20,13 +20,13 @@ const MOST: usize = 1 << 18;
 /// Its text is JSON. Knobs with the same history share a group, and numbers are written as ranges, so that a machine
 /// with thousands of interrupts and queues needs a few KiB: an extended attribute holds 64.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Note {
-    entries: BTreeMap<Knob, Entry>,
+pub struct KnobRecord {
+    entries: BTreeMap<Knob, KnobHistory>,
 }
 
 /// A note that can't be read.
 #[derive(Debug, thiserror::Error)]
-pub enum NoteError {
+pub enum KnobRecordError {
     /// It is not what Pinfold writes.
     #[error("the note {text:?} is not one of Pinfold's")]
     Malformed {
@@ -77,28 +77,28 @@ struct Group {
     slices: Vec<String>,
 }
 
-// === impl Note ===
+// === impl KnobRecord ===
 
-impl Note {
+impl KnobRecord {
     /// A note of these knobs.
-    pub(super) fn new(entries: BTreeMap<Knob, Entry>) -> Self {
+    pub(super) fn new(entries: BTreeMap<Knob, KnobHistory>) -> Self {
         Self { entries }
     }
 
     /// What is noted of each knob.
-    pub fn entries(&self) -> &BTreeMap<Knob, Entry> {
+    pub fn entries(&self) -> &BTreeMap<Knob, KnobHistory> {
         &self.entries
     }
 
     /// Reads the text of a note; no text is an empty one.
     ///
     /// # Errors
-    /// See [`NoteError`]; nothing must be turned then, since what was there before is not known.
-    pub fn parse(text: Option<&str>) -> Result<Self, NoteError> {
+    /// See [`KnobRecordError`]; nothing must be turned then, since what was there before is not known.
+    pub fn parse(text: Option<&str>) -> Result<Self, KnobRecordError> {
         let Some(text) = text else {
             return Ok(Self::default());
         };
-        let malformed = |source| NoteError::Malformed {
+        let malformed = |source| KnobRecordError::Malformed {
             text: text.to_owned(),
             source,
         };
@@ -109,13 +109,13 @@ impl Note {
         }
         let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
         if version != VERSION {
-            return Err(NoteError::Version { version });
+            return Err(KnobRecordError::Version { version });
         }
         let read: Text = serde_json::from_str(text).map_err(malformed)?;
         let mut entries = BTreeMap::new();
         let mut left = MOST;
         for group in read.groups {
-            let entry = Entry {
+            let entry = KnobHistory {
                 before: group.before,
                 ours: group.ours.into_iter().collect(),
             };
@@ -148,7 +148,7 @@ impl Note {
         if self.entries.is_empty() {
             return None;
         }
-        let mut histories: BTreeMap<&Entry, Vec<&Knob>> = BTreeMap::new();
+        let mut histories: BTreeMap<&KnobHistory, Vec<&Knob>> = BTreeMap::new();
         for (knob, entry) in &self.entries {
             histories.entry(entry).or_default().push(knob);
         }
@@ -165,7 +165,7 @@ impl Note {
     }
 }
 
-fn group(entry: &Entry, knobs: &[&Knob]) -> Group {
+fn group(entry: &KnobHistory, knobs: &[&Knob]) -> Group {
     let mut group = Group {
         before: entry.before.clone(),
         ours: entry.ours.iter().cloned().collect(),
@@ -220,8 +220,8 @@ pub(super) fn ranges(numbers: &BTreeSet<u32>) -> String {
 }
 
 /// The numbers of knobs that have so many sets each; `left` is how many sets the rest of the note may have.
-fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, NoteError> {
-    let wrong = || NoteError::Numbers {
+fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, KnobRecordError> {
+    let wrong = || KnobRecordError::Numbers {
         text: text.to_owned(),
     };
     let mut numbers = Vec::new();
@@ -243,9 +243,9 @@ fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, NoteEr
 mod tests {
     use super::*;
 
-    fn entry(before: &str, ours: &[&str]) -> Entry {
+    fn entry(before: &str, ours: &[&str]) -> KnobHistory {
         let ours = ours.iter().map(|ours| ours.parse().unwrap()).collect();
-        Entry {
+        KnobHistory {
             before: before.parse().unwrap(),
             ours,
         }
@@ -261,43 +261,46 @@ mod tests {
     #[test]
     fn text_and_back() {
         let wide = entry("0-7", &["0-1,4-7", "0-3"]);
-        let mut entries: BTreeMap<Knob, Entry> = [24, 25, 26, 40]
+        let mut entries: BTreeMap<Knob, KnobHistory> = [24, 25, 26, 40]
             .into_iter()
             .map(|irq| (Knob::Irq(irq), wide.clone()))
             .collect();
         entries.insert(Knob::Workqueues, wide);
         entries.insert(queue(0), entry("2", &["0"]));
         entries.insert(queue(1), entry("2", &["0"]));
-        let note = Note::new(entries);
+        let note = KnobRecord::new(entries);
         let text = note.text().unwrap();
         assert_eq!(
             text,
             r#"{"version":1,"groups":[{"before":"0-7","ours":["0-3","0-1,4-7"],"irqs":"24-26,40","workqueues":true},{"before":"2","ours":["0"],"receive":{"eth0":"0-1"}}]}"#
         );
-        assert_eq!(Note::parse(Some(&text)).unwrap(), note);
-        assert_eq!(Note::default().text(), None);
-        assert_eq!(Note::parse(None).unwrap(), Note::default());
+        assert_eq!(KnobRecord::parse(Some(&text)).unwrap(), note);
+        assert_eq!(KnobRecord::default().text(), None);
+        assert_eq!(KnobRecord::parse(None).unwrap(), KnobRecord::default());
     }
 
     #[test]
     fn foreign_notes_are_named() {
-        let parse = |text: &str| Note::parse(Some(text)).unwrap_err();
-        assert!(matches!(parse("hello"), NoteError::Malformed { .. }));
+        let parse = |text: &str| KnobRecord::parse(Some(text)).unwrap_err();
+        assert!(matches!(parse("hello"), KnobRecordError::Malformed { .. }));
         assert!(matches!(
             parse(r#"{"version":2,"other":1}"#),
-            NoteError::Version { version: 2 }
+            KnobRecordError::Version { version: 2 }
         ));
         for irqs in ["x", "3-1", "0-4294967295", "1,,2", "0-1048575,5"] {
             let text =
                 format!(r#"{{"version":1,"groups":[{{"before":"0","ours":[],"irqs":"{irqs}"}}]}}"#);
-            assert!(matches!(parse(&text), NoteError::Numbers { .. }), "{irqs}");
+            assert!(
+                matches!(parse(&text), KnobRecordError::Numbers { .. }),
+                "{irqs}"
+            );
         }
     }
 
     #[test]
     fn what_would_not_fit_in_memory_is_refused() {
         let note = |groups: &[&str]| {
-            Note::parse(Some(&format!(
+            KnobRecord::parse(Some(&format!(
                 r#"{{"version":1,"groups":[{}]}}"#,
                 groups.join(",")
             )))
@@ -308,9 +311,12 @@ mod tests {
         assert_eq!(note(&[many]).unwrap().entries().len(), 100_000);
         assert!(matches!(
             note(&[many, others]),
-            Err(NoteError::Numbers { .. })
+            Err(KnobRecordError::Numbers { .. })
         ));
-        assert!(matches!(note(&[sets]), Err(NoteError::Numbers { .. })));
+        assert!(matches!(
+            note(&[sets]),
+            Err(KnobRecordError::Numbers { .. })
+        ));
     }
 
     #[test]
@@ -322,7 +328,7 @@ mod tests {
             if irq % 512 < 256 {
                 entries.insert(
                     Knob::Irq(24 + irq),
-                    Entry {
+                    KnobHistory {
                         before,
                         ours: ["256-511".parse().unwrap()].into(),
                     },
@@ -339,7 +345,7 @@ mod tests {
                 entry("0-511", &["256-511"]),
             );
         }
-        let length = Note::new(entries).text().unwrap().len();
+        let length = KnobRecord::new(entries).text().unwrap().len();
         assert!(length < 48 * 1024, "{length} bytes");
     }
 }
