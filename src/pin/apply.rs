@@ -4,23 +4,23 @@ use super::model::{Reason, Step};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, Kind, is_within};
 
-/// What became of one step.
+/// A step and its result.
 #[derive(Debug)]
 pub struct Applied {
     /// The step.
     pub step: Step,
-    /// What became of it.
+    /// The result of the step.
     pub outcome: Outcome,
 }
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is done, and the kernel says so.
+    /// The kernel confirms the step.
     Done,
     /// Written without an error, but other CPUs are in force.
     NotInForce {
-        /// What is in force.
+        /// The CPUs in force.
         effective: CpuSet,
     },
     /// The cgroup went away meanwhile: nothing is left to do.
@@ -29,7 +29,7 @@ pub enum Outcome {
     Failed(CgroupError),
     /// Written without an error, but the kernel makes it no partition; it is a member now.
     Invalid {
-        /// What the kernel says.
+        /// The kernel's words.
         says: String,
     },
     /// The kernel refused, since others are in the way.
@@ -39,14 +39,14 @@ pub enum Outcome {
         /// The cgroups in the way.
         others: Vec<String>,
     },
-    /// Not tried: a cgroup above it, or it itself, could not be given the CPUs.
+    /// Not tried: the cgroup, or a cgroup above, could not get the CPUs.
     Without {
         /// That cgroup.
         path: String,
     },
     /// Not tried: the cgroup's mark could not be written.
     Unmarked,
-    /// Not tried: somebody who was to give up these CPUs still has them.
+    /// Not tried: a container that was to give up these CPUs still has them.
     Blocked {
         /// The CPUs.
         cpus: CpuSet,
@@ -100,7 +100,7 @@ impl Applied {
     }
 }
 
-/// An error and its causes in one line.
+/// An error with its causes, in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -142,7 +142,7 @@ pub fn apply_while(
 /// What later steps must keep off.
 #[derive(Default)]
 struct Exclusions {
-    /// CPUs that somebody could not be moved off.
+    /// CPUs that a container failed to give up.
     cpus: CpuSet,
     /// Cgroups whose mark could not be written.
     unmarked: Vec<String>,
@@ -259,14 +259,14 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         Err(error) => return Outcome::Failed(error),
     };
     let done = match step {
-        // What a member may run on is also less than it was given, by all that others own; a pod's cgroup by what its own
-        // containers do, as long as they are partitions.
+        // A member's effective CPUs lack the CPUs of partitions, so only the written set is compared. The same holds
+        // for a pod's cgroup while its containers are partitions.
         Step::Cpus {
             cpus,
             reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
             ..
         } => now.cpus == *cpus,
-        // What is written to a partition is in force once it is none.
+        // The written CPUs of a partition take force once the partition ends.
         Step::Cpus { cpus, .. } if now.partition.is_live() => now.cpus == *cpus,
         Step::Cpus { cpus, .. } => now.effective == *cpus,
         Step::Exclusive {

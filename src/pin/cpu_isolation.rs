@@ -35,21 +35,21 @@ pub struct CpuIsolationOptions {
     pub system_slices: bool,
 }
 
-/// What is known of a knob that Pinfold turned.
+/// The history of a knob that Pinfold turned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KnobHistory {
-    /// What it held before.
+    /// The CPUs before Pinfold's first write.
     pub before: CpuSet,
     /// What Pinfold wrote, or was about to write when this was noted. Anything else in the knob is somebody else's.
     pub ours: BTreeSet<CpuSet>,
 }
 
-/// What follows who owns what.
+/// The input of [`plan`]: options and the present owners' CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct IsolationInput<'a> {
-    /// What is asked for.
+    /// The configured options.
     pub options: CpuIsolationOptions,
-    /// CPUs that are owned.
+    /// The exclusive CPUs.
     pub exclusive: &'a CpuSet,
     /// CPUs of partitions that are `isolated`, shall be, or were a moment ago: no unbound work queue uses them, whatever is
     /// asked for. While a partition becomes or ceases to be isolated, the kernel takes its CPUs from the work queues or gives
@@ -60,7 +60,7 @@ pub struct IsolationInput<'a> {
     pub online: &'a CpuSet,
 }
 
-/// What is to be done. An empty one has no writes and the note that is there already.
+/// The plan of one pass. An empty plan has no writes and leaves the record as is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IsolationPlan {
     /// The note that must be in place before the first write.
@@ -69,16 +69,16 @@ pub struct IsolationPlan {
     pub writes: Vec<KnobWrite>,
 }
 
-/// One knob to turn.
+/// One write to a knob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnobWrite {
     /// The knob.
     pub knob: Knob,
     /// What it holds.
     pub now: CpuSet,
-    /// What it shall hold.
+    /// The CPUs to write.
     pub cpus: CpuSet,
-    /// Whether this is what it held before Pinfold.
+    /// Whether the write restores the knob's earlier CPUs.
     pub back: bool,
 }
 
@@ -114,7 +114,7 @@ impl IsolationInput<'_> {
             .collect()
     }
 
-    /// The CPUs that this kind is kept off.
+    /// The CPUs that this kind of kernel work must avoid.
     fn taken(&self, kind: Kind) -> CpuSet {
         let asked = if self.options.wants(kind) {
             self.exclusive

@@ -23,7 +23,7 @@ pub struct DecisionInput<'a> {
     pub topology: &'a Topology,
     /// Its placer.
     pub placer: &'a Placer,
-    /// CPUs that nobody is given.
+    /// CPUs that are never assigned.
     pub reserved: &'a CpuSet,
     /// Who counts.
     pub policy: &'a Policy,
@@ -45,70 +45,70 @@ pub struct DecisionInput<'a> {
     pub suspended: Option<&'a str>,
 }
 
-/// What is decided for one container of a known pod.
+/// The decision about one container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// Which of the pods.
     pub pod: usize,
-    /// Which of its containers.
+    /// The container's index in its pod.
     pub container: usize,
-    /// Its pod's QoS class.
+    /// The pod's QoS class.
     pub qos: Qos,
-    /// Its pod's role and what told it.
+    /// The pod's role and the evidence for the role.
     pub recognition: Recognition,
     /// What policy grants.
     pub entitlement: Entitlement,
     /// The CPUs it owns, or may use as an init container; `None` for the shared pool.
     pub cpus: Option<CpuSet>,
-    /// Why it has less than it is owed.
+    /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
-    /// What has refused it CPUs, if anything has.
+    /// The source of a refusal, if any.
     pub refused: Option<Refused>,
 }
 
-/// What has refused a container CPUs that its pod's owner could expect.
+/// The source that refused CPUs to a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Refused {
-    /// Policy: it is a training pod's, and its entitlement says why it is granted none.
+    /// Policy: the pod trains, and the entitlement's reason says why no CPUs are granted.
     Policy,
     /// Too few CPUs are free.
     Room,
-    /// The kernel, which makes its cgroup no owner of them.
+    /// The kernel, which refused the container's partition.
     Kernel,
 }
 
-/// What is decided for all.
+/// All decisions of a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decisions {
     /// Per container of the known pods, in their order.
     pub containers: Vec<Decision>,
     /// What the kernel shall be brought to.
     pub desired: Desired,
-    /// Running containers that make room for others, in the order in which they move.
+    /// Running containers that make room, in the order of their moves.
     pub moves: Vec<ContainerMove>,
 }
 
 /// A running container that is moved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ContainerMove {
-    /// Namespace of its pod.
+    /// The pod's namespace.
     pub namespace: String,
     /// Its pod.
     pub pod: String,
     /// Its name.
     pub container: String,
-    /// The CPUs it had.
+    /// The CPUs before the move.
     pub from: CpuSet,
-    /// The CPUs it gets.
+    /// The CPUs after the move.
     pub to: CpuSet,
 }
 
 // === impl Decisions ===
 
 impl Decisions {
-    /// Takes back whatever the kernel doesn't say already, for a Pinfold that only looks: what nobody enforces is
-    /// nobody's own.
+    /// Keeps only assignments that the kernel already has, for enforcement `observe`: Pinfold claims no CPUs that it
+    /// does not enforce.
     pub fn only_what_is(&mut self, pods: &[Pod], ledger: &Ledger) {
         for decision in &mut self.containers {
             let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
@@ -159,7 +159,7 @@ pub fn decide_while(
     let requests = pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs)));
     let requests: Vec<PodRequest> = requests.collect::<Option<_>>()?;
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
-    // Those who keep or lose are settled first: what they had is free in the next reconcile.
+    // Kept and lost CPUs are settled first: lost CPUs are free in the next pass.
     for pod in &requests {
         placing.keep(pod);
     }
@@ -195,7 +195,7 @@ pub fn decide_while(
     Some(decisions)
 }
 
-/// A pod and what its containers are owed.
+/// A pod and the entitlements of its containers.
 struct PodRequest<'a> {
     index: usize,
     pod: &'a Pod,
@@ -207,7 +207,7 @@ struct PodRequest<'a> {
     /// Containers that are granted nothing although this is a training pod.
     denied: BTreeSet<usize>,
     wishes: CpuPreferences,
-    /// Annotations that make no sense.
+    /// Mistakes in the pod's annotations.
     mistakes: Vec<String>,
 }
 

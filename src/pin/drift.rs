@@ -16,39 +16,39 @@ pub struct Drift {
     pub path: String,
     /// Why they differ.
     pub cause: DriftCause,
-    /// What should be in force.
+    /// The assigned CPUs.
     pub assigned: CpuSet,
     /// What is.
     pub effective: CpuSet,
-    /// Who else is concerned, as far as it has processes: where an owner drifted, those that may run on its CPUs; and those
-    /// whose CPUs it may run on. Never more than [`NAMED`].
+    /// Neighbours with processes: containers that may run on a drifted owner's CPUs, and owners whose CPUs the drifted
+    /// container may use. At most [`NAMED`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Neighbour>,
 }
 
-/// How many others are named: whatever becomes of a node, its state is not flooded with them.
+/// At most this many neighbours are named, so that the node's state stays small.
 pub const NAMED: usize = 8;
 
 /// So many drifts of a look are told with their neighbours: where all drift at once, the neighbours are the drifted.
 const LISTED: usize = 16;
 
-/// Another container whose CPUs are not apart from those of one that drifted.
+/// A container that shares CPUs with a drifted container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Neighbour {
     /// Its cgroup.
     pub path: String,
-    /// Namespace and name of its pod, where its mark tells.
+    /// Namespace and name of the pod, from its assignment record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// Its name, where known.
+    /// The container's name, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// The CPUs that both may run on.
     pub cpus: CpuSet,
 }
 
-/// Why what is in force differs from what was assigned.
+/// Why effective and assigned CPUs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriftCause {
@@ -197,7 +197,7 @@ pub fn drift(
     found
 }
 
-/// Who else may run on the CPUs that a container was assigned, and whose CPUs it may run on.
+/// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may use.
 fn others(
     observed: &Observed,
     drifted: &ObservedContainer,

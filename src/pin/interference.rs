@@ -33,9 +33,9 @@ const MAX_CONTRADICTIONS: u32 = 3;
 /// Foreign time of an owner since it was first seen; neither number ever goes back.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Interference {
-    /// CPU seconds that others spent on the owner's CPUs.
+    /// CPU seconds that other tasks spent on the owner's CPUs.
     pub seconds: f64,
-    /// The truth lies within this many seconds of them.
+    /// The truth lies within this many seconds of `seconds`.
     pub error_seconds: f64,
 }
 
@@ -51,10 +51,10 @@ type Ns = i128;
 #[derive(Debug, Default)]
 struct TrackedOwner {
     tenure: Option<Tenure>,
-    /// What is said in all.
+    /// The exported total.
     total: Ns,
     error: Ns,
-    /// The part of it that earlier tenures left.
+    /// The totals of earlier tenures.
     before: (Ns, Ns),
     updated: bool,
 }
@@ -69,13 +69,13 @@ struct Tenure {
     contradictions: u32,
 }
 
-/// One way's count within a tenure. Where another way knows more, it is begun anew from there.
+/// One source's count within a tenure. A track starts anew where a second source knows more.
 #[derive(Debug, Clone, Copy)]
 struct Track {
     start: Reading,
-    /// What there was at its start, at least and at most.
+    /// The interference before the track's start, at least and at most.
     before: (Ns, Ns),
-    /// The most that is certain so far: time that was spent stays spent.
+    /// The most that is certain so far: interference never shrinks.
     least: Ns,
 }
 
@@ -87,7 +87,7 @@ struct Bounds {
     most: Ns,
 }
 
-/// How it is known what the CPUs did.
+/// The source of the CPUs' busy time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UsageSource {
     /// By the root cgroup's count of each CPU.
@@ -105,7 +105,7 @@ struct Reading {
     to: Ns,
     low: Ns,
     high: Ns,
-    /// What may have to be taken off, and what added: only growth from one reading's start to another's end counts.
+    /// Time that may have to be subtracted, and added: only growth between two readings counts.
     less: (Ns, Ns),
     more: (Ns, Ns),
     /// How it was read, and whether interrupts were timed apart: only the same can be compared.
@@ -156,7 +156,7 @@ impl InterferenceTracker {
 // === impl TrackedOwner ===
 
 impl TrackedOwner {
-    /// What was said stays said; what comes is another tenure.
+    /// The totals so far stay; a new tenure begins.
     fn begin(&mut self, cpus: &CpuSet, points: &[Reading]) {
         self.before = (self.total, self.error);
         // A CPU that is offline, or a counter that is missing, says nothing.
@@ -263,7 +263,7 @@ impl Track {
         }
     }
 
-    /// What happened in the tenure on so many CPUs, as far as this way knows; `None` for a contradiction.
+    /// The interference of the tenure on `cpus` CPUs, as far as this source knows; `None` for a contradiction.
     fn bounds(&self, now: &Reading, cpus: Ns) -> Option<Bounds> {
         let start = &self.start;
         let all = (now.to - start.from).saturating_mul(cpus);
@@ -286,7 +286,7 @@ impl Bounds {
     }
 }
 
-/// What one reading says; `None` where it says nothing of one of the CPUs.
+/// The interval from one reading; `None` if a counter of a CPU is missing.
 fn point(
     way: UsageSource,
     cpus: &CpuSet,

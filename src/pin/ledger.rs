@@ -13,9 +13,9 @@ use crate::pod::{Container, ContainerIds, Pod};
 pub struct Scan {
     /// The pods' cgroups.
     pub pods: Vec<PodCgroup>,
-    /// What is above and around them.
+    /// The cgroups above and around the pods.
     pub around: Surroundings,
-    /// Online CPUs that no cgroup has: the kernel lost them.
+    /// Online CPUs that no cgroup has: lost CPUs.
     pub lost: CpuSet,
 }
 
@@ -24,7 +24,7 @@ pub struct Scan {
 pub struct Observed {
     /// Every pod that has a cgroup.
     pub pods: Vec<ObservedPod>,
-    /// What is above and around them.
+    /// The cgroups above and around the pods.
     pub around: Surroundings,
 }
 
@@ -33,7 +33,7 @@ pub struct Observed {
 pub struct ObservedPod {
     /// The cgroup.
     pub cgroup: PodCgroup,
-    /// Its mark, if it has a readable one.
+    /// The pod's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
     /// Its containers' cgroups.
     pub containers: Vec<ObservedContainer>,
@@ -48,7 +48,7 @@ pub struct ObservedPod {
 pub struct ObservedContainer {
     /// The cgroup.
     pub cgroup: ContainerCgroup,
-    /// Its mark, if it has a readable one.
+    /// The container's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
     /// The container's name, where the pod's status, the runtime, the mark or plain counting tells it. A pod sandbox has none.
     pub name: Option<String>,
@@ -58,14 +58,14 @@ pub struct ObservedContainer {
     pub by_id: bool,
 }
 
-/// Who owns which CPUs.
+/// All assignments of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// The CPUs of each pod, by its uid. An assignment outlives the container's cgroup: it lasts as long as the pod's cgroup.
     pub assignments: BTreeMap<String, PodAssignment>,
     /// The NUMA nodes that Pinfold bound a container's memory to, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// CPUs that nobody can be given: strangers hold them, or the kernel has lost them.
+    /// CPUs that cannot be assigned: unknown owners hold them, or the kernel has lost them.
     pub barred: CpuSet,
     /// CPUs that the kernel has lost, until the next boot.
     pub lost: CpuSet,
@@ -142,7 +142,8 @@ impl Observed {
         (observed, ledger)
     }
 
-    /// One pod by itself: a plan for it writes to its cgroup, below it, and above it without taking from anybody.
+    /// One pod alone: a plan for the pod writes to its cgroup, to cgroups below, and to those above without taking CPUs
+    /// from other pods.
     pub fn only(&self, uid: &str) -> Option<Self> {
         let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
         let mut around = self.around.clone();
@@ -176,7 +177,7 @@ impl Observed {
 // === impl ObservedPod ===
 
 impl ObservedPod {
-    /// The cgroup of one of its containers; there is usually one, for a moment two while a container is replaced.
+    /// The cgroup of a container. While a container is replaced, two cgroups exist for a moment.
     pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
         let mut found = self
             .containers
@@ -247,13 +248,13 @@ fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
 // === impl Ledger ===
 
 impl Ledger {
-    /// All CPUs that somebody owns.
+    /// All exclusive CPUs of the node.
     pub fn exclusive(&self) -> CpuSet {
         let pods = self.assignments.values();
         pods.fold(CpuSet::new(), |all, pod| all.union(&pod.cpus()))
     }
 
-    /// What a pod owns.
+    /// The assignment of one pod.
     pub fn of(&self, uid: &str) -> PodAssignment {
         self.assignments.get(uid).cloned().unwrap_or_default()
     }

@@ -53,7 +53,7 @@ pub enum Step {
         /// The cgroup.
         path: String,
     },
-    /// Removes such a cgroup.
+    /// Removes a cgroup for idle CPUs.
     Remove {
         /// The cgroup.
         path: String,
@@ -62,7 +62,7 @@ pub enum Step {
     Record {
         /// The cgroup.
         path: String,
-        /// The record; `None` removes it.
+        /// The record; `None` removes the present record.
         record: Option<AssignmentRecord>,
     },
     /// Sets a cgroup's CPUs.
@@ -74,7 +74,7 @@ pub enum Step {
         /// Why.
         reason: Reason,
     },
-    /// Sets the CPUs that a cgroup may hold as exclusive; none clears them.
+    /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
     Exclusive {
         /// The cgroup.
         path: String,
@@ -112,17 +112,17 @@ pub enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
-    /// A pod's cgroup must hold what its containers get.
+    /// A pod's cgroup must hold the CPUs of its containers.
     Pod,
-    /// Others will own some of its CPUs.
+    /// Other pods will own some of the container's CPUs.
     Narrow,
     /// It owns them.
     Own,
     /// They are shared.
     Share,
-    /// It must not touch the partition of another container of its pod.
+    /// The container must not overlap the partition of a pod mate.
     Apart,
-    /// They are handed back.
+    /// The CPUs are handed back.
     Release,
 }
 
@@ -174,7 +174,7 @@ impl Step {
         }
     }
 
-    /// The cgroup it writes to.
+    /// The cgroup that the step writes to.
     pub fn path(&self) -> &str {
         let (Self::Make { path }
         | Self::Remove { path }

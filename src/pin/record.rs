@@ -58,12 +58,12 @@ pub struct EarlierSettings {
 /// A mark that can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// It is not what Pinfold writes.
+    /// The text is not a record of Pinfold.
     #[error("the mark {text:?} is not one of Pinfold's")]
     Malformed {
         /// The mark.
         text: String,
-        /// What is wrong with it.
+        /// The parser's error.
         source: serde_json::Error,
     },
     /// It was written by a later version.
@@ -107,7 +107,7 @@ impl AssignmentRecord {
         }
     }
 
-    /// All CPUs it claims.
+    /// All CPUs of the record.
     pub fn cpus(&self) -> CpuSet {
         self.assignment.cpus()
     }

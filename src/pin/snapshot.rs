@@ -1,4 +1,4 @@
-//! [`Snapshot`]: what is owed, assigned and in force at one moment, for those who only read.
+//! [`Snapshot`]: entitlements, assignments and effective CPUs at one moment, for readers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ pub struct Snapshot {
     pub enforcement_reason: String,
     /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs that nobody is given.
+    /// CPUs that are never assigned.
     pub reserved: CpuSet,
-    /// CPUs that nobody owns; the reserved ones among them.
+    /// CPUs that no pod owns, the reserved CPUs among them.
     pub shared: CpuSet,
-    /// CPUs that somebody owns.
+    /// CPUs that a pod owns.
     pub exclusive: CpuSet,
     /// Online CPUs that the kernel has lost: no cgroup has them until the next boot.
     pub lost: CpuSet,
@@ -40,7 +40,7 @@ pub struct Snapshot {
     pub quiet: Option<IsolationReport>,
     /// Containers of the known pods.
     pub containers: Vec<ContainerState>,
-    /// Pods that own CPUs and that nobody told us of.
+    /// Unknown pods that own CPUs.
     #[serde(rename = "strangers")]
     pub unknown_owners: Vec<UnknownOwner>,
     /// Where the kernel differs from the ledger, and could not be repaired.
@@ -59,7 +59,7 @@ fn inside<S: Serializer>(layout: &Arc<Layout>, serializer: S) -> Result<S::Ok, S
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerState {
-    /// Namespace of its pod.
+    /// The pod's namespace.
     pub namespace: String,
     /// Its pod.
     pub pod: String,
@@ -71,24 +71,24 @@ pub struct ContainerState {
     pub kind: ContainerKind,
     /// Its pod's role.
     pub role: Role,
-    /// The training job that its pod belongs to, where it is told.
+    /// The training job of the pod, if known.
     pub job: Option<String>,
-    /// Its pod's number among those of its role, where it is told.
+    /// The pod's number among the pods of its role, if known.
     pub index: Option<u32>,
-    /// What told the role.
+    /// The evidence for the role.
     pub evidence: String,
-    /// Its pod's QoS class.
+    /// The pod's QoS class.
     pub qos: Qos,
     /// Whether its pod uses the node's own network.
     pub host_network: bool,
     /// What policy grants, and why.
     pub entitlement: Entitlement,
-    /// The CPUs it owns; `None` in the shared pool.
+    /// The assigned CPUs; `None` in the shared pool.
     pub assigned: Option<CpuSet>,
     /// The CPUs it may run on by the kernel's word; `None` while it has no cgroup.
     pub effective: Option<CpuSet>,
-    /// What the kernel says that its cgroup is: `root`, `isolated`, `member`, or why it is none of these; `None` where
-    /// the kernel has no partitions, or while it has no cgroup.
+    /// The kernel's word for the cgroup: `root`, `isolated`, `member`, or the reason for an invalid partition; `None`
+    /// without partitions in the kernel, or without a cgroup.
     pub partition: Option<String>,
     /// NUMA nodes of its CPUs, where the machine tells.
     pub numa: Option<CpuSet>,
@@ -104,23 +104,23 @@ pub struct ContainerState {
     pub injected: Option<Vec<String>>,
     /// Whether it must not run without CPUs of its own.
     pub required: bool,
-    /// Why it has less than it is owed.
+    /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
-    /// Seconds from its first instruction to its assignment in force, where that was seen.
+    /// Seconds from the first instruction to the assignment in force, if observed.
     #[serde(rename = "windowSeconds")]
     pub unpinned_seconds: Option<f64>,
     /// What has refused it CPUs, if anything has; `note` or the entitlement's reason says why.
     pub refused: Option<Refused>,
-    /// The CPUs that it owned, in force, when the agent started; `None` for one that came later.
+    /// The CPUs that the container owned, in force, at the agent's start; `None` for a later container.
     pub at_start: Option<CpuSet>,
-    /// Drift of it that was put right since then.
+    /// Drift that was repaired since the agent's start.
     pub repaired: Option<Repaired>,
 }
 
 // === impl ContainerState ===
 
 impl ContainerState {
-    /// The CPUs that it owns itself; `None` in the shared pool, and for one that runs inside the set of its pod.
+    /// The container's own CPUs; `None` in the shared pool, and for a container inside the set of its pod.
     pub fn own(&self) -> Option<&CpuSet> {
         self.assigned
             .as_ref()
@@ -138,12 +138,12 @@ pub struct Repaired {
     pub cause: DriftCause,
     /// What was in force then.
     pub effective: CpuSet,
-    /// Who else was concerned then; see [`Drift::others`].
+    /// The neighbours at the time; see [`Drift::others`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Neighbour>,
 }
 
-/// A pod that owns CPUs and that nobody told us of: it keeps them.
+/// An unknown pod that owns CPUs and keeps them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnknownOwner {
@@ -153,7 +153,7 @@ pub struct UnknownOwner {
     pub namespace: String,
     /// Its name.
     pub pod: String,
-    /// The CPUs it owns.
+    /// The pod's CPUs.
     pub cpus: CpuSet,
 }
 

@@ -13,12 +13,12 @@ use crate::host::cgroup::{About, Cgroups};
 use crate::host::file::FileError;
 use crate::host::knobs::{Knob, Knobs, TurnError};
 
-/// What became of one look at the kernel's own work.
+/// The result of one CPU isolation pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct IsolationReport {
-    /// What was moved off exclusive CPUs this time.
+    /// Knobs that were moved off exclusive CPUs in this pass.
     pub moved: Vec<String>,
-    /// What was put back this time, to what it was before.
+    /// Knobs that got their earlier CPUs back in this pass.
     pub restored: Vec<String>,
     /// How many interrupts, masks and queues are kept off exclusive CPUs now.
     pub away: usize,
@@ -34,23 +34,23 @@ pub struct IsolationReport {
     pub irqbalance: Option<CpuSet>,
 }
 
-/// An interrupt that the kernel lets nobody move.
+/// An interrupt that only the kernel can move.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ManagedIrq {
     /// Its number.
     pub irq: u32,
-    /// Who uses it, as the driver named it.
+    /// The user's name, as the driver gave it.
     pub name: String,
-    /// The exclusive CPUs that it may go to.
+    /// The exclusive CPUs that may receive the interrupt.
     pub cpus: CpuSet,
 }
 
-/// What could not be read or written, with one reason.
+/// Knobs that could not be read or written, with the common reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KnobFailure {
     /// Why.
     pub reason: String,
-    /// What; empty where it is about everything.
+    /// The knobs; empty if the reason concerns all of them.
     pub what: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ impl CpuIsolator {
         }
     }
 
-    /// One that knows systemd's slices too, if systemd owns the cgroups; those that hold pods are not its business.
+    /// The isolator with systemd's slices, if systemd owns the cgroups. Slices that hold pods are excluded.
     #[must_use]
     pub fn with_slices(mut self, cgroups: &Cgroups, trees: &[String]) -> Self {
         if cgroups.through_systemd() {
@@ -122,7 +122,7 @@ impl CpuIsolator {
     ) -> Result<(), String> {
         let text = match cgroups.note(path, About::Quiet) {
             Ok(text) => text,
-            // Without the pods' tree nobody owns anything, and there is nowhere to note what was.
+            // Without the pods' cgroups no CPU is exclusive, and no cgroup can hold the record.
             Err(error) if error.is_gone() && input.exclusive.is_empty() => return Ok(()),
             Err(error) => return Err(chain(&error)),
         };
@@ -146,7 +146,7 @@ impl CpuIsolator {
                 .map_err(|error| chain(&error))
                 .map(|()| text)
         };
-        // Nothing is written that is not noted: what was there before would be forgotten.
+        // Every write is recorded first: the earlier value would be lost otherwise.
         let ahead = keep(&plan.ahead, text.as_deref())?;
         if !plan.writes.is_empty() {
             self.irqbalance = input.options.irqs && self.knobs.irqbalance();
@@ -211,7 +211,7 @@ impl CpuIsolator {
         failures
     }
 
-    /// The refused interrupts that somebody uses and that may go to an exclusive CPU.
+    /// The refused interrupts that have a user and may go to an exclusive CPU.
     fn managed(&self, values: &BTreeMap<Knob, CpuSet>, exclusive: &CpuSet) -> Vec<ManagedIrq> {
         let refused = self.refused.iter().filter(|(_, name)| !name.is_empty());
         let managed = refused.filter_map(|(irq, name)| {
@@ -229,7 +229,7 @@ impl CpuIsolator {
 // === impl IsolationReport ===
 
 impl IsolationReport {
-    /// What a person should know, each with what to do about it.
+    /// Sentences for a person, each with a remedy.
     pub fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         if !self.managed.is_empty() {
@@ -273,7 +273,7 @@ impl IsolationReport {
     }
 }
 
-/// Whether the kernel says that nobody may move this interrupt.
+/// Whether the error means that the kernel forbids moving the interrupt.
 fn refusal(error: &TurnError) -> bool {
     use nix::libc::{EIO, EPERM};
     let TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) = error
@@ -283,7 +283,7 @@ fn refusal(error: &TurnError) -> bool {
     [EIO, EPERM].map(Some).contains(&source.raw_os_error())
 }
 
-/// The kernel's words alone, so that many files with the same trouble make one sentence.
+/// The kernel's words alone, so that files with the same error share a sentence.
 fn cause(error: &TurnError) -> String {
     match error {
         TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {

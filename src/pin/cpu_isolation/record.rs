@@ -27,12 +27,12 @@ pub struct KnobRecord {
 /// A note that can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobRecordError {
-    /// It is not what Pinfold writes.
+    /// The text is not a record of Pinfold.
     #[error("the note {text:?} is not one of Pinfold's")]
     Malformed {
         /// The note.
         text: String,
-        /// What is wrong with it.
+        /// The parser's error.
         source: serde_json::Error,
     },
     /// It was written by a later version.
@@ -80,7 +80,7 @@ struct Group {
 // === impl KnobRecord ===
 
 impl KnobRecord {
-    /// A note of these knobs.
+    /// A record of these knobs.
     pub(super) fn new(entries: BTreeMap<Knob, KnobHistory>) -> Self {
         Self { entries }
     }
@@ -102,7 +102,7 @@ impl KnobRecord {
             text: text.to_owned(),
             source,
         };
-        // The version first: what a later one holds need not be what this one knows.
+        // The version comes first: a later version may have other fields.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,

@@ -37,7 +37,7 @@ struct Kernel {
     note: Option<String>,
     online: CpuSet,
     refused: BTreeSet<Knob>,
-    /// The CPUs that are isolated where they are owned.
+    /// The isolated CPUs among the exclusive ones.
     isolated: CpuSet,
 }
 
@@ -348,7 +348,7 @@ proptest! {
                 Happening::Other(index, cpus) => {
                     let knob = &knobs[index];
                     let off = cpus.is_empty() && knob.kind() != Kind::PacketSteering;
-                    // Somebody who writes what Pinfold wrote can't be told from it.
+                    // A foreign write with exactly Pinfold's value cannot be distinguished from Pinfold's write.
                     let chance = ours.get(knob).is_some_and(|ours| ours.contains(&cpus));
                     if !off && !chance && !kernel.managed.contains(knob) {
                         kernel.knobs.insert(knob.clone(), cpus.clone());

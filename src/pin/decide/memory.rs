@@ -11,10 +11,10 @@ use crate::pod::MemoryPolicy;
 /// NUMA nodes by pod uid and container name.
 type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
-/// Binds owners' memory to the NUMA nodes of their CPUs where these have room for their memory limits.
+/// Binds owners' memory to the NUMA nodes of their CPUs if these nodes have room for the memory limits.
 ///
-/// Whoever is bound already is served first, so that nobody loses his place to one who comes later. A machine that
-/// doesn't tell its NUMA nodes' memory, or a container without a limit, binds nothing.
+/// Bound containers come first, so that a later container takes no place from them. Without NUMA sizes or a memory
+/// limit, nothing is bound.
 pub(super) fn follow(
     requests: &[PodRequest<'_>],
     assignments: &BTreeMap<String, PodAssignment>,
@@ -78,7 +78,7 @@ fn take(room: &mut BTreeMap<u32, u64>, numa: &CpuSet, bytes: u64) -> bool {
     if total < bytes {
         return false;
     }
-    // The fullest first: what it can't give, the others share.
+    // The fullest NUMA node gives first; the emptier nodes share the rest.
     free.sort_unstable_by_key(|&(_, free)| free);
     let mut left = bytes;
     let mut sharers = free.len() as u64;

@@ -1,4 +1,4 @@
-//! Who keeps, who gives back, who gets which CPUs, and who moves to make room.
+//! Which pods keep, give back and get CPUs, and which containers move to make room.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::pod::ContainerIds;
 pub(super) struct PlacementPass<'a> {
     inputs: &'a DecisionInput<'a>,
     requests: &'a [PodRequest<'a>],
-    /// CPUs that are not to be given, whoever owns them or does not.
+    /// CPUs that cannot be assigned now.
     ///
-    /// What somebody gives up is among them until that is done: killed on the way, we would leave it with two owners.
+    /// CPUs that a pod gives up are among them until the release is done: a crash in between would leave two owners.
     barred: CpuSet,
     pub(super) assignments: BTreeMap<String, PodAssignment>,
     /// Why containers have less than they are owed, per pod's index and container's name.
@@ -25,7 +25,7 @@ pub(super) struct PlacementPass<'a> {
 /// Why a container has less than it is owed.
 pub(super) struct ShortfallNote {
     pub(super) text: String,
-    /// Whether there was no room for it; else it is only to wait.
+    /// Whether too few CPUs were free. Otherwise the container only waits.
     pub(super) refused: bool,
 }
 
@@ -85,7 +85,7 @@ impl<'a> PlacementPass<'a> {
             .intersection(from)
     }
 
-    /// Keeps what a pod's containers are still owed, and takes back what they are not.
+    /// Keeps the CPUs that a pod's containers are still entitled to, and takes the rest back.
     pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
         let near = self.near(pod);
         let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
@@ -103,7 +103,8 @@ impl<'a> PlacementPass<'a> {
                 // Whole cores may not come out even: some CPUs of its own are then as good as others.
                 let request = pod.wishes.request(wanted, &near);
                 let rest = self.inputs.placer.place_as(cpus, &request);
-                // It has them already: that it lies on too many NUMA nodes is no reason to forget its other wishes.
+                // The container already owns these CPUs. Too many NUMA nodes are no reason to drop the pod's remaining
+                // preferences.
                 let anywhere = Request {
                     fewest_numa: false,
                     ..request

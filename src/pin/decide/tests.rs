@@ -150,7 +150,7 @@ fn a_claim_that_is_owed_no_more_is_dropped() {
     let pods = [shared, app("b", 10)];
     let decisions = decided(&pods, &ledger(&[("a", "main", "8-13")]));
     assert!(decisions.desired.assignment("a").is_empty());
-    // Its CPUs are another's only once they are nobody's.
+    // Another pod gets these CPUs only in the next pass, when no pod owns them.
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
     assert_eq!(
         cpus(&decided(&pods, &Ledger::default()))[1]
@@ -364,7 +364,7 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
         fewest(&[("one", kind, one * 1000), ("two", kind, two * 1000)], &[])
     };
     assert_eq!(cpus(&pair(6, 4)), ["2-7", "12-15"]);
-    // Together they would fit one NUMA node, and none has so much: each is placed on its own.
+    // Together the containers fit one NUMA node, and no node has enough: each container is placed alone.
     assert_eq!(cpus(&pair(4, 4)), ["12-15", "2-5"]);
     let one_stays = pair(5, 5);
     assert_eq!(cpus(&one_stays), ["2-6", "shared"]);

@@ -9,7 +9,7 @@ use crate::host::busy::Turns;
 
 const MS: u64 = 1_000_000;
 
-/// Who runs on a CPU for how many nanoseconds, one after the other.
+/// The processes on one CPU in turn, each with its nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     Idle,

@@ -20,7 +20,7 @@ use crate::cpu::CpuSet;
 enum CpusetPhase {
     /// Records of pods and containers that gain CPUs. If the agent crashes afterwards, its next start carries the assignment out.
     RecordGains,
-    /// Pods get all CPUs that their containers hold during the plan and after it.
+    /// Pods get all CPUs that their containers hold during the plan and after.
     WidenPods,
     /// Containers that lose CPUs keep the rest of their own. Without a rest, a container gets CPUs that are shared before *and*
     /// after the plan.

@@ -73,10 +73,10 @@ pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) 
     })
 }
 
-/// Gives a container the NUMA nodes that it had; that moves no page.
+/// Gives a container its earlier NUMA nodes back; no page moves.
 pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<Step> {
     let had = container.record.as_ref()?.before.numa.as_ref()?;
-    // One that was empty can't be made so again while it has processes; all NUMA nodes mean the same.
+    // An empty set cannot be restored while the cgroup has processes; all NUMA nodes mean the same.
     let numa = if had.is_empty() { all } else { had };
     let path = container.cgroup.path.clone();
     (container.cgroup.memory.numa != *numa && !numa.is_empty()).then(|| Step::Memory {

@@ -144,7 +144,7 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// The set to write to a container so that it overlaps no partition beside it; `None` if it overlaps none.
+    /// The set that keeps a container off the partitions of its pod; `None` if the sets do not overlap.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
         let others = self.pods.get(leaf.pod)?.target.difference(&leaf.target);
@@ -297,7 +297,7 @@ impl<'a> PartitionState<'a> {
                 others.all(|(_, held)| held.is_disjoint(target))
             };
             let Some(next) = waiting.iter().position(free) else {
-                // The partitions wait for each other in a ring: one ends here, and the next phase makes it anew.
+                // The partitions form a ring of waiters: one partition ends now, and the next phase makes it anew.
                 let (path, _, _) = waiting.swap_remove(0);
                 self.live.remove(path);
                 self.steps.push(member(path));

@@ -45,7 +45,7 @@ pub(super) fn earlier_cpus<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSe
     if own == target { none } else { own }
 }
 
-/// Whether there is a mark and it is none that we understand: its cgroup is left alone.
+/// Whether a cgroup has an unreadable record. Such a cgroup is left alone.
 pub(super) fn unreadable(mark: Option<&AssignmentRecord>, text: Option<&str>) -> bool {
     mark.is_none() && text.is_some()
 }
@@ -65,7 +65,7 @@ pub(super) fn give_back_quota(
     now: Option<Quota>,
     mark: Option<&AssignmentRecord>,
 ) -> Option<Step> {
-    // One that is limited again was set by somebody else since, and that is the newer will.
+    // A limiting quota was written later by the kubelet, so the newer value stays.
     let limited = now.is_some_and(|quota| quota.quota.is_some());
     let quota = mark
         .and_then(|mark| mark.before.quota)

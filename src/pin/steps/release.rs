@@ -1,4 +1,4 @@
-//! [`release`]: everything is handed back, whatever enforced it.
+//! [`release`]: the steps that hand everything back, for each enforcement.
 
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::model::{Reason, Step, union};
@@ -55,7 +55,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
     steps
 }
 
-/// Gives a cgroup the CPUs that it had.
+/// Gives a cgroup its earlier CPUs back.
 fn wide(path: &str, now: &CpuSet, mark: &AssignmentRecord, online: &CpuSet) -> Option<Step> {
     let back = had(mark, online);
     // One that was never written and is not now needs no write.
@@ -158,7 +158,7 @@ fn live(pod: &ObservedPod) -> CpuSet {
     )
 }
 
-/// Gives a cgroup back what is live below it.
+/// Gives a cgroup the CPUs of live partitions below back.
 fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
     let cpus = now.union(live);
     (cpus != *now).then(|| Step::Exclusive {

@@ -15,7 +15,7 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// What the kernel keeps for one cgroup.
+/// The kernel's values for one cgroup.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Node {
     cpus: CpuSet,
@@ -23,7 +23,7 @@ struct Node {
     mark: Option<String>,
 }
 
-/// A kernel with one level of pods and one of containers, that refuses what the real one refuses.
+/// A kernel with pods and containers as its two levels. The model refuses the same writes as the real kernel.
 #[derive(Debug, Clone)]
 struct Kernel {
     version: Version,
@@ -298,7 +298,7 @@ fn everything_goes_back() {
         kernel.settle(&wish);
         assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
         let (observed, _) = kernel.observe();
-        // From here on nobody owns anything, in whatever order the CPUs come back.
+        // From now on no container owns CPUs, in any order of the release.
         kernel.owned.clear();
         for step in release(&observed, &set(ONLINE), &CpuSet::new()) {
             kernel.step(&step);

@@ -1,4 +1,4 @@
-//! What there is and what there shall be, side by side.
+//! The state of a partition plan in the making: the observed cgroups and their targets.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,22 @@ use super::super::records::{earlier_cpus, next_record, unreadable};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
 
-/// A container's cgroup: what it is and what it shall be.
+/// A container's cgroup and its target.
 pub(super) struct Leaf<'a> {
     pub(super) container: &'a ObservedContainer,
     pub(super) pod: usize,
-    /// The CPUs its partition shall have, offline ones included; empty where it shall be none.
+    /// The CPUs of the wanted partition, offline CPUs included; empty without a partition.
     pub(super) target: CpuSet,
     pub(super) kind: Kind,
-    /// Whether it is its pod's claim that it gets, and not an init container's pod_target inside.
+    /// Whether the pod's assignment names the cgroup; false for an init container inside the pod's set.
     pub(super) owner: bool,
 }
 
-/// A pod's cgroup: what it shall hold.
+/// A pod's cgroup and its target.
 pub(super) struct PodTarget<'a> {
     pub(super) pod: &'a ObservedPod,
     pub(super) plan: PodPlan,
-    /// What it shall hold as exclusive: its claims, and what strangers below it have.
+    /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of unknown owners below it.
     pub(super) target: CpuSet,
     pub(super) left_alone: bool,
 }
@@ -38,7 +38,7 @@ pub(super) struct PartitionState<'a> {
     pub(super) held: BTreeMap<&'a str, CpuSet>,
     /// The cgroups that are live partitions then, and of which kind.
     pub(super) live: BTreeMap<&'a str, Kind>,
-    /// Cgroups below which strangers hold CPUs, with those CPUs: nobody may take them away.
+    /// Cgroups with the CPUs of unknown owners below; the plan never takes these CPUs away.
     pub(super) unknown: Vec<(&'a str, CpuSet)>,
     pub(super) steps: Vec<Step>,
 }
@@ -69,7 +69,7 @@ impl<'a> PartitionState<'a> {
         state
     }
 
-    /// Sets what a cgroup holds, if it is not so.
+    /// Sets the exclusive CPUs of a cgroup, if they differ.
     pub(super) fn hold(&mut self, path: &'a str, cpus: CpuSet) {
         if self.held.get(path).is_some_and(|held| *held == cpus) {
             return;
@@ -120,7 +120,7 @@ impl<'a> PartitionState<'a> {
             .map(|above| above.path.as_str())
     }
 
-    /// A cgroup becomes a live partition of this kind, if it is none.
+    /// Makes a cgroup a live partition of the given kind, unless the kind is already right.
     pub(super) fn become_kind(&mut self, path: &'a str, kind: Kind, cpus: &CpuSet) {
         if self.live.get(path) != Some(&kind) {
             let in_force = Some(cpus.intersection(&self.desired.online));
@@ -189,7 +189,7 @@ impl<'a> PartitionState<'a> {
                 own.cpus()
             };
             let wanted = match self.desired.held_back.contains(path) {
-                // What it has of it, it keeps: it was refused more.
+                // A refused partition keeps the CPUs that it already has.
                 true if cpuset.partition.is_live() => {
                     wanted.intersection(&cpuset.exclusive.union(&cpuset.effective))
                 }
@@ -200,7 +200,7 @@ impl<'a> PartitionState<'a> {
             let target = if possible { wanted } else { CpuSet::new() };
             let isolated = plan.isolated;
             let kind = match &cpuset.partition {
-                // Nobody told us what its pod wants: it stays what it is.
+                // The wishes of an unknown pod are unknown: its partition stays isolated.
                 Partition::Valid(Kind::Isolated) if pod.known.is_none() => Kind::Isolated,
                 Partition::Valid(Kind::Isolated)
                     if isolated && target.is_subset(&cpuset.exclusive) =>

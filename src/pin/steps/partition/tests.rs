@@ -14,10 +14,10 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// A container's cgroup: pod, name, what it holds as exclusive, what the kernel calls it, what is written to it.
+/// A container's cgroup: pod, name, exclusive CPUs, the kernel's word for the partition, written CPUs.
 type Now<'a> = (&'a str, &'a str, &'a str, Option<&'a str>, &'a str);
 
-/// What is there, with a mark on everything that holds CPUs. Without other words a cgroup that holds CPUs is a partition.
+/// The observed cgroups, with a record on each cgroup that holds CPUs. By default a cgroup with CPUs is a partition.
 fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
     let cpuset = |exclusive: &str, cpus: &str, partition: Partition| Cpuset {
         cpus: set(cpus),
@@ -185,7 +185,7 @@ fn a_pod_by_itself_takes_from_nobody_above_it() {
         "b/z: root on CPU 6",
     ];
     assert_eq!(steps(&only, &desired(&claims)), made);
-    // What it gives up goes, and no more than that.
+    // The plan takes away exactly the CPUs that the pod gives up.
     let ended = [
         "b/y: member",
         "b/y: exclusive none",
@@ -236,7 +236,7 @@ fn an_owner_moves_as_soon_as_its_new_cpus_are_free() {
         ]
     );
     assert!(!row.iter().any(|step| step.ends_with("member")), "{row:?}");
-    // They wait for each other: one steps aside.
+    // Both partitions wait for each other: one ends first.
     let ring = steps(&two, &desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
     assert_eq!(
         ring.iter().filter(|step| step.ends_with("member")).count(),
@@ -308,7 +308,7 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
         &[("a", "x", "2-3", None, ""), ("a", "z", "", None, "0-7")],
     );
     let mate = &mut lives.pods[0].containers[1];
-    // It was narrowed to 0-1 once, from 0-2; now somebody has given it all CPUs.
+    // The set was narrowed from 0-2 to 0-1 earlier; then a foreign write gave the container all CPUs.
     mate.record = Some(AssignmentRecord::new(EarlierSettings {
         cpus: set("0-2"),
         ..EarlierSettings::default()
@@ -360,7 +360,7 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     wish.pod_mut("a").balanced_yet = true;
     let balanced = [&["a/x: root on CPUs 2-3"], &grows[..]].concat();
     assert_eq!(steps(&lives, &wish), balanced);
-    // With what they have, or less, they stay isolated.
+    // With the same CPUs, or fewer, partitions stay isolated.
     wish.pod_mut("a").assignment = desired(&[("a", "x", "2-3")]).assignment("a");
     assert_eq!(steps(&lives, &wish), Vec::<String>::new());
     wish.pod_mut("a").assignment = desired(&[("a", "x", "2")]).assignment("a");
@@ -369,7 +369,7 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
             .iter()
             .any(|step| step.contains("root"))
     );
-    // What is none yet becomes one with load balancing.
+    // A new partition starts with load balancing.
     let lives = there("", &[("a", "x", "", None, "")]);
     assert!(steps(&lives, &wish).contains(&"a/x: root on CPU 2".to_owned()));
     wish.pod_mut("a").balanced_yet = false;
