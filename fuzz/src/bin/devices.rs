@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::host::pod_resources::{numa_of_pod, parse_list};
 use pinfold::cpu::MAX_CPU;
+use pinfold::host::pod_resources::{numa_of_pod, parse_list};
 use pinfold_fuzz::says_why;
 
 fuzz_target!(|data: &[u8]| {
