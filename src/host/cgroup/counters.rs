@@ -1,5 +1,5 @@
-//! What the kernel counts for cgroups: [`Counters`] from files that are kept open, [`Usage`] and whether there is a
-//! [`Pressure`] at all.
+//! Kernel counters of cgroups. [`Counters`] reads the counters from files kept open. [`Cgroups::usage`] and
+//! [`Cgroups::no_pressure`] open files at each call.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -10,42 +10,42 @@ use super::memory::{self, Pages};
 use super::{CgroupError, Cgroups, Version, file, ignore_gone};
 use crate::host::file::Reader;
 
-/// What the CPU controller counted for a cgroup since it was made; `None` where nothing counts it.
+/// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CpuStat {
     /// CPU time used.
     pub usage: Option<Duration>,
     /// CFS periods in which the cgroup ran.
     pub periods: Option<u64>,
-    /// Periods in which its quota ran out.
+    /// Periods in which the quota ran out.
     pub throttled_periods: Option<u64>,
-    /// Time its tasks were held back.
+    /// Time in which the quota kept the cgroup's tasks from running.
     pub throttled: Option<Duration>,
 }
 
 /// Resources whose pressure the kernel counts.
 pub const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
 
-/// Time in which tasks of a cgroup waited, since it was made.
+/// Time in which tasks of a cgroup waited, since the cgroup's creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pressure {
-    /// At least one of them.
+    /// Time in which at least one task waited.
     pub some: Duration,
-    /// All of them at once; `None` where the kernel does not say.
+    /// Time in which all tasks waited at once; `None` where the kernel does not report the time.
     pub full: Option<Duration>,
 }
 
-/// CPU time that a cgroup's tasks have used since it was made.
+/// CPU time used by a cgroup's tasks since the cgroup's creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Usage {
-    /// By CPU, from CPU 0 on (cgroup v1).
+    /// One time per CPU, from CPU 0 on (cgroup v1).
     PerCpu(Vec<Duration>),
     /// On all CPUs together (cgroup v2).
     Total(Duration),
 }
 
-/// The files of a cgroup that may be open, by what they hold: its directory, CPU time twice, processes, threads, memory, and
-/// one for each resource under pressure.
+/// Indexes of a cgroup's files in [`Files`], an array of open files. CPU time has two files, and each resource under
+/// pressure has a file.
 const DIRECTORY: usize = 0;
 const CPU: usize = 1;
 const CPUACCT: usize = 2;
@@ -57,15 +57,15 @@ const FILES: usize = PRESSURE + RESOURCES.len();
 
 type Files = [Option<File>; FILES];
 
-/// Reads what the kernel counts for cgroups. Where there are more of them than files may be open, the files of the rest are
-/// opened each time.
+/// Reads kernel counters of cgroups. A limited number of files stays open. The files of further cgroups are opened
+/// for each reading.
 #[derive(Debug)]
 pub struct Counters {
     cgroups: Cgroups,
     reader: Reader,
-    /// The files that are open, by the number of their cgroup.
+    /// The open files, indexed by the cgroup's number.
     open: Vec<Files>,
-    /// How many these are, and how many they may be.
+    /// The number of open files; `most` is its limit.
     count: usize,
     most: usize,
 }
@@ -82,7 +82,7 @@ pub struct OfCgroup<'a> {
 #[derive(Debug)]
 struct OpenFiles<'a> {
     reader: &'a mut Reader,
-    /// Its place among those that are kept, where it has one.
+    /// The cgroup's entry in `Counters::open`; `None` keeps no file open.
     open: Option<&'a mut Files>,
     count: &'a mut usize,
     most: usize,
@@ -91,13 +91,13 @@ struct OpenFiles<'a> {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// Why no cgroup's pressure is counted here; `None` where it is.
+    /// The reason why the kernel counts no pressure of cgroups; `None` if pressure is counted.
     pub fn no_pressure(&self) -> Option<&'static str> {
         match self.version {
             Version::V1 => Some("cgroup v1 counts no pressure"),
             Version::V2 => {
-                // The root of a hierarchy may lack files that every cgroup below it has; older kernels have files that can't be
-                // read while nothing is counted.
+                // The root of a hierarchy may lack files of the cgroups below. Older kernels have the files, but
+                // reading fails while pressure is not counted.
                 let below = self.children("").unwrap_or_default().into_iter().next();
                 let counted = |path: &str| {
                     let text =
@@ -110,10 +110,11 @@ impl Cgroups {
         }
     }
 
-    /// The CPU time of a cgroup; `""` is the root, which on v1 holds every task of the node. `None` where nothing counts it.
+    /// The CPU time of a cgroup; `None` where no controller counts CPU time. The path `""` is the root, whose time on
+    /// v1 covers every task of the node.
     ///
     /// # Errors
-    /// The cgroup is gone, or its file can't be read.
+    /// The cgroup is gone, or the file can't be read.
     pub fn usage(&self, path: &str) -> Result<Option<Usage>, CgroupError> {
         let Some(cpuacct) = &self.cpuacct else {
             return Ok(None);
@@ -132,7 +133,7 @@ impl Cgroups {
 // === impl Counters ===
 
 impl Counters {
-    /// Counters of cgroups of these hierarchies, with so many files open at most.
+    /// Counters for cgroups in the hierarchies `cgroups`, with at most `files` open files.
     pub fn new(cgroups: Cgroups, files: usize) -> Self {
         Self {
             cgroups,
@@ -143,7 +144,7 @@ impl Counters {
         }
     }
 
-    /// Closes the files of the cgroup that has had a number.
+    /// Closes the files of the cgroup with the given number.
     pub fn forget(&mut self, number: usize) {
         let files = self
             .open
@@ -158,7 +159,8 @@ impl Counters {
         self.count
     }
 
-    /// The counters of a cgroup, below the top of the hierarchies. Its number, a small one, is its own until it is forgotten.
+    /// The counters of a cgroup below the top of the hierarchies. The cgroup's number is small, and unique until
+    /// [`Counters::forget`].
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> OfCgroup<'a> {
         let Self {
             cgroups,
@@ -186,10 +188,10 @@ impl Counters {
 // === impl OfCgroup ===
 
 impl OfCgroup<'_> {
-    /// What was counted for its CPU time.
+    /// The cgroup's counters of CPU time.
     ///
     /// # Errors
-    /// A file is there and can't be read; so with the others.
+    /// A file exists and can't be read. The methods below have the same error.
     pub fn cpu_stat(&mut self) -> Result<CpuStat, CgroupError> {
         let (cgroups, path) = (self.cgroups, self.path);
         let mut stat = CpuStat::default();
@@ -209,8 +211,10 @@ impl OfCgroup<'_> {
         Ok(stat)
     }
 
-    /// The process ids in it, those of cgroups below it included; on cgroup v1 as they were up to a second ago. Of `threads`, all
-    /// that there are in it, each process has one at least: where none is left, nobody looks for cgroups below.
+    /// The process ids in the cgroup and in the cgroups below. On cgroup v1 the ids may be up to a second old.
+    ///
+    /// `threads` is the number of threads in the cgroup and in the cgroups below. Every process has at least one
+    /// thread. If the cgroup itself has as many processes as `threads`, the cgroups below are empty and not read.
     pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>, CgroupError> {
         let (cgroups, path) = (self.cgroups, self.path);
         let dir = || cgroups.cpuset.join(path);
@@ -227,7 +231,7 @@ impl OfCgroup<'_> {
         Ok(found)
     }
 
-    /// How many threads there are in it, those of cgroups below it included; `None` where nobody counts them.
+    /// The number of threads in the cgroup and in the cgroups below; `None` where no controller counts threads.
     pub fn threads(&mut self) -> Result<Option<usize>, CgroupError> {
         let Some(pids) = &self.cgroups.pids else {
             return Ok(None);
@@ -239,12 +243,12 @@ impl OfCgroup<'_> {
             .flatten())
     }
 
-    /// Where its memory lies, by NUMA node; `None` where that is not counted.
+    /// The cgroup's memory by NUMA node; `None` where the kernel does not count memory by NUMA node.
     pub fn pages(&mut self) -> Result<Option<Vec<Pages>>, CgroupError> {
         let Some(memory) = &self.cgroups.memory else {
             return Ok(None);
         };
-        // The older hierarchy counts pages.
+        // cgroup v1 counts pages, v2 counts bytes.
         let unit = if *memory == self.cgroups.cpuset {
             1
         } else {
@@ -255,7 +259,8 @@ impl OfCgroup<'_> {
             .read(MEMORY, file, |text| memory::pages(text, unit))
     }
 
-    /// How long its tasks have waited for each of [`RESOURCES`]; `None` where that is not counted.
+    /// The waiting time of the cgroup's tasks for each of [`RESOURCES`]; `None` where the kernel does not count the
+    /// pressure.
     pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
         let dir = || self.cgroups.cpuset.join(self.path);
         let mut found = [None; RESOURCES.len()];
@@ -270,7 +275,8 @@ impl OfCgroup<'_> {
 // === impl OpenFiles ===
 
 impl OpenFiles<'_> {
-    /// Whether there are cgroups below: a directory is linked to by itself, by the one above, and by each in it.
+    /// Whether the cgroup has cgroups below. The links to a directory come from the directory itself, its parent and
+    /// each subdirectory.
     fn has_children(&mut self, directory: impl FnOnce() -> PathBuf) -> bool {
         let links = |file: &File| file.metadata().map_or(0, |directory| directory.nlink());
         if let Some(kept) = self.kept(DIRECTORY) {
@@ -284,7 +290,7 @@ impl OpenFiles<'_> {
         found
     }
 
-    /// Reads one of the files; `None` where there is none.
+    /// Reads a file of the cgroup; `None` if the file does not exist.
     fn read<T>(
         &mut self,
         which: usize,
@@ -298,7 +304,7 @@ impl OpenFiles<'_> {
         if let Some(kept) = kept {
             match self.reader.read(kept) {
                 Ok(text) => return Ok(Some(parse(text))),
-                // Gone, or another one in its place: then all of its files are.
+                // The cgroup is gone, or a new cgroup has its path. All kept files of the cgroup are stale then.
                 Err(_) => self.close(),
             }
         }
@@ -384,7 +390,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        // Room for two: of a third file nothing is kept.
+        // Two files may stay open: a third file is opened for each reading.
         let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 2);
         for (number, cgroup, us) in [
             (0, "a", 1_500_000),
@@ -417,7 +423,7 @@ mod tests {
         assert_eq!(counters.kept(), 2, "they are another's");
         counters.forget(0);
         assert_eq!(counters.kept(), 0);
-        // What was taken up is to be had again.
+        // After [`Counters::forget`], another cgroup can use the room.
         assert_eq!(
             counters.of(0, "b").cpu_stat().unwrap().usage,
             Some(Duration::from_micros(2_000_000))
@@ -481,7 +487,7 @@ mod tests {
         let text = "some avg10=0.00 avg60=0.12 avg300=0.00 total=1500\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n";
         let (some, full) = (Duration::from_micros(1500), Some(Duration::from_micros(7)));
         assert_eq!(pressure(text), Some(Pressure { some, full }));
-        // Before Linux 5.13 nothing is said of all tasks and the CPU.
+        // Before Linux 5.13, `cpu.pressure` has no line `full`.
         assert_eq!(
             pressure("some avg10=0.00 total=1500"),
             Some(Pressure { some, full: None })

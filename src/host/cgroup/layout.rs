@@ -5,7 +5,7 @@
 //! | cgroupfs | `kubepods[/burstable\|/besteffort]/pod<uid>` | `<id>` |
 //! | systemd | `kubepods.slice[/kubepods-burstable.slice]/kubepods-burstable-pod<uid, _ for ->.slice` | `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope` |
 
-/// What a cgroup directory below the pods' tree is.
+/// The meaning of a cgroup directory below the pods' tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PodTreeEntry {
     /// The cgroup of a QoS class: pods lie below it.
@@ -15,11 +15,11 @@ pub(super) enum PodTreeEntry {
         /// The pod's uid as the API writes it (or the hash of a static pod).
         uid: String,
     },
-    /// Something else.
+    /// Any other directory.
     Other,
 }
 
-/// Says what a directory directly below the pods' tree, or below a QoS class in it, is.
+/// The meaning of a directory directly below the pods' tree, or below a QoS class in the tree.
 pub(super) fn entry(name: &str) -> PodTreeEntry {
     let plain = name.strip_suffix(".slice");
     if matches!(name, "burstable" | "besteffort" | "guaranteed") {
@@ -32,7 +32,7 @@ pub(super) fn entry(name: &str) -> PodTreeEntry {
             },
             _ => PodTreeEntry::Other,
         },
-        // systemd names a slice by the whole way to it: `kubepods-burstable-pod1234.slice`.
+        // systemd names a slice by its whole path: `kubepods-burstable-pod1234.slice`.
         Some(slice) => match slice.rfind("-pod") {
             Some(at) if at + 4 < slice.len() => PodTreeEntry::Pod {
                 uid: slice[at + 4..].replace('_', "-"),
@@ -45,7 +45,7 @@ pub(super) fn entry(name: &str) -> PodTreeEntry {
     }
 }
 
-/// Where a pod's cgroup is, seen from the pods' tree, by either driver and in each class.
+/// The possible paths of a pod's cgroup: a path for each QoS class, in the naming of the tree's driver.
 pub(super) fn ways_to(tree: &str, uid: &str) -> [String; 3] {
     let name = tree.rsplit_once('/').map_or(tree, |(_, name)| name);
     let classes = ["", "burstable", "besteffort"];
@@ -64,7 +64,7 @@ pub(super) fn ways_to(tree: &str, uid: &str) -> [String; 3] {
 
 /// The runtime's container id in the name of a directory directly below a pod's cgroup.
 ///
-/// `None` for what is no container: CRI-O's `crio-conmon-<id>.scope`, systemd's own mounts.
+/// `None` for a directory without a container: CRI-O's `crio-conmon-<id>.scope`, systemd's own mounts.
 pub(super) fn container_id(name: &str) -> Option<&str> {
     if let Some(scope) = name.strip_suffix(".scope") {
         let id = scope.rsplit_once('-').map_or(scope, |(_, id)| id);
@@ -82,7 +82,7 @@ pub fn is_below(path: &str, above: &str) -> bool {
         .is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Whether a cgroup is the cgroup `top`, or lies below it.
+/// Whether a cgroup is the cgroup `top`, or lies below `top`.
 pub fn is_within(path: &str, top: &str) -> bool {
     path == top || is_below(path, top)
 }

@@ -1,37 +1,38 @@
-//! Where a cgroup's memory may come from.
+//! The NUMA nodes of a cgroup's memory.
 
 use super::{CgroupError, Cgroups, Version, cpu_list, file, systemd};
 use crate::cpu::CpuSet;
 
-/// Where a cgroup's memory lies.
+/// A cgroup's memory on one NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pages {
     /// The NUMA node.
     pub numa: u32,
-    /// Bytes of files that are held in memory.
+    /// Bytes of files held in memory.
     pub file: u64,
-    /// Bytes of its tasks' own memory.
+    /// Bytes of the tasks' own memory.
     pub anonymous: u64,
 }
 
-/// What the kernel says of one cgroup's memory. Sets of NUMA nodes are written as sets of CPUs are.
+/// A cgroup's memory as the kernel reports it. Sets of NUMA nodes have the notation of CPU sets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Memory {
-    /// The NUMA nodes that were written (`cpuset.mems`); empty on v2 where nothing was.
+    /// The written NUMA nodes (`cpuset.mems`); empty on v2 if nothing was written.
     pub numa: CpuSet,
-    /// Bytes that the kernel would move between NUMA nodes if others were written; `None` where that isn't known.
+    /// Bytes that the kernel would move between NUMA nodes after a write of other nodes; `None` if the number is
+    /// unknown.
     pub bytes_to_move: Option<u64>,
 }
 
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// Reads the NUMA nodes that a cgroup's memory may come from.
+    /// Reads the NUMA nodes allowed for a cgroup's memory.
     pub fn memory(&self, path: &str) -> Result<Memory, CgroupError> {
         let dir = self.root().join(path);
         let numa = cpu_list(&dir.join("cpuset.mems"))?;
         let bytes_to_move = match self.version {
-            // There the kernel moves pages only if it was told to, and it is never told here.
+            // On v1 the kernel moves pages only if `cpuset.memory_migrate` is 1. Pinfold never writes the file.
             Version::V1 => {
                 let moves = file::read_value_optional(&dir.join("cpuset.memory_migrate"))?;
                 (moves.as_deref() == Some("0")).then_some(0)
@@ -47,18 +48,18 @@ impl Cgroups {
         })
     }
 
-    /// Sets the NUMA nodes that a cgroup's memory may come from.
+    /// Sets the NUMA nodes allowed for a cgroup's memory.
     pub fn set_memory(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
         let file = self.root().join(path).join("cpuset.mems");
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
-            // A cgroup that is gone is an error of its own, which callers may ignore.
+            // The read fails if the cgroup is gone. Callers may ignore the read's error.
             file::read(&file)?;
             return Ok(systemd.set(unit, systemd::Property::Memory, numa, &file)?);
         }
         Ok(file::write(&file, &numa.to_string())?)
     }
 
-    /// The NUMA nodes that have memory.
+    /// The NUMA nodes with memory.
     pub fn all_memory(&self) -> Result<CpuSet, CgroupError> {
         cpu_list(&self.root().join(match self.version {
             Version::V1 => "cpuset.mems",
@@ -70,7 +71,7 @@ impl Cgroups {
 pub(super) fn pages(text: &str, unit: u64) -> Vec<Pages> {
     let mut found: Vec<Pages> = Vec::new();
     for line in text.lines() {
-        // `anon N0=4096 N1=0`, or `anon=1 N0=1 N1=0`.
+        // Examples of a line: `anon N0=4096 N1=0` (v2), `anon=1 N0=1 N1=0` (v1).
         let mut fields = line.split(' ');
         let what = fields.next().unwrap_or_default();
         let what = what.split_once('=').map_or(what, |(what, _)| what);

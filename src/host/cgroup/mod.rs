@@ -1,7 +1,7 @@
-//! cgroups: where the hierarchies are, which pods and containers they hold, and their CPUs.
+//! cgroups: the mounted hierarchies, the cgroups of pods and containers, and the CPUs of each cgroup.
 //!
-//! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front: `kubepods/pod1/c0ffee`.
-//! On cgroup v1 the same path is looked up in each controller's hierarchy.
+//! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front: `kubepods/pod1/c0ffee`. On
+//! cgroup v1 the same path is looked up in each controller's hierarchy.
 
 mod counters;
 mod layout;
@@ -49,7 +49,7 @@ pub enum Version {
     V2,
 }
 
-/// The mounted hierarchies that matter.
+/// The mounted hierarchies that Pinfold uses.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
     /// Version of the cpuset hierarchy.
@@ -59,13 +59,13 @@ pub struct Cgroups {
     cpuacct: Option<PathBuf>,
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
-    /// systemd, where it owns slices and scopes, and their CPUs are set through it.
+    /// systemd, if it owns slices and scopes; their CPUs are then set through systemd.
     systemd: Option<Arc<Systemd>>,
-    /// Other hierarchies in which a container has a cgroup of its own when we make one.
+    /// Further hierarchies in which [`Cgroups::create`] makes a container's cgroup.
     others: Vec<PathBuf>,
 }
 
-/// Why cgroups can't be used.
+/// The reason why cgroups can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No hierarchy has the cpuset controller.
@@ -74,35 +74,35 @@ pub enum CgroupError {
          {}/cpuset, or name the right folder with --cgroup-root", root.display(), root.display()
     )]
     NoCpuset {
-        /// Where it was looked for.
+        /// The searched folder.
         root: PathBuf,
     },
-    /// A file of a cgroup.
+    /// A file of a cgroup can't be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A CPU list that the kernel wrote and that makes no sense.
+    /// A CPU list from the kernel can't be parsed.
     #[error("{} holds no CPU list", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         source: crate::cpu::ParseCpuSetError,
     },
-    /// The quota.
+    /// The CPU quota can't be read or written.
     #[error(transparent)]
     Quota(#[from] QuotaError),
-    /// A unit of systemd.
+    /// systemd did not set a property of a unit.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
-    /// A partition was asked for, and the kernel took the write and did nothing.
+    /// The kernel accepted the write of a partition and made no partition.
     #[error("the kernel makes no partition: {} says {says:?}", path.display())]
     Partition {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The file's text.
         says: String,
     },
-    /// A directory could not be made, listed or removed, or an attribute not be set.
+    /// A directory could not be made, listed or removed, or an attribute could not be read or set.
     #[error("can't {operation} cgroup {}", path.display())]
     Directory {
         /// The operation.
@@ -114,11 +114,11 @@ pub enum CgroupError {
     },
 }
 
-/// How often a set is written, at most, where cgroups that were made meanwhile are in the way.
+/// The limit of attempts to write a set while new cgroups are in the way.
 const TRIES: usize = 4;
 
 impl CgroupError {
-    /// Whether the cgroup is gone, which is an ordinary thing to happen.
+    /// Whether the cgroup is gone, which happens in normal operation.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::File(error) => error.is_gone(),
@@ -132,16 +132,16 @@ impl CgroupError {
     }
 }
 
-/// What the kernel says of one cgroup's CPUs.
+/// A cgroup's CPUs as the kernel reports them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cpuset {
-    /// What was written (`cpuset.cpus`); empty on v2 where nothing was.
+    /// The written CPUs (`cpuset.cpus`); empty on v2 if nothing was written.
     pub cpus: CpuSet,
-    /// What is in force.
+    /// The effective CPUs.
     pub effective: CpuSet,
-    /// What it may hold as exclusive (`cpuset.cpus.exclusive`); empty where nothing was written.
+    /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing was written.
     pub exclusive: CpuSet,
-    /// Whether it is a partition.
+    /// The cgroup's partition state.
     pub partition: Partition,
 }
 
@@ -190,7 +190,7 @@ impl Cgroups {
                     .any(|name| name == controller)
             };
             if has("cpuset") {
-                // In a hybrid set-up other controllers may still be v1 hierarchies.
+                // In a hybrid set-up, further controllers may be v1 hierarchies.
                 let place = |controller: &str, v1: Option<PathBuf>| {
                     if has(controller) {
                         Some(v2.clone())
@@ -217,7 +217,8 @@ impl Cgroups {
 
     /// Notes whether systemd runs on the node whose `/run` is at `run`.
     ///
-    /// Only on cgroup v2: there it has a property for CPUs. On v1 it leaves cpusets alone.
+    /// systemd counts only on cgroup v2, where a unit has a property for its CPUs. On v1 systemd leaves cpusets
+    /// alone.
     pub fn heed_systemd(&mut self, run: &Path) {
         let runs = self.version == Version::V2 && systemd::runs(run);
         self.systemd = runs.then(Arc::default);
@@ -241,7 +242,7 @@ impl Cgroups {
             Version::V2 => "cpuset.cpus.effective",
         };
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
-        // Before Linux 3.17 a v1 cpuset has no file for this: what is written is in force.
+        // Before Linux 3.17 a v1 cpuset has no file of effective CPUs: the written CPUs are in force.
         let effective = match file::read_value_optional(&dir.join(effective))? {
             Some(text) => parse(&dir.join(effective), &text)?,
             None => cpus.clone(),
@@ -258,9 +259,10 @@ impl Cgroups {
         })
     }
 
-    /// Sets the CPUs of a cgroup (through systemd where it owns the cgroup), and makes way in the cgroups below it where the kernel wants that.
+    /// Sets the CPUs of a cgroup, through systemd if systemd owns the cgroup.
     ///
-    /// On v1 a cgroup's set must hold its children's: a container that has made cgroups of its own is narrowed from below.
+    /// On v1 a cgroup's set must contain the sets of the cgroups below. A container may have made cgroups of its own:
+    /// those are narrowed first.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         let busy = |error: &CgroupError| {
             let CgroupError::File(FileError::Write { source, .. }) = error else {
@@ -270,7 +272,7 @@ impl Cgroups {
         };
         for _ in 1..TRIES {
             match self.write_cpus(path, cpus) {
-                // Somebody has made another cgroup in it meanwhile, with the CPUs that it had.
+                // A process has made another cgroup below meanwhile, with the old CPUs.
                 Err(error) if busy(&error) => {}
                 done => return done,
             }
@@ -294,14 +296,14 @@ impl Cgroups {
             }
         }
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
-            // A cgroup that is gone is an error of its own, which callers may ignore.
+            // The read fails if the cgroup is gone. Callers may ignore the read's error.
             file::read(&file)?;
             return Ok(systemd.set(unit, systemd::Property::Cpus, cpus, &file)?);
         }
         Ok(file::write(&file, &cpus.to_string())?)
     }
 
-    /// The folders in which a tree's changes are to be watched: where CPUs, and where quotas are written.
+    /// The folders for watching a tree's changes: the folder of the CPU sets, and the folder of the quotas.
     pub fn folders(&self, tree: &str) -> Vec<PathBuf> {
         let roots = [
             Some(&self.cpuset),
@@ -314,7 +316,8 @@ impl Cgroups {
             .collect()
     }
 
-    /// Whether the cgroups directly below one have CPU sets; on v2 the one above must hand the controller down.
+    /// Whether the cgroups directly below `path` have CPU sets. On v2 the cgroup `path` must enable the cpuset
+    /// controller for them.
     pub fn hands_down(&self, path: &str) -> Result<bool, CgroupError> {
         if self.version == Version::V1 {
             return Ok(true);
@@ -323,7 +326,7 @@ impl Cgroups {
         Ok(control.is_none_or(|control| control.split_whitespace().any(|name| name == "cpuset")))
     }
 
-    /// Whether there is a CPU controller, with quotas and their statistics.
+    /// Whether a CPU controller exists, with quotas and their statistics.
     pub fn counts_cpu(&self) -> bool {
         self.cpu.is_some()
     }
@@ -342,7 +345,7 @@ impl Cgroups {
         Ok(quota::write(&cpu.join(path), self.cpu_version(), quota)?)
     }
 
-    /// Whether there is a process in a cgroup, or in one below it.
+    /// Whether a cgroup or a cgroup below holds a process.
     pub fn is_populated(&self, path: &str) -> Result<bool, CgroupError> {
         let dir = self.cpuset.join(path);
         if self.version == Version::V2
@@ -361,11 +364,11 @@ impl Cgroups {
         Ok(false)
     }
 
-    /// The process ids in a cgroup, those of cgroups below it included.
+    /// The process ids in a cgroup and in the cgroups below.
     pub fn processes(&self, path: &str) -> Result<Vec<i32>, CgroupError> {
         let dir = self.cpuset.join(path);
         let text = match file::read_value(&dir.join("cgroup.procs")) {
-            // The processes of a threaded cgroup are listed in the domain above it, which was read before.
+            // The processes of a threaded cgroup are listed in the domain cgroup above, which was read before.
             Err(FileError::Read { source, .. })
                 if source.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) =>
             {
@@ -377,7 +380,7 @@ impl Cgroups {
             .lines()
             .filter_map(|line| i32::from_str(line).ok())
             .collect();
-        // A directory is linked to by itself, by the one above, and by each in it.
+        // The links to a directory come from the directory itself, its parent and each subdirectory.
         if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {
             return Ok(found);
         }
@@ -389,7 +392,7 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// The names of the cgroups directly below one.
+    /// The names of the cgroups directly below `path`.
     pub fn children(&self, path: &str) -> Result<Vec<String>, CgroupError> {
         directories(&self.cpuset.join(path))
     }
@@ -424,7 +427,7 @@ fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
     Ok(folders.map(|entry| entry.name).collect())
 }
 
-/// Turns "the cgroup went away meanwhile" into `None`.
+/// Turns the error of a vanished cgroup into `None`.
 fn ignore_gone<T>(result: Result<T, CgroupError>) -> Result<Option<T>, CgroupError> {
     match result {
         Ok(value) => Ok(Some(value)),

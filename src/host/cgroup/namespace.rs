@@ -1,8 +1,8 @@
-//! The cgroup namespace that this process is in.
+//! The cgroup namespace of this process.
 //!
-//! A container has one of its own on cgroup v2. Where systemd mounts the hierarchy with `nsdelegate`, the kernel then keeps
-//! it from writing to its own container's cgroup, although the host's hierarchy is mounted there: the agent could not be
-//! moved off the CPUs that it gives away.
+//! On cgroup v2 a container has its own cgroup namespace. Where systemd mounts the hierarchy with `nsdelegate`, a
+//! process can't write to the cgroup of its own container. The kernel refuses the write although the host's hierarchy
+//! is mounted in the container. The agent could then not be moved off the CPUs that it gives away.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,11 +10,11 @@ use std::path::Path;
 
 use nix::sched::{CloneFlags, setns};
 
-/// Moves this thread, and those that it will start, into the cgroup namespace of the first process; says whether it was in
-/// another. Nothing happens where there is no such process below `root`.
+/// Moves this thread, and the threads started by it later, into the cgroup namespace of the first process. Returns
+/// whether the thread was in another namespace. The call does nothing if `root` has no first process.
 ///
 /// # Errors
-/// The kernel refuses, for want of `CAP_SYS_ADMIN`.
+/// The kernel refuses because `CAP_SYS_ADMIN` is missing.
 pub fn join_host(root: &Path) -> io::Result<bool> {
     let path = |process: &str| root.join("proc").join(process).join("ns/cgroup");
     let (own, first) = (fs::read_link(path("self")), fs::read_link(path("1")));

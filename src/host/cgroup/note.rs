@@ -1,17 +1,17 @@
-//! Extended attributes of cgroups, which the kernel keeps with the cgroup and drops with the cgroup: the mark on a pod's
-//! or container's cgroup, and notes about the node as a whole.
+//! Extended attributes of cgroups: the mark of a pod's or container's cgroup, and notes about the whole node. A mark
+//! is an assignment record. The kernel keeps an attribute as long as its cgroup.
 
 use super::{CgroupError, Cgroups};
 
-/// The extended attribute that holds a mark.
+/// The extended attribute of a mark.
 const MARK: &str = "trusted.pinfold";
 
-/// What a note is about; each is an extended attribute of its own.
+/// The subject of a note. Each subject has its own extended attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
-    /// What was there before the kernel's own work was moved.
+    /// The settings from before CPU isolation moved the kernel's own work.
     Quiet,
-    /// The place that the node had last in a scene.
+    /// The node's last slot in a scene.
     Place,
 }
 
@@ -29,19 +29,21 @@ impl About {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The mark on a cgroup: what Pinfold noted there, if anything.
+    /// The mark on a cgroup: Pinfold's record; `None` without a record.
     pub fn mark(&self, path: &str) -> Result<Option<String>, CgroupError> {
         self.attribute(path, MARK, "read the mark of")
     }
 
-    /// Puts a mark on a cgroup, or takes it off.
+    /// Sets the mark of a cgroup; `None` removes the mark.
     pub fn set_mark(&self, path: &str, mark: Option<&str>) -> Result<(), CgroupError> {
         self.set_attribute(path, MARK, mark, "mark")
     }
 
-    /// Whether the kernel keeps extended attributes of cgroups: one is set on the top cgroup, read back and removed.
+    /// Whether the kernel keeps extended attributes of cgroups. A test attribute is set on the top cgroup, read back
+    /// and removed.
     ///
-    /// The top cgroup has mode 0555, so only `CAP_DAC_OVERRIDE` could make a cgroup there. An attribute needs `CAP_SYS_ADMIN` alone.
+    /// The top cgroup has mode 0555, hence making a cgroup inside needs `CAP_DAC_OVERRIDE`. An attribute needs
+    /// `CAP_SYS_ADMIN` alone.
     pub fn keeps_marks(&self) -> Result<bool, CgroupError> {
         let name = format!("{MARK}.probe.{}", std::process::id());
         let tried = (|| {
@@ -58,7 +60,7 @@ impl Cgroups {
         })
     }
 
-    /// A note on a cgroup, if there is one.
+    /// The note on a cgroup; `None` without a note.
     ///
     /// # Errors
     /// The cgroup is gone, or its file system keeps no attributes.
@@ -66,10 +68,10 @@ impl Cgroups {
         self.attribute(path, about.attribute(), "read the note on")
     }
 
-    /// Puts a note on a cgroup, or takes it off; one that isn't there is off already.
+    /// Sets the note on a cgroup; `None` removes the note. The removal of an absent note succeeds.
     ///
     /// # Errors
-    /// The cgroup is gone, the note is too long (64 KiB), or the right to write it is missing.
+    /// The cgroup is gone, the note is too long (64 KiB), or the right to write the note is missing.
     pub fn set_note(
         &self,
         path: &str,

@@ -1,7 +1,8 @@
-//! Cpuset partitions: CPUs that the kernel itself takes away from every other cgroup.
+//! Cpuset partitions: CPUs that the kernel takes away from every cgroup outside the partition.
 //!
-//! They exist on cgroup v2 from Linux 6.7 on, and are found by their files, never by a version. Almost no failure is an
-//! error of the write: what `cpuset.cpus.partition` says afterwards is what counts, hence [`Partition::Invalid`].
+//! Partitions at any depth exist on cgroup v2 from Linux 6.7 on. Pinfold looks for the partition files, never for a
+//! version. The kernel accepts almost every write, even without effect. Only `cpuset.cpus.partition`, read
+//! afterwards, shows a failure: hence [`Partition::Invalid`].
 
 use std::fmt;
 
@@ -11,26 +12,27 @@ use super::layout::{self, PodTreeEntry};
 use super::{CgroupError, Cgroups, Cpuset, Version, file, ignore_gone, parse};
 use crate::cpu::CpuSet;
 
-/// The file that says what a cgroup is; the kernel tells those who watch it when it makes a partition invalid.
+/// The file with a cgroup's partition state. The kernel notifies watchers of the file when a partition becomes
+/// invalid.
 pub const PARTITION: &str = "cpuset.cpus.partition";
 
-/// A cgroup that is made for a moment, to see what the kernel offers.
+/// The cgroup made for a moment to test the kernel's features.
 const PROBE: &str = "pinfold-probe";
 
-/// What a cgroup can be made, by a write to `cpuset.cpus.partition`.
+/// The kinds of partition to write to `cpuset.cpus.partition`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// No partition: it shares CPUs with others.
+    /// No partition: the cgroup shares CPUs with other cgroups.
     Member,
     /// A partition with a scheduling domain of its own.
     Root,
-    /// A partition without load balancing: for programs that bind each of their threads.
+    /// A partition without load balancing, for programs that bind each of their threads.
     Isolated,
 }
 
 impl Kind {
-    /// The word that is written.
+    /// The word to write to `cpuset.cpus.partition`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Member => "member",
@@ -46,25 +48,26 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What the kernel says that a cgroup is.
+/// The partition state that the kernel reports for a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Partition {
     /// The kernel has no partitions below the top of the hierarchy.
     #[default]
     Unsupported,
-    /// What was asked for is in force.
+    /// The requested kind is in force.
     Valid(Kind),
-    /// Something was asked for and is not in force; the kernel's words, like `root invalid (Parent is not a partition root)`.
+    /// The requested kind is not in force. The text is the kernel's, like `root invalid (Parent is not a partition
+    /// root)`.
     Invalid(String),
 }
 
 impl Partition {
-    /// Whether its exclusive CPUs are its own now.
+    /// Whether the kernel keeps all other cgroups off the cgroup's exclusive CPUs now.
     pub fn is_live(&self) -> bool {
         self.live().is_some()
     }
 
-    /// Which kind of partition it is, where its exclusive CPUs are its own now.
+    /// The kind of a partition in force; `None` for a member and for an invalid partition.
     pub fn live(&self) -> Option<Kind> {
         match self {
             Self::Valid(kind @ (Kind::Root | Kind::Isolated)) => Some(*kind),
@@ -92,32 +95,32 @@ impl fmt::Display for Partition {
     }
 }
 
-/// A cgroup above the pods: the way from the top of the hierarchy to them.
+/// A cgroup on the path from the top of the hierarchy to the pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Above {
-    /// Path relative to the hierarchy.
+    /// The cgroup's path, relative to the hierarchy.
     pub path: String,
     /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// CPUs that cgroups directly below it hold as exclusive, and that are neither pods nor on the way to pods.
+    /// Exclusive CPUs of direct child cgroups, without the pods and without cgroups on the path to pods.
     pub foreign: CpuSet,
 }
 
 /// The hierarchy around the pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Surroundings {
-    /// The cgroups above the pods, the higher the earlier.
+    /// The cgroups above the pods, from the top down.
     pub above: Vec<Above>,
-    /// CPUs that others hold as exclusive, outside the pods' trees: cgroup and CPUs.
+    /// Cgroups outside the pods' trees with exclusive CPUs: the path and the CPUs of each.
     pub outside: Vec<(String, CpuSet)>,
 }
 
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// Whether this kernel has partitions at any depth, found out by looking for their files.
+    /// Whether the kernel has partitions at any depth, judged by their files.
     ///
-    /// Where no cgroup exists yet that could have them, one is made and removed again.
+    /// If no cgroup with cpuset files exists yet, a test cgroup is made and removed again.
     pub fn offers_partitions(&self) -> Result<bool, CgroupError> {
         if self.version == Version::V1 {
             return Ok(false);
@@ -144,11 +147,12 @@ impl Cgroups {
         removed.and(offered)
     }
 
-    /// Whether a partition of this kernel is made invalid by a neighbour's plain CPU set. CPUs can then be lost until the
-    /// next boot, if the partition's cgroup goes before `member` was written to it.
+    /// Whether a neighbour's plain CPU set makes a partition invalid on this kernel. Such a kernel can lose CPUs
+    /// until the next boot. CPUs are lost if a partition's cgroup is removed before `member` is written to the
+    /// partition.
     ///
-    /// Tried out on throw-away cgroups with one CPU, which everybody else is without for some milliseconds. Nothing can be
-    /// lost on the way: `member` is written before anything is removed.
+    /// The test uses throw-away cgroups with one CPU. All other cgroups are without the CPU for some milliseconds.
+    /// The test itself loses no CPU: `member` is written before any cgroup is removed.
     pub fn neighbours_can_break_partitions(&self, cpu: u32) -> Result<bool, CgroupError> {
         let one: CpuSet = [cpu].into_iter().collect();
         let (owner, neighbour) = (format!("{PROBE}/owner"), format!("{PROBE}/neighbour"));
@@ -170,7 +174,7 @@ impl Cgroups {
             self.set_cpus(&neighbour, &one)?;
             Ok(!self.partition(&owner)?.is_live())
         })();
-        // In this order, whatever happened.
+        // After success or failure, `member` is written before the cgroups are removed.
         let undone = ignore_gone(self.set_partition(&owner, Kind::Member));
         let removed = self.remove(PROBE);
         undone?;
@@ -178,10 +182,10 @@ impl Cgroups {
         tried
     }
 
-    /// What the kernel says that a cgroup is.
+    /// The partition state that the kernel reports for a cgroup.
     pub fn partition(&self, path: &str) -> Result<Partition, CgroupError> {
         let dir = self.root().join(path);
-        // Linux before 6.7 has partitions at the top only, and no file of exclusive CPUs.
+        // Linux before 6.7 has partitions only at the top, and no file of exclusive CPUs.
         if self.version == Version::V1 || !dir.join("cpuset.cpus.exclusive").exists() {
             return Ok(Partition::Unsupported);
         }
@@ -191,7 +195,7 @@ impl Cgroups {
             .map_or(Partition::Unsupported, Partition::read))
     }
 
-    /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); none where there is no such file.
+    /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); empty if the file does not exist.
     pub fn exclusive(&self, path: &str) -> Result<CpuSet, CgroupError> {
         let file = self.root().join(path).join("cpuset.cpus.exclusive");
         match file::read_value_optional(&file)? {
@@ -203,7 +207,7 @@ impl Cgroups {
     /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
     ///
     /// # Errors
-    /// EINVAL where another cgroup holds one of them: see [`Cgroups::in_the_way`].
+    /// EINVAL if another cgroup holds a CPU of the set: see [`Cgroups::in_the_way`].
     pub fn set_exclusive(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         Ok(file::write(
             &self.root().join(path).join("cpuset.cpus.exclusive"),
@@ -211,7 +215,8 @@ impl Cgroups {
         )?)
     }
 
-    /// Makes a cgroup a partition, or a member again. It may succeed and not be in force: read [`Cgroups::partition`].
+    /// Makes a cgroup a partition, or a member again. The write can succeed without effect: read
+    /// [`Cgroups::partition`] afterwards.
     pub fn set_partition(&self, path: &str, kind: Kind) -> Result<(), CgroupError> {
         Ok(file::write(
             &self.root().join(path).join(PARTITION),
@@ -219,8 +224,9 @@ impl Cgroups {
         )?)
     }
 
-    /// The cgroups beside `path` that keep it from holding `cpus` as exclusive: they hold one of them themselves, or
-    /// would have no CPU left of those that were written to them.
+    /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is in the way if it
+    /// holds a CPU of `cpus` as exclusive. A neighbour without exclusive CPUs is in the way if `cpus` contains its
+    /// whole written set.
     pub fn in_the_way(&self, path: &str, cpus: &CpuSet) -> Vec<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut found = Vec::new();
@@ -240,7 +246,7 @@ impl Cgroups {
         found
     }
 
-    /// Reads the cgroups above the pods of these trees, and what others hold as exclusive around them.
+    /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of other cgroups around the pods.
     pub fn surroundings(&self, trees: &[String]) -> Result<Surroundings, CgroupError> {
         let mut found = Surroundings::default();
         if self.version == Version::V1 {
@@ -296,9 +302,10 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// CPUs that are online and that no cgroup has: the kernel has lost them, until the next boot.
+    /// Online CPUs without a cgroup: the kernel has lost the CPUs until the next boot.
     ///
-    /// `live` are the CPUs of partitions that are known of. Others are looked for only if some CPU is missing then.
+    /// `live` are the CPUs of the known partitions. If an online CPU is still missing, the whole hierarchy is
+    /// searched for further partitions.
     pub fn lost(&self, online: &CpuSet, live: &CpuSet) -> Result<CpuSet, CgroupError> {
         let missing = |live: &CpuSet| -> Result<CpuSet, CgroupError> {
             Ok(online.difference(&self.all_cpus()?).difference(live))
@@ -306,7 +313,7 @@ impl Cgroups {
         if self.version == Version::V1 || missing(live)?.is_empty() {
             return Ok(CpuSet::new());
         }
-        // A partition may come or go between two reads; what is lost is missing each time.
+        // A partition may come or go between two reads. A lost CPU is missing in both rounds.
         let mut lost = online.clone();
         for _ in 0..2 {
             let mut everywhere = CpuSet::new();
@@ -319,7 +326,7 @@ impl Cgroups {
     fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<(), CgroupError> {
         for child in ignore_gone(self.children(path))?.unwrap_or_default() {
             let child = join(path, &child);
-            // At the top there are partitions without a file of exclusive CPUs, on any kernel.
+            // On every kernel, partitions at the top lack the file of exclusive CPUs.
             let text = file::read_optional(&self.root().join(&child).join(PARTITION))?;
             if text.is_some_and(|text| Partition::read(&text).is_live())
                 && let Some(cpuset) = ignore_gone(self.cpuset(&child))?
@@ -332,7 +339,7 @@ impl Cgroups {
     }
 }
 
-/// The path of a cgroup directly below another; the top is the empty path.
+/// The path of the cgroup `name` directly below `parent`; the top is the empty path.
 fn join(parent: &str, name: &str) -> String {
     if parent.is_empty() {
         name.to_owned()
@@ -341,8 +348,8 @@ fn join(parent: &str, name: &str) -> String {
     }
 }
 
-/// The controllers that [`Cgroups::create`] has enabled, by `cgroup.subtree_control` before and after. Another program may have
-/// enabled others meanwhile.
+/// The controllers enabled by [`Cgroups::create`], judged by `cgroup.subtree_control` before and after. Further
+/// controllers may have been enabled by another program.
 fn enabled_by_create(before: &str, after: &str) -> impl Iterator<Item = &'static str> {
     let has = |text: &str, name: &str| text.split_whitespace().any(|one| one == name);
     ["cpuset", "cpu"]
@@ -367,7 +374,7 @@ mod tests {
             enabled("cpuset cpu memory\n", "cpuset cpu memory\n"),
             [""; 0]
         );
-        // Somebody else's change.
+        // Another program enabled `io`.
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
     }
 

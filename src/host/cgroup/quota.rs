@@ -18,7 +18,7 @@ pub struct Quota {
     pub period: u64,
 }
 
-/// A quota that could not be read or written.
+/// The failure of reading or writing a quota.
 #[derive(Debug, thiserror::Error)]
 #[error("can't {operation} the CPU quota of cgroup {}", path.display())]
 pub struct QuotaError {
@@ -46,9 +46,9 @@ pub(super) fn file(version: Version) -> &'static str {
     }
 }
 
-/// Reads the quota of the cgroup at `path`; `None` where it has no CPU controller.
+/// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
 pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
-    // With the library it takes three times as many calls, for every cgroup at every reconcile.
+    // The library would need three times as many calls, for every cgroup in every reconcile pass.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
     };
@@ -79,7 +79,7 @@ pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, Quota
 
 /// Writes the quota of the cgroup at `path`.
 ///
-/// The file must be there already: the library would create it in a directory that is no cgroup.
+/// The file must exist: the library would create a missing file, even in a directory without a cgroup.
 pub(super) fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
     if !path.join(file(version)).exists() {
         return Err(failed(
@@ -111,11 +111,11 @@ fn failed(
 }
 
 fn controller(path: &Path, version: Version) -> CpuController {
-    // With an empty root the controller works on exactly the directory it is given.
+    // With an empty root, the controller works on exactly the given directory.
     CpuController::new(path.to_owned(), PathBuf::new(), version == Version::V2)
 }
 
-/// The value that lifts a quota and keeps its period.
+/// The quota without its limit, and with the same period.
 pub fn lifted(quota: Quota) -> Quota {
     Quota {
         quota: None,

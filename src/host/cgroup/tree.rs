@@ -1,4 +1,4 @@
-//! The pods' tree: scanning it, and making and removing cgroups in a tree of our own.
+//! The pods' tree: scanning, and making and removing cgroups in a tree of Pinfold's own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use super::layout::{self, PodTreeEntry};
 use super::{CgroupError, Cgroups, Cpuset, Memory, Quota, Version, directories, file, ignore_gone};
 use crate::cpu::CpuSet;
 
-/// A pod's cgroup as it is now.
+/// A pod's cgroup at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodCgroup {
-    /// Path relative to the hierarchy.
+    /// The cgroup's path, relative to the hierarchy.
     pub path: String,
-    /// The uid in its name, with dashes.
+    /// The pod's uid from the cgroup's name, with dashes.
     pub uid: String,
     /// The cgroup's CPUs.
     pub cpuset: Cpuset,
@@ -20,16 +20,16 @@ pub struct PodCgroup {
     pub quota: Option<Quota>,
     /// The cgroup's mark.
     pub mark: Option<String>,
-    /// The containers in it, sandboxes included.
+    /// The pod's containers, sandboxes included.
     pub containers: Vec<ContainerCgroup>,
 }
 
-/// A container's cgroup as it is now.
+/// A container's cgroup at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerCgroup {
-    /// Path relative to the hierarchy.
+    /// The cgroup's path, relative to the hierarchy.
     pub path: String,
-    /// The runtime's id.
+    /// The runtime's container id.
     pub id: String,
     /// The cgroup's CPUs.
     pub cpuset: Cpuset,
@@ -37,19 +37,20 @@ pub struct ContainerCgroup {
     pub quota: Option<Quota>,
     /// The cgroup's mark.
     pub mark: Option<String>,
-    /// Whether it holds a process.
+    /// Whether the cgroup holds a process.
     pub populated: bool,
     /// The cgroup's memory.
     pub memory: Memory,
 }
 
 impl Cgroups {
-    /// Whether there is a cgroup at this path.
+    /// Whether a cgroup exists at the path.
     pub fn exists(&self, path: &str) -> bool {
         self.root().join(path).is_dir()
     }
 
-    /// Reads every pod and container below `tree`; what vanishes meanwhile is left out. No tree means no pods.
+    /// Reads every pod and container below `tree`. Cgroups that vanish meanwhile are left out. A missing tree has no
+    /// pods.
     pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>, CgroupError> {
         let pods = self.pods(tree)?.into_iter();
         pods.filter_map(|(path, uid)| self.pod(path, uid).transpose())
@@ -77,7 +78,7 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// The path of the pod with this uid below `tree`, if it has a cgroup there.
+    /// The path of the pod with the given uid below `tree`; `None` if the tree has no cgroup of the pod.
     pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>, CgroupError> {
         if let Some(way) = layout::ways_to(tree, uid)
             .into_iter()
@@ -92,7 +93,7 @@ impl Cgroups {
             .map(|(path, _)| path))
     }
 
-    /// Reads a pod and its containers; `None` where it is gone.
+    /// Reads a pod and its containers; `None` if the pod's cgroup is gone.
     pub fn pod(&self, path: String, uid: String) -> Result<Option<PodCgroup>, CgroupError> {
         let read = || {
             let mut containers = Vec::new();
@@ -127,7 +128,8 @@ impl Cgroups {
         })
     }
 
-    /// Makes a cgroup in every hierarchy, usable at once: with CPUs and memory nodes on v1, with controllers on v2.
+    /// Makes a cgroup in every hierarchy, ready for processes: with CPUs and NUMA nodes on v1, with controllers on
+    /// v2.
     pub fn create(&self, path: &str) -> Result<(), CgroupError> {
         for root in self.hierarchies() {
             let dir = root.join(path);
@@ -146,13 +148,13 @@ impl Cgroups {
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         match self.version {
             Version::V1 => {
-                // A new v1 cpuset is empty, and an empty one takes no process.
+                // A new v1 cpuset is empty, and an empty cpuset accepts no process.
                 for name in ["cpuset.mems", "cpuset.cpus"] {
                     let copy = || {
                         let given = file::read(&self.root().join(parent).join(name))?;
                         file::write(&self.root().join(path).join(name), &given)
                     };
-                    // Somebody may narrow the parent between the two.
+                    // The parent may be narrowed between the read and the write.
                     copy().or_else(|_| copy())?;
                 }
             }
@@ -176,14 +178,15 @@ impl Cgroups {
         Ok(())
     }
 
-    /// The `cgroup.procs` files through which a process joins the cgroup at `path`, one per hierarchy.
+    /// The `cgroup.procs` files, one per hierarchy, through which a process joins the cgroup at `path`.
     pub fn procs_files(&self, path: &str) -> Vec<PathBuf> {
         self.hierarchies()
             .map(|root| root.join(path).join("cgroup.procs"))
             .collect()
     }
 
-    /// Removes a cgroup and all below it, in every hierarchy. Nothing there is fine; a process in it is an error.
+    /// Removes a cgroup and all cgroups below, in every hierarchy. A missing cgroup is no error; a process in a
+    /// cgroup is an error.
     pub fn remove(&self, path: &str) -> Result<(), CgroupError> {
         for root in self.hierarchies() {
             remove_tree(root.join(path))?;
@@ -191,7 +194,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Writes the CPU weight of a cgroup as the kubelet derives it from a request in thousandths of a CPU.
+    /// Writes a cgroup's CPU weight for a request in thousandths of a CPU, by the kubelet's formula.
     pub fn set_request(&self, path: &str, cpu_request: u64) -> Result<(), CgroupError> {
         let Some(cpu) = &self.cpu else { return Ok(()) };
         let shares = (cpu_request * 1024 / 1000).clamp(2, 262_144);
@@ -203,7 +206,7 @@ impl Cgroups {
         Ok(file::write(&cpu.join(path).join(name), &value.to_string())?)
     }
 
-    /// All CPUs a cgroup directly below the root may have.
+    /// All CPUs available to a cgroup directly below the root.
     pub fn all_cpus(&self) -> Result<CpuSet, CgroupError> {
         match self.version {
             Version::V1 => Ok(self.cpuset("")?.effective),
@@ -214,7 +217,7 @@ impl Cgroups {
         }
     }
 
-    /// CPUs of all isolated partitions there are, anybody's; none where the kernel does not tell.
+    /// CPUs of all isolated partitions on the node; empty where the kernel does not report them.
     pub fn isolated_cpus(&self) -> Result<CpuSet, CgroupError> {
         let path = self.root().join("cpuset.cpus.isolated");
         file::read_optional(&path)?.map_or(Ok(CpuSet::new()), |text| super::parse(&path, &text))

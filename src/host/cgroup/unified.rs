@@ -1,5 +1,5 @@
-//! Which hierarchy the kernel tells cgroups apart by: for sockets always [`Unified`], that of version 2, wherever the
-//! controllers are; for events that of `perf_event`.
+//! The hierarchies by which the kernel tells cgroups apart. Sockets use [`Unified`], the hierarchy of version 2,
+//! wherever the controllers are. Events use the hierarchy of `perf_event`.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ pub struct Unified {
 // === impl Unified ===
 
 impl Unified {
-    /// The one that is mounted at `cgroup_root`, or beside the controllers of version 1 in it.
+    /// The hierarchy mounted at `cgroup_root`, or at `unified` beside the controllers of version 1.
     pub fn find(cgroup_root: &Path) -> Option<Self> {
         let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
         let root = places
@@ -27,17 +27,17 @@ impl Unified {
         Some(Self { root })
     }
 
-    /// Where it is mounted.
+    /// The hierarchy's mount point.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Whether there are processes in a cgroup, or below it.
+    /// Whether a cgroup or a cgroup below holds processes.
     pub fn is_populated(&self, path: &str) -> bool {
         matches!(populated(&self.root.join(path)), Ok(Some(true)))
     }
 
-    /// The numbers by which the kernel knows a cgroup and all those below it; none where there is no cgroup.
+    /// The kernel's numbers of a cgroup and of all cgroups below; empty if the cgroup does not exist.
     ///
     /// # Errors
     /// A directory can't be read.
@@ -60,7 +60,7 @@ impl Unified {
     }
 }
 
-/// Whether version 2 reports a process in the cgroup with this folder, or below; `None` without `cgroup.events`.
+/// Whether version 2 reports a process in the cgroup at `folder`, or below; `None` without `cgroup.events`.
 pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
     let events = file::read_value_optional(&folder.join("cgroup.events"))?;
     Ok(events.map(|events| events.lines().any(|line| line == "populated 1")))
@@ -69,8 +69,8 @@ pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The folder that stands for a cgroup when events are counted for it: in the unified hierarchy, or in that of the controller
-    /// `perf_event` where it is mounted by itself. `None` where the cgroup has no processes there.
+    /// The cgroup's folder for counting events. The folder lies in the unified hierarchy, or in the hierarchy of
+    /// `perf_event` if the controller is mounted separately. `None` if the cgroup has no processes in the hierarchy.
     pub fn event_folder(&self, path: &str) -> Option<PathBuf> {
         let top = match self.version {
             Version::V2 => self.cpuset.clone(),
@@ -85,7 +85,8 @@ impl Cgroups {
             }
         };
         let folder = top.join(path);
-        // What runs may have made cgroups of its own below, and be in these; version 2 tells it at once.
+        // A container may keep its processes in cgroups below. On version 2, `cgroup.events` covers the cgroups below
+        // at once.
         if let Ok(Some(populated)) = populated(&folder) {
             return populated.then_some(folder);
         }
