@@ -1,12 +1,13 @@
-//! Reading and writing kernel files: opened as they are, never created, never truncated. [`Reader`] reads files that stay
-//! open, so that nothing but the read is left.
+//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay open, and then
+//! needs no call but the read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::{Path, PathBuf};
 
-/// What the kernel hands over at once of a file with one value; half of it may be missing where there is more to come.
+/// The most bytes that the kernel returns in one read. Before the end of a file, a read returns at least half as
+/// many.
 const PAGE: usize = 4096;
 
 /// A kernel file that could not be read or written.
@@ -20,12 +21,12 @@ pub enum FileError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// Writing failed; the kernel takes a write whole or not at all.
+    /// Writing failed. The kernel takes a write whole or not at all.
     #[error("can't write {data:?} to {}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// What was to be written.
+        /// The data of the write.
         data: String,
         /// The kernel's error.
         source: io::Error,
@@ -33,7 +34,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Whether the file (or the cgroup or process behind it) is gone, which is an ordinary thing to happen.
+    /// Whether the file, cgroup or process is gone, which happens in normal operation.
     pub fn is_gone(&self) -> bool {
         let (Self::Read { source, .. } | Self::Write { source, .. }) = self;
         is_gone(source)
@@ -51,13 +52,13 @@ pub fn read(path: &Path) -> Result<String, FileError> {
     }
 }
 
-/// Reads a whole file; `None` where there is none.
+/// Reads a whole file; `None` if the file does not exist.
 pub fn read_optional(path: &Path) -> Result<Option<String>, FileError> {
     optional(read(path))
 }
 
-/// Reads a file that holds one value, as cgroupfs and sysfs have them, without the white space at its end. The kernel hands
-/// such a file over with one read, so that a node with hundreds of cgroups is read with half the calls.
+/// Reads a file with a single value, as in cgroupfs and sysfs, without the white space at its end. The kernel returns
+/// a short file in a single read. A node with hundreds of cgroups is therefore read with half the calls.
 pub fn read_value(path: &Path) -> Result<String, FileError> {
     value(path).map_err(|source| FileError::Read {
         path: path.to_owned(),
@@ -65,7 +66,7 @@ pub fn read_value(path: &Path) -> Result<String, FileError> {
     })
 }
 
-/// The same; `None` where there is no such file.
+/// Like [`read_value`]; `None` if the file does not exist.
 pub fn read_value_optional(path: &Path) -> Result<Option<String>, FileError> {
     optional(read_value(path))
 }
@@ -98,7 +99,7 @@ fn value(path: &Path) -> io::Result<String> {
 
 /// Writes to an existing file in one write call.
 ///
-/// An empty `data` is written as a newline: a write of no bytes is no write to the kernel.
+/// An empty `data` is written as a newline, because the kernel ignores a write of no bytes.
 pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
     let bytes = if data.is_empty() {
         b"\n"
@@ -123,11 +124,11 @@ pub(super) struct FolderEntry {
     pub(super) name: String,
     /// The inode of the file or folder.
     pub(super) inode: u64,
-    /// Whether the entry is a folder itself; a link is none.
+    /// Whether the entry is a folder. A link is no folder.
     pub(super) is_folder: bool,
 }
 
-/// The entries of a folder, in the order of their names. A folder that is removed meanwhile ends the list.
+/// The entries of a folder, sorted by name. The removal of the folder during the reading ends the list.
 pub(super) fn list(folder: &Path) -> io::Result<Vec<FolderEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -146,7 +147,7 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<FolderEntry>> {
     Ok(entries)
 }
 
-/// The entries of a folder; none where no folder has this path.
+/// The entries of a folder; empty if no folder has the path.
 pub(super) fn list_optional(folder: &Path) -> io::Result<Vec<FolderEntry>> {
     match list(folder) {
         Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => {
@@ -162,9 +163,9 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || matches!(error.raw_os_error(), Some(ENODEV | ESRCH))
 }
 
-/// Reads files that may be kept open, into a buffer of its own.
+/// Reads kernel files, also files that are kept open, into a reused buffer.
 ///
-/// A file of a cgroup that is kept open keeps nobody from removing the cgroup: it just can't be read any more.
+/// A cgroup can be removed while a file of the cgroup is open. Reading the open file then fails.
 #[derive(Debug)]
 pub struct Reader {
     buffer: Vec<u8>,
@@ -181,33 +182,34 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// The text of a file that is open, from its beginning, white space at its end included.
+    /// The text of an open file from its beginning, with the white space at its end.
     ///
     /// # Errors
-    /// It can't be read any more: what it belongs to is gone, perhaps with another of the same name in its place.
+    /// The file can't be read any more, because its cgroup or process is gone. A new cgroup or process may have the
+    /// same name.
     pub(super) fn read(&mut self, file: &File) -> io::Result<&str> {
         let length = fill(&mut self.buffer, file)?;
         Ok(self.text(length))
     }
 
     fn text(&self, length: usize) -> &str {
-        // The kernel's numbers and words are ASCII; anything else is nothing that could be understood.
+        // The kernel's numbers and words are ASCII. Other bytes have no known meaning and count as an empty text.
         std::str::from_utf8(self.buffer.get(..length).unwrap_or_default()).unwrap_or_default()
     }
 
-    /// The text of a file that is opened for this once, white space at its end included.
+    /// The text of a file opened for this call only, with the white space at its end.
     ///
     /// # Errors
-    /// It can't be opened or read.
+    /// The file can't be opened or read.
     pub(super) fn once(&mut self, path: &Path) -> io::Result<&str> {
         let length = fill(&mut self.buffer, &File::open(path)?)?;
         Ok(self.text(length))
     }
 
-    /// Opens a file and reads its text; `None` where there is none.
+    /// Opens a file and reads its text; `None` if the file does not exist.
     ///
     /// # Errors
-    /// It is there and can't be read.
+    /// The file exists and can't be read.
     pub(super) fn open(&mut self, path: PathBuf) -> Result<Option<(File, &str)>, FileError> {
         let opened = File::open(&path).and_then(|file| Ok((fill(&mut self.buffer, &file)?, file)));
         match opened {
@@ -224,7 +226,7 @@ impl Reader {
     }
 }
 
-/// Reads a file from its beginning to its end; how long it is.
+/// Reads a file from beginning to end, and returns the file's length.
 fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
     let mut length = 0;
     loop {
@@ -233,7 +235,8 @@ fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        // The kernel hands over a page at most, and less than half of what there is room for only at the end.
+        // The kernel returns at most a page. Only the last read returns less than half of a page, or of the free
+        // buffer.
         let is_all = some < room.len().min(PAGE) / 2;
         length += some;
         if is_all || some == 0 {
@@ -296,7 +299,7 @@ mod tests {
             fs::write(&path, &expected).unwrap();
             let (file, text) = reader.open(path.clone()).unwrap().unwrap();
             assert_eq!(text, expected);
-            // The one that was opened first is read from its beginning again.
+            // The file opened first is read from its beginning again.
             assert_eq!(reader.read(kept.get_or_insert(file)).unwrap(), expected);
         }
     }

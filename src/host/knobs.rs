@@ -1,10 +1,10 @@
-//! Where others than the pods work: interrupts, unbound work queues, the steering of packets, systemd's own slices.
+//! CPU sets of work outside the pods: interrupts, unbound work queues, packet steering, systemd's own slices.
 //!
-//! Each place is a [`Knob`]: a set of CPUs in a file that is there already. Nothing is ever created. What the kernel
-//! manages itself refuses to be written, with EIO; that is for the caller to report.
+//! Each setting is a [`Knob`]: a set of CPUs in an existing file. No file is ever created. Settings that the kernel
+//! itself manages refuse writes with EIO; the caller reports the refusal.
 //!
-//! A work queue's own mask (`/sys/devices/virtual/workqueue/NAME/cpumask`) is no knob: the kernel keeps every unbound work
-//! queue within the common mask, so moving that one is enough, and there is less to put back.
+//! A work queue's own mask (`/sys/devices/virtual/workqueue/NAME/cpumask`) is no knob. The kernel keeps every unbound
+//! work queue within the common mask. A change of the common mask is therefore enough, and leaves less to restore.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,34 +15,34 @@ use super::cgroup::{CgroupError, Cgroups};
 use super::file::{self, FileError};
 use crate::cpu::{CpuSet, ParseCpuSetError};
 
-/// A set of CPUs that the kernel keeps for work of its own.
+/// A set of CPUs for work of the kernel or of systemd's own units.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Knob {
-    /// The CPUs that an interrupt may go to.
+    /// The CPUs allowed for an interrupt.
     Irq(u32),
-    /// The CPUs that interrupts set up from now on may go to.
+    /// The CPUs allowed for interrupts that are set up from now on.
     NewIrqs,
-    /// The CPUs that unbound work queues may use.
+    /// The CPUs allowed for unbound work queues.
     Workqueues,
-    /// The CPUs that packets of a receive queue are handed to (RPS); empty where that is off.
+    /// The CPUs that get a receive queue's packets (RPS); empty if RPS is off.
     Receive {
         /// The network interface.
         device: String,
         /// The queue's number.
         queue: u32,
     },
-    /// The CPUs that send through a transmit queue (XPS); empty where that is off.
+    /// The CPUs that send through a transmit queue (XPS); empty if XPS is off.
     Transmit {
         /// The network interface.
         device: String,
         /// The queue's number.
         queue: u32,
     },
-    /// The CPUs of a slice or scope of systemd beside the pods' trees, by its name.
+    /// The CPUs of a systemd slice or scope beside the pods' trees, by the unit's name.
     Slice(String),
 }
 
-/// What a knob is about.
+/// The subject of a knob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Interrupts.
@@ -51,18 +51,18 @@ pub enum Kind {
     Workqueues,
     /// RPS and XPS.
     PacketSteering,
-    /// What systemd runs outside the pods' trees.
+    /// systemd's slices and scopes outside the pods' trees.
     SystemSlices,
 }
 
-/// Knobs as they are now.
+/// The values of the knobs at the time of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The kinds that were read, whole.
+    /// The kinds that were read completely.
     pub kinds: BTreeSet<Kind>,
-    /// What each knob holds.
+    /// The value of each knob.
     pub values: BTreeMap<Knob, CpuSet>,
-    /// Knobs that are there and could not be read, and why.
+    /// Knobs that exist and could not be read, each with the reason.
     pub unreadable: BTreeMap<Knob, String>,
 }
 
@@ -74,25 +74,25 @@ pub struct Knobs {
     slices: Option<Slices>,
 }
 
-/// Where systemd's slices are, and which of them belong to pods.
+/// The hierarchy with systemd's slices, and the pods' trees.
 #[derive(Debug, Clone)]
 struct Slices {
     cgroups: Cgroups,
     trees: Vec<String>,
 }
 
-/// Why a knob could not be turned.
+/// The reason why a knob could not be set.
 #[derive(Debug, thiserror::Error)]
 pub enum TurnError {
-    /// A file of the kernel's.
+    /// A kernel file could not be written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A cgroup, through systemd.
+    /// The CPUs of a slice or scope could not be set.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
 }
 
-/// Why a knob could not be read.
+/// The reason why a knob could not be read.
 #[derive(Debug, thiserror::Error)]
 enum KnobError {
     #[error(transparent)]
@@ -107,7 +107,7 @@ enum KnobError {
 // === impl Knob ===
 
 impl Knob {
-    /// What it is about.
+    /// The knob's kind.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Irq(_) | Self::NewIrqs => Kind::Irqs,
@@ -121,7 +121,7 @@ impl Knob {
 // === impl TurnError ===
 
 impl TurnError {
-    /// Whether the knob is gone, which is an ordinary thing to happen.
+    /// Whether the knob is gone, which happens in normal operation.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::File(error) => error.is_gone(),
@@ -167,7 +167,7 @@ impl Knobs {
         }
     }
 
-    /// With systemd's slices and scopes among them, but for those that the pods' trees are in.
+    /// Adds systemd's slices and scopes, without the slices that contain the pods' trees.
     #[must_use]
     pub fn with_slices(mut self, cgroups: Cgroups, trees: &[String]) -> Self {
         self.slices = Some(Slices {
@@ -177,10 +177,10 @@ impl Knobs {
         self
     }
 
-    /// Reads every knob of these kinds. What this kernel doesn't have is not there; what goes away meanwhile neither.
+    /// Reads every knob of the given kinds. Knobs that the kernel lacks, or that vanish meanwhile, are left out.
     ///
     /// # Errors
-    /// A folder that is there and can't be listed.
+    /// An existing folder can't be listed.
     pub fn read(&self, kinds: &BTreeSet<Kind>) -> Result<Seen, FileError> {
         let mut seen = Seen {
             kinds: kinds.clone(),
@@ -206,7 +206,7 @@ impl Knobs {
             Some(slices) if kinds.contains(&Kind::SystemSlices) => {
                 knobs.extend(slices.names()?.into_iter().map(Knob::Slice));
             }
-            // Who can't look must not take them for gone.
+            // A reader without access to systemd's slices must not report the slices as gone.
             _ => {
                 seen.kinds.remove(&Kind::SystemSlices);
             }
@@ -225,10 +225,10 @@ impl Knobs {
         Ok(seen)
     }
 
-    /// Reads one knob; `None` where it is not there.
+    /// Reads one knob; `None` if the knob does not exist.
     ///
     /// # Errors
-    /// As a sentence: the file can't be read, or holds something else than CPUs.
+    /// A sentence: the file can't be read, or holds no set of CPUs.
     pub fn get(&self, knob: &Knob) -> Result<Option<CpuSet>, String> {
         self.value(knob).map_err(|error| match &error {
             KnobError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
@@ -238,11 +238,11 @@ impl Knobs {
         })
     }
 
-    /// Turns a knob.
+    /// Sets a knob.
     ///
     /// # Errors
-    /// The kernel's own: EIO for an interrupt that it manages itself, EINVAL where no CPU of the set is online.
-    /// What systemd says where it has the last word.
+    /// The kernel's error: EIO for an interrupt that the kernel manages, EINVAL for a set without an online CPU. For
+    /// a slice or scope, the error of the cgroup or of systemd.
     pub fn set(&self, knob: &Knob, cpus: &CpuSet) -> Result<(), TurnError> {
         if let (Knob::Slice(name), Some(slices)) = (knob, &self.slices) {
             return Ok(slices.cgroups.set_cpus(name, cpus)?);
@@ -255,12 +255,12 @@ impl Knobs {
         Ok(file::write(&self.written(knob), &text)?)
     }
 
-    /// Who uses an interrupt, as its drivers named it; empty where nobody does.
+    /// The users of an interrupt, as named by their drivers; empty for an unused interrupt.
     pub fn irq_name(&self, irq: u32) -> String {
         let actions = self.sys.join(format!("kernel/irq/{irq}/actions"));
         match file::read_optional(&actions) {
             Ok(Some(text)) => text.trim().to_owned(),
-            // Before Linux 4.9 each user has a folder.
+            // Before Linux 4.9 each user has a folder in `/proc/irq/N`.
             _ => {
                 let folder = self.proc.join(format!("irq/{irq}"));
                 let names = names(&folder).unwrap_or_default();
@@ -273,7 +273,7 @@ impl Knobs {
         }
     }
 
-    /// Whether irqbalance runs, which spreads interrupts by its own ideas.
+    /// Whether irqbalance runs. The daemon spreads interrupts by its own rules.
     pub fn irqbalance(&self) -> bool {
         let processes = names(&self.proc).unwrap_or_default();
         processes
@@ -306,7 +306,8 @@ impl Knobs {
     fn value(&self, knob: &Knob) -> Result<Option<CpuSet>, KnobError> {
         let mut path = self.written(knob);
         if *knob == Knob::Workqueues {
-            // Isolated partitions take CPUs out of the mask in force; what was asked for is what to compare and put back.
+            // Isolated partitions take CPUs out of the mask in force. Comparing and restoring need the requested
+            // mask.
             let requested = self.sys.join("devices/virtual/workqueue/cpumask_requested");
             if requested.exists() {
                 path = requested;
@@ -315,7 +316,7 @@ impl Knobs {
         let text = match file::read_optional(&path) {
             Ok(Some(text)) => text,
             Ok(None) => return Ok(None),
-            // A queue of a device that has no such steering says so by these.
+            // A queue of a device without packet steering returns EINVAL or EOPNOTSUPP.
             Err(FileError::Read { source, .. })
                 if knob.kind() == Kind::PacketSteering
                     && [nix::libc::EINVAL, nix::libc::EOPNOTSUPP]
@@ -327,7 +328,7 @@ impl Knobs {
             Err(error) => return Err(error.into()),
         };
         let cpus = match knob {
-            // Nothing written means all, those included that are offline now.
+            // An empty file means all CPUs, including CPUs that are offline now.
             Knob::Slice(_) if text.trim().is_empty() => {
                 path = self.sys.join("devices/system/cpu/possible");
                 file::read(&path)?.parse()
@@ -378,7 +379,7 @@ impl Slices {
     }
 }
 
-/// The names in a folder; none where there is no such folder.
+/// The names in a folder; empty if the folder does not exist.
 fn names(folder: &Path) -> Result<Vec<String>, FileError> {
     let entries = file::list_optional(folder).map_err(|source| FileError::Read {
         path: folder.to_owned(),

@@ -1,4 +1,4 @@
-//! What this process takes of the machine: files, memory.
+//! The resources that this process uses: open files and memory.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
@@ -6,25 +6,25 @@ use std::sync::Once;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Files that are left for everything else: sockets, watches, whatever is read and closed again.
+/// Descriptors reserved for further uses: sockets, watches, and files that are read and closed again.
 const OTHERS: u64 = 512;
 
-/// No more files of cgroups than this are kept open, each of which costs the kernel some 5 KiB, nor more places in /proc than an
-/// eighth of it.
+/// At most [`MOST`] files of cgroups stay open; an open file costs the kernel some 5 KiB. At most an eighth as many
+/// places in /proc stay open.
 const MOST: usize = 8192;
 const EIGHTH: usize = MOST / 8;
 
-/// How many files may be kept open.
+/// The number of files that may stay open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
-    /// Of cgroups.
+    /// Files of cgroups.
     pub cgroups: usize,
     /// Places in /proc.
     pub places: usize,
 }
 
-/// How many files may be kept open. The limit is raised first, as far as it goes without asking anybody; half of it is left for
-/// counters of CPUs.
+/// The number of files that may stay open. The limit is raised first, as far as possible without privileges. Half of
+/// the limit is left for counters of CPUs.
 pub fn room_for_files() -> Room {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return Room::default();
@@ -41,14 +41,16 @@ pub fn room_for_files() -> Room {
     }
 }
 
-/// How many counters may be open for containers on shared CPUs, of those that the limit leaves for counters of CPUs.
+/// The number of counters that may be open for containers on shared CPUs. The counters are part of the half left for
+/// counters of CPUs.
 pub fn room_for_shared_counters() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(limit / 4).unwrap_or(usize::MAX)
 }
 
-/// Keeps the memory of this process small: one heap for all threads, of which what is free goes back to the kernel. By
-/// itself each thread gets a heap of its own, and what a scrape needed once stays with the thread that answered it.
+/// Keeps the memory of this process small: one heap for all threads, which returns free memory to the kernel. By
+/// default each thread gets a heap of its own. Memory for a single scrape then stays with the thread that answered
+/// the scrape.
 pub fn keep_memory_small() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, value) in [
@@ -56,23 +58,24 @@ pub fn keep_memory_small() {
         (nix::libc::M_MMAP_THRESHOLD, 1 << 16),
         (nix::libc::M_TRIM_THRESHOLD, 1 << 16),
     ] {
-        // SAFETY: sets a number inside the allocator; it is called before there are threads.
+        // SAFETY: the call sets a number inside the allocator, before any thread is started.
         unsafe { nix::libc::mallopt(parameter, value) };
     }
 }
 
-/// Gives memory that is free between what is in use back to the kernel, which by itself only happens with what lies above all
-/// that is in use.
+/// Returns free memory between used blocks to the kernel. By default the allocator returns only memory above all used
+/// blocks.
 pub fn give_back_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the allocator takes its own lock, and touches nothing that is in use.
+    // SAFETY: the allocator takes its own lock, and touches no memory in use.
     unsafe {
         nix::libc::malloc_trim(0);
     }
 }
 
-/// Takes the program's own code out of this process once, when it has started: half of it is for the start, and for commands that
-/// do not run. What runs again is mapped again from the kernel's copy of the file, which stays.
+/// Drops the program's code from the memory of this process once, after the start. Half of the code serves only the
+/// start, or commands that do not run. Code that runs again is mapped again from the kernel's copy of the file, which
+/// stays.
 pub fn give_back_code() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -90,7 +93,8 @@ pub fn give_back_code() {
                 && own
                 && map.perms == code
             {
-                // SAFETY: the mapping is read-only and private, so all its pages are the file's, and are read from there again.
+                // SAFETY: the mapping is read-only and private. All its pages are the file's, and are read from the
+                // file again.
                 unsafe {
                     nix::libc::madvise(
                         start as *mut nix::libc::c_void,

@@ -1,6 +1,7 @@
-//! The only door to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF; every path under a root given to it.
+//! The only module that talks to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF. Every path lies
+//! below a root given by the caller.
 //!
-//! It knows neither pods nor policy: it reads what is there, and writes what it is told to.
+//! The module contains no policy. It reads the state of the host, and writes the values that callers give.
 
 pub mod bpf;
 pub mod busy;

@@ -1,9 +1,9 @@
-//! Network namespaces for local containers, joined by a bridge that the host never sees.
+//! Network namespaces for local containers, joined by a bridge outside the host's namespace.
 //!
-//! A namespace is held by a file descriptor and by nothing else: no name under /run/netns, no bind mount, no process.
-//! The bridge lives in a namespace of its own, so that no interface, address, route or firewall rule of the host is
-//! touched. When the last descriptor is closed and the last process inside has ended, the kernel removes the namespace
-//! and every link in it, also if this program is killed.
+//! Only a file descriptor holds a namespace: no name under /run/netns, no bind mount, no process. The bridge lives in
+//! its own namespace, and no interface, address, route or firewall rule of the host is touched. The kernel removes a
+//! namespace and every link inside after two events. The last descriptor is closed, and the last process inside has
+//! ended. The removal also happens if this program is killed.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -23,24 +23,25 @@ pub use super::link::NetError;
 const BRIDGE: &str = "switch";
 const PREFIX: u8 = 24;
 
-/// A network namespace, kept alive by an open file. Clones are the same namespace.
+/// A network namespace, kept alive by an open file. Clones refer to the same namespace.
 #[derive(Debug, Clone)]
 pub struct Netns {
     file: Arc<OwnedFd>,
 }
 
-/// A stop on a [`for_each_netns`]: the namespace of a process, if that is still the one that was meant.
+/// A reference to the network namespace of a process, for [`for_each_netns`]. A namespace with a different number is
+/// skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetnsRef {
-    /// The process's file for it, like `/proc/7/ns/net`.
+    /// The process's namespace file, like `/proc/7/ns/net`.
     pub file: PathBuf,
-    /// The number of the namespace: another process may have the id by now.
+    /// The number of the namespace. Another process may have the process id by now.
     pub number: u64,
 }
 
-/// A bridge in a private namespace; each container that joins gets a namespace of its own with an `eth0`.
+/// A bridge in a private namespace. Each container that joins gets its own namespace with an `eth0`.
 ///
-/// Dropping it unplugs every container: their `eth0` vanishes with the bridge's end of the pair.
+/// Dropping the switch unplugs every container: each `eth0` vanishes with the bridge's end of the pair.
 #[derive(Debug)]
 pub struct Switch {
     namespace: Netns,
@@ -50,13 +51,13 @@ pub struct Switch {
 // === impl Netns ===
 
 impl Netns {
-    /// A new namespace with nothing in it but a loopback that is down. Threads of this process stay where they are.
+    /// A new namespace with only a loopback, which is down. Threads of this process stay in their namespace.
     ///
     /// # Errors
     ///
-    /// The kernel refuses, for want of `CAP_SYS_ADMIN` or because it was built without namespaces.
+    /// The kernel refuses, because `CAP_SYS_ADMIN` is missing or the kernel was built without namespaces.
     pub fn new() -> Result<Self, NetError> {
-        // Unsharing moves the calling thread for good, so it is done by a thread that ends right after.
+        // Unsharing moves the calling thread for good, hence the call is made by a thread that ends right after.
         in_thread("pinfold-netns", || {
             unshare(CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| NetError::new("create", "a network namespace", errno))?;
@@ -68,7 +69,7 @@ impl Netns {
         })
     }
 
-    /// Runs `work` on a thread inside this namespace and returns what it returns.
+    /// Runs `work` on a thread inside this namespace and returns the result of `work`.
     ///
     /// Sockets opened by `work` belong to this namespace for ever, wherever they are used later.
     ///
@@ -83,13 +84,13 @@ impl Netns {
         })
     }
 
-    /// Like [`Netns::run`] with the namespace's links, which want an async runtime.
+    /// Like [`Netns::run`] with the namespace's links, which need an async runtime.
     fn with_links<F>(&self, work: impl FnOnce(Links) -> F + Send) -> Result<(), NetError>
     where
         F: Future<Output = Result<(), NetError>>,
     {
-        // Built before the namespace is entered: the first runtime of a process makes a pair of sockets that it keeps
-        // for ever, for signals, and a socket keeps the namespace it was made in.
+        // The runtime is built before the namespace is entered. The first runtime of a process makes a pair of
+        // sockets for signals and keeps the pair for ever. A socket keeps the namespace of its creation alive.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .build()
@@ -104,14 +105,14 @@ impl AsFd for Netns {
     }
 }
 
-/// Goes through namespaces one after the other, on one thread that ends with the last, and does `work` in each, which is told
-/// the place of the stop in the list. Namespaces that are gone, or can't be entered, are left out.
+/// Visits namespaces one after the other, and calls `work` in each with the namespace's index in the list. All visits
+/// run on one thread, which ends after the last visit. Namespaces that are gone, or can't be entered, are left out.
 ///
-/// None of them is held by a descriptor while another is visited, or afterwards, unless `work` keeps one: a namespace that
-/// everybody else has left meanwhile ends as soon as it is left here, too.
+/// A visited namespace is not held by a descriptor during later visits or afterwards, unless `work` keeps one. A
+/// namespace left by all its processes meanwhile ends as soon as the thread leaves, too.
 ///
 /// # Errors
-/// None of them could be entered, for want of `CAP_SYS_ADMIN`.
+/// No namespace could be entered, because `CAP_SYS_ADMIN` is missing.
 pub fn for_each_netns(
     namespaces: &[NetnsRef],
     mut work: impl FnMut(usize) + Send,
@@ -158,12 +159,12 @@ impl Switch {
         })
     }
 
-    /// A new namespace with `lo` up and an `eth0` with this address and a /24, plugged into the bridge.
+    /// A new namespace, plugged into the bridge, with `lo` up and an `eth0` with the given address and a /24.
     ///
     /// # Errors
     ///
-    /// The address is not a host's address in 10.0.0.0/8, is taken, or lies in another /24 than those before; or the
-    /// kernel refuses (see [`NetError`]), in which case nothing stays behind.
+    /// The address is not a host's address in 10.0.0.0/8, is taken, or lies in another /24 than earlier addresses.
+    /// The kernel may also refuse (see [`NetError`]), and nothing stays behind then.
     pub fn join(&mut self, address: Ipv4Addr) -> Result<Netns, NetError> {
         self.check(address)?;
         let container = Netns::new()?;
@@ -203,7 +204,7 @@ impl Switch {
     }
 }
 
-/// Runs `work` on a thread made for it, because namespaces belong to threads.
+/// Runs `work` on a new thread, because namespaces belong to threads.
 fn in_thread<T: Send>(
     name: &str,
     work: impl FnOnce() -> Result<T, NetError> + Send,

@@ -1,11 +1,11 @@
-//! What the kubelet says on its PodResources socket: the devices of each container with their NUMA nodes, and whether the
-//! kubelet's own CPU Manager assigns CPUs.
+//! The kubelet's answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). An answer holds the devices of
+//! each container with their NUMA nodes, or whether the kubelet's own CPU Manager assigns CPUs.
 //!
-//! The kubelet answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). What it says comes from device plugins.
-//! A plugin that says nothing of NUMA nodes but names devices by PCI address, as those for network cards do, is helped out
-//! with sysfs. What nobody knows stays unknown: an empty set, never NUMA node 0.
+//! The devices come from device plugins. Some plugins report no NUMA nodes but name devices by PCI address, for
+//! example plugins for network cards. The NUMA nodes are then read from sysfs. Unknown NUMA nodes stay an empty set,
+//! never NUMA node 0.
 //!
-//! The messages hold the fields that Pinfold reads. Fields that later kubelets add are passed over.
+//! The messages hold the fields that Pinfold reads. Fields that later kubelets add are skipped.
 
 mod grpc;
 
@@ -18,50 +18,51 @@ use prost::{DecodeError, Message};
 use super::pci;
 use crate::cpu::{CpuSet, MAX_CPU};
 
-/// Where the kubelet listens, below the root.
+/// The path of the kubelet's socket, below the root.
 pub const SOCKET: &str = "var/lib/kubelet/pod-resources/kubelet.sock";
 
-/// The longest answer that is read: what the kubelet itself allows.
+/// The length of the longest accepted answer, equal to the kubelet's own limit.
 pub const MAX_ANSWER: usize = 16 << 20;
 
-/// How long an answer is waited for.
+/// The time limit for an answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The words of a kubelet whose feature gate for `GetAllocatableResources` is off. They come with the status Unknown.
+/// The error text of a kubelet whose feature gate for `GetAllocatableResources` is off. The text comes with the
+/// status Unknown.
 const GATE_OFF: &str = "API GetAllocatableResources disabled";
 
 /// The devices of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
-    /// Namespace of its pod.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its pod.
+    /// The pod's name.
     pub pod: String,
-    /// Its name.
+    /// The container's name.
     pub container: String,
-    /// What it was given; empty for most.
+    /// The container's devices; empty for most containers.
     pub devices: Vec<Device>,
-    /// CPUs that the kubelet's own CPU Manager gave it alone; empty with policy `none`.
+    /// CPUs that the kubelet's own CPU Manager gave to the container alone; empty with policy `none`.
     pub cpus: CpuSet,
 }
 
-/// Devices of one resource that are near the same NUMA nodes.
+/// Devices of one resource near the same NUMA nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
     /// The resource's name, as in a container's limits: `nvidia.com/gpu`.
     pub resource: String,
-    /// The devices' ids, as the plugin made them up.
+    /// The devices' ids, chosen by the plugin.
     pub ids: Vec<String>,
-    /// NUMA nodes that they are near; empty where nobody knows.
+    /// NUMA nodes near the devices; empty if unknown.
     pub numa: CpuSet,
 }
 
-/// What is known about the kubelet's own CPU Manager.
+/// The state of the kubelet's own CPU Manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CpuManager {
     /// The kubelet's socket does not exist.
     NoSocket,
-    /// The socket exists, and no kubelet has answered on it since the agent's start.
+    /// The socket exists, and no kubelet has answered since the agent's start.
     Unanswered,
     /// The kubelet assigns no CPUs: policy `none`.
     Disabled,
@@ -77,23 +78,23 @@ pub struct PodResources {
     deadline: Duration,
 }
 
-/// Why the kubelet's answer is not known.
+/// The reason why the kubelet's answer is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum DevicesError {
-    /// The kubelet could not be asked.
+    /// The call to the kubelet failed.
     #[error("can't ask the kubelet on {}", socket.display())]
     Call {
         /// The socket.
         socket: PathBuf,
-        /// What went wrong.
+        /// The call's error.
         source: CallError,
     },
-    /// Its answer makes no sense.
+    /// The kubelet's answer can't be decoded.
     #[error("the kubelet's answer on {} can't be read", socket.display())]
     Answer {
         /// The socket.
         socket: PathBuf,
-        /// What is wrong with it.
+        /// The decoder's error.
         source: DecodeError,
     },
 }
@@ -101,7 +102,7 @@ pub enum DevicesError {
 // === impl PodResources ===
 
 impl PodResources {
-    /// The kubelet of the machine below `root`; nothing is opened yet.
+    /// The kubelet's socket on the machine below `root`. No connection is opened yet.
     pub fn new(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -110,7 +111,7 @@ impl PodResources {
         }
     }
 
-    /// The same with another time to wait.
+    /// The same socket with another time limit.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -124,7 +125,8 @@ impl PodResources {
     /// The devices of every container on this node, in the kubelet's order.
     ///
     /// # Errors
-    /// [`CallError::NoSocket`] where no kubelet listens, which is ordinary off a cluster; everything else is trouble.
+    /// [`CallError::NoSocket`] if no kubelet listens, which is normal outside a cluster. Every other error is a
+    /// failure.
     pub async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
         let mut containers = self.call("/v1.PodResourcesLister/List", parse_list).await?;
         for device in containers
@@ -142,12 +144,13 @@ impl PodResources {
         Ok(containers)
     }
 
-    /// The CPUs that the kubelet's CPU Manager may assign. The set is empty with policy `none`, and where the kubelet does not
-    /// tell. Kubelets before 1.21 lack the method. Later ones refuse the call while the feature gate
-    /// `KubeletPodResourcesGetAllocatable` is off: by default before 1.23, never from 1.28 on.
+    /// The CPUs that the kubelet's CPU Manager may assign. The set is empty with policy `none`, and where the kubelet
+    /// does not report the CPUs. Kubelets before 1.21 lack the method. Later kubelets refuse the call while the
+    /// feature gate `KubeletPodResourcesGetAllocatable` is off. The gate is off by default before 1.23, and never off
+    /// from 1.28 on.
     ///
     /// # Errors
-    /// As [`PodResources::list`].
+    /// The errors of [`PodResources::list`].
     pub async fn allocatable_cpus(&self) -> Result<CpuSet, DevicesError> {
         match self
             .call(
@@ -168,10 +171,10 @@ impl PodResources {
         }
     }
 
-    /// What the kubelet's CPU Manager does now, given the answer of [`PodResources::list`].
+    /// The current state of the kubelet's CPU Manager, given the answer of [`PodResources::list`].
     ///
     /// # Errors
-    /// As [`PodResources::list`].
+    /// The errors of [`PodResources::list`].
     pub async fn cpu_manager(
         &self,
         containers: &[ContainerDevices],
@@ -187,7 +190,7 @@ impl PodResources {
         })
     }
 
-    /// What is known about the CPU Manager of a kubelet that does not answer. The last answer stands.
+    /// The state of the CPU Manager of a kubelet that does not answer. The last answer stands.
     pub fn unanswered(&self, known: Option<CpuManager>) -> CpuManager {
         match known {
             Some(CpuManager::Assigns) => CpuManager::Assigns,
@@ -197,10 +200,11 @@ impl PodResources {
         }
     }
 
-    /// Asks once about the CPU Manager and blocks until the answer or the deadline. For the start, before any task runs.
+    /// Asks the kubelet once about the CPU Manager, and blocks until the answer or the deadline. For the start,
+    /// before any task runs.
     pub fn cpu_manager_blocking(&self) -> CpuManager {
         let ask = async { self.cpu_manager(&self.list().await?).await };
-        // A thread of its own, since the caller may run in a runtime already.
+        // The call has a thread of its own, since the caller may run in a runtime already.
         let answer = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread()
@@ -230,7 +234,7 @@ impl PodResources {
     }
 }
 
-/// The NUMA nodes that a pod's devices are near; empty where it has none, or nobody knows.
+/// The NUMA nodes near a pod's devices; empty without devices, or if the NUMA nodes are unknown.
 pub fn numa_of_pod(containers: &[ContainerDevices], namespace: &str, pod: &str) -> CpuSet {
     containers
         .iter()
@@ -303,7 +307,7 @@ struct AllocatableResponse {
 /// Reads a `ListPodResourcesResponse`.
 ///
 /// # Errors
-/// The bytes are no such message.
+/// The bytes are no valid message.
 pub fn parse_list(message: &[u8]) -> Result<Vec<ContainerDevices>, DecodeError> {
     let mut all = Vec::new();
     for pod in ListResponse::decode(message)?.pod_resources {
@@ -323,7 +327,7 @@ pub fn parse_list(message: &[u8]) -> Result<Vec<ContainerDevices>, DecodeError> 
 /// The `cpu_ids` of an `AllocatableResourcesResponse`.
 ///
 /// # Errors
-/// The bytes are no such message.
+/// The bytes are no valid message.
 fn parse_allocatable(message: &[u8]) -> Result<CpuSet, DecodeError> {
     Ok(ids(AllocatableResponse::decode(message)?.cpu_ids))
 }
@@ -337,7 +341,7 @@ fn device(message: DeviceMessage) -> Device {
     }
 }
 
-/// CPUs or NUMA nodes, without −1 and numbers that no Linux has.
+/// CPUs or NUMA nodes, without −1 and without numbers that no Linux has.
 fn ids(numbers: impl IntoIterator<Item = i64>) -> CpuSet {
     let ids = numbers.into_iter().filter_map(|id| u32::try_from(id).ok());
     ids.filter(|id| *id <= MAX_CPU).collect()

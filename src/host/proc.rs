@@ -1,4 +1,4 @@
-//! Processes: threads, context switches, start times, and what their networks count.
+//! Processes: threads, context switches, start times, and the counters of their networks.
 
 mod net;
 mod netns_handles;
@@ -33,22 +33,22 @@ pub struct Proc {
     ticks_per_second: u64,
     /// Whether the kernel counts how long threads wait for a CPU.
     counts_delay: bool,
-    /// Whether it counts how often they are moved.
+    /// Whether the kernel counts the moves of threads between CPUs.
     counts_migrations: bool,
 }
 
-/// What the scheduler has counted for one thread since it began.
+/// The scheduler's counters of one thread since the thread's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scheduled {
-    /// Context switches because it waited for something.
+    /// Context switches because the thread waited for something.
     pub voluntary: u64,
-    /// Context switches because it was taken off its CPU.
+    /// Context switches because the thread was taken off its CPU.
     pub involuntary: u64,
-    /// Nanoseconds in which it could have run and had no CPU.
+    /// Nanoseconds in which the thread could have run and had no CPU.
     pub run_delay: u64,
 }
 
-/// CPU time that this thread has used so far.
+/// CPU time that the calling thread has used.
 pub fn thread_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map(Duration::from)
@@ -71,21 +71,22 @@ impl Proc {
         }
     }
 
-    /// Whether this process may administer the machine (`CAP_SYS_ADMIN`); where that can't be read, the kernel will tell.
+    /// Whether this process may administer the machine (`CAP_SYS_ADMIN`). If the capabilities can't be read, the
+    /// answer is true, and the kernel refuses later.
     pub fn may_administer(&self) -> bool {
         let text = fs::read(self.dir.join("self/status")).ok();
         let status = text.and_then(|text| Status::from_buf_read(Cursor::new(text)).ok());
         status.is_none_or(|status| status.capeff & SYS_ADMIN != 0)
     }
 
-    /// The threads of a process with what the scheduler has counted; nothing for a process that is gone.
+    /// The threads of a process with the scheduler's counters; empty for a process that is gone.
     pub fn threads(&self, pid: i32) -> Vec<(i32, Scheduled)> {
         let ids = self.thread_ids(pid).into_iter();
         ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?)))
             .collect()
     }
 
-    /// The ids of a process's threads; none for a process that is gone.
+    /// The ids of a process's threads; empty for a process that is gone.
     fn thread_ids(&self, pid: i32) -> Vec<i32> {
         let tasks = file::list(&self.dir.join(format!("{pid}/task"))).unwrap_or_default();
         tasks
@@ -94,20 +95,20 @@ impl Proc {
             .collect()
     }
 
-    /// How many threads a process has; 0 for one that is gone.
+    /// The number of a process's threads; 0 for a process that is gone.
     pub fn thread_count(&self, pid: i32) -> usize {
-        // The kernel counts each thread as a link to their directory, which has two besides.
+        // The kernel counts each thread as a link to the folder `task`, which has two more links.
         let links =
             fs::metadata(self.dir.join(format!("{pid}/task"))).map_or(0, |tasks| tasks.nlink());
         usize::try_from(links.saturating_sub(2)).unwrap_or_default()
     }
 
-    /// When a process began, in the kernel's ticks since the start of the machine; `None` for one that is gone.
+    /// The start time of a process, in the kernel's ticks since boot; `None` for a process that is gone.
     pub fn began(&self, pid: i32) -> Option<u64> {
         self.stat(pid).map(|stat| stat.starttime)
     }
 
-    /// Reads two lines of more than fifty: a scrape does this for every thread on the node.
+    /// Reads two lines of more than fifty, because a scrape calls the function for every thread on the node.
     fn scheduled(&self, pid: i32, tid: i32) -> Option<Scheduled> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
@@ -118,7 +119,8 @@ impl Proc {
                 .find_map(|line| line.strip_prefix(name))?;
             line.trim().parse::<u64>().ok()
         };
-        // A thread that ends between the two is left out: with half of its counters it would look like another one.
+        // A thread that ends between the two reads is left out. With half of its counters, the thread would look like
+        // a different thread.
         let run_delay = if self.counts_delay {
             file::read_value(&dir.join("schedstat"))
                 .ok()?
@@ -136,12 +138,13 @@ impl Proc {
         })
     }
 
-    /// Why the kernel does not count how long threads wait for a CPU; `None` where it does.
+    /// The reason why the kernel does not count how long threads wait for a CPU; `None` if the kernel counts the
+    /// time.
     pub fn no_run_delay(&self) -> Option<&'static str> {
         (!self.counts_delay).then_some("the kernel was built without CONFIG_SCHED_INFO")
     }
 
-    /// Seconds since a process began; `None` for one that is gone. The kernel counts in hundredths.
+    /// Seconds since the start of a process; `None` for a process that is gone. The kernel counts in hundredths.
     pub fn age_seconds(&self, pid: i32) -> Option<f64> {
         let stat = self.stat(pid)?;
         let uptime = Uptime::from_read(fs::File::open(self.dir.join("uptime")).ok()?).ok()?;
@@ -149,14 +152,14 @@ impl Proc {
         Some((uptime.uptime - started).max(0.0))
     }
 
-    /// The way into a process's network namespace; `None` where that can't be read, or the process is gone.
+    /// A reference to a process's network namespace; `None` if the link can't be read, or the process is gone.
     pub fn stop(&self, pid: i32) -> Option<NetnsRef> {
         let file = self.dir.join(format!("{pid}/ns/net"));
         let number = net::number(fs::read_link(&file).ok()?.to_str()?)?;
         Some(NetnsRef { file, number })
     }
 
-    /// CPU seconds, user and system, that a process has used; its threads included.
+    /// CPU seconds, user and system, used by all threads of a process.
     pub fn cpu_seconds(&self, pid: i32) -> Option<f64> {
         let stat = self.stat(pid)?;
         Some(stat.utime.saturating_add(stat.stime) as f64 / self.ticks_per_second as f64)
@@ -164,7 +167,7 @@ impl Proc {
 
     fn stat(&self, pid: i32) -> Option<Stat> {
         let text = fs::read(self.dir.join(format!("{pid}/stat"))).ok()?;
-        // The crate cuts `1 (name) S …` at the brackets without a look at what stands beside them.
+        // The crate cuts `1 (name) S …` at the brackets without checking the bytes beside them.
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
         let beside = [
@@ -199,9 +202,9 @@ mod tests {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let before = proc.threads(own_pid()).len();
         let thread = std::thread::spawn(move || stopped.recv());
-        // The thread may need a moment to appear; other tests may start and end threads of their own.
+        // The thread may need a moment to appear. Further tests may start and end threads.
         assert!(before >= 1);
-        // Of another process, since in this one other tests start and end threads.
+        // The count is a child process's, since tests start and end threads in this process.
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

@@ -1,8 +1,9 @@
 //! Reads a machine's topology from sysfs.
 //!
-//! Every path lies below a root given by the caller, which holds `sys/`; this machine's own root is `/`. Kernels since
-//! 2.6.16 are understood: new ones have CPU lists, old ones only masks, and some machines lack whole folders. A missing
-//! file makes the answer coarser and is no error; a file that holds something else than the kernel writes is one.
+//! Every path lies below a root given by the caller, which holds `sys/`; this machine's own root is `/`. Kernels
+//! since 2.6.16 are understood. New kernels have CPU lists, old kernels only masks, and some machines lack whole
+//! folders. A missing file makes the answer coarser and is no error. A file with content that no kernel writes is an
+//! error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,16 +22,16 @@ const KIND_FOLDERS: [(&str, CoreKind); 3] = [
     ("cpu_lowpower", CoreKind::Efficiency),
 ];
 
-/// Why a machine's topology can't be read.
+/// The reason why a machine's topology can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// Neither a list of CPUs nor a folder of one.
+    /// Neither a list of CPUs nor a CPU's folder exists.
     #[error("no CPUs below {}: the root must be a folder that holds sys/, as / does", path.display())]
     NoCpus {
-        /// The folder that should hold them.
+        /// The folder expected to hold CPUs.
         path: PathBuf,
     },
-    /// A file or folder that is there and can't be read.
+    /// An existing file or folder can't be read.
     #[error("can't read {}", path.display())]
     Read {
         /// The file.
@@ -39,30 +40,30 @@ pub enum TopologyError {
         #[source]
         source: io::Error,
     },
-    /// A file that should hold CPUs and holds something else.
+    /// A file holds no CPU ids where CPU ids are expected.
     #[error("{} should hold CPU ids, and holds {text:?}", path.display())]
     Cpus {
         /// The file.
         path: PathBuf,
         /// The file's text.
         text: String,
-        /// Why that isn't a set of CPUs.
+        /// The parser's error.
         #[source]
         source: ParseCpuSetError,
     },
-    /// A file that holds something else than the kernel writes.
+    /// A file has content that no kernel writes.
     #[error("{} should hold {expected}, and holds {text:?}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected content.
         expected: &'static str,
         /// The file's text.
         text: String,
     },
 }
 
-/// Why the host's CPUs could not be told.
+/// The reason why the host's online CPUs are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum OnlineError {
     /// The file could not be read.
@@ -74,25 +75,26 @@ pub enum OnlineError {
         #[source]
         source: io::Error,
     },
-    /// The file holds something else than a CPU list.
+    /// The file does not hold a CPU list.
     #[error("{} does not hold a CPU list", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         #[source]
         source: ParseCpuSetError,
     },
 }
 
-/// The files that change when a CPU or a NUMA node goes offline or comes online, each with its text as it was read.
+/// The texts of the files that change when a CPU or a NUMA node goes offline or comes online.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Presence([Option<Vec<u8>>; 4]);
 
 // === impl Presence ===
 
 impl Presence {
-    /// Reads the files of the machine whose `sys/` lies in `root`. A file that is missing or unreadable counts as such.
+    /// Reads the files of the machine whose `sys/` lies in `root`. A missing or unreadable file is recorded as
+    /// `None`.
     pub fn read(root: &Path) -> Self {
         let files = [
             "cpu/online",
@@ -124,13 +126,12 @@ pub fn online_cpus(sys: &Path) -> Result<CpuSet, OnlineError> {
 ///
 /// # Errors
 ///
-/// [`TopologyError::NoCpus`] if there is no CPU to be found, the others if a file is there and can't be read or
-/// understood.
+/// [`TopologyError::NoCpus`] if no CPU is found. The other errors mean a file that can't be read or understood.
 pub fn read(root: &Path) -> Result<Topology, TopologyError> {
     let devices = root.join("sys/devices");
     let cpus = devices.join("system/cpu");
     let (online, offline) = on_and_off(&cpus)?;
-    // Empty where no CPU was isolated at boot; there is no such file on some machines.
+    // The file is empty if no CPU was isolated at boot. Some machines lack the file.
     let isolated = list(&cpus.join("isolated"))?.unwrap_or_default();
     let mut facts = Facts {
         online,
@@ -138,17 +139,18 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
         isolated,
         ..Facts::default()
     };
-    // CPUs of one socket by its id, for kernels that don't list them; the id is -1 where the machine has none.
+    // The CPUs of each socket by the socket's id, for kernels without lists of a socket's CPUs. The id is -1 on
+    // machines without socket ids.
     let mut packages: BTreeMap<i64, CpuSet> = BTreeMap::new();
     for cpu in facts.online.iter() {
         let folder = cpus.join(format!("cpu{cpu}"));
         let topology = folder.join("topology");
-        // A CPU is with itself whatever its list says, so that no list is about nobody.
+        // A CPU is added to its own list, whatever the file holds. No list is empty.
         let with_self = |mut list: CpuSet| {
             list.insert(cpu);
             list
         };
-        // `core_id` is no help: it repeats from socket to socket, and on some machines within one.
+        // `core_id` is not used: the ids repeat from socket to socket, and on some machines within a socket.
         let core = first_of(
             &topology,
             &["thread_siblings_list", "core_cpus_list"],
@@ -178,9 +180,9 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
     Ok(Topology::from_facts(facts))
 }
 
-/// The CPUs that are on, and those that are present and off.
+/// The online CPUs, and the CPUs that are present and offline.
 ///
-/// The kernel's own `offline` file is no help: it also names ids that are merely possible, and no such CPU is there.
+/// The kernel's own `offline` file is not used: it also names ids that are merely possible, without a CPU.
 fn on_and_off(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
     let folders = || numbered(cpus, "cpu").map(CpuSet::from_iter);
     let present = match list(&cpus.join("present"))? {
@@ -192,7 +194,7 @@ fn on_and_off(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
         None => {
             let mut online = CpuSet::new();
             for cpu in present.iter() {
-                // A CPU that can't be switched off, such as CPU 0, has no such file.
+                // A CPU that can't be switched off, such as CPU 0, has no file `online`.
                 if switched_on(&cpus.join(format!("cpu{cpu}/online")))?.unwrap_or(true) {
                     online.insert(cpu);
                 }
@@ -220,9 +222,10 @@ fn switched_on(path: &Path) -> Result<Option<bool>, TopologyError> {
     }
 }
 
-/// The CPUs that share the highest data or unified cache of a CPU, from its `cache` folder.
+/// The CPUs that share the highest data or unified cache of a CPU, from the CPU's `cache` folder.
 ///
-/// `None` if the folder is missing, or the cache doesn't tell whom it serves: a lower cache would not be the last one.
+/// `None` if the folder is missing, or the highest cache does not list its CPUs. A lower cache would not be the last
+/// level.
 fn last_level_cache(folder: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let mut last: Option<(i64, PathBuf)> = None;
     for index in numbered(folder, "index")? {
@@ -246,7 +249,7 @@ fn last_level_cache(folder: &Path) -> Result<Option<CpuSet>, TopologyError> {
     })
 }
 
-/// The CPUs of each kind of core; nothing on a machine whose cores are all alike.
+/// The CPUs of each kind of core; empty on a machine with a single kind.
 fn kinds(
     devices: &Path,
     cpus: &Path,
@@ -277,7 +280,7 @@ fn kinds(
     Ok(fastest.into_iter().chain(others).collect())
 }
 
-/// The NUMA nodes by ascending id; none where the kernel was built without NUMA.
+/// The NUMA nodes by ascending id; empty if the kernel was built without NUMA.
 fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
     let ids = numbered(folder, "node")?;
     let mut nodes: Vec<NumaNode> = Vec::with_capacity(ids.len());
@@ -285,7 +288,7 @@ fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
     for &id in &ids {
         let node = folder.join(format!("node{id}"));
         let path = node.join("distance");
-        // The kernel writes one distance per NUMA node that it has a folder for, in the order of their ids.
+        // The kernel writes a distance for each NUMA node with a folder, in the order of the ids.
         let row = text(&path)?;
         let row = row.map(|row| {
             row.split_whitespace()
@@ -343,7 +346,7 @@ fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
     }
 }
 
-/// The CPUs of the first file that is there: lists first, then masks.
+/// The CPUs from the first existing file: lists first, then masks.
 fn first_of(
     folder: &Path,
     lists: &[&str],
@@ -401,10 +404,11 @@ fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError
     }
 }
 
-/// What a file holds, without white space around it; `None` if there is no such file.
+/// The text of a file, without white space around it; `None` if the file does not exist.
 fn text(path: &Path) -> Result<Option<String>, TopologyError> {
     match fs::read_to_string(path) {
-        // Copies of sysfs files that were made by their size instead of their content end in zero bytes.
+        // Copies of sysfs files end in zero bytes if the copy has the file's nominal size instead of its content's
+        // length.
         Ok(text) => Ok(Some(
             text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
                 .to_owned(),
@@ -417,13 +421,13 @@ fn text(path: &Path) -> Result<Option<String>, TopologyError> {
     }
 }
 
-/// The numbers N of the entries `<prefix>N` of a folder, ascending; none if there is no such folder.
+/// The numbers N of the entries `<prefix>N` of a folder, ascending; empty if the folder does not exist.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
     let entries = file::list_optional(folder).map_err(|source| TopologyError::Read {
         path: folder.to_owned(),
         source,
     })?;
-    // Other names that begin alike, such as `cpufreq`, are neighbours; no id is beyond the largest CPU's.
+    // Names like `cpufreq` share the prefix and are skipped. No id is above the largest CPU id.
     let mut numbers: Vec<u32> = entries
         .iter()
         .filter_map(|entry| entry.name.strip_prefix(prefix)?.parse().ok())
@@ -433,7 +437,7 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
     Ok(numbers)
 }
 
-/// Whether a read failed because the file isn't there, or went away with its CPU while it was open.
+/// Whether a read failed because the file is missing, or vanished with its CPU while open.
 fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ENODEV as i32)
 }

@@ -1,4 +1,5 @@
-//! One gRPC call without a request body over a unix socket: HTTP/2, one message each way, a status in the trailers.
+//! One gRPC call without a request body over a unix socket: HTTP/2, a message in each direction, a status in the
+//! trailers.
 
 use std::io;
 use std::path::Path;
@@ -12,16 +13,16 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixStream;
 
-/// What stands before each message: whether it is compressed, and its length.
+/// The length of the prefix of a message. The prefix says whether the message is compressed, and its length.
 const PREFIX: usize = 5;
 
-/// The status of a method that the server doesn't have.
+/// The gRPC status for a method that the server lacks.
 const UNIMPLEMENTED: u32 = 12;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Nobody listens.
+    /// No server listens on the socket.
     #[error(
         "no kubelet listens there: mount its folder into the agent's, or run it with the agent on a node"
     )]
@@ -35,16 +36,16 @@ pub enum CallError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// No answer in time.
+    /// The server did not answer in time.
     #[error("no answer within {} s", deadline.as_secs_f64())]
     Slow {
-        /// How long was waited.
+        /// The time limit for the answer.
         deadline: Duration,
     },
-    /// The connection broke, or does not speak HTTP/2.
+    /// The connection broke, or the server does not speak HTTP/2.
     #[error("the connection broke")]
     Broken {
-        /// What the library says.
+        /// The library's error.
         source: hyper::Error,
     },
     /// The server doesn't know the method.
@@ -55,24 +56,24 @@ pub enum CallError {
     Status {
         /// The number of the gRPC status.
         status: u32,
-        /// The server's words.
+        /// The server's error message.
         message: String,
     },
-    /// The answer is longer than what is read.
+    /// The answer is longer than the limit.
     #[error("the answer is longer than {limit} bytes")]
     TooLong {
-        /// The most that is read.
+        /// The limit in bytes.
         limit: usize,
     },
     /// The answer breaks gRPC's rules.
     #[error("the answer is no gRPC: {what}")]
     Protocol {
-        /// What is wrong.
+        /// The broken rule.
         what: String,
     },
 }
 
-/// Calls a method that takes an empty message and returns its answer's bytes.
+/// Calls a method with an empty message, and returns the bytes of the answer.
 pub(super) async fn call(
     socket: &Path,
     method: &'static str,
@@ -115,7 +116,8 @@ async fn try_call(
     let answer =
         async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
     tokio::pin!(answer, connection);
-    // The connection makes progress only while it is polled. Its end is no news: the answer says how that came out.
+    // The connection makes progress only while it is polled. The end of the connection is ignored, because the answer
+    // shows the outcome.
     tokio::select! {
         biased;
         answer = &mut answer => answer,
@@ -145,7 +147,7 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
             Ok(bytes) => data.extend_from_slice(&bytes),
             Err(frame) => trailers.extend(frame.into_trailers().ok().unwrap_or_default()),
         }
-        // The length is told first: what would be too long is not waited for.
+        // The length comes first, hence an answer above the limit is refused without waiting for its end.
         let told = length(&data).unwrap_or(0);
         if told > limit || data.len() > limit + PREFIX {
             return Err(CallError::TooLong { limit });
@@ -177,7 +179,7 @@ fn length(data: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_be_bytes(bytes)).ok()
 }
 
-/// What the status says, if there is one: success, or the server's error.
+/// The outcome in the status, if the headers have a status: success, or the server's error.
 fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
     let value = headers.get("grpc-status")?;
     let number = value.to_str().ok().and_then(|text| text.parse().ok());
@@ -197,7 +199,7 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
     })
 }
 
-/// A message of a status; what is not plain ASCII is percent-encoded.
+/// Decodes the message of a status. Bytes outside plain ASCII are percent-encoded.
 fn words(encoded: &[u8]) -> String {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let mut bytes = Vec::with_capacity(encoded.len());

@@ -1,17 +1,17 @@
-//! What a process's network namespace counts, read through the process.
+//! Counters of a process's network namespace, read through the process.
 //!
-//! Nothing of it is kept open: an open file would keep the namespace alive after its pod.
+//! No file stays open: an open file would keep the namespace alive after its pod.
 
 use super::Proc;
 use super::tcp::{Segments, Tcp};
 use crate::host::file::Reader;
 
-/// Counters of one network interface since it was made.
+/// Counters of one network interface since the interface's creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// What it received.
+    /// Received data.
     pub receive: Counts,
-    /// What it sent.
+    /// Sent data.
     pub transmit: Counts,
 }
 
@@ -22,33 +22,34 @@ pub struct Counts {
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
-    /// Packets that came to nothing.
+    /// Packets with errors.
     pub errors: u64,
-    /// Packets that were dropped.
+    /// Dropped packets.
     pub dropped: u64,
 }
 
 // === impl Proc ===
 
 impl Proc {
-    /// The number of a process's network namespace, which two processes have in common that share one; `None` where that
+    /// The number of a process's network namespace, equal for all processes in the namespace. `None` if the link
     /// can't be read, or the process is gone.
     pub fn network_namespace(&self, pid: i32) -> Option<u64> {
         let name = std::fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()?;
         number(name.to_str()?)
     }
 
-    /// The counters of each interface that a process sees, the loopback left out; `None` where they can't be read.
+    /// The counters of each interface in a process's network namespace, without the loopback; `None` if the counters
+    /// can't be read.
     pub fn traffic(&self, pid: i32, reader: &mut Reader) -> Option<Vec<(String, Traffic)>> {
         interfaces(self.read(pid, "dev", reader)?)
     }
 
-    /// The segments that TCP has counted in the network namespace of a process; `None` where that can't be read.
+    /// TCP's segment counters in the network namespace of a process; `None` if the counters can't be read.
     pub fn segments(&self, pid: i32, reader: &mut Reader) -> Option<Segments> {
         Segments::parse(self.read(pid, "snmp", reader)?)
     }
 
-    /// TCP's timeouts there.
+    /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
     pub fn timeouts(&self, pid: i32, reader: &mut Reader) -> Option<u64> {
         Tcp::timeouts(self.read(pid, "netstat", reader)?)
     }
@@ -65,7 +66,7 @@ pub(super) fn number(name: &str) -> Option<u64> {
     name.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// The text of `net/dev`: two lines that say what the columns are, then a line for each interface.
+/// Parses the text of `net/dev`: two lines of column headings, then a line for each interface.
 pub(super) fn interfaces(text: &str) -> Option<Vec<(String, Traffic)>> {
     let lines = text.lines().skip(2).map(interface);
     lines
@@ -114,7 +115,7 @@ fn interface(line: &str) -> Option<(String, Traffic)> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.18 shows it; older ones leave no room before a long number.
+    /// The format of Linux 6.18. Older kernels print no space before a long number.
     const DEV: &str = "\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed

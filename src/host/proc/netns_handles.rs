@@ -1,7 +1,8 @@
-//! [`NetnsHandles`]: the handle to what processes' network namespaces count, kept so that a scrape need not look for it.
+//! [`NetnsHandles`]: handles to the counters of processes' network namespaces. Handles are kept, and spare a scrape
+//! the search for the namespace.
 //!
-//! What is kept are places in /proc, not open files: they belong to one process for ever, so that none that has its id later is
-//! taken for it, and keep neither it nor its namespace alive.
+//! A handle holds places in /proc, not open files. A place belongs to one process for ever, hence a later process
+//! with the same id is not confused with the process. A place keeps neither the process nor its namespace alive.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,19 +15,19 @@ use super::net::{self, Traffic};
 use super::tcp::{Segments, Tcp};
 use super::{Proc, Reader};
 
-/// Descriptors of one handle.
+/// The number of descriptors of a handle.
 const EACH: usize = 2;
 
-/// A process, and the number of what it belongs to: a small one, its own until it is forgotten.
+/// A process, with the number of its container. The number is small, and unique until [`NetnsHandles::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetnsKey {
-    /// Its id.
+    /// The process id.
     pub pid: i32,
-    /// The number.
+    /// The container's number.
     pub number: usize,
 }
 
-/// NetnsHandles that are kept, by number. Where there are too many, the rest are looked for each time.
+/// Kept handles, by the containers' numbers. Beyond the limit, a namespace is looked up for each reading.
 #[derive(Debug)]
 pub struct NetnsHandles {
     kept: Vec<Option<NetnsHandle>>,
@@ -37,16 +38,16 @@ pub struct NetnsHandles {
 #[derive(Debug)]
 struct NetnsHandle {
     pid: i32,
-    /// The folder with the counters of whatever namespace the process is in.
+    /// The folder with the counters of the process's current namespace.
     folder: OwnedFd,
-    /// The link that names the namespace.
+    /// The link with the namespace's number.
     namespace: OwnedFd,
 }
 
 // === impl NetnsHandles ===
 
 impl NetnsHandles {
-    /// With so many descriptors at most.
+    /// Keeps handles with at most `descriptors` descriptors together.
     pub fn new(descriptors: usize) -> Self {
         Self {
             kept: Vec::new(),
@@ -55,7 +56,7 @@ impl NetnsHandles {
         }
     }
 
-    /// Leaves the handle of what has had a number.
+    /// Closes the handle of the container with the given number.
     pub fn forget(&mut self, number: usize) {
         let left = self.kept.get_mut(number).and_then(Option::take);
         self.count -= usize::from(left.is_some());
@@ -66,13 +67,14 @@ impl NetnsHandles {
         self.count
     }
 
-    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle there is kept.
+    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle to the namespace is
+    /// kept.
     pub fn network_namespace(&mut self, proc: &Proc, key: NetnsKey) -> Option<u64> {
         if let Some(handle) = self.handle(key) {
             if let Some(number) = handle.number() {
                 return Some(number);
             }
-            // It is gone; another may have its id by now.
+            // The process is gone, and a new process may have its id by now.
             self.forget(key.number);
         }
         if self.count >= self.most {
@@ -213,7 +215,7 @@ mod tests {
             }
         }
         assert_eq!((handles.kept(), no_room.kept()), (1, 0));
-        // There is no room for a second one.
+        // The limit leaves no room for a second handle.
         let own = NetnsKey {
             pid: i32::try_from(std::process::id()).unwrap(),
             number: 4,
@@ -247,11 +249,11 @@ mod tests {
         let (mut handles, key) = (NetnsHandles::new(2 * EACH), NetnsKey { pid: 7, number: 0 });
         assert_eq!(handles.network_namespace(&proc, key), Some(1));
         assert_eq!(handles.segments(&proc, key, &mut reader).unwrap().sent, 30);
-        // The number is another process's now, in the same container.
+        // The number now belongs to another process in the same container.
         let other = NetnsKey { pid: 8, ..key };
         assert_eq!(handles.network_namespace(&proc, other), None);
         assert_eq!(handles.segments(&proc, other, &mut reader), None);
-        // The container is gone, and another has its number.
+        // The container is gone, and a new container has its number.
         handles.forget(0);
         std::fs::remove_dir_all(&process).unwrap();
         make(2, 40);

@@ -1,33 +1,33 @@
-//! What TCP counts in a network namespace.
+//! TCP's counters in a network namespace.
 
 use super::{Proc, Reader};
 
-/// What TCP has counted in a network namespace since that was made, both versions of IP together.
+/// TCP's counters since the network namespace's creation, for both versions of IP together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tcp {
-    /// Segments sent, without those that only repeat what was sent before.
+    /// Segments sent, without segments that only repeat sent data.
     pub sent: u64,
     /// Segments sent again.
     pub retransmitted: u64,
-    /// How often nothing was heard of a segment for so long that its timer ran out.
+    /// The number of segments whose retransmission timer ran out without an answer.
     pub timeouts: u64,
 }
 
-/// What TCP has counted of segments, and of connections that did not end as they should.
+/// TCP's counters of segments and of failed connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Segments {
-    /// Segments sent, without those that only repeat what was sent before.
+    /// Segments sent, without segments that only repeat sent data.
     pub sent: u64,
     /// Segments sent again.
     pub retransmitted: u64,
-    /// Connections that never came about, that broke off, and segments that said so.
+    /// Failed connection attempts, reset connections, and sent reset segments.
     pub failures: [u64; 3],
 }
 
 // === impl Proc ===
 
 impl Proc {
-    /// What TCP has counted in the network namespace of a process; `None` where that can't be read, or is not there.
+    /// TCP's counters in the network namespace of a process; `None` if a counter is missing or can't be read.
     pub fn tcp(&self, pid: i32) -> Option<Tcp> {
         let mut reader = Reader::default();
         let Segments {
@@ -46,7 +46,7 @@ impl Proc {
 // === impl Tcp ===
 
 impl Tcp {
-    /// Reads the texts of `net/snmp` and `net/netstat`; `None` where one of the counters is not in them.
+    /// Parses the texts of `net/snmp` and `net/netstat`; `None` if a counter is missing.
     pub fn parse(snmp: &str, netstat: &str) -> Option<Self> {
         let Segments {
             sent,
@@ -72,7 +72,7 @@ impl Tcp {
 // === impl Segments ===
 
 impl Segments {
-    /// Reads the text of `net/snmp`; `None` where one of the counters is not in it.
+    /// Parses the text of `net/snmp`; `None` if a counter is missing.
     pub fn parse(snmp: &str) -> Option<Self> {
         let names = [
             "OutSegs",
@@ -100,8 +100,8 @@ impl Segments {
     }
 }
 
-/// Each name of a protocol's counters with the number below it: a line of names, and then a line of numbers. Kernels add
-/// columns, so that the place of one tells nothing.
+/// The names and values of a protocol's counters: a line of names, and then a line of numbers. Kernels add columns,
+/// hence the position of a counter varies.
 fn columns<'a>(text: &'a str, protocol: &str) -> Option<impl Iterator<Item = (&'a str, &'a str)>> {
     let mut lines = text
         .lines()
@@ -118,7 +118,7 @@ fn columns<'a>(text: &'a str, protocol: &str) -> Option<impl Iterator<Item = (&'
 mod tests {
     use super::*;
 
-    /// As Linux 6.18 shows them; the line of `TcpExt` without most of its hundred columns.
+    /// The format of Linux 6.18. The line of `TcpExt` lacks most of its hundred columns.
     const SNMP: &str = "\
 Ip: Forwarding DefaultTTL InReceives InHdrErrors
 Ip: 2 64 41872 0
