@@ -1,5 +1,5 @@
-//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay open, and then
-//! needs no call but the read.
+//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay open: each reading
+//! then needs no call but the read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -193,7 +193,7 @@ impl Reader {
     }
 
     fn text(&self, length: usize) -> &str {
-        // The kernel's numbers and words are ASCII. Other bytes have no known meaning and count as an empty text.
+        // The kernel's numbers and words are ASCII. A text that is not UTF-8 is not understood and counts as empty.
         std::str::from_utf8(self.buffer.get(..length).unwrap_or_default()).unwrap_or_default()
     }
 

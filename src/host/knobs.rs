@@ -42,7 +42,7 @@ pub enum Knob {
     Slice(String),
 }
 
-/// The subject of a knob.
+/// The kind of work whose CPUs a knob sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Interrupts.
@@ -228,7 +228,7 @@ impl Knobs {
     /// Reads one knob; `None` if the knob does not exist.
     ///
     /// # Errors
-    /// A sentence: the file can't be read, or holds no set of CPUs.
+    /// The error is a sentence: the file can't be read, or holds no set of CPUs.
     pub fn get(&self, knob: &Knob) -> Result<Option<CpuSet>, String> {
         self.value(knob).map_err(|error| match &error {
             KnobError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {

@@ -41,8 +41,8 @@ pub fn room_for_files() -> Room {
     }
 }
 
-/// The number of counters that may be open for containers on shared CPUs. The counters are part of the half left for
-/// counters of CPUs.
+/// The number of counters that may be open for containers on shared CPUs. These counters may take half of the
+/// descriptors left for counters of CPUs.
 pub fn room_for_shared_counters() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(limit / 4).unwrap_or(usize::MAX)

@@ -1,9 +1,9 @@
 //! Network namespaces for local containers, joined by a bridge outside the host's namespace.
 //!
 //! Only a file descriptor holds a namespace: no name under /run/netns, no bind mount, no process. The bridge lives in
-//! its own namespace, and no interface, address, route or firewall rule of the host is touched. The kernel removes a
-//! namespace and every link inside after two events. The last descriptor is closed, and the last process inside has
-//! ended. The removal also happens if this program is killed.
+//! its own namespace. No interface, address, route or firewall rule of the host is touched. A namespace ends with its
+//! last open descriptor and its last process. The kernel then removes the namespace and every link inside, also if
+//! this program is killed.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -159,7 +159,7 @@ impl Switch {
         })
     }
 
-    /// A new namespace, plugged into the bridge, with `lo` up and an `eth0` with the given address and a /24.
+    /// A new namespace, plugged into the bridge. Its `lo` is up, and its `eth0` has the given address and a /24.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The kubelet's answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). An answer holds the devices of
-//! each container with their NUMA nodes, or whether the kubelet's own CPU Manager assigns CPUs.
+//! The kubelet's answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). The answers tell the devices of
+//! each container with their NUMA nodes. They also tell whether the kubelet's own CPU Manager assigns CPUs.
 //!
 //! The devices come from device plugins. Some plugins report no NUMA nodes but name devices by PCI address, for
 //! example plugins for network cards. The NUMA nodes are then read from sysfs. Unknown NUMA nodes stay an empty set,

@@ -407,8 +407,7 @@ fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError
 /// The text of a file, without white space around it; `None` if the file does not exist.
 fn text(path: &Path) -> Result<Option<String>, TopologyError> {
     match fs::read_to_string(path) {
-        // Copies of sysfs files end in zero bytes if the copy has the file's nominal size instead of its content's
-        // length.
+        // Some copies of sysfs files have the file's nominal size, and end in zero bytes.
         Ok(text) => Ok(Some(
             text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
                 .to_owned(),

@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(counters.kept(), 2, "they are another's");
         counters.forget(0);
         assert_eq!(counters.kept(), 0);
-        // After [`Counters::forget`], another cgroup can use the room.
+        // After `forget`, another cgroup's files can stay open.
         assert_eq!(
             counters.of(0, "b").cpu_stat().unwrap().usage,
             Some(Duration::from_micros(2_000_000))

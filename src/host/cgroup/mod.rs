@@ -261,8 +261,8 @@ impl Cgroups {
 
     /// Sets the CPUs of a cgroup, through systemd if systemd owns the cgroup.
     ///
-    /// On v1 a cgroup's set must contain the sets of the cgroups below. A container may have made cgroups of its own:
-    /// those are narrowed first.
+    /// On v1 a cgroup's set must contain the sets of the cgroups below. A container may have made cgroups of its own,
+    /// whose sets are narrowed first.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         let busy = |error: &CgroupError| {
             let CgroupError::File(FileError::Write { source, .. }) = error else {

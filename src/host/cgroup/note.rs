@@ -71,7 +71,7 @@ impl Cgroups {
     /// Sets the note on a cgroup; `None` removes the note. The removal of an absent note succeeds.
     ///
     /// # Errors
-    /// The cgroup is gone, the note is too long (64 KiB), or the right to write the note is missing.
+    /// The cgroup is gone, the note is too long (64 KiB), or the write permission is missing.
     pub fn set_note(
         &self,
         path: &str,

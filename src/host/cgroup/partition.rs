@@ -151,8 +151,8 @@ impl Cgroups {
     /// until the next boot. CPUs are lost if a partition's cgroup is removed before `member` is written to the
     /// partition.
     ///
-    /// The test uses throw-away cgroups with one CPU. All other cgroups are without the CPU for some milliseconds.
-    /// The test itself loses no CPU: `member` is written before any cgroup is removed.
+    /// The test uses throw-away cgroups with the CPU `cpu`. All other cgroups are without the CPU for some
+    /// milliseconds. The test itself loses no CPU: `member` is written before any cgroup is removed.
     pub fn neighbours_can_break_partitions(&self, cpu: u32) -> Result<bool, CgroupError> {
         let one: CpuSet = [cpu].into_iter().collect();
         let (owner, neighbour) = (format!("{PROBE}/owner"), format!("{PROBE}/neighbour"));

@@ -1,5 +1,5 @@
-//! The CPUs and NUMA nodes of a cgroup that systemd owns are set through systemd. A value written to the cgroup's file would
-//! be lost when systemd reloads, or when another property of the unit is set.
+//! The CPUs and NUMA nodes of a cgroup that systemd owns are set through systemd. A value written to the cgroup's
+//! file would be lost when systemd reloads. The value would also be lost when another property of the unit is set.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
 /// How long the bus may take to accept a connection, and systemd to answer a call.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// The D-Bus name of systemd, its manager's object and that object's interface.
+/// systemd's D-Bus name, and the object and interface of its manager.
 const SERVICE: &str = "org.freedesktop.systemd1";
 const MANAGER: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
@@ -216,7 +216,7 @@ fn set_property(
     property: &str,
     set: &CpuSet,
 ) -> zbus::Result<()> {
-    // A property set on a slice that is gone would make systemd create that slice.
+    // The unit must exist: setting a property of a missing slice would make systemd create the slice.
     connection.call_method(Some(SERVICE), MANAGER, Some(INTERFACE), "GetUnit", &unit)?;
     let (runtime, properties) = (true, [(property, Value::from(mask(set)))]);
     let arguments = (unit, runtime, properties.as_slice());

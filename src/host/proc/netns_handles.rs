@@ -1,8 +1,8 @@
 //! [`NetnsHandles`]: handles to the counters of processes' network namespaces. Handles are kept, and spare a scrape
 //! the search for the namespace.
 //!
-//! A handle holds places in /proc, not open files. A place belongs to one process for ever, hence a later process
-//! with the same id is not confused with the process. A place keeps neither the process nor its namespace alive.
+//! A handle holds places in /proc, not open files. A place belongs to one process for ever: a later process with the
+//! same id has a different place. A place keeps neither the process nor its namespace alive.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
-//! The allowed CPUs of each thread, and the thread's moves between CPUs. A scrape can't read as much for every thread
-//! each time.
+//! The allowed CPUs of each thread, and the thread's moves between CPUs. Reading both for every thread is too much
+//! work for each scrape.
 
 use std::collections::BTreeMap;
 use std::fs;
