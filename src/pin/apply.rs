@@ -1,4 +1,4 @@
-//! Carrying out steps and reading back what is in force. What to do is decided in [`super::steps`], never here.
+//! Carries out steps and reads the effective CPUs back. [`super::steps`] alone decides which steps there are.
 
 use super::model::{Reason, Step};
 use crate::cpu::CpuSet;
@@ -18,35 +18,35 @@ pub struct Applied {
 pub enum Outcome {
     /// The kernel confirms the step.
     Done,
-    /// Written without an error, but other CPUs are in force.
+    /// The write succeeded, but different CPUs are in force.
     NotInForce {
         /// The CPUs in force.
         effective: CpuSet,
     },
-    /// The cgroup went away meanwhile: nothing is left to do.
+    /// The cgroup disappeared meanwhile: nothing is left to do.
     Gone,
     /// The kernel refused.
     Failed(CgroupError),
-    /// Written without an error, but the kernel makes it no partition; it is a member now.
+    /// The write succeeded, but the kernel made the partition invalid. The cgroup is a member now.
     Invalid {
         /// The kernel's words.
         says: String,
     },
-    /// The kernel refused, since others are in the way.
+    /// The kernel refused, because cgroups nearby hold or list the CPUs.
     InTheWay {
-        /// What it said.
+        /// The kernel's error.
         error: CgroupError,
         /// The cgroups in the way.
         others: Vec<String>,
     },
     /// Not tried: the cgroup, or a cgroup above, could not get the CPUs.
     Without {
-        /// That cgroup.
+        /// The cgroup that could not get the CPUs.
         path: String,
     },
-    /// Not tried: the cgroup's mark could not be written.
+    /// Not tried: the cgroup's record could not be written.
     Unmarked,
-    /// Not tried: a container that was to give up these CPUs still has them.
+    /// Not tried: a container failed to give up some of the CPUs.
     Blocked {
         /// The CPUs.
         cpus: CpuSet,
@@ -56,7 +56,7 @@ pub enum Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Its name as a label value.
+    /// The outcome's name as a label value.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -73,7 +73,7 @@ impl Outcome {
 // === impl Applied ===
 
 impl Applied {
-    /// What went wrong, in a sentence that begins with the step.
+    /// The failure in a sentence that begins with the step; `None` without a failure.
     pub fn error(&self) -> Option<String> {
         let said = match &self.outcome {
             Outcome::Done | Outcome::Gone => return None,
@@ -100,7 +100,7 @@ impl Applied {
     }
 }
 
-/// An error with its causes, in one line.
+/// An error and all its causes, in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -111,17 +111,20 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Carries out steps in their order.
+/// Carries out steps in order.
 ///
-/// A failure doesn't stop the others, with three exceptions: nobody is given CPUs that another could not be moved off or
-/// that a cgroup above could not be given, and nothing is written to a cgroup whose mark could not be, since what was
-/// there before would be forgotten.
+/// A failed step does not stop later steps, with three exceptions:
+///
+/// - A container gets no CPUs that a step failed to take from another container.
+/// - A cgroup gets no exclusive CPUs that the cgroup itself or a cgroup above failed to get.
+/// - A cgroup whose record could not be written gets no writes, on the cgroup or below: its earlier settings would be
+///   lost.
 pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<Applied> {
     apply_while(steps, cgroups, |_| true)
 }
 
-/// As [`apply`], as long as `go_on` says so before each step. What was done up to there is as safe as a plan that ended with
-/// the agent.
+/// Like [`apply`], but stops before the first step for which `go_on` returns false. The steps done by then are as
+/// safe as a plan that a crash cut short.
 pub fn apply_while(
     steps: Vec<Step>,
     cgroups: &Cgroups,
@@ -139,14 +142,14 @@ pub fn apply_while(
     done
 }
 
-/// What later steps must keep off.
+/// CPUs and cgroups that later steps must not touch.
 #[derive(Default)]
 struct Exclusions {
     /// CPUs that a container failed to give up.
     cpus: CpuSet,
-    /// Cgroups whose mark could not be written.
+    /// Cgroups whose record could not be written.
     unmarked: Vec<String>,
-    /// Cgroups that could not be given exclusive CPUs.
+    /// Cgroups that could not get exclusive CPUs.
     refused: Vec<String>,
 }
 
@@ -186,7 +189,7 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
     outcome
 }
 
-/// Whether a step gives exclusive CPUs, which wants all cgroups above to have them.
+/// Whether a step gives exclusive CPUs. Every cgroup above must hold the CPUs first.
 fn gives(step: &Step) -> bool {
     match step {
         Step::Exclusive { cpus, .. } => !cpus.is_empty(),
@@ -195,7 +198,7 @@ fn gives(step: &Step) -> bool {
     }
 }
 
-/// Remembers what later steps must keep off.
+/// Remembers the CPUs and cgroups that later steps must not touch.
 fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions) {
     match (step, outcome) {
         (
@@ -227,7 +230,7 @@ fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions
     }
 }
 
-/// Says who is in the way, where the kernel only says no.
+/// Adds the cgroups in the way to a bare refusal of the kernel.
 fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> Outcome {
     if let Step::Exclusive { path, cpus, .. } = step {
         let others = cgroups.in_the_way(path, cpus);
@@ -259,14 +262,14 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         Err(error) => return Outcome::Failed(error),
     };
     let done = match step {
-        // A member's effective CPUs lack the CPUs of partitions, so only the written set is compared. The same holds
-        // for a pod's cgroup while its containers are partitions.
+        // A member's effective CPUs lack the CPUs of partitions, so only the written set counts. A pod's effective
+        // CPUs lack the CPUs of the pod's own partitions, too.
         Step::Cpus {
             cpus,
             reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
             ..
         } => now.cpus == *cpus,
-        // The written CPUs of a partition take force once the partition ends.
+        // The written CPUs of a partition take effect when the partition ends.
         Step::Cpus { cpus, .. } if now.partition.is_live() => now.cpus == *cpus,
         Step::Cpus { cpus, .. } => now.effective == *cpus,
         Step::Exclusive {
@@ -280,7 +283,7 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
             ..
         } => {
             if !now.partition.is_live() {
-                // Left invalid, Linux 6.12 can lose its CPUs until the next boot.
+                // Linux 6.12 can lose the CPUs of an invalid partition until the next boot.
                 return match cgroups.set_partition(path, Kind::Member) {
                     Err(error) if !error.is_gone() => Outcome::Failed(error),
                     _ => Outcome::Invalid {

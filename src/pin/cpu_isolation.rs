@@ -1,12 +1,14 @@
-//! Quiet CPUs: the kernel's own work, and systemd's, kept off exclusive CPUs, where the configuration asks for it.
+//! CPU isolation keeps the kernel's own work, and systemd's, off exclusive CPUs, if the configuration asks for
+//! isolation.
 //!
-//! [`plan`] is a pure function: what is now, what was noted and who owns what in; a note and writes out. What was there
-//! before the first write is kept by the kernel, in a [`KnobRecord`] on a cgroup: written before the writes it speaks of, so
-//! that a crash at any moment leaves enough to put everything back. [`CpuIsolator`] reads, plans and carries out.
+//! [`plan`] is a pure function. Its input is the knobs' values, the record and the exclusive CPUs; its output is a
+//! new record and writes. The kernel keeps the knobs' earlier values in a [`KnobRecord`] on a cgroup. The record is
+//! written before the writes that it describes, so a crash at any moment leaves enough data to restore every knob.
+//! [`CpuIsolator`] reads, plans and carries out.
 //!
-//! One rule does it all. Each knob has a *base*: what it held before us, or what somebody else has written since. From
-//! the base follows what it shall hold while CPUs are owned (`IsolationInput::target`). When sets shrink, when the last
-//! owner goes, when an option is switched off, the same rule yields the base again.
+//! A single rule covers every case. Each knob has a *base*: its value before Pinfold's first write, or a later value
+//! of another program. The base determines the knob's value while CPUs are exclusive (`IsolationInput::target`). The
+//! same rule yields the base again when sets shrink, when the last owner goes, or when an option is switched off.
 
 mod isolator;
 mod record;
@@ -21,7 +23,7 @@ pub use record::{KnobRecord, KnobRecordError};
 use crate::cpu::CpuSet;
 use crate::host::knobs::{Kind, Knob, Seen};
 
-/// Which of the kernel's own work is kept off exclusive CPUs; none by default.
+/// The kinds of the kernel's own work to keep off exclusive CPUs; empty by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CpuIsolationOptions {
@@ -29,68 +31,72 @@ pub struct CpuIsolationOptions {
     pub irqs: bool,
     /// Unbound work queues.
     pub workqueues: bool,
-    /// The steering of network packets (RPS and XPS).
+    /// Packet steering: RPS and XPS.
     pub packet_steering: bool,
-    /// What systemd runs outside the pods: with enforcement `cpuset`, where the kernel doesn't keep it off by itself.
+    /// Units that systemd runs outside the pods. The option is for enforcement `cpuset`: partitions already keep
+    /// these units off.
     pub system_slices: bool,
 }
 
 /// The history of a knob that Pinfold turned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KnobHistory {
-    /// The CPUs before Pinfold's first write.
+    /// The base: the CPUs before Pinfold's first write, or a later value of another program.
     pub before: CpuSet,
-    /// What Pinfold wrote, or was about to write when this was noted. Anything else in the knob is somebody else's.
+    /// The values that Pinfold wrote, or was about to write. Any further value in the knob comes from another
+    /// program.
     pub ours: BTreeSet<CpuSet>,
 }
 
-/// The input of [`plan`]: options and the present owners' CPUs.
+/// The input of [`plan`]: options, and the exclusive, isolated and online CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct IsolationInput<'a> {
     /// The configured options.
     pub options: CpuIsolationOptions,
     /// The exclusive CPUs.
     pub exclusive: &'a CpuSet,
-    /// CPUs of partitions that are `isolated`, shall be, or were a moment ago: no unbound work queue uses them, whatever is
-    /// asked for. While a partition becomes or ceases to be isolated, the kernel takes its CPUs from the work queues or gives
-    /// them back, and Linux before 7 does that under a lock with which it hangs, for ever, where a process joins a cgroup at
-    /// that moment. Where the common mask leaves them out already, there is nothing to do for it.
+    /// CPUs of partitions that are `isolated`, shall become `isolated`, or were `isolated` a moment ago. Unbound work
+    /// queues leave these CPUs, whatever the options say.
+    ///
+    /// While a partition becomes or ceases to be isolated, the kernel takes its CPUs from the work queues or gives
+    /// them back. Linux before 7 does so under a lock, and hangs for ever if a process joins a cgroup at the same
+    /// moment. If the work queues' common mask lacks the CPUs already, the kernel has no work to do.
     pub isolated: &'a CpuSet,
     /// Online CPUs.
     pub online: &'a CpuSet,
 }
 
-/// The plan of one pass. An empty plan has no writes and leaves the record as is.
+/// The plan of a pass. An empty plan has no writes and leaves the record as is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IsolationPlan {
-    /// The note that must be in place before the first write.
+    /// The record that must be in place before the first write.
     pub ahead: KnobRecord,
     /// The writes, in any order.
     pub writes: Vec<KnobWrite>,
 }
 
-/// One write to a knob.
+/// A write to a knob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnobWrite {
     /// The knob.
     pub knob: Knob,
-    /// What it holds.
+    /// The knob's present CPUs.
     pub now: CpuSet,
     /// The CPUs to write.
     pub cpus: CpuSet,
-    /// Whether the write restores the knob's earlier CPUs.
+    /// Whether the write restores the knob's base.
     pub back: bool,
 }
 
 // === impl CpuIsolationOptions ===
 
 impl CpuIsolationOptions {
-    /// Whether anything is asked for.
+    /// Whether any option is on.
     pub fn any(self) -> bool {
         Kind::ALL.into_iter().any(|kind| self.wants(kind))
     }
 
-    /// Whether this kind is asked for.
+    /// Whether the option of the kind is on.
     pub fn wants(self, kind: Kind) -> bool {
         match kind {
             Kind::Irqs => self.irqs,
@@ -104,7 +110,7 @@ impl CpuIsolationOptions {
 // === impl IsolationInput ===
 
 impl IsolationInput<'_> {
-    /// The kinds that must be looked at: those asked for, and those of which something is to be put back.
+    /// The kinds of knobs to read: kinds that must avoid CPUs now, and kinds in the record.
     pub fn kinds(&self, note: &KnobRecord) -> BTreeSet<Kind> {
         let wanted = |kind: &Kind| !self.taken(*kind).is_empty();
         Kind::ALL
@@ -114,7 +120,7 @@ impl IsolationInput<'_> {
             .collect()
     }
 
-    /// The CPUs that this kind of kernel work must avoid.
+    /// The CPUs that a kind of kernel work must avoid.
     fn taken(&self, kind: Kind) -> CpuSet {
         let asked = if self.options.wants(kind) {
             self.exclusive
@@ -129,10 +135,11 @@ impl IsolationInput<'_> {
         asked.union(isolated)
     }
 
-    /// What a knob shall hold whose base is this.
+    /// The CPUs that a knob with the given base shall hold.
     ///
-    /// Owned CPUs are taken out. If that leaves no online CPU, the work goes to all that are shared; but a transmit queue
-    /// stays then, since another would have to take its place, and steering that is off stays off.
+    /// The target is the base without the CPUs to avoid. If no online CPU is left, the work goes to all shared CPUs.
+    /// A transmit queue then keeps its base instead, because a second queue would have to replace it. Packet steering
+    /// that is off stays off.
     fn target(&self, knob: &Knob, base: &CpuSet) -> CpuSet {
         let taken = &self.taken(knob.kind());
         if base.is_disjoint(taken) {
@@ -151,7 +158,7 @@ impl IsolationInput<'_> {
     }
 }
 
-/// What to note and what to write. On its own result it yields nothing to write, and the same note.
+/// Plans the record and the writes. Planning again after the writes yields no write and the same record.
 ///
 /// `refused` are knobs that the kernel has refused to turn.
 pub fn plan(
@@ -166,7 +173,7 @@ pub fn plan(
     for knob in knobs {
         let noted = note.entries().get(knob);
         let Some(now) = seen.values.get(knob) else {
-            // What could not be read is not gone.
+            // An unreadable knob still exists, so its entry stays.
             let unknown = seen.unreadable.contains_key(knob) || !seen.kinds.contains(&knob.kind());
             entries.extend(
                 noted
@@ -208,7 +215,7 @@ pub fn plan(
 // === impl IsolationPlan ===
 
 impl IsolationPlan {
-    /// The note for afterwards, when some writes are done and the others left their knobs as they were.
+    /// The record after the writes. A failed write left its knob unchanged.
     pub fn settled(&self, done: impl Fn(&KnobWrite) -> bool) -> KnobRecord {
         let mut entries = self.ahead.entries().clone();
         for write in &self.writes {

@@ -1,8 +1,8 @@
-//! [`decide`]: pods, policy and ledger in; who shall own which CPUs out.
+//! [`decide`]: its input is pods, policy and ledger, its output the desired owner of each exclusive CPU.
 //!
-//! What runs stays where it is: a claim in the ledger is kept as long as its container is owed that many CPUs. Which
-//! CPUs a new claim gets is [`Placer`]'s choice alone. The containers of one pod are placed together first and then
-//! divided, so that the siblings on a core are pod mates rather than strangers.
+//! Running containers stay where they are. The ledger's assignment stays as long as the container is entitled to as
+//! many CPUs. [`Placer`] alone chooses the CPUs of a new assignment. The containers of a pod are placed together
+//! first and then divided, so that containers of the same pod share a core rather than containers of different pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,30 +16,30 @@ use crate::pod::{
     Recognition,
 };
 
-/// What decisions are made from, besides the ledger.
+/// The input of decisions, besides the ledger.
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionInput<'a> {
     /// The machine.
     pub topology: &'a Topology,
-    /// Its placer.
+    /// The machine's placer.
     pub placer: &'a Placer,
     /// CPUs that are never assigned.
     pub reserved: &'a CpuSet,
-    /// Who counts.
+    /// The rules for entitlements.
     pub policy: &'a Policy,
-    /// How CPUs are given where a pod doesn't say.
+    /// The preferences of a pod that states none.
     pub wishes: &'a CpuPreferences,
-    /// The pods of this node, the earlier the sooner served.
+    /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Pod],
-    /// The uids of pods that have a container or are about to get one: only they own CPUs. `None` in a plan on paper: every
-    /// pod counts as begun.
+    /// The uids of pods that have a container or are about to get a container: only these pods own CPUs. `None` in a
+    /// plan on paper: every pod counts as begun.
     pub here: Option<&'a HashSet<&'a str>>,
-    /// NUMA nodes of the devices of pods, by namespace and name.
+    /// NUMA nodes of the pods' devices, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
-    /// How many running containers may be moved now to make room for others.
+    /// How many running containers may be moved now to make room.
     pub moves: usize,
-    /// Whether the container runtime or the API has had time to tell which containers exist. EarlierSettings that, a pod that seems to
-    /// have no container keeps its CPUs.
+    /// Whether the container runtime or the API has had time to tell which containers exist. Before then, a pod that
+    /// seems to have no container keeps its CPUs.
     pub ids_settled: bool,
     /// Why nothing new is assigned now. Existing assignments stay.
     pub suspended: Option<&'a str>,
@@ -48,7 +48,7 @@ pub struct DecisionInput<'a> {
 /// The decision about one container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// Which of the pods.
+    /// The pod's index among the pods of the input.
     pub pod: usize,
     /// The container's index in its pod.
     pub container: usize,
@@ -56,9 +56,9 @@ pub struct Decision {
     pub qos: Qos,
     /// The pod's role and the evidence for the role.
     pub recognition: Recognition,
-    /// What policy grants.
+    /// The entitlement that policy grants.
     pub entitlement: Entitlement,
-    /// The CPUs it owns, or may use as an init container; `None` for the shared pool.
+    /// The CPUs that the container owns, or may use as an init container; `None` for the shared pool.
     pub cpus: Option<CpuSet>,
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
@@ -66,11 +66,11 @@ pub struct Decision {
     pub refused: Option<Refused>,
 }
 
-/// The source that refused CPUs to a container.
+/// The source that refused CPUs to a container whose pod's owner could expect them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Refused {
-    /// Policy: the pod trains, and the entitlement's reason says why no CPUs are granted.
+    /// Policy: the pod is a training pod. The entitlement's reason says why no CPUs are granted.
     Policy,
     /// Too few CPUs are free.
     Room,
@@ -81,9 +81,9 @@ pub enum Refused {
 /// All decisions of a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decisions {
-    /// Per container of the known pods, in their order.
+    /// The decision for each container of the known pods, in the pods' order.
     pub containers: Vec<Decision>,
-    /// What the kernel shall be brought to.
+    /// The desired state of the kernel.
     pub desired: Desired,
     /// Running containers that make room, in the order of their moves.
     pub moves: Vec<ContainerMove>,
@@ -94,9 +94,9 @@ pub struct Decisions {
 pub struct ContainerMove {
     /// The pod's namespace.
     pub namespace: String,
-    /// Its pod.
+    /// The pod's name.
     pub pod: String,
-    /// Its name.
+    /// The container's name.
     pub container: String,
     /// The CPUs before the move.
     pub from: CpuSet,
@@ -131,8 +131,8 @@ impl Decisions {
     }
 }
 
-/// The default reserved CPUs: the lowest core on which no CPU is owned. If every core has an owned CPU: the free CPUs of the
-/// lowest core that has any. Empty if every online CPU is owned.
+/// The default reserved CPUs: the lowest core without an exclusive CPU. If every core has an exclusive CPU: the free
+/// CPUs of the lowest core with a free CPU. Empty if every online CPU is exclusive.
 pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
     let cores = || topology.online.iter().map(|cpu| topology.core_of(cpu));
     let whole = cores().find(|core| core.is_disjoint(owned));
@@ -144,12 +144,12 @@ pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
     whole.or_else(part).unwrap_or_default()
 }
 
-/// Decides who shall own which CPUs.
+/// Decides which container shall own which CPUs.
 pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     decide_while(inputs, ledger, || true).unwrap_or_default()
 }
 
-/// Decides the same, and breaks off without a result as soon as `on` says no, which the function calls before each pod.
+/// Like [`decide`], but calls `on` before each pod. Returns `None` as soon as `on` returns false.
 pub fn decide_while(
     inputs: &DecisionInput<'_>,
     ledger: &Ledger,
@@ -159,7 +159,7 @@ pub fn decide_while(
     let requests = pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs)));
     let requests: Vec<PodRequest> = requests.collect::<Option<_>>()?;
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
-    // Kept and lost CPUs are settled first: lost CPUs are free in the next pass.
+    // Pods first keep or give up CPUs. CPUs that a pod gives up are free in the next pass only.
     for pod in &requests {
         placing.keep(pod);
     }
@@ -199,12 +199,12 @@ pub fn decide_while(
 struct PodRequest<'a> {
     index: usize,
     pod: &'a Pod,
-    /// The uid, as in the ledger; a pod without one can't be found in the kernel and has a key of its own.
+    /// The uid, as in the ledger. A pod without a uid cannot be found in the kernel and has a made-up key.
     key: String,
     qos: Qos,
     recognition: Recognition,
     entitlements: Vec<Entitlement>,
-    /// Containers that are granted nothing although this is a training pod.
+    /// Containers that are refused exclusive CPUs although the pod is a training pod.
     denied: BTreeSet<usize>,
     wishes: CpuPreferences,
     /// Mistakes in the pod's annotations.
@@ -255,7 +255,7 @@ impl<'a> PodRequest<'a> {
             .map(|(_, cpus)| cpus)
     }
 
-    /// What a person should know, besides the entitlement's reason.
+    /// Remarks for a person, besides the entitlement's reason.
     fn note(&self, note: Option<&String>) -> Option<String> {
         let all: Vec<&str> = note
             .into_iter()

@@ -52,7 +52,7 @@ pub struct Neighbour {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriftCause {
-    /// Somebody wrote the owner's `cpuset.cpus`.
+    /// Another program wrote the owner's `cpuset.cpus`, or with partitions its `cpuset.cpus.exclusive`.
     Written,
     /// A cgroup above the owner's was narrowed.
     Ancestor,

@@ -39,7 +39,7 @@ pub struct ObservedPod {
     pub containers: Vec<ObservedContainer>,
     /// Which of the known pods it is.
     pub known: Option<usize>,
-    /// Whether the pod may own CPUs: one of its containers exists, or nobody tells ids at all.
+    /// Whether the pod may own CPUs: one of its containers exists, the pod is unknown, or no source tells container ids.
     pub begun: bool,
 }
 
@@ -299,7 +299,7 @@ impl Ledger {
 
     fn enter(&mut self, pod: &ObservedPod) {
         let uid = &pod.cgroup.uid;
-        // A container's own mark is written before its pod's claim is widened, so both count.
+        // With `cpuset` a container's record is written before its pod's, with partitions after it. Both count.
         let marks = pod
             .containers
             .iter()
@@ -463,7 +463,7 @@ mod tests {
             names(&pod(Untold, None), &["c0ffee", "pause"], None),
             [None, None]
         );
-        // EarlierSettings a status or the runtime tells ids, the only cgroup is the sandbox's.
+        // Before a status or the runtime tells ids, the only cgroup is the sandbox's.
         for ids in [Awaited, Runtime] {
             assert_eq!(names(&pod(ids, None), &["pause"], None), [None]);
         }

@@ -1,17 +1,19 @@
-//! Who owns which CPUs, and the steps from what is to what should be.
+//! Which container owns which CPUs, and the steps from the observed to the desired state.
 //!
-//! Nothing is kept in a file of ours. Each cgroup that Pinfold writes to carries a [`AssignmentRecord`], an extended attribute that
-//! the kernel keeps with the cgroup and drops with it: the pod's says which container owns which CPUs, as long as the
-//! pod lives; the container's says what is assigned to it, and what it had before. So a restart reads the cgroups
-//! ([`Observed`], [`Ledger`]) and knows everything.
+//! Pinfold keeps no state file. Each cgroup that Pinfold writes to carries an [`AssignmentRecord`]: an extended
+//! attribute that the kernel keeps with the cgroup and drops with the cgroup. The pod's record says which container
+//! owns which CPUs, as long as the pod lives. The container's record holds the container's assignment and earlier
+//! settings. A restart reads the cgroups ([`Observed`], [`Ledger`]) and knows everything.
 //!
-//! [`decide`](decide::decide) turns pods, policy and ledger into who shall own what. [`plan`] turns observed and desired
-//! into [`Step`]s; it is a pure function, and on its own result it yields nothing. [`apply`] carries steps out and
-//! reads back. [`drift`] says where the kernel was made to differ.
+//! [`decide`](decide::decide) turns pods, policy and ledger into the desired owners of CPUs. [`plan`] turns the
+//! observed and the desired state into [`Step`]s. [`plan`] is a pure function and plans no step for its own result.
+//! [`apply`] carries steps out and reads the kernel's values back. [`drift`] reports where the kernel differs from
+//! the ledger.
 //!
-//! With enforcement `partition` the kernel keeps everybody else off an owner's CPUs, tasks outside the pods' tree
-//! included, and what it says is in force is the better half of the ledger. With `cpuset` we write the exclusive set on
-//! the container's cgroup, what its containers hold on the pod's, and the shared set on every other container.
+//! With enforcement `partition`, the kernel keeps every other task off an owner's CPUs, tasks outside the pods'
+//! cgroups included. The kernel's effective CPUs are then the better half of the ledger. With `cpuset`, Pinfold
+//! writes the exclusive set on the owner's cgroup and the containers' CPUs on the pod's cgroup. All remaining
+//! containers get the shared set.
 
 mod apply;
 pub mod cpu_isolation;

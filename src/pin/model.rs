@@ -114,7 +114,7 @@ pub enum Step {
 pub enum Reason {
     /// A pod's cgroup must hold the CPUs of its containers.
     Pod,
-    /// Other pods will own some of the container's CPUs.
+    /// The container gives up CPUs: another container will own them, or the container's assignment shrinks.
     Narrow,
     /// It owns them.
     Own,

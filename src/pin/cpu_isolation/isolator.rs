@@ -1,4 +1,4 @@
-//! [`CpuIsolator`]: reads the knobs, plans, writes, and says what became of it.
+//! [`CpuIsolator`]: reads the knobs, plans, writes, and reports the result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,20 +16,20 @@ use crate::host::knobs::{Knob, Knobs, TurnError};
 /// The result of one CPU isolation pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct IsolationReport {
-    /// Knobs that were moved off exclusive CPUs in this pass.
+    /// Knobs that the pass moved off exclusive CPUs.
     pub moved: Vec<String>,
-    /// Knobs that got their earlier CPUs back in this pass.
+    /// Knobs that the pass set back to their earlier CPUs.
     pub restored: Vec<String>,
-    /// How many interrupts, masks and queues are kept off exclusive CPUs now.
+    /// The number of interrupts, masks and queues kept off exclusive CPUs now.
     pub away: usize,
     /// Interrupts on exclusive CPUs that only the kernel moves.
     pub managed: Vec<ManagedIrq>,
-    /// What could not be read or written.
+    /// Knobs that could not be read or written.
     pub failed: Vec<KnobFailure>,
-    /// Where unbound work queues may run by now, if that was looked at, and whether that was another set before.
+    /// The CPUs of unbound work queues, if read, and whether the pass changed them.
     #[serde(skip)]
     pub workqueues: Option<(CpuSet, bool)>,
-    /// What irqbalance, which was seen and moves interrupts by its own ideas, should be kept off.
+    /// CPUs that irqbalance should leave alone, if irqbalance runs: irqbalance moves interrupts by rules of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irqbalance: Option<CpuSet>,
 }
@@ -37,9 +37,9 @@ pub struct IsolationReport {
 /// An interrupt that only the kernel can move.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ManagedIrq {
-    /// Its number.
+    /// The interrupt's number.
     pub irq: u32,
-    /// The user's name, as the driver gave it.
+    /// The name that the driver gave to the interrupt's user.
     pub name: String,
     /// The exclusive CPUs that may receive the interrupt.
     pub cpus: CpuSet,
@@ -50,7 +50,7 @@ pub struct ManagedIrq {
 pub struct KnobFailure {
     /// Why.
     pub reason: String,
-    /// The knobs; empty if the reason concerns all of them.
+    /// The knobs; empty if the reason concerns all knobs.
     pub what: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ pub struct KnobFailure {
 #[derive(Debug)]
 pub struct CpuIsolator {
     knobs: Knobs,
-    /// Interrupts that the kernel refused to move, by the users they had then.
+    /// Interrupts that the kernel refused to move, with the names of their users at the time.
     refused: BTreeMap<u32, String>,
     irqbalance: bool,
 }
@@ -66,7 +66,7 @@ pub struct CpuIsolator {
 // === impl CpuIsolator ===
 
 impl CpuIsolator {
-    /// A keeper of the machine whose `proc` and `sys` lie below `root`.
+    /// The isolator for the machine whose `proc` and `sys` lie below `root`.
     pub fn new(root: &Path) -> Self {
         Self {
             knobs: Knobs::new(root),
@@ -84,16 +84,17 @@ impl CpuIsolator {
         self
     }
 
-    /// Where unbound work queues may run now; `None` where that can't be read.
+    /// The CPUs on which unbound work queues may run now; `None` if unreadable.
     pub fn workqueues(&self) -> Option<CpuSet> {
         self.knobs.get(&Knob::Workqueues).ok().flatten()
     }
 
-    /// Brings the kernel's own work to where it belongs.
+    /// Moves the kernel's own work off exclusive CPUs.
     ///
-    /// The note is kept on the cgroup at `path`, the same at each call. With no options, or no exclusive CPUs, all that
-    /// Pinfold moved is put back and the note taken off: that is the release. What somebody else has written since is
-    /// left alone. Idempotent; where nothing is asked for and nothing is noted, it reads one attribute and no more.
+    /// The record lies on the cgroup at `path`, which must be the same at each call. Without options, or without
+    /// exclusive CPUs, the call is the release: Pinfold puts back every knob that it moved and removes the record.
+    /// Later writes of other programs stay. The call is idempotent. Without options and without a record, the call
+    /// reads a single attribute and no more.
     pub fn turn(
         &mut self,
         input: &IsolationInput<'_>,
@@ -183,7 +184,7 @@ impl CpuIsolator {
             let reason = match self.knobs.set(knob, cpus) {
                 Ok(()) => match self.knobs.get(knob) {
                     Ok(Some(now)) if now != *cpus => format!("written, but {now} is in force"),
-                    // Gone is done: there is nothing left to keep away.
+                    // A knob that disappeared counts as done: no work is left to move.
                     Ok(_) => {
                         if *back {
                             &mut report.restored

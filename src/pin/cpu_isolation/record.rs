@@ -1,4 +1,4 @@
-//! [`KnobRecord`]: what knobs held before Pinfold turned them, small enough for an extended attribute.
+//! [`KnobRecord`]: the knobs' values before Pinfold's writes, small enough for an extended attribute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,42 +11,42 @@ use crate::host::knobs::Knob;
 /// The only version of the format so far.
 const VERSION: u32 = 1;
 
-/// More sets of CPUs than this, counted over all knobs of a note, are not Pinfold's: a knob has two or three, and a few
-/// bytes of text can tell of a million knobs.
+/// The most sets of CPUs in a record, over all knobs. A knob has two or three sets, but a few bytes of foreign text
+/// can describe a million knobs.
 const MOST: usize = 1 << 18;
 
-/// What each knob held before Pinfold turned it.
+/// The history of each knob that Pinfold turned.
 ///
-/// Its text is JSON. Knobs with the same history share a group, and numbers are written as ranges, so that a machine
-/// with thousands of interrupts and queues needs a few KiB: an extended attribute holds 64.
+/// The record's text is JSON. Knobs with the same history share a group, and numbers are written as ranges. A machine
+/// with thousands of interrupts and queues thus needs a few KiB; an extended attribute holds 64 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KnobRecord {
     entries: BTreeMap<Knob, KnobHistory>,
 }
 
-/// A note that can't be read.
+/// An error in a record's text.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobRecordError {
     /// The text is not a record of Pinfold.
     #[error("the note {text:?} is not one of Pinfold's")]
     Malformed {
-        /// The note.
+        /// The record's text.
         text: String,
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// It was written by a later version.
+    /// A later version of Pinfold wrote the record.
     #[error(
         "the note has version {version}, and this Pinfold knows version {VERSION} only: run the later one"
     )]
     Version {
-        /// Its version.
+        /// The record's version.
         version: u32,
     },
-    /// Numbers that are no ranges, or far too many.
+    /// Numbers that are not ranges, or far too many numbers.
     #[error("the note has {text:?} where numbers like 24-31,40 are wanted")]
     Numbers {
-        /// What is there.
+        /// The text in place of the ranges.
         text: String,
     },
 }
@@ -80,20 +80,20 @@ struct Group {
 // === impl KnobRecord ===
 
 impl KnobRecord {
-    /// A record of these knobs.
+    /// A record of the given knobs.
     pub(super) fn new(entries: BTreeMap<Knob, KnobHistory>) -> Self {
         Self { entries }
     }
 
-    /// What is noted of each knob.
+    /// The history of each knob.
     pub fn entries(&self) -> &BTreeMap<Knob, KnobHistory> {
         &self.entries
     }
 
-    /// Reads the text of a note; no text is an empty one.
+    /// Reads the text of a record. Without a text, the record is empty.
     ///
     /// # Errors
-    /// See [`KnobRecordError`]; nothing must be turned then, since what was there before is not known.
+    /// See [`KnobRecordError`]. After an error no knob may be turned, because the earlier values are unknown.
     pub fn parse(text: Option<&str>) -> Result<Self, KnobRecordError> {
         let Some(text) = text else {
             return Ok(Self::default());
@@ -143,7 +143,7 @@ impl KnobRecord {
         Ok(Self { entries })
     }
 
-    /// The text to be kept; none where there is nothing to remember.
+    /// The record's text; `None` for an empty record.
     pub fn text(&self) -> Option<String> {
         if self.entries.is_empty() {
             return None;
@@ -219,7 +219,8 @@ pub(super) fn ranges(numbers: &BTreeSet<u32>) -> String {
     parts.collect::<Vec<_>>().join(",")
 }
 
-/// The numbers of knobs that have so many sets each; `left` is how many sets the rest of the note may have.
+/// The numbers of knobs with `sets` sets of CPUs each. `left` is the number of sets that the rest of the record may
+/// have.
 fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, KnobRecordError> {
     let wrong = || KnobRecordError::Numbers {
         text: text.to_owned(),
@@ -321,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_large_machine_fits() {
-        // 512 CPUs, 8,000 interrupts each bound to a CPU of its own in turn, 1,024 queues; half of the CPUs are owned.
+        // 512 CPUs, 8,000 interrupts bound to the CPUs in turn, 1,024 queues; half of the CPUs are exclusive.
         let mut entries = BTreeMap::new();
         for irq in 0..8000 {
             let before = CpuSet::from_iter([irq % 512]);

@@ -1,4 +1,4 @@
-//! The plan, and whole histories of a simulated kernel with crashes anywhere.
+//! Tests of the plan, and whole histories of a simulated kernel with crashes at any step.
 
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ const ALL: CpuIsolationOptions = CpuIsolationOptions {
     system_slices: true,
 };
 
-/// A kernel: its knobs, and a note on a cgroup.
+/// A kernel: the knobs, and a record on a cgroup.
 #[derive(Debug, Clone)]
 struct Kernel {
     knobs: BTreeMap<Knob, CpuSet>,
@@ -79,7 +79,7 @@ impl Kernel {
         plan(&input, &self.refused, &seen, &note)
     }
 
-    /// Carries a plan out up to a crash after so many steps; says how many knobs were turned.
+    /// Carries a plan out until a crash after `crash` steps. Returns the number of turned knobs.
     fn turn(&mut self, options: CpuIsolationOptions, exclusive: &CpuSet, crash: usize) -> usize {
         let plan = self.plan(options, exclusive);
         if crash == 0 {
@@ -150,7 +150,7 @@ fn each_kind_has_its_rule() {
         0,
         "the second time there is nothing to do"
     );
-    // As far as it is shared then, it goes back.
+    // CPUs that become shared return to the knobs.
     kernel.run(ALL, "3");
     assert_eq!(kernel.holds(&Knob::Irq(2)), "2");
     assert_eq!(kernel.holds(&transmit(2)), "0-2");
@@ -241,7 +241,7 @@ fn missing_data_forgets_nothing() {
     };
     seen.unreadable.insert(receive(0), "why".to_owned());
     let plan = plan(&input, &refused, &seen, &note);
-    // The one queue can't be read; the other is gone with its device; of interrupts nothing is known.
+    // Queue 0 cannot be read, queue 1 is gone with its device, and interrupts were not read at all.
     assert_eq!(
         plan.ahead.entries().keys().collect::<Vec<_>>(),
         [&Knob::Irq(1), &receive(0)]
@@ -274,14 +274,14 @@ fn cpus() -> impl Strategy<Value = CpuSet> {
 enum Happening {
     /// Owners change, and Pinfold may crash after some steps.
     Turn(CpuSet, [bool; 5], usize),
-    /// Somebody else turns a knob.
+    /// Another program turns a knob.
     Other(usize, CpuSet),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
     let crash = prop_oneof![3 => Just(usize::MAX), 2 => 0_usize..12];
     prop_oneof![
-        // CPU 0 is reserved, as some CPU always is.
+        // CPU 0 is reserved. Real machines always have a reserved CPU, too.
         4 => (cpus(), any::<[bool; 5]>(), crash)
             .prop_map(|(cpus, on, crash)| Happening::Turn(cpus.difference(&set("0")), on, crash)),
         1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| Happening::Other(knob, cpus)),
@@ -291,8 +291,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// After any history with crashes anywhere, what is asked for is kept, and a release leaves each knob as the last
-    /// other writer left it, and no note.
+    /// After any history with crashes at any step, the knobs obey the options. A release leaves each knob as the last
+    /// foreign writer left it, and no record.
     #[test]
     fn any_history_can_be_undone(
         values in proptest::collection::vec(cpus(), 9),
@@ -305,13 +305,13 @@ proptest! {
         ];
         let mut kernel = Kernel::new(&[]);
         for (knob, cpus) in knobs.iter().zip(values) {
-            // Only packet steering can be off.
+            // Only packet steering can be off, with an empty set.
             let off = cpus.is_empty() && knob.kind() != Kind::PacketSteering;
             kernel.knobs.insert(knob.clone(), if off { kernel.online.clone() } else { cpus });
         }
         kernel.managed = managed.into_iter().map(|index| knobs[index].clone()).collect();
         let mut will = kernel.knobs.clone();
-        // The values that Pinfold wrote and somebody else may write by chance, too.
+        // The values that Pinfold wrote and that a foreign program may write by chance, too.
         let mut ours: BTreeMap<Knob, BTreeSet<CpuSet>> = BTreeMap::new();
         for happening in history {
             match happening {
@@ -325,7 +325,7 @@ proptest! {
                             ours.entry(knob.clone()).or_default().insert(cpus.clone());
                         }
                     }
-                    // Killed between the two, it has noted what it had no time to write.
+                    // After a crash between record and write, the record names values that were never written.
                     for (knob, entry) in KnobRecord::parse(kernel.note.as_deref()).unwrap().entries() {
                         ours.entry(knob.clone()).or_default().extend(entry.ours.iter().cloned());
                     }
@@ -341,7 +341,7 @@ proptest! {
                         }
                     }
                     if crash != usize::MAX {
-                        // What is known only to the process that crashed.
+                        // The refusals were known only to the process that crashed.
                         kernel.refused.clear();
                     }
                 }

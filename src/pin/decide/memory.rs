@@ -1,4 +1,4 @@
-//! Which NUMA nodes an owner's memory shall come from.
+//! The NUMA nodes that an owner's memory shall come from.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::pod::MemoryPolicy;
 /// NUMA nodes by pod uid and container name.
 type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
-/// Binds owners' memory to the NUMA nodes of their CPUs if these nodes have room for the memory limits.
+/// Binds owners' memory to the NUMA nodes of their CPUs if these NUMA nodes have room for the memory limits.
 ///
-/// Bound containers come first, so that a later container takes no place from them. Without NUMA sizes or a memory
-/// limit, nothing is bound.
+/// Bound containers come first, so that a new container takes no room from a bound container. On a machine that does
+/// not report the NUMA nodes' memory, nothing is bound. A container without a memory limit is not bound either.
 pub(super) fn follow(
     requests: &[PodRequest<'_>],
     assignments: &BTreeMap<String, PodAssignment>,
@@ -66,7 +66,8 @@ pub(super) fn follow(
     found
 }
 
-/// Takes bytes from NUMA nodes together, the same from each as far as they have it; takes nothing if there are too few.
+/// Takes bytes from several NUMA nodes, in equal parts as far as each has room. Takes nothing if the total room is
+/// too small.
 fn take(room: &mut BTreeMap<u32, u64>, numa: &CpuSet, bytes: u64) -> bool {
     let mut free: Vec<(u32, u64)> = numa
         .iter()
@@ -78,7 +79,7 @@ fn take(room: &mut BTreeMap<u32, u64>, numa: &CpuSet, bytes: u64) -> bool {
     if total < bytes {
         return false;
     }
-    // The fullest NUMA node gives first; the emptier nodes share the rest.
+    // The NUMA node with the least room gives first. The rest comes from NUMA nodes with more room.
     free.sort_unstable_by_key(|&(_, free)| free);
     let mut left = bytes;
     let mut sharers = free.len() as u64;

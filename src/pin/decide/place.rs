@@ -8,7 +8,7 @@ use super::{ContainerMove, DecisionInput, PodRequest};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
 use crate::pod::ContainerIds;
 
-/// Claims in the making.
+/// Assignments in the making.
 pub(super) struct PlacementPass<'a> {
     inputs: &'a DecisionInput<'a>,
     requests: &'a [PodRequest<'a>],
@@ -17,12 +17,12 @@ pub(super) struct PlacementPass<'a> {
     /// CPUs that a pod gives up are among them until the release is done: a crash in between would leave two owners.
     barred: CpuSet,
     pub(super) assignments: BTreeMap<String, PodAssignment>,
-    /// Why containers have less than they are owed, per pod's index and container's name.
+    /// Why containers get fewer CPUs than their entitlements, by the pod's index and the container's name.
     pub(super) notes: BTreeMap<(usize, String), ShortfallNote>,
     pub(super) moves: Vec<ContainerMove>,
 }
 
-/// Why a container has less than it is owed.
+/// Why a container gets fewer CPUs than its entitlement.
 pub(super) struct ShortfallNote {
     pub(super) text: String,
     /// Whether too few CPUs were free. Otherwise the container only waits.
@@ -50,7 +50,7 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// CPUs that can be given. The last shared CPU is not among them.
+    /// CPUs that can be assigned. The last shared CPU is not among them.
     fn free(&self) -> CpuSet {
         let owned = self
             .assignments
@@ -72,7 +72,7 @@ impl<'a> PlacementPass<'a> {
         self.inputs.devices.get(&key).cloned().unwrap_or_default()
     }
 
-    /// The idle CPUs of a pod that wants the siblings of its CPUs kept idle, as far as they are in a set.
+    /// The CPUs of `from` that stay idle for a pod that wants its CPUs' siblings idle.
     fn idle(&self, pod: &PodRequest<'_>, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
         if pod.wishes.cores != Cores::Single {
             return CpuSet::new();
@@ -89,7 +89,8 @@ impl<'a> PlacementPass<'a> {
     pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
         let near = self.near(pod);
         let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
-        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox, and this frees them.
+        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox; these CPUs become free
+        // now.
         let told = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
         if told && self.absent(pod).is_some() {
             mine = PodAssignment::default();
@@ -100,7 +101,7 @@ impl<'a> PlacementPass<'a> {
                 return false;
             };
             if wanted < cpus.len() {
-                // Whole cores may not come out even: some CPUs of its own are then as good as others.
+                // The rest may not fill whole cores. Any of the container's CPUs may then stay.
                 let request = pod.wishes.request(wanted, &near);
                 let rest = self.inputs.placer.place_as(cpus, &request);
                 // The container already owns these CPUs. Too many NUMA nodes are no reason to drop the pod's remaining
@@ -126,7 +127,7 @@ impl<'a> PlacementPass<'a> {
         self.assignments.insert(pod.key.clone(), mine);
     }
 
-    /// Gives a pod's containers what they are owed and have not.
+    /// Gives a pod's containers the CPUs that their entitlements lack.
     pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
         let mine = self.assignments.get(&pod.key).cloned().unwrap_or_default();
         let has = |name: &str| mine.containers.get(name).map_or(0, CpuSet::len);
@@ -168,7 +169,7 @@ impl<'a> PlacementPass<'a> {
             }
             return;
         }
-        // Placed together first and then divided: siblings on a core are pod mates rather than strangers.
+        // The containers are placed together first and then divided, so that containers of the same pod share a core.
         let mut together = self
             .place(&pod.wishes.request(total, &near))
             .map(|placement| placement.cpus)
@@ -232,7 +233,7 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// Why a pod can't be given anything yet.
+    /// Why a pod cannot get CPUs yet.
     fn absent(&self, pod: &PodRequest<'_>) -> Option<&'static str> {
         match (self.inputs.here?, pod.pod.cgroup_uid()) {
             (_, None) => {
@@ -249,8 +250,8 @@ impl<'a> PlacementPass<'a> {
         self.inputs.placer.place_as(&self.free(), request)
     }
 
-    /// More CPUs for one who has some: under the same last-level cache if possible, else on the same NUMA node. Where it
-    /// wants the fewest NUMA nodes, all its CPUs count.
+    /// More CPUs for a container that has some: under the same last-level cache if possible, else on the same NUMA
+    /// node, else anywhere. If the pod wants the fewest NUMA nodes, all CPUs of the container count.
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
         let topology = self.inputs.topology;
         let free = self.free();
@@ -276,7 +277,8 @@ impl<'a> PlacementPass<'a> {
         self.inputs.placer.place_beside(&free, own, request)
     }
 
-    /// Moves running containers that allow it, if a request would be split and need not be then; says whether any move.
+    /// Moves running containers that allow moves, if the moves keep a request from being split. Returns whether any
+    /// container moves.
     fn make_room(&mut self, request: &Request) -> bool {
         let left = self.inputs.moves.saturating_sub(self.moves.len()).min(2);
         if left == 0 {

@@ -18,7 +18,7 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// A worker whose containers have these names, kinds and CPU limits in thousandths.
+/// A worker whose containers have the given names, kinds and CPU limits in thousandths.
 fn pod(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let container = |&(name, kind, cpu): &(&str, ContainerKind, u64)| Container {
         name: name.to_owned(),
@@ -73,7 +73,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     )
 }
 
-/// The pods all of whose containers own CPUs.
+/// The pods in which every container owns CPUs.
 fn whole(decisions: &Decisions) -> Vec<&str> {
     let pods = decisions.desired.pods.iter();
     pods.filter(|(_, plan)| plan.whole)
@@ -116,7 +116,7 @@ fn the_reserved_core_is_kept_and_the_rest_is_dealt() {
 
 #[test]
 fn what_runs_stays_wherever_it_is() {
-    // Spread as no placement would have it, on a reserved CPU even: moving it would be worse.
+    // No placement would spread the CPUs like this, and CPU 0 is even reserved. Moving the container would be worse.
     let decisions = decided(
         &[app("b", 2), app("a", 3)],
         &ledger(&[("a", "main", "0,5,9")]),
@@ -150,7 +150,7 @@ fn a_claim_that_is_owed_no_more_is_dropped() {
     let pods = [shared, app("b", 10)];
     let decisions = decided(&pods, &ledger(&[("a", "main", "8-13")]));
     assert!(decisions.desired.assignment("a").is_empty());
-    // Another pod gets these CPUs only in the next pass, when no pod owns them.
+    // Pod `b` gets the CPUs only in the next pass, when no pod owns them.
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
     assert_eq!(
         cpus(&decided(&pods, &Ledger::default()))[1]
@@ -201,7 +201,7 @@ fn init_containers_run_inside_and_sidecars_count() {
     let decisions = decided(&[mixed], &Ledger::default());
     assert_eq!(cpus(&decisions), ["2-5", "2", "3-5", "shared"]);
     assert_eq!(decisions.desired.pods["a"].inside, ["fetch"]);
-    // Its quota must still hold the container that shares.
+    // The pod's quota must still limit the shared container.
     assert!(whole(&decisions).is_empty());
 }
 
@@ -249,7 +249,7 @@ fn a_pod_that_is_not_here_yet_takes_nothing() {
     );
 }
 
-/// Two NUMA nodes have 6 and 4 free CPUs, others the rest.
+/// Pod `a` on two NUMA nodes with 6 and 4 free CPUs.
 fn fewest(containers: &[(&str, ContainerKind, u64)], more: &[(&str, &str, &str)]) -> Decisions {
     let mut pod = pod("a", containers);
     pod.annotations
@@ -274,7 +274,7 @@ fn who_wants_the_fewest_numa_nodes_shares_rather_than_being_split() {
         ["2-7,12-15"],
         "nobody has 10 CPUs on one NUMA node"
     );
-    // Without the wish it is split.
+    // Without the preference the container is split.
     assert_eq!(
         cpus(&decided(
             &[app("a", 7)],
@@ -312,7 +312,8 @@ fn growth_counts_with_what_is_there() {
         )),
         ["6-7"]
     );
-    // Split already, as it was before it had the wish: it gives back as it would without, and gets no more.
+    // The container was split before it had the preference. It gives CPUs back as without the preference, and gets no
+    // more CPUs.
     assert_eq!(
         cpus(&fewest(
             &[("main", ContainerKind::App, 3000)],
@@ -336,7 +337,7 @@ fn growth_counts_with_what_is_there() {
 
 #[test]
 fn notes_of_one_cpu_are_in_the_singular() {
-    // Of the 14 CPUs that can be given, others have all but 2.
+    // Of the 14 assignable CPUs, all but CPU 3 have an owner.
     let others = [("gone", "main", "4-15"), ("a", "main", "2")];
     let grown = decided(&[app("a", 3)], &ledger(&others));
     let note = grown.containers[0].note.as_deref().unwrap();
@@ -381,7 +382,7 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
 fn default_reserved_cpus_are_a_core_that_nobody_owns() {
     let topology = machine();
     let reserved = |owned: &str| default_reserved(&topology, &set(owned)).to_string();
-    // Each core has two CPUs, which follow each other.
+    // Each core has two CPUs with adjacent numbers.
     let core = |number: u32| topology.core_of(2 * number);
     assert_eq!(reserved(""), core(0).to_string());
     assert_eq!(reserved(&core(0).to_string()), core(1).to_string());

@@ -18,12 +18,13 @@ use crate::cpu::CpuSet;
 /// The phases of a plan, in the order in which the steps are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum CpusetPhase {
-    /// Records of pods and containers that gain CPUs. If the agent crashes afterwards, its next start carries the assignment out.
+    /// Records of pods and containers that gain CPUs, and first records of containers that are only narrowed. If the agent
+    /// crashes afterwards, its next start carries the assignment out.
     RecordGains,
     /// Pods get all CPUs that their containers hold during the plan and after.
     WidenPods,
-    /// Containers that lose CPUs keep the rest of their own. Without a rest, a container gets CPUs that are shared before *and*
-    /// after the plan.
+    /// Containers give up CPUs. An owner keeps the rest of its CPUs. Every other container gets the CPUs that are shared before
+    /// *and* after the plan, or its target if no such CPU exists.
     Narrow,
     /// Quotas and NUMA nodes of former owners are put back.
     RestoreLimits,

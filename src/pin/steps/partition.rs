@@ -95,7 +95,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Records of pods and containers that gain CPUs. If the agent crashes afterwards, its next start carries the assignment out.
+    /// Records of pods and containers that gain CPUs, and first records of containers that are only narrowed. If the agent
+    /// crashes afterwards, its next start carries the assignment out.
     fn record_gains(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
             let next = pod_target.next_record()?;
@@ -161,7 +162,8 @@ impl<'a> PartitionState<'a> {
         })
     }
 
-    /// The set that another program wrote to a pod mate after Pinfold's last write: the release puts this newer set back.
+    /// The present set of a pod mate that overlaps a partition: a set from before Pinfold's first write, or a later set of
+    /// another program. The release puts the set back.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
         (!leaf.owner && self.separated(leaf).is_some()).then(|| written.clone())
