@@ -1,4 +1,5 @@
-//! Being events of changes in directories: manifests that come and go, cgroups that are made and removed.
+//! Inotify watches that report changes in directories: the folder of pod manifests, or the tree of
+//! cgroups.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -11,7 +12,7 @@ use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, Watc
 
 use super::file;
 
-/// What happens in a directory that a watch reports.
+/// The inotify events to watch for in each directory.
 const CHANGES: WatchMask = WatchMask::CREATE
     .union(WatchMask::DELETE)
     .union(WatchMask::MOVED_FROM)
@@ -19,47 +20,49 @@ const CHANGES: WatchMask = WatchMask::CREATE
     .union(WatchMask::CLOSE_WRITE)
     .union(WatchMask::ONLYDIR);
 
-/// Watches a directory and, if wanted, the ones below it.
+/// A watch of a directory tree, down to a chosen depth.
 pub struct Watch {
     root: PathBuf,
     depth: usize,
-    /// A file in each directory whose changes count too: those that the kernel itself tells of.
+    /// The name of a file to watch in each directory, for changes made by the kernel.
     file: Option<&'static str>,
     events: EventStream<[u8; 4096]>,
     watches: Watches,
     covered: HashMap<PathBuf, WatchedFolder>,
-    /// Which directory each watch is of.
+    /// The directory of each inotify watch.
     places: HashMap<WatchDescriptor, PathBuf>,
-    /// A directory could not be watched: the user's limit of watches may have been reached for a while.
+    /// Some directory could not be watched, for example because the user's limit of inotify watches
+    /// was reached. The next change of the directories triggers another attempt.
     missed: bool,
 }
 
-/// A directory that is watched.
+/// A watched directory.
 struct WatchedFolder {
     inode: u64,
-    /// Its own watch, and that of the file in it.
+    /// The inotify watches of the directory and of the file in the directory.
     watched: Vec<WatchDescriptor>,
-    /// The only name in it that matters, where it lies above the root.
+    /// In a directory above the root, the only name whose events matter.
     only: Option<OsString>,
 }
 
 impl WatchedFolder {
-    /// Takes its watches off.
+    /// Removes the directory's watches.
     fn let_go(&mut self, watches: &mut Watches, places: &mut HashMap<WatchDescriptor, PathBuf>) {
         for watched in self.watched.drain(..) {
             places.remove(&watched);
-            // Of one that the kernel ended by itself it knows nothing any more.
+            // The kernel may already have ended the watch. The error is harmless then.
             let _ = watches.remove(watched);
         }
     }
 }
 
-/// What events tell.
+/// A summary of several events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct WatchEvents {
-    /// Something that the watch is for has changed.
+    /// Whether something in the watched tree has changed.
     change: bool,
-    /// Where there may be other directories than before; the root stands for all.
+    /// Directories below which the set of directories may have changed. The root stands for the
+    /// whole tree.
     directories: BTreeSet<PathBuf>,
 }
 
@@ -75,16 +78,19 @@ impl std::fmt::Debug for Watch {
 // === impl Watch ===
 
 impl Watch {
-    /// Watches `root` and directories up to `depth` levels below it. A root that is not there yet is waited for
-    /// through the nearest directory above it that is.
+    /// Watches `root` and directories up to `depth` levels below `root`.
+    ///
+    /// If `root` does not exist yet, the watch waits at the nearest existing directory above
+    /// `root`.
     ///
     /// # Errors
-    /// What inotify says, for example that the user's limit of instances is reached.
+    /// Inotify reports an error, for example because the user's limit of instances is reached.
     pub fn new(root: &Path, depth: usize) -> io::Result<Self> {
         Self::with_file(root, depth, None)
     }
 
-    /// As [`Watch::new`], and `file` in each directory is watched for changes that the kernel makes by itself.
+    /// Like [`Watch::new`], and also watches `file` in each directory for changes made by the
+    /// kernel.
     ///
     /// # Errors
     /// As [`Watch::new`].
@@ -106,12 +112,13 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Waits until something has changed. Several changes at once may be reported as one.
+    /// Waits for a change. A single return may stand for several changes.
     ///
-    /// Cancel safe: an event is taken only when this returns, or when it says nothing.
+    /// Cancel safe: no change is lost, because the function awaits nothing between a change and the
+    /// return.
     ///
     /// # Errors
-    /// What inotify says; the watch is of no more use then.
+    /// Inotify reports an error. The watch is unusable afterwards.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut events = WatchEvents::default();
@@ -119,7 +126,7 @@ impl Watch {
                 Some(event) => self.note(&event?, &mut events),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
-            // A burst is one change: what is in the queue already needs no look of its own.
+            // All queued events count as a single change.
             while let Some(Some(event)) = self.events.next().now_or_never() {
                 self.note(&event?, &mut events);
             }
@@ -127,7 +134,8 @@ impl Watch {
                 events.directories.insert(self.root.clone());
             }
             for directory in &events.directories {
-                // One made before its watch was set may hold others already, hence until nothing new is found.
+                // A new directory may get subdirectories before the directory's watch exists. The
+                // loop therefore runs until no new directory is found.
                 while self.cover(directory) {}
             }
             if events.change {
@@ -146,7 +154,7 @@ impl Watch {
         let Some((place, covered)) =
             place.and_then(|place| Some((place.clone(), self.covered.get_mut(&place)?)))
         else {
-            // The last word of a watch that we took off.
+            // A late event of a removed watch.
             return;
         };
         let ended = event.mask.contains(EventMask::IGNORED);
@@ -156,8 +164,9 @@ impl Watch {
         events.change = true;
         let above = covered.only.is_some();
         if ended {
-            // What is there now may have the same inode; it wants a watch of its own. A kernel may end the watch of a
-            // removed cgroup's file and not that of the cgroup itself.
+            // A new directory at the same path may have the same inode, and needs a new watch. At
+            // the removal of a cgroup, a kernel may end only the watch of the file, and keep the
+            // watch of the cgroup.
             covered.watched.retain(|watched| *watched != event.wd);
             covered.let_go(&mut self.watches, &mut self.places);
             self.places.remove(&event.wd);
@@ -174,10 +183,11 @@ impl Watch {
         }
     }
 
-    /// Watches the directories that are there at and below one, and no others; says whether one was new.
+    /// Watches all existing directories at and below `below`, and removes the watches of missing
+    /// directories. Returns whether a directory was new.
     ///
-    /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until it is events to let go: of their end
-    /// it says nothing.
+    /// The kernel keeps the watch of a removed cgroup, and the memory behind the watch, until
+    /// Pinfold removes the watch. The kernel sends no event about the end of the cgroup itself.
     fn cover(&mut self, below: &Path) -> bool {
         let mut found = HashMap::new();
         let all = below == self.root;
@@ -197,7 +207,7 @@ impl Watch {
         let level = below
             .strip_prefix(&self.root)
             .map_or(0, |rest| rest.components().count());
-        // A link is followed to the root, and nowhere else.
+        // Only the root may be a symbolic link.
         let metadata = if all {
             below.metadata()
         } else {
@@ -230,13 +240,14 @@ impl Watch {
                 }
             };
             let mut watched = vec![watched];
-            // A kernel without such a file, or one for which this cgroup has none, is fine.
+            // Some kernels and some cgroups lack the file. The watch of the directory is enough
+            // then.
             let file = self.file.filter(|_| only.is_none());
             watched.extend(
                 file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()),
             );
             for watched in &watched {
-                // One that was renamed has kept its watch, and the place that it had is nobody's.
+                // A renamed directory keeps the same watch. The old path is no longer covered.
                 let before = self.places.insert(watched.clone(), path.clone());
                 if let Some(before) = before.filter(|before| *before != path) {
                     self.covered.remove(&before);
@@ -256,7 +267,7 @@ impl Watch {
     }
 }
 
-/// Finds a directory and those up to `depth` levels below it, with their inodes.
+/// Finds a directory and the directories up to `depth` levels below, with their inodes.
 fn descend(
     dir: &Path,
     inode: u64,
@@ -296,7 +307,7 @@ mod tests {
                     .unwrap();
             }
         }
-        // The root itself goes and comes back.
+        // The root is removed and created again.
         std::fs::remove_dir(&root).unwrap();
         std::fs::create_dir(&root).unwrap();
         watch.changed().await.unwrap();
@@ -306,7 +317,7 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!(watch.covered.len(), few);
-        // What stands beside it is nobody's business.
+        // A new directory beside the root causes no event.
         std::fs::create_dir(dir.path().join("other")).unwrap();
         let events =
             tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
@@ -319,7 +330,7 @@ mod tests {
         let root = dir.path();
         std::fs::create_dir(root.join("x")).unwrap();
         let mut watch = Watch::new(root, 2).unwrap();
-        // Before and behind its old name.
+        // The first new name sorts before the old name, the second new name after.
         for (from, to) in [("x", "b"), ("b", "y")] {
             std::fs::rename(root.join(from), root.join(to)).unwrap();
             watch.changed().await.unwrap();
@@ -346,7 +357,8 @@ mod tests {
         std::fs::create_dir_all(root.join("burstable/pod1")).unwrap();
         watch.changed().await.unwrap();
         std::fs::create_dir(root.join("burstable/pod1/c0ffee")).unwrap();
-        // Events of the directories above may still be in the queue: wait for the state, not for an event.
+        // Events of the directories above may still be queued. The test therefore waits for the
+        // state, not for an event.
         while !root.join("burstable/pod1/done").exists() {
             tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
                 .await
