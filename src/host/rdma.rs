@@ -1,7 +1,8 @@
-//! RDMA devices (InfiniBand, RoCE, iWARP): what each of their ports has counted, as sysfs tells it.
+//! RDMA devices (InfiniBand, RoCE, iWARP): the counters of each port, read from sysfs.
 //!
-//! Shapes: Documentation/ABI/stable/sysfs-class-infiniband. A device whose driver shares it among network namespaces is seen
-//! in all of them; where `rdma system` says `exclusive`, only in the namespace that has it.
+//! Formats: Documentation/ABI/stable/sysfs-class-infiniband. In the shared mode of `rdma system`,
+//! all network namespaces show a device. In the exclusive mode, only the network namespace of the
+//! device shows the device.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,13 +14,13 @@ use nix::sys::statfs::{FsType, fstatfs};
 
 use super::file;
 
-/// What sysfs is known by.
+/// The file system type of sysfs (`SYSFS_MAGIC`).
 const SYSFS: FsType = FsType(0x6265_6572);
 
-/// Words that the kernel counts data in.
+/// The kernel's unit for counters of data, in bytes.
 const WORD: u64 = 4;
 
-/// What a port counts by itself, each by the name of its file.
+/// The standard counters of a port, by file name.
 pub const COUNTERS: [&str; 21] = [
     "port_xmit_data",
     "port_rcv_data",
@@ -44,27 +45,30 @@ pub const COUNTERS: [&str; 21] = [
     "VL15_dropped",
 ];
 
-/// One port of a device.
+/// A port of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
-    /// The device, like `mlx5_0`.
+    /// The device's name, like `mlx5_0`.
     pub device: String,
     /// The port's number.
     pub port: String,
-    /// Its state, like `ACTIVE`, where it tells.
+    /// The port's state, like `ACTIVE`; `None` if unreadable.
     pub state: Option<String>,
-    /// What it counts, in the order of [`COUNTERS`], data in bytes; `None` for what this port does not count.
+    /// The counts in the order of [`COUNTERS`], data in bytes; `None` for a counter missing on the
+    /// port.
     pub counts: [Option<u64>; COUNTERS.len()],
-    /// What its driver counts besides, by the driver's own names.
+    /// Additional counters of the driver, by the driver's own names.
     pub hardware: BTreeMap<String, u64>,
 }
 
-/// The folder of the devices below a root: the machine's, or that of a process that has a `/sys` of its own namespace.
+/// The folder of the devices below a root. The root is the machine's, or the root of a process with
+/// a `/sys` for another network namespace.
 pub fn folder(root: &Path) -> PathBuf {
     root.join("sys/class/infiniband")
 }
 
-/// Whether devices belong to one network namespace each (`rdma system set netns exclusive`): else all are seen in all of them.
+/// Whether each device belongs to a single network namespace (`rdma system set netns exclusive`).
+/// Otherwise all network namespaces show all devices.
 pub fn is_exclusive(root: &Path) -> bool {
     let mode = root.join("sys/module/ib_core/parameters/netns_mode");
     file::read_value_optional(&mode)
@@ -73,15 +77,15 @@ pub fn is_exclusive(root: &Path) -> bool {
         .is_some_and(|mode| mode == "N")
 }
 
-/// A folder of devices that stays the one it was, whatever a container puts into its place.
+/// An open folder of devices. A container cannot exchange an open folder.
 #[derive(Debug)]
 pub struct DeviceFolder(OwnedFd);
 
 // === impl DeviceFolder ===
 
 impl DeviceFolder {
-    /// Takes hold of the folder below the root of a process, where the kernel itself shows it (sysfs): links lead nowhere but
-    /// within that root.
+    /// Opens the folder below the root of a process, with symbolic links resolved within the root.
+    /// `None` where the folder cannot be opened or is not part of sysfs.
     pub fn of(root: &Path) -> Option<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root = open(root, flags, Mode::empty()).ok()?;
@@ -92,13 +96,13 @@ impl DeviceFolder {
         genuine.then_some(Self(folder))
     }
 
-    /// The way to it.
+    /// A path to the open folder.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 }
 
-/// All ports of all devices in a folder. A file that can't be read counts as one that is not there.
+/// All ports of all devices in a folder. An unreadable file counts as missing.
 pub fn ports(folder: &Path) -> Vec<Port> {
     let mut ports = Vec::new();
     for device in names(folder) {
@@ -113,7 +117,8 @@ pub fn ports(folder: &Path) -> Vec<Port> {
 fn read(port: &Path, device: &str, number: &str) -> Port {
     let counters = port.join("counters");
     let counts = COUNTERS.map(|name| {
-        // Older drivers have counters of 32 bits, which stop at their end, and the same with 64 bits beside them.
+        // Older drivers have 32-bit counters, which stop at their maximum. The folder
+        // `counters_ext` then holds 64-bit versions.
         let wide = count(&port.join("counters_ext").join(format!("{name}_64")));
         let count = wide.or_else(|| count(&counters.join(name)))?;
         Some(if matches!(name, "port_xmit_data" | "port_rcv_data") {
@@ -127,7 +132,7 @@ fn read(port: &Path, device: &str, number: &str) -> Port {
     let hardware = hardware
         .filter_map(|name| Some((name.clone(), count(&folder.join(name))?)))
         .collect();
-    // `4: ACTIVE`
+    // For example `4: ACTIVE`.
     let state = file::read_value_optional(&port.join("state"))
         .ok()
         .flatten();
@@ -141,12 +146,12 @@ fn read(port: &Path, device: &str, number: &str) -> Port {
     }
 }
 
-/// A number; nothing where there is none, as with `N/A (no PMA)`.
+/// The number in a file; `None` without a number, for example for `N/A (no PMA)`.
 fn count(path: &Path) -> Option<u64> {
     file::read_value_optional(path).ok().flatten()?.parse().ok()
 }
 
-/// The names in a folder; none where the folder can't be listed.
+/// The names in a folder; empty where the folder can't be listed.
 fn names(folder: &Path) -> Vec<String> {
     let entries = file::list(folder).unwrap_or_default();
     entries.into_iter().map(|entry| entry.name).collect()
@@ -158,7 +163,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Writes a device's port as the kernel shows it.
+    /// Writes the files of a device's port in the kernel's format.
     pub(crate) fn port(root: &Path, device: &str, counters: &[(&str, &str)]) {
         let port = folder(root).join(device).join("ports/1");
         for (name, text) in counters {
@@ -176,12 +181,12 @@ pub(crate) mod tests {
             DeviceFolder::of(root.path()).is_none(),
             "a folder of anybody's"
         );
-        // A link out of a container's root leads nowhere.
+        // A symbolic link that points outside a container's root is not followed outside.
         let other = tempfile::tempdir().unwrap();
         fs::create_dir_all(other.path().join("sys")).unwrap();
         std::os::unix::fs::symlink("/sys/class", other.path().join("sys/class")).unwrap();
         assert!(DeviceFolder::of(other.path()).is_none());
-        // The machine's own, where it has any.
+        // The machine's own folder, if the machine has RDMA devices.
         let held = DeviceFolder::of(Path::new("/"));
         assert_eq!(held.is_some(), folder(Path::new("/")).is_dir());
         if let Some(held) = held {
@@ -219,7 +224,7 @@ pub(crate) mod tests {
             ("hw_counters/lifespan", "10"),
         ];
         port(root.path(), "mlx5_0", &counters);
-        // An older driver's: the counter of 32 bits has come to its end.
+        // The 32-bit counter of an older driver, at its maximum.
         let old = [
             ("counters/port_xmit_data", "4294967295"),
             ("counters_ext/port_xmit_data_64", "5000000000"),
