@@ -1,8 +1,10 @@
-//! The resource control file system: what sets of CPUs hold of a last-level cache, and what they move to and from memory.
+//! The resource control file system (resctrl): cache occupancy and memory traffic of sets of CPUs.
 //!
-//! Only monitoring groups of our own, below the root group, are made and removed here, by their prefix. Such a group is bound
-//! to CPUs and never to tasks: what runs on those CPUs is monitored there, unless somebody has put it into a group of his own.
-//! Nothing is limited or moved by it. We never mount the file system: with that, limits that others set would begin to hold.
+//! Pinfold makes and removes only its own monitoring groups, recognized by a prefix, below the root
+//! group. Pinfold binds a group to CPUs and never to tasks. The group monitors all tasks on the
+//! CPUs, except tasks in groups of other programs. Monitoring limits nothing and moves nothing.
+//! Pinfold never mounts the file system, because a mount would put limits of other programs into
+//! force.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,31 +14,31 @@ use std::path::{Path, PathBuf};
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-/// How the names of our groups begin.
+/// The prefix of the names of Pinfold's groups.
 pub const PREFIX: &str = "pinfold-";
 
-/// Why there is nothing to be read or made.
+/// Why monitoring is impossible, or why an operation on a group failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResctrlError {
-    /// The kernel has no such file system, mostly because the CPU has nothing to control.
+    /// The kernel lacks the file system, mostly because the CPU has no resources to control.
     #[error(
         "there is no {}: this CPU or kernel offers no monitoring of caches and memory bandwidth (Intel RDT, AMD QoS, Arm MPAM)",
         .0.display()
     )]
     NotOffered(PathBuf),
-    /// It is there to be mounted, or is mounted where we can't see it.
+    /// The file system is not mounted, or the mount is invisible in the container.
     #[error(
         "nothing is mounted on {path}: run \"mount -t resctrl resctrl {path}\" on the node; a pod has to be given the \
          folder as a volume, too", path = .0.display()
     )]
     NotMounted(PathBuf),
-    /// It controls and does not monitor.
+    /// The file system offers control without monitoring.
     #[error("{} lacks info/L3_MON: this CPU can't monitor its last-level cache", .0.display())]
     NotMonitoring(PathBuf),
-    /// Groups can't be made in it at all.
+    /// The file system does not let Pinfold make groups.
     #[error("{} can't be written to: mount it read-write, for root", .0.display())]
     ReadOnly(PathBuf),
-    /// All of the hardware's monitors are in use, or wait until what they counted has left the cache.
+    /// All hardware monitors are in use, or wait until data of a former group has left the cache.
     #[error("no monitoring group can be made now: all RMIDs are in use ({})", .0.display())]
     Exhausted(PathBuf),
     /// A group can't be made or removed, or the groups can't be listed.
@@ -47,18 +49,18 @@ pub enum ResctrlError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A group can't be bound to these CPUs.
+    /// The kernel refuses to bind a group to the CPUs.
     #[error("the kernel does not bind a monitoring group to {}: {says}", cpus.in_words())]
     Refused {
         /// The CPUs.
         cpus: CpuSet,
-        /// What the kernel says in `info/last_cmd_status`.
+        /// The kernel's reason, from `info/last_cmd_status`.
         says: String,
     },
     /// A file can't be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A file holds what it should not.
+    /// A file holds unexpected text.
     #[error("{} holds {text:?}, which can't be read", path.display())]
     Unreadable {
         /// The file.
@@ -68,31 +70,33 @@ pub enum ResctrlError {
     },
 }
 
-/// What a file says that counts.
+/// The value of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// The hardware has no counter for it at the moment.
+    /// The hardware has no counter assigned at the moment.
     Unassigned,
-    /// The hardware could not tell, this time.
+    /// The hardware could not read the counter at the moment.
     Unknown,
 }
 
-/// What a group holds of one last-level cache, and has moved through it. `None` is what this CPU does not monitor.
+/// The counters of a group for a single last-level cache. `None` marks a counter unknown to the
+/// CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Domain {
-    /// The cache's number.
+    /// The cache's id.
     pub id: String,
-    /// What the group holds of it.
+    /// Bytes of the cache in use by the group.
     pub occupancy: Option<Count>,
-    /// What went to and came from all memory, since the group was made.
+    /// Bytes moved to and from all memory, since the group was made.
     pub total: Option<Count>,
-    /// The same, of memory on the cache's own NUMA node.
+    /// Like `total`, for memory on the cache's own NUMA node only.
     pub local: Option<Count>,
 }
 
-/// How folders come and go, and get CPUs; a test has its own, since the kernel fills them and refuses them.
+/// The operations on the folders of groups. Tests replace the operations, because only the kernel
+/// fills new folders and refuses CPUs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Folders {
     pub(crate) make: fn(&Path) -> io::Result<()>,
@@ -100,7 +104,7 @@ pub(crate) struct Folders {
     pub(crate) bind: fn(&Path, &str) -> Result<(), FileError>,
 }
 
-/// The file system below a root.
+/// The resctrl file system below a root.
 #[derive(Debug, Clone)]
 pub struct Resctrl {
     top: PathBuf,
@@ -110,7 +114,7 @@ pub struct Resctrl {
 // === impl Resctrl ===
 
 impl Resctrl {
-    /// The one of the machine whose `sys` lies below `root`.
+    /// The file system of the machine with `sys` below `root`.
     pub fn new(root: &Path) -> Self {
         let folders = Folders {
             make: |path| fs::create_dir(path),
@@ -131,10 +135,11 @@ impl Resctrl {
         }
     }
 
-    /// How many groups of ours there can be: the hardware's monitors (RMIDs), less those of everybody else's groups.
+    /// The largest possible number of Pinfold's groups: the number of hardware monitors (RMIDs)
+    /// without the monitors of all other groups.
     ///
     /// # Errors
-    /// There is no monitoring here, for a reason that says what can be done.
+    /// Monitoring is impossible. The error states the reason and the remedy.
     pub fn room(&self) -> Result<usize, ResctrlError> {
         if !self.top.is_dir() {
             return Err(ResctrlError::NotOffered(self.top.clone()));
@@ -149,7 +154,7 @@ impl Resctrl {
         let Ok(all) = text.parse::<usize>() else {
             return Err(ResctrlError::Unreadable { path, text });
         };
-        // The root group has a monitor, as has each control group, and each monitoring group in any of these.
+        // The root group, each control group and each monitoring group use a monitor each.
         let mut others = 1;
         others += self
             .names(&self.monitoring())?
@@ -164,20 +169,20 @@ impl Resctrl {
         Ok(all.saturating_sub(others))
     }
 
-    /// The names of our groups; there are none where nothing is mounted.
+    /// The names of Pinfold's groups; empty where nothing is mounted.
     ///
     /// # Errors
-    /// They can't be listed.
+    /// The groups can't be listed.
     pub fn ours(&self) -> Result<Vec<String>, ResctrlError> {
         let mut names = self.names(&self.monitoring())?;
         names.retain(|name| name.starts_with(PREFIX));
         Ok(names)
     }
 
-    /// Our groups, with the CPUs that each is bound to.
+    /// Pinfold's groups, each with the CPUs bound to the group.
     ///
     /// # Errors
-    /// They can't be listed, or one of them can't be read.
+    /// The groups can't be listed, or the CPUs of a group can't be read.
     pub fn groups(&self) -> Result<BTreeMap<String, CpuSet>, ResctrlError> {
         let mut groups = BTreeMap::new();
         for name in self.ours()? {
@@ -193,10 +198,10 @@ impl Resctrl {
         Ok(groups)
     }
 
-    /// Makes a group, which monitors nothing yet.
+    /// Makes a group without CPUs. The group monitors nothing before [`Resctrl::bind`].
     ///
     /// # Errors
-    /// There are no monitors left, which may pass, or groups can't be made here.
+    /// All monitors are in use, perhaps only for a while, or groups can't be made.
     pub fn make(&self, name: &str) -> Result<(), ResctrlError> {
         let path = self.group(name);
         (self.folders.make)(&path).map_err(|source| match source.kind() {
@@ -210,10 +215,10 @@ impl Resctrl {
         })
     }
 
-    /// Binds a group to these CPUs and to no others. They leave the group that they were bound to.
+    /// Binds a group to exactly the given CPUs. The CPUs leave their former group.
     ///
     /// # Errors
-    /// One of them is offline, or belongs to a control group that somebody else has made.
+    /// Some CPU is offline, or belongs to a control group of another program.
     pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
         let written = (self.folders.bind)(&self.group(name).join("cpus_list"), &cpus.to_string());
         let Err(FileError::Write { path, data, source }) = written else {
@@ -232,7 +237,7 @@ impl Resctrl {
         })
     }
 
-    /// Removes a group of ours; one that is gone is removed.
+    /// Removes a group of Pinfold. A missing group is no error.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -246,11 +251,11 @@ impl Resctrl {
         }
     }
 
-    /// Reads what a group has counted, by cache. A node of a cache that is split (sub-NUMA clusters) is part of its cache's
-    /// sum and is not told again.
+    /// Reads a group's counters, for each cache. With sub-NUMA clusters, the sum of a cache
+    /// includes all clusters, and no cluster is reported separately.
     ///
     /// # Errors
-    /// The group is gone, or a file can't be read.
+    /// The group is missing, or a file can't be read.
     pub fn read(&self, name: &str) -> Result<Vec<Domain>, ResctrlError> {
         let data = self.group(name).join("mon_data");
         let mut domains = Vec::new();
@@ -260,7 +265,7 @@ impl Resctrl {
             };
             let count = |file: &str| count(&data.join(&folder).join(file));
             domains.push(Domain {
-                // As the kernel's own `id` of the cache has it.
+                // The number without leading zeros, like the kernel's `id` of the cache.
                 id: number
                     .parse::<u32>()
                     .map_or_else(|_| number.to_owned(), |number| number.to_string()),
@@ -280,7 +285,7 @@ impl Resctrl {
         self.monitoring().join(name)
     }
 
-    /// The folders in a folder, by name; none in one that is not there.
+    /// The names of the folders in a folder; empty where the folder is missing.
     fn names(&self, path: &Path) -> Result<Vec<String>, ResctrlError> {
         let entries = file::list_optional(path).map_err(|source| ResctrlError::Folder {
             path: path.to_owned(),
@@ -297,7 +302,7 @@ fn count(path: &Path) -> Result<Option<Count>, ResctrlError> {
     };
     Ok(Some(match text.as_str() {
         "Unassigned" => Count::Unassigned,
-        // "Unavailable" and "Error", or what a later kernel may say instead of a number.
+        // The text is "Unavailable" or "Error", or a new word of a later kernel.
         other => other.parse().map_or(Count::Unknown, Count::Bytes),
     }))
 }
@@ -306,8 +311,9 @@ fn count(path: &Path) -> Result<Option<Count>, ResctrlError> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A tree of files that behaves as the kernel's documentation says, as far as mkdir and rmdir go: it makes a group's
-    /// files, counts the monitors, and keeps some of them in limbo where a file named `limbo` says so.
+    /// A tree of files in which mkdir and rmdir behave as the kernel's documentation says. A new
+    /// group gets files and takes a monitor. The file `limbo` holds the number of monitors in
+    /// limbo.
     pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
         let top = root.join("sys/fs/resctrl");
         fs::create_dir_all(top.join("mon_groups")).unwrap();
@@ -323,7 +329,8 @@ pub(crate) mod tests {
         )
     }
 
-    /// CPUs of somebody else's control group, in a file named `refused`, are refused as the kernel does it.
+    /// Refuses CPUs listed in the file `refused`, as the kernel refuses CPUs of another control
+    /// group.
     fn bind(path: &Path, cpus: &str) -> Result<(), FileError> {
         let top = path.ancestors().nth(3).unwrap();
         let refused = fs::read_to_string(top.join("refused")).unwrap_or_default();
@@ -452,7 +459,7 @@ pub(crate) mod tests {
         fs::write(data.join("mon_L3_01/llc_occupancy"), "Unavailable\n").unwrap();
         fs::write(data.join("mon_L3_01/mbm_total_bytes"), "Error\n").unwrap();
         fs::remove_file(data.join("mon_L3_01/mbm_local_bytes")).unwrap();
-        // Parts of the first cache, and another resource.
+        // Parts of a cache, and a different resource.
         for other in [
             "mon_L3_00/mon_sub_L3_00",
             "mon_sub_L3_01",
