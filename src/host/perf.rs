@@ -1,11 +1,14 @@
-//! Counters of a CPU, whatever runs on it: cycles, instructions, and what its last-level cache was asked for.
+//! Performance counters of a CPU: cycles, instructions, and accesses to the last-level cache.
 //!
-//! They belong to a CPU and not to a cgroup or a process: nothing is done when tasks take turns, and where a CPU has one owner
-//! what it counts is the owner's. Those that are opened for a cgroup count on a CPU while its tasks run there; the kernel
-//! switches them with the tasks, which costs every switch between cgroups something. The counters of a CPU are one group, counted at the same times and read with one call. A
-//! read interrupts the CPU for a moment.
+//! By default the counters belong to a CPU, and not to a cgroup or a process. A context switch then
+//! costs nothing extra. On a CPU with a single owner, the counts are the owner's. Counters opened
+//! for a cgroup count only while tasks of the cgroup run on the CPU. The kernel switches such
+//! counters with the tasks, at a cost for every switch between cgroups. The counters of a CPU form
+//! a group: all count at the same times, and a single system call reads all counts. A read
+//! interrupts the CPU for a moment.
 
-// There are no safe bindings that open each event of a group by itself. The call and the descriptor that it returns are here.
+// No safe bindings open each event of a group separately. The module makes the system call and
+// takes ownership of the returned descriptor.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,29 +22,31 @@ use perf_event_open_sys::{bindings, perf_event_open};
 
 use super::file;
 
-/// Events that are counted together.
+/// The number of events in a group.
 pub const EVENTS: usize = 4;
 
-/// What the kernel writes before the values of a group: how many there are, and two times.
+/// The number of words before a group's counts: the number of counts, the time enabled, the time
+/// running.
 const HEAD: usize = 3;
 
-/// The length of a number.
+/// The size of a word, in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// One kind of event, as the kernel names it.
+/// An event, in the numbers of `perf_event_attr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Hardware, software, a cache.
+    /// The event's type: hardware, software, cache, or the type number of a driver.
     kind: u32,
-    /// Which of that kind.
+    /// The event's number within the type.
     config: u64,
 }
 
-/// What is counted, in this order.
+/// The events of a group, in the order of [`Reading::values`].
 pub type Events = [Event; EVENTS];
 
-/// Events that the kernel counts by itself, on any machine. What counts these is what counts in hardware. The clocks are not
-/// among them: Linux 6.18 was seen to leave events of another kind out of a group that a clock leads, and clocks out of others.
+/// Events that the kernel counts in software, on any machine. The same code counts hardware events,
+/// so tests can use software events. Clocks are unsuitable. On Linux 6.18, groups led by a clock
+/// left out events of another kind, and groups led by an event of another kind left out clocks.
 pub const SOFTWARE: Events = [
     software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES),
     software(bindings::PERF_COUNT_SW_PAGE_FAULTS),
@@ -63,7 +68,7 @@ const fn hardware_event(config: u32) -> Event {
     }
 }
 
-/// What is read from the last-level cache, by its result.
+/// The event of reads from the last-level cache with a given result: access or miss.
 const fn last_level(result: u32) -> Event {
     let read = (bindings::PERF_COUNT_HW_CACHE_OP_READ as u64) << 8;
     let config = bindings::PERF_COUNT_HW_CACHE_LL as u64 | read | (result as u64) << 16;
@@ -73,10 +78,13 @@ const fn last_level(result: u32) -> Event {
     }
 }
 
-/// Cycles, instructions, references and misses of the last-level cache, on the machine whose `proc` lies below `root`.
+/// Cycles, instructions, references and misses of the last-level cache. The machine's `proc` lies
+/// below `root`.
 ///
-/// What Linux calls "cache references" is the last-level cache on Intel's CPUs alone: on AMD's it is the second level, and on
-/// Arm's the first. Elsewhere the last-level cache is asked for by its name, and a CPU that can't count it says so.
+/// The general event "cache references" of Linux means the last-level cache only on Intel CPUs. On
+/// AMD CPUs the event means the second level, and on Arm CPUs the first level. On all CPUs except
+/// Intel's, the function therefore returns the specific events of the last-level cache. A CPU
+/// without the specific events refuses to open them.
 pub fn hardware(root: &Path) -> Events {
     let info = file::read_optional(&root.join("proc/cpuinfo"))
         .ok()
@@ -105,11 +113,12 @@ pub fn hardware(root: &Path) -> Events {
     [cycles, instructions, references, misses]
 }
 
-/// References and misses of the second-level cache, on the machine whose `proc` and `sys` lie below `root`; or why there are
-/// none. Only events that Linux itself names are taken: raw numbers differ from one model to the next.
+/// References and misses of the second-level cache. The machine's `proc` and `sys` lie below
+/// `root`. Only events named by Linux are returned, because raw numbers differ between CPU models.
 ///
 /// # Errors
-/// The kernel has no names for them here.
+/// The reason, in words: the kernel has no names for the events, or the machine has CPUs of several
+/// kinds.
 pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
     let info = file::read_optional(&root.join("proc/cpuinfo"))
         .ok()
@@ -120,7 +129,8 @@ pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
             .find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim()))
     };
     let family = of("cpu family").and_then(|family| family.parse::<u32>().ok());
-    // What Linux calls "cache references" is the second level on AMD's CPUs since Zen (arch/x86/events/amd/core.c).
+    // On AMD CPUs since Zen, "cache references" means the second level
+    // (arch/x86/events/amd/core.c).
     if of("vendor_id") == Some("AuthenticAMD") && family.is_some_and(|family| family >= ZEN) {
         return Ok([
             bindings::PERF_COUNT_HW_CACHE_REFERENCES,
@@ -128,7 +138,8 @@ pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
         ]
         .map(hardware_event));
     }
-    // Arm's architecture has numbers for them, and the driver names those that the CPU has.
+    // The Arm architecture defines numbers for the events. The driver names the events of the CPU
+    // in sysfs.
     let devices = root.join("sys/bus/event_source/devices");
     let mut found = file::list(&devices)
         .unwrap_or_default()
@@ -148,10 +159,11 @@ pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
     }
 }
 
-/// The first family of Zen.
+/// The family of the first Zen CPUs.
 const ZEN: u32 = 0x17;
 
-/// An event that a driver names: `event=0x0016` in its folder, and the number of its kind.
+/// An event named by a driver: the number in the event's file (`event=0x0016`), and the driver's
+/// type number.
 fn named(device: &Path, event: &str) -> Option<Event> {
     let number = |text: &str| u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
     let text = file::read_value_optional(&device.join("events").join(event))
@@ -166,22 +178,22 @@ fn named(device: &Path, event: &str) -> Option<Event> {
     })
 }
 
-/// How many descriptors counters may take: half of what the process may have open.
+/// The number of descriptors available for counters: half of the process's soft limit.
 pub fn descriptors() -> usize {
     let soft = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(soft / 2).unwrap_or(usize::MAX)
 }
 
-/// Why there are no counters.
+/// Why counters are unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfError {
-    /// None of the events can be counted.
+    /// The machine counts none of the events.
     #[error(
         "this machine has no such counters that Linux knows of; a virtual machine has them if its hypervisor passes the \
          CPU's performance monitoring unit on"
     )]
     NotHere,
-    /// The kernel does not let us.
+    /// The kernel denies permission.
     #[error(
         "counting on whole CPUs is not permitted: give Pinfold CAP_PERFMON (or CAP_SYS_ADMIN) and a seccomp profile that \
          allows perf_event_open, or set /proc/sys/kernel/perf_event_paranoid to 0 or less"
@@ -190,7 +202,7 @@ pub enum PerfError {
     /// The CPU is not online.
     #[error("CPU {0} is offline")]
     Offline(u32),
-    /// Something else: descriptors have run out, for example.
+    /// A further error, for example too many open files.
     #[error(
         "can't open counters on CPU {cpu}; too many open files are cured by a higher limit (LimitNOFILE=)"
     )]
@@ -200,7 +212,7 @@ pub enum PerfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// What was opened can't be read.
+    /// Open counters can't be read.
     #[error("can't read the counters of CPU {cpu}")]
     Read {
         /// The CPU.
@@ -210,42 +222,43 @@ pub enum PerfError {
     },
 }
 
-/// What a group has counted since it was opened.
+/// The counts of a group since the group was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
-    /// For how long it was to count, in nanoseconds.
+    /// Nanoseconds in which the group was enabled.
     pub enabled: u64,
-    /// For how long it did: less where there are more events than the CPU can count at once, and they take turns.
+    /// Nanoseconds in which the group counted. The time is shorter than `enabled` if the CPU has
+    /// too few counters for all groups, so that groups take turns.
     pub running: u64,
-    /// Each event's count while it ran; `None` for one that this CPU does not have.
+    /// Each event's count during `running`; `None` for an event missing on the CPU.
     pub values: [Option<u64>; EVENTS],
 }
 
-/// The open counters of one CPU.
+/// The open counters of a CPU.
 #[derive(Debug)]
 pub struct Group {
     cpu: u32,
-    /// The first of them stands for all; the others are kept open and never read.
+    /// The descriptors of the counters. A read of the first descriptor returns all counts.
     files: Vec<File>,
-    /// Which of the events were opened.
+    /// Whether each event was opened.
     has: [bool; EVENTS],
 }
 
 // === impl Group ===
 
 impl Group {
-    /// Opens counters on a CPU, which count from now on. An event that the CPU does not have is left out.
+    /// Opens counters on a CPU and starts to count. Events missing on the CPU are left out.
     ///
     /// # Errors
-    /// Not one of the events is to be had, or none may be, or the CPU is not online.
+    /// The CPU has none of the events, the kernel denies permission, or the CPU is offline.
     pub fn open(cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
         Self::of(cpu, events, None)
     }
 
-    /// The same, of the tasks of a cgroup alone, whose folder this is.
+    /// Opens counters on a CPU for the tasks of a cgroup. `cgroup` is the cgroup's open folder.
     ///
     /// # Errors
-    /// As of a whole CPU; or the hierarchy is not one by which events are counted.
+    /// As for [`Group::open`]. Also, the cgroup hierarchy may not support performance counters.
     pub fn open_in(cgroup: &File, cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
         Self::of(cpu, events, Some(cgroup))
     }
@@ -272,12 +285,12 @@ impl Group {
         }
     }
 
-    /// Which of the events this CPU has.
+    /// Whether the CPU has each event.
     pub fn has(&self) -> [bool; EVENTS] {
         self.has
     }
 
-    /// Reads them all; `None` where the counters have ended, because the CPU went offline.
+    /// Reads all counts; `None` where the counters ended because the CPU went offline.
     ///
     /// # Errors
     /// The kernel refuses to read.
@@ -297,8 +310,8 @@ impl Group {
     }
 }
 
-/// What becomes of the group when an event can't be opened: nothing, if the CPU just doesn't have it, or can't count it beside
-/// the others (EINVAL).
+/// Decides whether a failed event ends the whole group. An event is only left out if the CPU lacks
+/// the event, or cannot count the event together with the rest of the group (EINVAL).
 fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     match errno {
         Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EINVAL => Ok(()),
@@ -312,7 +325,8 @@ fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     }
 }
 
-/// Opens one event on a CPU, whoever runs there or of a cgroup alone, as the first of a group or as one more in it.
+/// Opens an event on a CPU, for all tasks or for the tasks of a cgroup. Without a leader, the event
+/// leads a new group.
 fn open(
     cpu: u32,
     event: Event,
@@ -332,16 +346,18 @@ fn open(
         None => (-1, 0),
     };
     let flags = bindings::PERF_FLAG_FD_CLOEXEC | mode;
-    // SAFETY: `attr` is a whole structure that outlives the call, which reads it, and may write to it the size that it wanted.
-    // It asks for counting alone: no samples, so that the kernel writes to no other memory of ours.
+    // SAFETY: `attr` is a complete structure and outlives the call. The kernel reads `attr`, and
+    // may write the expected size into `attr`. The request asks for counts without samples, so the
+    // kernel writes to no further memory of the process.
     let fd = unsafe { perf_event_open(&raw mut attr, of, cpu, leader, flags.into()) };
     let fd = Errno::result(fd)?;
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just made the descriptor, and no further code has the descriptor.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// The numbers as the kernel writes them: how many values, the time enabled, the time running, the values. Nothing at all, or
-/// fewer values than were opened, come from a group that has ended.
+/// Decodes the kernel's words: the number of values, the time enabled, the time running, the
+/// values. A group that has ended returns nothing, or fewer values than opened events. The result
+/// is `None` then.
 fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<Reading> {
     let mut words = bytes
         .chunks_exact(WORD)
@@ -482,7 +498,7 @@ mod tests {
         };
         let intel = of("processor\t: 0\nvendor_id\t: GenuineIntel\n");
         assert_eq!(intel, [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        // The third cache, reads, results 0 (accesses) and 1 (misses).
+        // The last-level cache (number 2), reads, results 0 (accesses) and 1 (misses).
         for other in ["vendor_id\t: AuthenticAMD\n", "CPU implementer\t: 0x41\n"] {
             assert_eq!(
                 of(other),
