@@ -1,10 +1,13 @@
-//! [`Diag`]: the TCP connections of a network namespace, each with what the kernel has measured of it.
+//! [`Diag`]: the TCP connections of a network namespace, with the kernel's measurements of each
+//! connection.
 //!
-//! The kernel walks its table of all connections on the machine for every question, however few of them are in the namespace.
-//! The older form of the question (`TCPDIAG_GETSOCK`) names no version of IP and is answered with both after one walk, in
-//! every kernel so far; the newer one takes a walk for each. Sockets that listen are in another table and are not asked for.
+//! For every request, the kernel walks the table of all connections on the machine, however few
+//! belong to the namespace. The older request type (`TCPDIAG_GETSOCK`) names no IP version. After a
+//! single walk, every kernel to date answers with connections of both IP versions. The newer
+//! request type needs a walk for each IP version. Listening sockets are in a separate table and are
+//! not requested.
 //!
-//! Shapes: include/uapi/linux/{inet_diag,tcp,netlink}.h.
+//! Formats: include/uapi/linux/{inet_diag,tcp,netlink}.h.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,10 +23,11 @@ use nix::sys::time::TimeVal;
 
 use super::netlink::{self, Message, number32, number64};
 
-/// A question is answered in milliseconds; beyond this, somebody keeps us from the end of the answer.
+/// The time limit for an answer. The kernel answers within milliseconds. A later end of the answer
+/// means that messages of another process interfere.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a connection is in the middle of.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "they are the names of RFC 9293")]
 pub enum State {
@@ -39,42 +43,43 @@ pub enum State {
     Closing,
 }
 
-/// A TCP connection as it was when it was looked at.
+/// A TCP connection at the time of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connection {
-    /// What it is in the middle of.
+    /// The connection's state.
     pub state: State,
-    /// Its number, which the kernel gives to no other socket until the machine is started again.
+    /// The socket's number (cookie). No later socket gets the same number until the next boot.
     pub cookie: u64,
-    /// The address at this end.
+    /// The local address.
     pub local: IpAddr,
-    /// The address at the other end.
+    /// The remote address.
     pub remote: IpAddr,
-    /// The number of the cgroup (of version 2) in which its socket was made. Linux tells it since 5.9; remnants of connections
-    /// (`TIME_WAIT`) and ones that are not made yet (`SYN_RECV`) have none.
+    /// The id of the cgroup (version 2) in which the socket was made. Linux reports the id since
+    /// 5.9. Connections in the states `TIME_WAIT` and `SYN_RECV` have no id.
     pub cgroup: Option<u64>,
-    /// What was measured; not of remnants and ones that are not made yet.
+    /// The measurements; `None` in the states `TIME_WAIT` and `SYN_RECV`, and before Linux 4.10.
     pub measured: Option<Measured>,
 }
 
-/// What the kernel has measured of a connection since it was made.
+/// The kernel's measurements of a connection since the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Measured {
-    /// The smoothed time until what is sent is acknowledged; `None` before the first acknowledgement.
+    /// The smoothed time from sending to acknowledgement; `None` before the first acknowledgement.
     pub rtt: Option<Duration>,
-    /// Microseconds in which there was something to send, or to be acknowledged.
+    /// Microseconds with data to send or to be acknowledged.
     pub busy: u64,
-    /// Those of them in which the receiver had no room for more.
+    /// Microseconds of `busy` in which the receiver had no room for more data.
     pub receiver_limited: u64,
-    /// Those in which the socket's own buffer for sending was too small.
+    /// Microseconds of `busy` in which the socket's send buffer was too small.
     pub buffer_limited: u64,
-    /// Bytes sent and acknowledged; the kernel counts the marks of a beginning and an end as a byte each.
+    /// Bytes sent and acknowledged. The kernel counts SYN and FIN as a byte each.
     pub acknowledged: u64,
     /// Bytes received.
     pub received: u64,
 }
 
-/// A connection to the kernel's socket diagnosis: of the network namespace in which it was opened, which it keeps alive.
+/// A socket for the kernel's socket diagnosis. The socket belongs to the network namespace in which
+/// the socket was opened, and keeps the namespace alive.
 #[derive(Debug)]
 pub struct Diag {
     socket: OwnedFd,
@@ -85,12 +90,13 @@ pub struct Diag {
 const GET: u16 = 18;
 const REQUEST_DUMP: u16 = 0x301;
 
-/// The length of a question after its header, and where in it there are: the attributes wanted, the states wanted.
+/// The length of a request after the netlink header, and the offsets of the requested attributes
+/// and of the requested states.
 const QUESTION: usize = 60;
 const WANTED: usize = 3;
 const STATES: usize = 52;
 
-/// The length of `struct inet_diag_msg`, and what is where in it.
+/// The length of `struct inet_diag_msg`, and the offsets of used fields.
 const MESSAGE: usize = 72;
 const LOCAL: usize = 8;
 const REMOTE: usize = 24;
@@ -99,10 +105,11 @@ const COOKIE: usize = 44;
 const INFO: u16 = 2;
 const CGROUP_ID: u16 = 21;
 
-/// Every state but that of sockets that listen; the last one is how the table calls connections that are not made yet.
+/// All states except the state of listening sockets (10). The table uses the last state (12) for
+/// connections in setup.
 const ALL_STATES: u32 = 0x1ffe & !(1 << 10);
 
-// Where they are in `struct tcp_info`: fields have only ever been added at its end.
+// Offsets in `struct tcp_info`. New fields have only ever been added at the end.
 const RTT: usize = 68;
 const ACKNOWLEDGED: usize = 120;
 const RECEIVED: usize = 128;
@@ -113,7 +120,7 @@ const BUFFER_LIMITED: usize = 184;
 // === impl State ===
 
 impl State {
-    /// All of them, in the kernel's order.
+    /// All states, in the kernel's order.
     pub const ALL: [Self; 10] = [
         Self::Established,
         Self::SynSent,
@@ -127,7 +134,7 @@ impl State {
         Self::Closing,
     ];
 
-    /// Its name, as it stands in labels.
+    /// The state's name in metric labels.
     pub fn name(self) -> &'static str {
         match self {
             Self::Established => "established",
@@ -163,15 +170,15 @@ impl State {
 // === impl Diag ===
 
 impl Diag {
-    /// Connects, in the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel has no such thing, or is short of something.
+    /// The kernel lacks socket diagnosis, or is short of resources.
     pub fn open() -> io::Result<Self> {
         let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkSockDiag);
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(protocol))?;
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
-        // The kernel fills as much as is offered, up to this.
+        // The kernel fills the whole buffer, up to 32 KiB.
         Ok(Self {
             socket,
             sequence: 0,
@@ -179,10 +186,12 @@ impl Diag {
         })
     }
 
-    /// The connections of the namespace, `most` of them at most. One that comes or goes meanwhile may be missing.
+    /// The connections of the namespace. A connection opened or closed during the request may be
+    /// missing.
     ///
     /// # Errors
-    /// The kernel was built without the diagnosis of TCP (CONFIG_INET_DIAG), or does not answer; or there are more.
+    /// The kernel was built without TCP diagnosis (CONFIG_INET_DIAG) or does not answer, or the
+    /// namespace has more than `most` connections.
     pub fn connections(&mut self, most: usize) -> io::Result<Vec<Connection>> {
         self.sequence = self.sequence.wrapping_add(1);
         let question = question(self.sequence)?;
@@ -195,7 +204,7 @@ impl Diag {
         let mut found = Vec::new();
         let until = Instant::now() + TIMEOUT;
         loop {
-            // Whoever may write here could keep us for ever.
+            // Messages of another process could otherwise keep the loop running for ever.
             if Instant::now() >= until {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
@@ -204,7 +213,8 @@ impl Diag {
             }
             let (length, from) =
                 recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer)?;
-            // Inside a pod's namespace its own processes may be able to write here, too.
+            // In a pod's network namespace, the pod's processes may be able to send to the socket,
+            // too.
             if from.is_none_or(|from| from.pid() != 0) {
                 continue;
             }
@@ -231,14 +241,15 @@ fn question(sequence: u32) -> io::Result<Vec<u8>> {
     netlink::message(GET, REQUEST_DUMP, sequence, &content)
 }
 
-/// Adds the connections that are in a part of the answer to a question of this number; says whether it was the last part.
+/// Adds the connections in a part of an answer. `sequence` is the number of the request. Returns
+/// whether the part was the last part.
 ///
 /// # Errors
-/// The kernel says that it can't answer, or the bytes make no sense.
+/// The kernel reports an error, or the bytes are malformed.
 pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> io::Result<bool> {
     while !messages.is_empty() {
         let message = Message::take(&mut messages).ok_or_else(nonsense)?;
-        // An answer to an earlier question, given up by then, is passed over.
+        // A late answer to an earlier, abandoned request is skipped.
         if message.sequence != sequence {
             continue;
         }
@@ -252,7 +263,7 @@ pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> 
     Ok(false)
 }
 
-/// A connection; `None` for what is in no state of one.
+/// Decodes a connection; `None` for a socket that is not in a connection's state.
 fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
     let (head, mut attributes) = message.split_at_checked(MESSAGE).ok_or_else(nonsense)?;
     let &[family, state, ..] = head else {
@@ -287,7 +298,7 @@ fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
     Ok(Some(connection))
 }
 
-/// An address of either version; one of version 4 is that, also on a socket of version 6.
+/// An address of either IP version. An IPv4 address mapped into IPv6 becomes an IPv4 address.
 fn address(family: i32, bytes: &[u8]) -> Option<IpAddr> {
     match family {
         libc::AF_INET => bytes
@@ -300,7 +311,7 @@ fn address(family: i32, bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// What is in a `struct tcp_info`; `None` where the kernel does not tell as much (before Linux 4.10).
+/// Decodes a `struct tcp_info`; `None` where the structure is too short (before Linux 4.10).
 fn measured(info: &[u8]) -> Option<Measured> {
     let rtt = number32(info, RTT)?;
     Some(Measured {
@@ -468,7 +479,7 @@ mod tests {
             let cookie_at = std::ptr::from_mut(&mut cookie);
             let mut length = 8;
             let number = stream.as_raw_fd();
-            // SAFETY: the kernel writes at most 8 bytes, which is the size of the number.
+            // SAFETY: the kernel writes at most 8 bytes, the size of the number.
             #[allow(unsafe_code)]
             let got = unsafe {
                 libc::getsockopt(
@@ -494,7 +505,7 @@ mod tests {
                     .unwrap()
             };
             let [client, server] = ends.map(of);
-            // The mark of the beginning counts as one; an acknowledgement may wait a moment.
+            // The SYN counts as a byte. The last acknowledgement may arrive a moment later.
             if client.measured.unwrap().acknowledged == 1001 {
                 break (client, server);
             }
