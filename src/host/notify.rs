@@ -1,26 +1,27 @@
-//! [`Notifier`]: what the service manager is told, on the socket that it names in `NOTIFY_SOCKET`.
+//! [`Notifier`]: messages to the service manager, on the socket named in `NOTIFY_SOCKET`.
 
 use std::io;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// The way to the service manager; every message is lost where there is none, as in a container.
+/// The connection to the service manager. Without a service manager, as in a container, every
+/// message is lost.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Notifier;
 
 // === impl Notifier ===
 
 impl Notifier {
-    /// The start is done.
+    /// Reports that the start is done.
     ///
     /// # Errors
-    /// There is a service manager, and it can't be told.
+    /// The service manager's socket exists, and the message can't be sent.
     pub fn ready(self, status: &str) -> io::Result<()> {
         sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line(status))])
     }
 
-    /// What a person sees as the service's status.
+    /// Sets the service's status, for people to read.
     ///
     /// # Errors
     /// As [`Notifier::ready`].
@@ -28,7 +29,7 @@ impl Notifier {
         sd_notify::notify(&[NotifyState::Status(&line(status))])
     }
 
-    /// Still alive.
+    /// Reports that the process is alive.
     ///
     /// # Errors
     /// As [`Notifier::ready`].
@@ -36,7 +37,7 @@ impl Notifier {
         sd_notify::notify(&[NotifyState::Watchdog])
     }
 
-    /// The stop has begun.
+    /// Reports that the stop has begun.
     ///
     /// # Errors
     /// As [`Notifier::ready`].
@@ -44,13 +45,13 @@ impl Notifier {
         sd_notify::notify(&[NotifyState::Stopping])
     }
 
-    /// How long the service manager waits for a sign of life; `None` where it doesn't.
+    /// How long the service manager waits for a sign of life; `None` without a watchdog.
     pub fn watchdog(self) -> Option<Duration> {
         sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero())
     }
 }
 
-/// One line: another one would be another message.
+/// The first line of a text. A second line would be a separate message.
 fn line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
