@@ -1,7 +1,8 @@
-//! [`Taskstats`]: what the scheduler has counted for all threads of a process, those that have ended included, with one
-//! question over generic netlink instead of two files for each thread.
+//! [`Taskstats`]: the scheduler's counts for all threads of a process, ended threads included. A
+//! single request over generic netlink replaces two files for each thread.
 //!
-//! Shapes: Documentation/accounting/taskstats.rst and include/uapi/linux/{taskstats,genetlink,netlink}.h.
+//! Formats: Documentation/accounting/taskstats.rst and
+//! include/uapi/linux/{taskstats,genetlink,netlink}.h.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,7 +18,7 @@ use nix::sys::time::TimeVal;
 use super::netlink::{self, HEADER, number64};
 use super::proc::Scheduled;
 
-/// The family that knows the numbers of all others.
+/// The netlink family that reports the numbers of all generic families.
 const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
@@ -33,17 +34,18 @@ const REQUEST: u16 = 1;
 /// The length of the header of a generic netlink message.
 const GENERIC: usize = 4;
 
-/// How often its threads got a CPU: nothing where the kernel was built without the accounting of delays.
+/// The offset of the count of runs on a CPU. The count is 0 where the kernel was built without
+/// delay accounting.
 const RUNS: usize = 16;
-/// Where the counters are in `struct taskstats`: fields have only ever been added at its end.
+/// Offsets of counters in `struct taskstats`. New fields have only ever been added at the end.
 const RUN_DELAY: usize = 24;
 const VOLUNTARY: usize = 272;
 const INVOLUNTARY: usize = 280;
 
-/// How often a thread waits that is there to be remembered.
+/// The number of times that the test thread of `remembers` sleeps.
 const WAITS: u64 = 20;
 
-/// A connection to the kernel's accounting.
+/// A connection to the kernel's task accounting.
 #[derive(Debug)]
 pub struct Taskstats {
     socket: OwnedFd,
@@ -55,11 +57,12 @@ pub struct Taskstats {
 // === impl Taskstats ===
 
 impl Taskstats {
-    /// Connects, and asks for this process once.
+    /// Connects, and requests the counts of the calling process once.
     ///
     /// # Errors
-    /// The kernel has no such accounting, or does not let this process ask: that takes CAP_NET_ADMIN and the machine's own
-    /// process ids (`hostPID`). Or it forgets context switches of threads that have ended, as kernels before 2026 do.
+    /// The kernel lacks the accounting, or denies permission. Requests need CAP_NET_ADMIN and the
+    /// machine's own process ids (`hostPID`). Kernels before 2026 forget the context switches of
+    /// ended threads, which is an error, too.
     pub fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(
@@ -68,7 +71,7 @@ impl Taskstats {
             flags,
             Some(SockProtocol::NetlinkGeneric),
         )?;
-        // The kernel answers before the question is sent, or never.
+        // The kernel answers before `sendto` returns, or never.
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
         let mut this = Self {
             socket,
@@ -97,7 +100,7 @@ impl Taskstats {
         Ok(this)
     }
 
-    /// Whether what a thread has done still counts when it has ended.
+    /// Tests whether the kernel still counts the context switches of an ended thread.
     fn remembers(&mut self, own: i32) -> io::Result<bool> {
         let waits = |taskstats: &mut Self| -> io::Result<u64> {
             Ok(taskstats
@@ -114,10 +117,10 @@ impl Taskstats {
         Ok(waits(self)?.saturating_sub(before) >= WAITS)
     }
 
-    /// What was counted for a process since it began; `None` for one that is gone.
+    /// The counts of a process since the start of the process; `None` for a missing process.
     ///
     /// # Errors
-    /// The kernel refuses to say.
+    /// The kernel refuses to answer.
     pub fn of(&mut self, pid: i32) -> io::Result<Option<Scheduled>> {
         let Some(stats) = self.stats(pid)? else {
             return Ok(None);
@@ -153,7 +156,7 @@ impl Taskstats {
         let length = loop {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
             let mut received = self.buffer.get(..length).unwrap_or_default();
-            // An answer to an earlier question, given up by then, is passed over.
+            // A late answer to an earlier, abandoned request is skipped.
             let message = netlink::Message::take(&mut received);
             let Some(message) = message.filter(|message| message.sequence == self.sequence) else {
                 continue;
@@ -232,7 +235,7 @@ mod tests {
             let cut = attribute(&whole[..end], PROCESS).and_then(|inner| attribute(inner, STATS));
             assert_eq!(cut.and_then(scheduled), None, "{end}");
         }
-        // Lengths that lead nowhere.
+        // Lengths below the header's length, and a length beyond the end.
         for length in [0_u16, 1, 3, u16::MAX] {
             assert_eq!(
                 attribute(&[&length.to_ne_bytes()[..], &[9, 0, 0, 0]].concat(), STATS),
