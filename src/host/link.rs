@@ -1,4 +1,4 @@
-//! Bridges, veth pairs and addresses over rtnetlink, and the errors of everything about networks.
+//! Bridges, veth pairs and addresses over rtnetlink, and the errors of all network operations.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,7 +12,7 @@ use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth};
 /// Why a network could not be made or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// The kernel wants a privilege.
+    /// The process lacks a privilege.
     #[error("cannot {operation} {subject}: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN")]
     NotPermitted {
         /// The operation, as a verb.
@@ -37,7 +37,7 @@ pub enum NetError {
         #[source]
         source: io::Error,
     },
-    /// Anything else that the kernel refused.
+    /// The kernel refused for a different reason.
     #[error("cannot {operation} {subject}")]
     Failed {
         /// The operation, as a verb.
@@ -48,18 +48,18 @@ pub enum NetError {
         #[source]
         source: io::Error,
     },
-    /// An address that can't be given to a container of this switch.
+    /// A container of the switch can't have the address.
     #[error("cannot give a container the address {address}: {reason}")]
     Address {
         /// The address.
         address: Ipv4Addr,
-        /// What is wrong with it and what to use.
+        /// What is wrong with the address, and which address to use.
         reason: &'static str,
     },
 }
 
 impl NetError {
-    /// Names the operation and sorts the error by what a person can do about it.
+    /// Names the operation, and chooses the variant by the remedy for the error.
     pub(super) fn new(
         operation: &'static str,
         subject: impl Into<String>,
@@ -88,14 +88,15 @@ impl NetError {
     }
 }
 
-/// The links of one network namespace: the one that the socket was opened in.
+/// The links of the network namespace in which the socket was opened.
 #[derive(Debug)]
 pub(super) struct Links {
     handle: Handle,
 }
 
 impl Links {
-    /// Opens a netlink socket in the calling thread's namespace; to be called inside a tokio runtime, which drives it.
+    /// Opens a netlink socket in the calling thread's namespace. The call needs a tokio runtime,
+    /// which drives the socket.
     pub(super) fn open() -> Result<Self, NetError> {
         let (connection, handle, _) = rtnetlink::new_connection()
             .map_err(|source| NetError::new("open", "a netlink socket", source))?;
@@ -103,14 +104,15 @@ impl Links {
         Ok(Self { handle })
     }
 
-    /// Adds a bridge and sets it up.
+    /// Adds a bridge and sets the bridge up.
     pub(super) async fn add_bridge(&self, name: &str) -> Result<(), NetError> {
         let message = LinkBridge::new(name).build();
         let added = self.handle.link().add(message).execute().await;
         added.map_err(|error| NetError::new("add", format!("bridge {name}"), kernel(error)))
     }
 
-    /// Adds a veth pair: `name` here and in the bridge `bridge`, `peer` in another namespace; `name` is set up.
+    /// Adds a veth pair and sets `name` up. `name` belongs to the current namespace and to the
+    /// bridge `bridge`, `peer` belongs to `namespace`.
     pub(super) async fn add_port(
         &self,
         name: &str,
@@ -119,7 +121,8 @@ impl Links {
         namespace: BorrowedFd<'_>,
     ) -> Result<(), NetError> {
         let controller = self.index(bridge).await?;
-        // The peer is born in its own namespace: a name like eth0 can't collide here, not even for a moment.
+        // The kernel creates the peer directly in `namespace`. A name like eth0 therefore never
+        // collides in the current namespace.
         let peer = LinkUnspec::new_with_name(peer)
             .setns_by_fd(namespace.as_raw_fd())
             .build();
@@ -173,7 +176,7 @@ impl Links {
     }
 }
 
-/// The kernel's errno if the kernel answered, else the library's own words.
+/// The kernel's errno if the kernel answered, else the error of the library.
 fn kernel(error: rtnetlink::Error) -> io::Error {
     match error {
         rtnetlink::Error::NetlinkError(message) => message.to_io(),
