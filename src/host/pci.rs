@@ -1,12 +1,13 @@
-//! Where PCI devices are plugged in.
+//! The NUMA nodes of PCI devices.
 
 use std::path::Path;
 
 use super::file;
 
-/// The NUMA node that a PCI device is near, by its address as in `0000:3b:00.0`.
+/// The NUMA node near a PCI device. The device's address has the form `0000:3b:00.0`.
 ///
-/// `None` where the name is no address, there is no such device, or the machine doesn't tell (the kernel says −1).
+/// `None` where the address is malformed, the device is missing, or the node is unknown (the kernel
+/// reports −1).
 pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
     if !is_address(address) {
         return None;
@@ -18,7 +19,8 @@ pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
     file::read_optional(&path).ok().flatten()?.parse().ok()
 }
 
-/// Whether this is domain, bus, device and function in hexadecimal: an id from elsewhere must not become a path.
+/// Whether a text is domain, bus, device and function in hexadecimal. A text from another program
+/// must not become a path unchecked.
 fn is_address(text: &str) -> bool {
     let hex = |part: &str, min: usize, max: usize| {
         (min..=max).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
