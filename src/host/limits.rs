@@ -1,4 +1,4 @@
-//! The resources that this process uses: open files and memory.
+//! The process's own use of resources: open files and memory.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
@@ -6,11 +6,11 @@ use std::sync::Once;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Descriptors reserved for further uses: sockets, watches, and files that are read and closed again.
+/// Descriptors reserved for further uses: sockets, watches, and files opened only for a moment.
 const OTHERS: u64 = 512;
 
-/// At most [`MOST`] files of cgroups stay open; an open file costs the kernel some 5 KiB. At most an eighth as many
-/// places in /proc stay open.
+/// The largest number of cgroup files that stay open. An open file costs the kernel some 5 KiB. At
+/// most an eighth as many places in /proc stay open.
 const MOST: usize = 8192;
 const EIGHTH: usize = MOST / 8;
 
@@ -23,8 +23,8 @@ pub struct Room {
     pub places: usize,
 }
 
-/// The number of files that may stay open. The limit is raised first, as far as possible without privileges. Half of
-/// the limit is left for counters of CPUs.
+/// The number of files that may stay open. First the soft limit is raised to the hard limit, if
+/// permitted. Half of the limit is left for counters of CPUs.
 pub fn room_for_files() -> Room {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return Room::default();
@@ -41,16 +41,16 @@ pub fn room_for_files() -> Room {
     }
 }
 
-/// The number of counters that may be open for containers on shared CPUs. These counters may take half of the
-/// descriptors left for counters of CPUs.
+/// The number of counters that may be open for containers on shared CPUs: half of the descriptors
+/// left for counters of CPUs.
 pub fn room_for_shared_counters() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(limit / 4).unwrap_or(usize::MAX)
 }
 
-/// Keeps the memory of this process small: one heap for all threads, which returns free memory to the kernel. By
-/// default each thread gets a heap of its own. Memory for a single scrape then stays with the thread that answered
-/// the scrape.
+/// Keeps the process's memory small: all threads share a heap, and the heap returns free memory to
+/// the kernel early. By default each thread gets a heap. Memory for a single scrape would then stay
+/// with the thread that answered the scrape.
 pub fn keep_memory_small() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, value) in [
@@ -73,9 +73,9 @@ pub fn give_back_memory() {
     }
 }
 
-/// Drops the program's code from the memory of this process once, after the start. Half of the code serves only the
-/// start, or commands that do not run. Code that runs again is mapped again from the kernel's copy of the file, which
-/// stays.
+/// Drops the program's code from the process's memory once, after the start. Half of the code
+/// serves only the start, or commands that do not run. When code runs again, the kernel maps the
+/// code again from the cached copy of the file.
 pub fn give_back_code() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -93,8 +93,8 @@ pub fn give_back_code() {
                 && own
                 && map.perms == code
             {
-                // SAFETY: the mapping is read-only and private. All its pages are the file's, and are read from the
-                // file again.
+                // SAFETY: the mapping is read-only and private. All pages of the mapping come from
+                // the file, and are read from the file again.
                 unsafe {
                     nix::libc::madvise(
                         start as *mut nix::libc::c_void,
