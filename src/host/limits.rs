@@ -63,8 +63,8 @@ pub fn keep_memory_small() {
     }
 }
 
-/// Returns free memory between used blocks to the kernel. By default the allocator returns only memory above all used
-/// blocks.
+/// Returns free memory between used blocks to the kernel. By default the allocator returns only
+/// memory above all used blocks.
 pub fn give_back_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the allocator takes its own lock, and touches no memory in use.
