@@ -1,8 +1,9 @@
-//! [`decide`]: its input is pods, policy and ledger, its output the desired owner of each exclusive CPU.
+//! [`decide`] turns pods, policy and ledger into the desired owner of each exclusive CPU.
 //!
-//! Running containers stay where they are. The ledger's assignment stays as long as the container is entitled to as
-//! many CPUs. [`Placer`] alone chooses the CPUs of a new assignment. The containers of a pod are placed together
-//! first and then divided, so that containers of the same pod share a core rather than containers of different pods.
+//! Running containers stay on their CPUs. The ledger's assignment stays as long as the container is
+//! entitled to as many CPUs. [`Placer`] alone chooses the CPUs of a new assignment. The containers
+//! of a pod are placed together first and then divided. Containers then share cores with containers
+//! of the same pod rather than with foreign containers.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -23,42 +24,42 @@ pub struct DecisionInput<'a> {
     pub topology: &'a Topology,
     /// The machine's placer.
     pub placer: &'a Placer,
-    /// CPUs that are never assigned.
+    /// CPUs excluded from assignments.
     pub reserved: &'a CpuSet,
     /// The rules for entitlements.
     pub policy: &'a Policy,
-    /// The preferences of a pod that states none.
+    /// The default preferences, for pods without preferences.
     pub wishes: &'a CpuPreferences,
     /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Pod],
-    /// The uids of pods that have a container or are about to get a container: only these pods own CPUs. `None` in a
-    /// plan on paper: every pod counts as begun.
+    /// The uids of pods with a container, now or soon: only these pods own CPUs. `None` in a plan
+    /// on paper: every pod counts as begun.
     pub here: Option<&'a HashSet<&'a str>>,
     /// NUMA nodes of the pods' devices, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room.
     pub moves: usize,
-    /// Whether the container runtime or the API has had time to tell which containers exist. Before then, a pod that
-    /// seems to have no container keeps its CPUs.
+    /// Whether the container runtime or the API has had time to report the existing containers.
+    /// Before then, a pod without a known container keeps its CPUs.
     pub ids_settled: bool,
-    /// Why nothing new is assigned now. Existing assignments stay.
+    /// The reason to assign no further CPUs now. Existing assignments stay.
     pub suspended: Option<&'a str>,
 }
 
-/// The decision about one container of a known pod.
+/// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The pod's index among the pods of the input.
     pub pod: usize,
-    /// The container's index in its pod.
+    /// The container's index in the pod.
     pub container: usize,
     /// The pod's QoS class.
     pub qos: Qos,
     /// The pod's role and the evidence for the role.
     pub recognition: Recognition,
-    /// The entitlement that policy grants.
+    /// The entitlement according to policy.
     pub entitlement: Entitlement,
-    /// The CPUs that the container owns, or may use as an init container; `None` for the shared pool.
+    /// The CPUs of an owner, or the pod's CPUs for an init container; `None` for the shared pool.
     pub cpus: Option<CpuSet>,
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
@@ -66,30 +67,31 @@ pub struct Decision {
     pub refused: Option<Refused>,
 }
 
-/// The source that refused CPUs to a container whose pod's owner could expect them.
+/// The source of an unexpected refusal: the pod's owner could expect CPUs for the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Refused {
-    /// Policy: the pod is a training pod. The entitlement's reason says why no CPUs are granted.
+    /// Policy: the pod is a training pod, or its CPU annotation is unknown. The entitlement's
+    /// reason explains the refusal.
     Policy,
     /// Too few CPUs are free.
     Room,
-    /// The kernel, which refused the container's partition.
+    /// The kernel: the container's partition was refused.
     Kernel,
 }
 
-/// All decisions of a pass.
+/// All decisions of a reconcile pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decisions {
     /// The decision for each container of the known pods, in the pods' order.
     pub containers: Vec<Decision>,
     /// The desired state of the kernel.
     pub desired: Desired,
-    /// Running containers that make room, in the order of their moves.
+    /// The moves of running containers to make room, in order.
     pub moves: Vec<ContainerMove>,
 }
 
-/// A running container that is moved.
+/// A move of a running container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ContainerMove {
     /// The pod's namespace.
@@ -107,8 +109,8 @@ pub struct ContainerMove {
 // === impl Decisions ===
 
 impl Decisions {
-    /// Keeps only assignments that the kernel already has, for enforcement `observe`: Pinfold claims no CPUs that it
-    /// does not enforce.
+    /// Keeps only the assignments already in the ledger, for enforcement `observe`. Pinfold claims
+    /// no unenforced CPUs.
     pub fn only_what_is(&mut self, pods: &[Pod], ledger: &Ledger) {
         for decision in &mut self.containers {
             let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
@@ -131,8 +133,11 @@ impl Decisions {
     }
 }
 
-/// The default reserved CPUs: the lowest core without an exclusive CPU. If every core has an exclusive CPU: the free
-/// CPUs of the lowest core with a free CPU. Empty if every online CPU is exclusive.
+/// The default reserved CPUs.
+///
+/// The default is the lowest core without an exclusive CPU. If every core has an exclusive CPU, the
+/// default is the free CPUs of the lowest core with a free CPU. If every online CPU is exclusive,
+/// the default is empty.
 pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
     let cores = || topology.online.iter().map(|cpu| topology.core_of(cpu));
     let whole = cores().find(|core| core.is_disjoint(owned));
@@ -149,7 +154,7 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     decide_while(inputs, ledger, || true).unwrap_or_default()
 }
 
-/// Like [`decide`], but calls `on` before each pod. Returns `None` as soon as `on` returns false.
+/// Like [`decide`], but calls `on` before each pod. Returns `None` once `on` returns false.
 pub fn decide_while(
     inputs: &DecisionInput<'_>,
     ledger: &Ledger,
@@ -159,7 +164,7 @@ pub fn decide_while(
     let requests = pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs)));
     let requests: Vec<PodRequest> = requests.collect::<Option<_>>()?;
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
-    // Pods first keep or give up CPUs. CPUs that a pod gives up are free in the next pass only.
+    // Pods first keep or give up CPUs. CPUs given up by a pod become free in the next pass only.
     for pod in &requests {
         placing.keep(pod);
     }
@@ -195,16 +200,16 @@ pub fn decide_while(
     Some(decisions)
 }
 
-/// A pod and the entitlements of its containers.
+/// A pod with its containers' entitlements.
 struct PodRequest<'a> {
     index: usize,
     pod: &'a Pod,
-    /// The uid, as in the ledger. A pod without a uid cannot be found in the kernel and has a made-up key.
+    /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
     key: String,
     qos: Qos,
     recognition: Recognition,
     entitlements: Vec<Entitlement>,
-    /// Containers that are refused exclusive CPUs although the pod is a training pod.
+    /// Indices of containers without exclusive CPUs by policy, against the pod owner's wish.
     denied: BTreeSet<usize>,
     wishes: CpuPreferences,
     /// Mistakes in the pod's annotations.

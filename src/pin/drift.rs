@@ -1,4 +1,4 @@
-//! [`drift`]: where what is in force differs from what was assigned, and who is to blame.
+//! [`drift`]: differences between assigned and effective CPUs, each with a cause.
 
 use std::fmt;
 
@@ -9,34 +9,35 @@ use super::ledger::{Ledger, Observed, ObservedContainer};
 use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 
-/// One difference between the ledger and the kernel.
+/// A difference between the ledger and the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Drift {
-    /// The cgroup.
+    /// The container's cgroup.
     pub path: String,
-    /// Why they differ.
+    /// The cause of the difference.
     pub cause: DriftCause,
     /// The assigned CPUs.
     pub assigned: CpuSet,
-    /// What is.
+    /// The effective CPUs.
     pub effective: CpuSet,
-    /// Neighbours with processes: containers that may run on a drifted owner's CPUs, and owners whose CPUs the drifted
-    /// container may use. At most [`NAMED`].
+    /// Neighbours with processes: containers that may run on a drifted owner's CPUs, and owners
+    /// whose CPUs the drifted container may use. At most [`NAMED`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Neighbour>,
 }
 
-/// At most this many neighbours are named, so that the node's state stays small.
+/// The maximum number of neighbours per drift, which keeps the node's state small.
 pub const NAMED: usize = 8;
 
-/// So many drifts of a look are told with their neighbours: where all drift at once, the neighbours are the drifted.
+/// The maximum number of drifts per scan with a list of neighbours. If many containers drift at
+/// once, the neighbours are drifted containers themselves.
 const LISTED: usize = 16;
 
 /// A container that shares CPUs with a drifted container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Neighbour {
-    /// Its cgroup.
+    /// The neighbour's cgroup.
     pub path: String,
     /// Namespace and name of the pod, from its assignment record.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,7 @@ pub struct Neighbour {
     /// The container's name, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The CPUs that both may run on.
+    /// The CPUs open to both containers.
     pub cpus: CpuSet,
 }
 
@@ -52,20 +53,21 @@ pub struct Neighbour {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriftCause {
-    /// Another program wrote the owner's `cpuset.cpus`, or with partitions its `cpuset.cpus.exclusive`.
+    /// A foreign program wrote the owner's `cpuset.cpus`, or with partitions the owner's
+    /// `cpuset.cpus.exclusive`.
     Written,
     /// A cgroup above the owner's was narrowed.
     Ancestor,
-    /// Some of its CPUs are offline.
+    /// Some of the owner's CPUs are offline.
     Offline,
     /// Another container's cgroup was widened onto the owner's CPUs.
     Overlap,
-    /// The owner's partition was undone, or the kernel has made it invalid.
+    /// The owner's partition has ended, or the kernel has made the partition invalid.
     Partition,
 }
 
 impl DriftCause {
-    /// All causes, for metrics that show zeroes.
+    /// All causes, for metrics with a zero for each absent cause.
     pub const ALL: [Self; 5] = [
         Self::Written,
         Self::Ancestor,
@@ -74,7 +76,7 @@ impl DriftCause {
         Self::Partition,
     ];
 
-    /// Its name as a label value.
+    /// The cause's name as a label value.
     pub fn name(self) -> &'static str {
         match self {
             Self::Written => "written",
@@ -89,7 +91,8 @@ impl DriftCause {
 // === impl Drift ===
 
 impl Drift {
-    /// Whether it is the same drift, seen again; the others may have come and gone meanwhile.
+    /// Whether both values describe the same drift. The comparison ignores the neighbours, which
+    /// may have changed meanwhile.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.path, self.cause, &self.assigned, &self.effective)
             == (&other.path, other.cause, &other.assigned, &other.effective)
@@ -137,8 +140,10 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// Compares the kernel with the ledger. Cgroups that Pinfold never wrote to are new, not drifted, and so is it if others still
-/// run on `fresh` CPUs, which were given away a moment ago.
+/// Compares the kernel with the ledger.
+///
+/// Cgroups without an assignment record are new, not drifted. Processes of non-owners on `fresh`
+/// CPUs are no drift, because Pinfold assigned the CPUs a moment ago.
 pub fn drift(
     observed: &Observed,
     ledger: &Ledger,
@@ -159,7 +164,8 @@ pub fn drift(
             let there = assigned.intersection(online);
             let partition = enforcement == Enforcement::Partition;
             let cause = if assigned.is_empty() {
-                // The kernel keeps members off partitions; whatever was written to them is not in force there.
+                // With partitions, the kernel keeps members off all partitions. A member's written
+                // set has no effect on partition CPUs.
                 (!partition && !now.effective.is_disjoint(&foreign)).then_some(DriftCause::Overlap)
             } else if partition && !now.partition.is_live() {
                 Some(if there.is_empty() {
@@ -197,7 +203,8 @@ pub fn drift(
     found
 }
 
-/// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may use.
+/// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may
+/// use.
 fn others(
     observed: &Observed,
     drifted: &ObservedContainer,
@@ -217,7 +224,7 @@ fn others(
             .map(AssignmentRecord::cpus)
             .unwrap_or_default();
         if assigned.is_empty() {
-            // Its pod mates are no strangers.
+            // An overlap with the drifted container's pod mates is no drift.
             theirs = theirs.intersection(foreign);
         }
         let on_its = one.cgroup.cpuset.effective.intersection(assigned);

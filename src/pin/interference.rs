@@ -1,24 +1,33 @@
-//! Foreign time: CPU time on an exclusive set that its owner did not spend, and how wrong that number may be.
+//! Interference: the CPU time of foreign tasks on an owner's exclusive CPUs, with an error bound.
 //!
-//! What is computed is what the CPUs did less what the owner's cgroup used, over the same time. Neither is read at one
-//! instant, nor exactly. So each reading yields an interval that certainly holds the truth, and so does the difference of
-//! two readings. What is exported is its middle, with half its width as the error.
+//! The interference of a period is the CPUs' busy time minus the CPU time of the owner's cgroup.
+//! The kernel's counters are neither exact nor readable at the same instant. Each reading therefore
+//! yields an interval that certainly contains the true value. The difference of two readings is an
+//! interval, too. Pinfold exports the middle of the interval, with half the width as the error.
 //!
-//! | source of error | treated as |
-//! |---|---|
-//! | the two counters are read one after the other | the CPUs' are read before *and* after the owner's |
-//! | idle time is shown rounded down to 10 ms, twice per CPU | 20 ms per CPU |
-//! | a running task is charged at the next tick only | one tick (10 ms; 1.1 s on a `nohz_full` CPU) per CPU |
-//! | short idle spells are sampled (Linux 7.1 and newer, `nohz=off`) | one tick for each turn of a task on the CPU; or, from the time of those turns, the longest that the present one can have lasted: whichever is less |
-//! | a hypervisor took the CPU: the owner's time, or nobody's | all of the stolen time |
-//! | the set's owner or its CPUs changed between two readings | nothing is said of that time |
+//! Sources of error, each with the bound that the interval allows for:
 //!
-//! The error does not grow with the number of readings: within one tenure all of them are compared with its first, so
-//! that rounding counts at the two ends only. Interrupts are foreign time where the kernel times them apart
-//! ([`Look::interrupts_apart`]); else those that hit the owner's own threads are in the owner's usage and can't be told from it.
+//! - The two counters are read one after the other. The CPUs are read before *and* after the owner.
+//! - Idle time is shown rounded down to 10 ms, twice per CPU. Bound: 20 ms per CPU.
+//! - A running task is charged at the next tick only. Bound: one tick per CPU (10 ms; 1.1 s on a
+//!   `nohz_full` CPU).
+//! - Short idle spells are only sampled (Linux 7.1 and newer, `nohz=off`). Bound: one tick for each
+//!   turn of a task on the CPU, or the longest possible duration of the present turn, whichever is
+//!   less. The second bound needs the time of all turns.
+//! - A hypervisor takes the CPU. Some kernels charge the stolen time to the owner, others to no
+//!   task. Bound: all of the stolen time.
+//! - The set's owner or the owner's CPUs change between two readings. The period is left out.
 //!
-//! On cgroup v1 the sum of all tasks is counted by CPU, in the same moment as the owner's: only the reading order and one
-//! tick of a foreign task that runs right now are left.
+//! The error does not grow with the number of readings. Within a tenure, every reading is compared
+//! with the first reading. Rounding therefore counts at the two ends only.
+//!
+//! Interrupts count as interference if the kernel times interrupts apart
+//! ([`Look::interrupts_apart`]). Otherwise, interrupts during the owner's threads are
+//! indistinguishable from the owner's usage.
+//!
+//! On cgroup v1, the kernel counts the sum of all tasks for each CPU at the same moment as the
+//! owner's time. Only two errors remain: the order of the readings, and one tick of a foreign task
+//! that runs during the reading.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,25 +36,26 @@ use crate::cpu::CpuSet;
 use crate::host::busy::{Clock, Look, TICK, UNIT};
 use crate::host::cgroup::Usage;
 
-/// Readings that contradict the ones before are left out, but after so many the tenure is begun anew.
+/// Readings that contradict earlier readings are left out. After this many contradictions in a row,
+/// a new tenure begins.
 const MAX_CONTRADICTIONS: u32 = 3;
 
-/// Foreign time of an owner since it was first seen; neither number ever goes back.
+/// The interference of an owner since the first reading. Neither number ever decreases.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Interference {
-    /// CPU seconds that other tasks spent on the owner's CPUs.
+    /// CPU seconds of foreign tasks on the owner's CPUs.
     pub seconds: f64,
-    /// The truth lies within this many seconds of `seconds`.
+    /// The true value differs from `seconds` by at most this many seconds.
     pub error_seconds: f64,
 }
 
-/// Foreign times of all owners, by cgroup: fed readings, gives totals.
+/// Interference totals of all owners, by cgroup.
 #[derive(Debug, Default)]
 pub struct InterferenceTracker {
     owners: HashMap<String, TrackedOwner>,
 }
 
-/// A time in nanoseconds; sums of many CPUs since their start are too long for 64 bits.
+/// A time in nanoseconds. Sums over many CPUs since boot exceed 64 bits.
 type Ns = i128;
 
 #[derive(Debug, Default)]
@@ -54,32 +64,33 @@ struct TrackedOwner {
     /// The exported total.
     total: Ns,
     error: Ns,
-    /// The totals of earlier tenures.
+    /// The totals of earlier tenures: interference and error.
     before: (Ns, Ns),
     updated: bool,
 }
 
-/// An owner's time on one set of CPUs, by each way to compute what they did.
+/// An owner's time on the same set of CPUs, with a track for each source of busy time.
 #[derive(Debug)]
 struct Tenure {
     cpus: CpuSet,
     tracks: Vec<Track>,
-    /// When it was last read, and what the owner had used then.
+    /// The time of the last reading, and the owner's usage at the last reading.
     last: (Ns, Ns),
     contradictions: u32,
 }
 
-/// One source's count within a tenure. A track starts anew where a second source knows more.
+/// The count of a source within a tenure. A track starts anew if a second source has much narrower
+/// bounds.
 #[derive(Debug, Clone, Copy)]
 struct Track {
     start: Reading,
-    /// The interference before the track's start, at least and at most.
+    /// The lower and upper bound of the interference before the track's start.
     before: (Ns, Ns),
-    /// The most that is certain so far: interference never shrinks.
+    /// The highest lower bound of earlier readings: interference never decreases.
     least: Ns,
 }
 
-/// Between `least` and `most`, and about in the middle of what was read.
+/// Interference between `least` and `most`; `about` is near the middle.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     least: Ns,
@@ -90,37 +101,40 @@ struct Bounds {
 /// The source of the CPUs' busy time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UsageSource {
-    /// By the root cgroup's count of each CPU.
+    /// The root cgroup's counter for each CPU (cgroup v1).
     Counted,
-    /// By the clock: what was not idle.
+    /// The clock: all time except idle time.
     Clock,
-    /// By the turns that tasks had.
+    /// The durations of tasks' turns on the CPU, from `/proc/schedstat`.
     Turns,
 }
 
-/// What one reading says of foreign time since the machine's start: somewhere between `low` and `high`.
+/// The interference since boot according to a reading: between `low` and `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reading {
     from: Ns,
     to: Ns,
     low: Ns,
     high: Ns,
-    /// Time that may have to be subtracted, and added: only growth between two readings counts.
+    /// Time that may have to be subtracted (`less`) or added (`more`). Only growth between two
+    /// readings counts.
     less: (Ns, Ns),
     more: (Ns, Ns),
-    /// How it was read, and whether interrupts were timed apart: only the same can be compared.
+    /// The source, and whether interrupts were timed apart. Only readings of the same kind are
+    /// comparable.
     kind: (UsageSource, bool),
-    /// The owner's own time, which only shrinks when the cgroup is another.
+    /// The owner's CPU time, which decreases only if a new cgroup replaces the old cgroup.
     used: Ns,
 }
 
 // === impl InterferenceTracker ===
 
 impl InterferenceTracker {
-    /// Takes note of an owner and returns its totals.
+    /// Adds a reading of an owner and returns the owner's totals.
     ///
-    /// `usage` is of the owner's cgroup `key`, read between the looks `first` and `second`; `cpus` is what it owns, with all of
-    /// it in force. An owner whose CPUs change is to be noted before and after: the time between the two is left out.
+    /// `usage` belongs to the owner's cgroup `key`, read between the scans `first` and `second`.
+    /// `cpus` is the owner's full set, with all CPUs in force. Before and after a change of CPUs,
+    /// the caller adds a reading for each set. The time between both readings is left out.
     pub fn note(
         &mut self,
         key: &str,
@@ -146,7 +160,7 @@ impl InterferenceTracker {
         }
     }
 
-    /// Forgets the owners that were not noted since the last call.
+    /// Drops the owners without a reading since the last call.
     pub fn sweep(&mut self) {
         self.owners
             .retain(|_, owner| std::mem::take(&mut owner.updated));
@@ -156,10 +170,10 @@ impl InterferenceTracker {
 // === impl TrackedOwner ===
 
 impl TrackedOwner {
-    /// The totals so far stay; a new tenure begins.
+    /// Keeps the totals and begins a new tenure.
     fn begin(&mut self, cpus: &CpuSet, points: &[Reading]) {
         self.before = (self.total, self.error);
-        // A CPU that is offline, or a counter that is missing, says nothing.
+        // Without points, because a CPU is offline or a counter is missing, no tenure begins.
         self.tenure = points.first().map(|point| Tenure {
             cpus: cpus.clone(),
             last: (point.to, point.used),
@@ -198,7 +212,8 @@ impl TrackedOwner {
 // === impl Tenure ===
 
 impl Tenure {
-    /// Whether what is read now belongs to it: the same CPUs, and the same cgroup, whose usage did not shrink.
+    /// Whether a new reading belongs to the tenure. The CPUs and the cgroup must be the same, and
+    /// the usage must not decrease.
     fn goes_on(&self, cpus: &CpuSet, points: &[Reading]) -> bool {
         let Some(now) = points.first() else {
             return false;
@@ -210,9 +225,10 @@ impl Tenure {
             && self.tracks.iter().all(alike)
     }
 
-    /// The narrowest bounds that any way gives; `None` for a reading that contradicts those before.
+    /// The narrowest bounds among all sources; `None` if the reading contradicts earlier readings.
     ///
-    /// That happens: idle and waiting-idle time are not read at one instant, and a spell can be in both or in neither.
+    /// Contradictions happen because the kernel reads idle time and waiting-idle time at different
+    /// instants. A spell can count in both or in neither.
     fn bounds(&mut self, points: &[Reading]) -> Option<Bounds> {
         let count = Ns::try_from(self.cpus.len()).unwrap_or(Ns::MAX);
         let mut best: Option<Bounds> = None;
@@ -263,7 +279,8 @@ impl Track {
         }
     }
 
-    /// The interference of the tenure on `cpus` CPUs, as far as this source knows; `None` for a contradiction.
+    /// The interference of the tenure on `cpus` CPUs according to the track's source; `None` for a
+    /// contradiction.
     fn bounds(&self, now: &Reading, cpus: Ns) -> Option<Bounds> {
         let start = &self.start;
         let all = (now.to - start.from).saturating_mul(cpus);
@@ -286,7 +303,7 @@ impl Bounds {
     }
 }
 
-/// The interval from one reading; `None` if a counter of a CPU is missing.
+/// The interval from a pair of scans around a reading; `None` if a CPU's counter is missing.
 fn point(
     way: UsageSource,
     cpus: &CpuSet,
@@ -348,11 +365,11 @@ fn point(
 // === impl Reading ===
 
 impl Reading {
-    /// Adds a CPU that was busy whenever it was not idle.
+    /// Adds a CPU whose busy time is all time except idle time.
     fn clock(&mut self, from: Duration, before: &Clock, after: &Clock, to: Duration) {
         self.low += ns(from) - ns(before.idle) - 2 * ns(UNIT) - ns(after.lag);
         self.high += ns(to) - ns(after.idle);
-        // The spells that are cut by the two readings count as well.
+        // Idle spells cut by the two readings count as well.
         let spells = if after.doubt.is_zero() {
             0
         } else {
@@ -365,7 +382,8 @@ impl Reading {
         self.stolen(before, after);
     }
 
-    /// Stolen time is in the owner's usage on some kernels and in nobody's on others.
+    /// Adds stolen time to the bounds. Some kernels charge stolen time to the owner's usage, and
+    /// others charge stolen time to no task.
     fn stolen(&mut self, before: &Clock, after: &Clock) {
         if !after.steal.is_zero() {
             self.low -= ns(UNIT);

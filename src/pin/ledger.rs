@@ -1,4 +1,5 @@
-//! [`Ledger`]: who owns which CPUs, read from the kernel; and which cgroup belongs to which container.
+//! [`Ledger`]: the owner of each exclusive CPU, and the container of each cgroup, as read from the
+//! kernel.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,21 +9,21 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup, Surroundings};
 use crate::pod::{Container, ContainerIds, Pod};
 
-/// The cgroups as they were read.
+/// The cgroups as read from the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
     /// The pods' cgroups.
     pub pods: Vec<PodCgroup>,
     /// The cgroups above and around the pods.
     pub around: Surroundings,
-    /// Online CPUs that no cgroup has: lost CPUs.
+    /// Lost CPUs: online CPUs in no cgroup's set.
     pub lost: CpuSet,
 }
 
-/// The pods' tree as it is now, with marks read and names found.
+/// The present cgroup tree of the pods, with parsed records and known names.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
-    /// Every pod that has a cgroup.
+    /// The pods that have a cgroup.
     pub pods: Vec<ObservedPod>,
     /// The cgroups above and around the pods.
     pub around: Surroundings,
@@ -35,11 +36,12 @@ pub struct ObservedPod {
     pub cgroup: PodCgroup,
     /// The pod's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
-    /// Its containers' cgroups.
+    /// The cgroups of the pod's containers.
     pub containers: Vec<ObservedContainer>,
-    /// Which of the known pods it is.
+    /// The index of the known pod; `None` for an unknown pod.
     pub known: Option<usize>,
-    /// Whether the pod may own CPUs: one of its containers exists, the pod is unknown, or no source tells container ids.
+    /// Whether the pod may own CPUs: a container of the pod exists, the pod is unknown, or no
+    /// source tells container ids.
     pub begun: bool,
 }
 
@@ -50,33 +52,36 @@ pub struct ObservedContainer {
     pub cgroup: ContainerCgroup,
     /// The container's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
-    /// The container's name, where the pod's status, the runtime, the mark or plain counting tells it. A pod sandbox has none.
+    /// The container's name, if known. The sources are the pod's status, the container runtime, the
+    /// record, or the pod's only cgroup. A pod sandbox has no name.
     pub name: Option<String>,
-    /// Whether no container, but Pinfold made the cgroup: its partition keeps CPUs idle.
+    /// Whether Pinfold made the cgroup to keep CPUs idle. The cgroup then belongs to no container.
     pub idle: bool,
-    /// Whether a status or the runtime told the name, now or when the mark was written.
+    /// Whether a status or the container runtime told the name, now or before the record was
+    /// written.
     pub by_id: bool,
 }
 
 /// All assignments of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// The CPUs of each pod, by its uid. An assignment outlives the container's cgroup: it lasts as long as the pod's cgroup.
+    /// The CPUs of each pod, by pod uid. An assignment outlives the container's cgroup and lasts as
+    /// long as the pod's cgroup.
     pub assignments: BTreeMap<String, PodAssignment>,
-    /// The NUMA nodes that Pinfold bound a container's memory to, by pod uid and container name.
+    /// The NUMA nodes of containers with memory bound by Pinfold, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// CPUs that cannot be assigned: unknown owners hold them, or the kernel has lost them.
+    /// CPUs excluded from assignments: CPUs of unknown owners, and lost CPUs.
     pub barred: CpuSet,
-    /// CPUs that the kernel has lost, until the next boot.
+    /// Lost CPUs, which stay lost until the next boot.
     pub lost: CpuSet,
-    /// What can't be explained and is left alone, as sentences.
+    /// Unexplained exclusive CPUs and records, as sentences. Pinfold leaves the cgroups alone.
     pub unexplained: Vec<String>,
 }
 
 // === impl Observed ===
 
 impl Observed {
-    /// Finds out which pod and container each cgroup belongs to.
+    /// Matches each cgroup with its pod and container.
     pub fn new(scan: Scan, pods: &[Pod]) -> (Self, Ledger) {
         let mut ledger = Ledger {
             barred: scan.lost.clone(),
@@ -142,8 +147,8 @@ impl Observed {
         (observed, ledger)
     }
 
-    /// One pod alone: a plan for the pod writes to its cgroup, to cgroups below, and to those above without taking CPUs
-    /// from other pods.
+    /// The observed state reduced to a single pod. A plan for the pod may write to its cgroup, to
+    /// the cgroups below, and to the cgroups above. The plan takes no CPUs from the remaining pods.
     pub fn only(&self, uid: &str) -> Option<Self> {
         let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
         let mut around = self.around.clone();
@@ -160,12 +165,12 @@ impl Observed {
         })
     }
 
-    /// Every container's cgroup.
+    /// The cgroups of all containers.
     pub fn containers(&self) -> impl Iterator<Item = &ObservedContainer> {
         self.pods.iter().flat_map(|pod| &pod.containers)
     }
 
-    /// A pod's container.
+    /// The cgroup of a pod's container.
     pub fn container(&self, uid: &str, name: &str) -> Option<&ObservedContainer> {
         self.pods
             .iter()
@@ -192,16 +197,21 @@ impl ObservedPod {
     }
 }
 
-/// The container that a record on a container's cgroup names.
+/// The container name in the record of a container's cgroup.
 fn recorded_name(mark: Option<&AssignmentRecord>) -> Option<String> {
     mark.and_then(|mark| mark.assignment.containers.keys().next().cloned())
 }
 
 /// The name of the container with this runtime id, and whether a status or the runtime told the id.
 ///
-/// A pod sandbox has a cgroup like a container's, so a cgroup has no name before a status or the runtime tells its id. Until then
-/// a record counts if Pinfold wrote it for an id. A pod's only cgroup counts as its only container's just where nobody tells
-/// ids at all.
+/// A pod sandbox has a cgroup like a container's. A cgroup therefore has no name until a status or
+/// the runtime tells its id. Records matter only until then:
+///
+/// - With the runtime as source of ids, no record counts.
+/// - With a status as source, a record counts if a runtime id was known when Pinfold wrote the
+///   record.
+/// - Without any source, every record counts. A pod's only cgroup belongs to the pod's only
+///   container.
 fn name_of(
     pod: &Pod,
     id: &str,
@@ -235,7 +245,8 @@ fn name_of(
     }
 }
 
-/// Whether one of a known pod's containers exists. A pod without its images has a sandbox only, and owns no CPUs yet.
+/// Whether any container of a known pod exists. A pod still pulling images has only a sandbox, and
+/// owns no CPUs yet.
 fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
     pod.ids == ContainerIds::Untold
         || pod
@@ -254,12 +265,13 @@ impl Ledger {
         pods.fold(CpuSet::new(), |all, pod| all.union(&pod.cpus()))
     }
 
-    /// The assignment of one pod.
+    /// The assignment of a pod; empty for a pod without CPUs.
     pub fn of(&self, uid: &str) -> PodAssignment {
         self.assignments.get(uid).cloned().unwrap_or_default()
     }
 
-    /// Takes over what is now known of a pod, where it can be explained; says whether it can.
+    /// Replaces a pod's entries with a newer ledger of the pod, if the newer ledger explains all
+    /// exclusive CPUs. Returns whether the ledger was replaced.
     pub fn renew(&mut self, uid: &str, mut now: Self) -> bool {
         let explained = now.barred.is_empty() && now.unexplained.is_empty();
         if explained {
@@ -271,7 +283,8 @@ impl Ledger {
         explained
     }
 
-    /// Adds claims that were promised and are not in the kernel yet; what the kernel says comes first.
+    /// Adds a pending assignment, which is absent from the kernel so far. An assignment from the
+    /// kernel takes precedence.
     pub fn add_pending(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
         let pod = self.assignments.entry(uid.to_owned()).or_default();
         pod.containers
@@ -299,7 +312,8 @@ impl Ledger {
 
     fn enter(&mut self, pod: &ObservedPod) {
         let uid = &pod.cgroup.uid;
-        // With `cpuset` a container's record is written before its pod's, with partitions after it. Both count.
+        // With `cpuset`, a container's record precedes the pod's record. With partitions, the pod's
+        // record comes first. Both records count.
         let marks = pod
             .containers
             .iter()
@@ -325,7 +339,8 @@ impl Ledger {
                     .insert(name.clone(), numa);
             }
         }
-        // What a partition has needs no mark to be known, as long as we know whose it is.
+        // An unrecorded partition counts as the assignment of its container, provided that the
+        // container is known.
         for container in &pod.containers {
             let cpuset = &container.cgroup.cpuset;
             let claimed = self.of(uid).cpus();
@@ -352,7 +367,7 @@ impl Ledger {
         }
     }
 
-    /// Takes note of exclusive CPUs that nothing of ours explains.
+    /// Reports exclusive CPUs without any record, and excludes the CPUs from assignments.
     fn bar(&mut self, path: &str, cpus: &CpuSet) {
         self.barred = self.barred.union(cpus);
         self.unexplained.push(format!(
@@ -411,7 +426,8 @@ mod tests {
         }
     }
 
-    /// The pod as it is seen with these cgroups, of which the marked one carries a claim of `main`.
+    /// The observed pod with the given cgroups. `marked` names the cgroup with a record of
+    /// container `main`.
     fn seen(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> ObservedPod {
         let mark = |by_id| {
             let mut mark = AssignmentRecord::new(EarlierSettings::default());

@@ -1,4 +1,5 @@
-//! The values that the stages of a reconcile pass hand on: assignments, the desired state, the steps of a plan.
+//! The values passed between the stages of a reconcile pass: assignments, the desired state, the
+//! steps of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,23 +11,23 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Quota};
 use crate::pod::PodUid;
 
-/// The name of the cgroup, beside a pod's containers, that keeps CPUs idle.
+/// The name of the cgroup for idle CPUs, beside the containers' cgroups of a pod.
 pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
 
 /// How assignments are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Enforcement {
-    /// By cpuset partitions: the kernel gives a CPU to nobody else.
+    /// With cpuset partitions: the kernel keeps all foreign tasks off an owner's CPUs.
     Partition,
-    /// By writing `cpuset.cpus` of the pods' cgroups.
+    /// With writes to `cpuset.cpus` of pods' and containers' cgroups.
     Cpuset,
-    /// Not at all: Pinfold only looks.
+    /// Without any enforcement: Pinfold only observes.
     Observe,
 }
 
 impl Enforcement {
-    /// Its name, as in the configuration and as a label value.
+    /// The enforcement's name in the configuration and as a label value.
     pub fn name(self) -> &'static str {
         match self {
             Self::Partition => "partition",
@@ -36,19 +37,19 @@ impl Enforcement {
     }
 }
 
-/// The exclusive CPUs of one pod.
+/// The exclusive CPUs of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodAssignment {
     /// The CPUs of each container, by name.
     pub containers: BTreeMap<String, CpuSet>,
-    /// The CPUs that stay idle: siblings of the containers' CPUs, on which no program shall run.
+    /// The idle CPUs: siblings of the containers' CPUs, kept free of programs.
     pub idle: CpuSet,
 }
 
-/// One write.
+/// A single write to a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Makes a cgroup in which nothing runs: its partition keeps CPUs idle.
+    /// Makes an empty cgroup, whose partition keeps CPUs idle.
     Make {
         /// The cgroup.
         path: String,
@@ -58,7 +59,7 @@ pub enum Step {
         /// The cgroup.
         path: String,
     },
-    /// Puts a mark on a cgroup, or takes it off.
+    /// Writes or removes a cgroup's assignment record.
     Record {
         /// The cgroup.
         path: String,
@@ -71,28 +72,28 @@ pub enum Step {
         path: String,
         /// The CPUs.
         cpus: CpuSet,
-        /// Why.
+        /// The reason for the write.
         reason: Reason,
     },
-    /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
+    /// Sets the CPUs a cgroup may hold as exclusive; an empty set clears the CPUs.
     Exclusive {
         /// The cgroup.
         path: String,
         /// The CPUs.
         cpus: CpuSet,
-        /// What must be in force afterwards, where the cgroup is a partition.
+        /// The CPUs required in force afterwards, if the cgroup is a partition.
         in_force: Option<CpuSet>,
     },
-    /// Makes a cgroup a partition, or a member again.
+    /// Makes a cgroup a partition, or turns a partition back into a member.
     Partition {
         /// The cgroup.
         path: String,
-        /// What it becomes.
+        /// The new partition kind.
         kind: Kind,
-        /// What must be in force afterwards; nothing is asked of a member.
+        /// The CPUs required in force afterwards; `None` for a member.
         in_force: Option<CpuSet>,
     },
-    /// Sets the NUMA nodes that a cgroup's memory may come from.
+    /// Sets the NUMA nodes for a cgroup's memory.
     Memory {
         /// The cgroup.
         path: String,
@@ -108,17 +109,17 @@ pub enum Step {
     },
 }
 
-/// Why a cgroup's CPUs are set.
+/// The reason for a write of a cgroup's CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
     /// A pod's cgroup must hold the CPUs of its containers.
     Pod,
-    /// The container gives up CPUs: another container will own them, or the container's assignment shrinks.
+    /// The container gives up CPUs, for a new owner or because the container's assignment shrinks.
     Narrow,
-    /// It owns them.
+    /// The container owns the CPUs.
     Own,
-    /// They are shared.
+    /// The CPUs are shared.
     Share,
     /// The container must not overlap the partition of a pod mate.
     Apart,
@@ -126,20 +127,20 @@ pub enum Reason {
     Release,
 }
 
-/// The state that the kernel shall be brought to.
+/// The desired state of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Online CPUs: no CPU outside them can be in force.
+    /// Online CPUs. Only online CPUs can be in force.
     pub online: CpuSet,
-    /// All NUMA nodes that have memory.
+    /// All NUMA nodes with memory.
     pub all_memory: CpuSet,
-    /// The plan of each pod: of every known pod, and of every unknown pod that owns CPUs.
+    /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
     pub pods: BTreeMap<PodUid, PodPlan>,
-    /// Cgroups whose partition the kernel refused a moment ago: the plan leaves them out.
+    /// Cgroups whose partition the kernel refused a moment ago. The plan leaves the cgroups out.
     pub held_back: BTreeSet<String>,
 }
 
-/// The desired state of one pod.
+/// The desired state of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodPlan {
     /// The exclusive CPUs. An unknown pod keeps its CPUs.
@@ -148,18 +149,21 @@ pub struct PodPlan {
     pub name: Option<(String, String)>,
     /// Whether the container runtime has told the name of a static pod.
     pub confirmed: bool,
-    /// Containers that run inside the set of their pod: init containers.
+    /// Init containers, which run inside their pod's set.
     pub inside: Vec<String>,
-    /// Whether all containers own CPUs: the pod's own quota is lifted, too.
+    /// Whether all containers except init containers own CPUs. If so, the plan lifts the pod's own
+    /// quota, too.
     pub whole: bool,
     /// The NUMA nodes of each container's memory; an unnamed container keeps its NUMA nodes.
     pub memory: BTreeMap<String, CpuSet>,
-    /// Whether running containers may be moved, their memory included.
+    /// Whether the pod allows moves of running containers, including their memory.
     pub movable: bool,
-    /// Whether the containers bind their own threads: their partitions have no load balancing.
+    /// Whether the containers bind their own threads. The pod's partitions then have no load
+    /// balancing.
     pub isolated: bool,
-    /// Whether the kernel's unbound work queues have yet to leave the CPUs of an isolated pod. Until then no partition of the
-    /// pod may become isolated, or gain CPUs as an isolated one.
+    /// Whether the kernel's unbound work queues have yet to leave the CPUs of an isolated pod.
+    /// Until then, no partition of the pod may become isolated, and no isolated partition may gain
+    /// CPUs.
     pub balanced_yet: bool,
 }
 
@@ -174,7 +178,7 @@ impl Step {
         }
     }
 
-    /// The cgroup that the step writes to.
+    /// The path of the written cgroup.
     pub fn path(&self) -> &str {
         let (Self::Make { path }
         | Self::Remove { path }
@@ -231,48 +235,48 @@ impl fmt::Display for Step {
 }
 
 impl Desired {
-    /// The plan of the pod with this uid.
+    /// The plan of the pod with the given uid.
     pub fn pod(&self, uid: &str) -> Option<&PodPlan> {
         self.pods.get(uid)
     }
 
-    /// The CPUs of one pod; empty for a pod without CPUs.
+    /// The CPUs of a pod; empty for a pod without CPUs.
     pub fn assignment(&self, uid: &str) -> PodAssignment {
         self.pod(uid)
             .map(|pod| pod.assignment.clone())
             .unwrap_or_default()
     }
 
-    /// Whether the pod with this uid shall own CPUs.
+    /// Whether the desired state gives CPUs to the pod with the given uid.
     pub fn is_owner(&self, uid: &str) -> bool {
         self.pod(uid)
             .is_some_and(|plan| !plan.assignment.is_empty())
     }
 
-    /// The plan of the pod with this uid, to be changed.
+    /// The plan of the pod with the given uid, for a change. A missing plan is added.
     pub fn pod_mut(&mut self, uid: &str) -> &mut PodPlan {
         self.pods.entry(uid.into()).or_default()
     }
 
-    /// Sets the CPUs of each pod.
+    /// Sets the CPUs of each listed pod.
     pub fn set_assignments(&mut self, assignments: BTreeMap<String, PodAssignment>) {
         for (uid, assignment) in assignments {
             self.pod_mut(&uid).assignment = assignment;
         }
     }
 
-    /// The CPUs that the pods shall own.
+    /// The desired exclusive CPUs of all pods.
     pub fn exclusive(&self) -> CpuSet {
         let pods = self.pods.values();
         pods.fold(CpuSet::new(), |all, pod| all.union(&pod.assignment.cpus()))
     }
 
-    /// The CPUs that no pod shall own.
+    /// The online CPUs without a desired owner.
     pub fn shared(&self) -> CpuSet {
         self.online.difference(&self.exclusive())
     }
 
-    /// The CPUs of every pod that shall own any: the ledger, once the plan is carried out.
+    /// The CPUs of every desired owner. After the plan, the ledger holds the same assignments.
     pub fn assignments(&self) -> BTreeMap<String, PodAssignment> {
         let owners = self
             .pods
@@ -287,7 +291,8 @@ impl Desired {
 // === impl PodPlan ===
 
 impl PodPlan {
-    /// Whether the name in a pod's record is the container runtime's word. The record of a pod that nobody describes stays.
+    /// Whether the container runtime has confirmed the pod's name in the record. The record of an
+    /// unknown pod keeps its value.
     pub(super) fn is_confirmed(&self, record: Option<&AssignmentRecord>) -> bool {
         if self.name.is_some() {
             self.confirmed
@@ -305,7 +310,7 @@ impl PodAssignment {
         self.containers.is_empty() && self.idle.is_empty()
     }
 
-    /// The idle CPUs, if any, without a name; then the CPUs of each container, with the container's name.
+    /// The idle CPUs, if any, without a name. Then the CPUs and name of each container.
     pub fn entries(&self) -> impl Iterator<Item = (Option<&str>, &CpuSet)> {
         let idle = Some(&self.idle).filter(|idle| !idle.is_empty());
         let containers = self.containers.iter();
@@ -314,17 +319,17 @@ impl PodAssignment {
             .chain(containers.map(|(name, cpus)| (Some(name.as_str()), cpus)))
     }
 
-    /// All CPUs of the pod, the idle CPUs among them.
+    /// All CPUs of the pod, including the idle CPUs.
     pub fn cpus(&self) -> CpuSet {
         union(self.entries().map(|(_, cpus)| cpus))
     }
 
-    /// The CPUs that the pod's containers can use.
+    /// The CPUs usable by the pod's containers.
     pub fn usable(&self) -> CpuSet {
         union(self.containers.values())
     }
 
-    /// The part of one container.
+    /// The assignment reduced to the given container.
     pub(super) fn of_container(&self, name: &str) -> Self {
         let own = self.containers.get_key_value(name);
         Self {
@@ -336,7 +341,7 @@ impl PodAssignment {
         }
     }
 
-    /// The idle part.
+    /// The assignment reduced to the idle CPUs.
     pub(super) fn only_idle(&self) -> Self {
         Self {
             containers: BTreeMap::new(),
@@ -345,7 +350,7 @@ impl PodAssignment {
     }
 }
 
-/// The CPUs in any of several sets.
+/// The union of several sets.
 pub(super) fn union<'a>(sets: impl Iterator<Item = &'a CpuSet>) -> CpuSet {
     sets.fold(CpuSet::new(), |all, set| all.union(set))
 }

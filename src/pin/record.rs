@@ -1,7 +1,9 @@
-//! [`AssignmentRecord`]: what Pinfold notes on a cgroup, in an extended attribute that lives and dies with it.
+//! [`AssignmentRecord`]: Pinfold's record on a cgroup, in an extended attribute with the lifetime
+//! of the cgroup.
 //!
-//! A mark says which containers own which CPUs, and what was there before, so that a restart knows everything and a
-//! release puts everything back. There is no file of ours to get out of step with the kernel.
+//! A record holds the CPUs of each container and the cgroup's earlier settings. With the records, a
+//! restarted agent knows all assignments, and a release can restore all settings. Pinfold keeps no
+//! state file, which could contradict the kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,20 +11,21 @@ use super::model::PodAssignment;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
 
-/// The only version of the format so far.
+/// The format version. No further version exists.
 const VERSION: u32 = 1;
 
-/// What Pinfold notes on the cgroup of a pod or a container.
+/// Pinfold's record on the cgroup of a pod or a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignmentRecord {
     version: u32,
-    /// Namespace of the pod, where known.
+    /// Namespace of the pod, if known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Name of the pod, where known.
+    /// Name of the pod, if known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// The exclusive CPUs: of all containers on a pod's cgroup; of one container, or none, on a container's.
+    /// The exclusive CPUs. A pod's cgroup has the CPUs of all containers. A container's cgroup has
+    /// the CPUs of at most one container.
     #[serde(
         rename = "claims",
         default,
@@ -30,48 +33,49 @@ pub struct AssignmentRecord {
         skip_serializing_if = "PodAssignment::is_empty"
     )]
     pub assignment: PodAssignment,
-    /// Whether a status or the container runtime said which container the cgroup is, by its id. Earlier versions wrote
-    /// no such field, sometimes on a sandbox's cgroup.
+    /// Whether a status or the container runtime identified the container by its runtime id.
+    /// Earlier versions wrote no `by_id` field, sometimes on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_id: bool,
-    /// On a static pod's cgroup: whether the container runtime has told namespace and name. A record for the word of a mirror
-    /// pod alone is no evidence.
+    /// On a static pod's cgroup: whether the container runtime has told namespace and name. A
+    /// record based on a mirror pod alone is no evidence.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
-    /// What the cgroup had before Pinfold's first write.
+    /// The cgroup's settings from before Pinfold's first write.
     pub before: EarlierSettings,
 }
 
-/// What a cgroup had before Pinfold's first write.
+/// A cgroup's settings from before Pinfold's first write.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EarlierSettings {
-    /// `cpuset.cpus`; empty where nothing had been written (cgroup v2).
+    /// `cpuset.cpus`; empty if the set was unwritten (cgroup v2).
     pub cpus: CpuSet,
-    /// The quota that was lifted.
+    /// The quota before Pinfold lifted the quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
-    /// The NUMA nodes that were written to `cpuset.mems` before we chose some; empty where nothing had been.
+    /// The NUMA nodes in `cpuset.mems` before Pinfold's first choice; empty if the set was
+    /// unwritten. `None` if Pinfold never bound the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<CpuSet>,
 }
 
-/// A mark that can't be read.
+/// An error in a record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The text is not a record of Pinfold.
+    /// The text is no record of Pinfold.
     #[error("the mark {text:?} is not one of Pinfold's")]
     Malformed {
-        /// The mark.
+        /// The text of the record.
         text: String,
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// It was written by a later version.
+    /// A later version of Pinfold wrote the record.
     #[error(
         "the mark has version {version}, and this Pinfold knows version {VERSION} only: run the later one"
     )]
     Version {
-        /// Its version.
+        /// The version in the record.
         version: u32,
     },
 }
@@ -79,7 +83,7 @@ pub enum RecordError {
 // === impl AssignmentRecord ===
 
 impl AssignmentRecord {
-    /// A mark without claims.
+    /// A record without an assignment.
     pub fn new(before: EarlierSettings) -> Self {
         Self {
             version: VERSION,
@@ -92,7 +96,7 @@ impl AssignmentRecord {
         }
     }
 
-    /// Reads the text of a mark.
+    /// Parses the text of a record.
     pub fn parse(text: &str) -> Result<Self, RecordError> {
         let mark: Self = serde_json::from_str(text).map_err(|source| RecordError::Malformed {
             text: text.to_owned(),
@@ -112,14 +116,15 @@ impl AssignmentRecord {
         self.assignment.cpus()
     }
 
-    /// The text to be kept.
+    /// The text for the extended attribute.
     pub fn text(&self) -> String {
-        // Strings, numbers and maps with string keys always serialise.
+        // Serialisation of strings, numbers and maps with string keys always succeeds.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Assignments as JSON: the CPUs of each container by its name, and the idle CPUs under a name that no container can have.
+/// Assignments as JSON: the CPUs of each container by name, and the idle CPUs under a name
+/// forbidden for containers.
 mod claims {
     use std::collections::BTreeMap;
 

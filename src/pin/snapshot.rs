@@ -1,4 +1,4 @@
-//! [`Snapshot`]: entitlements, assignments and effective CPUs at one moment, for readers.
+//! [`Snapshot`]: entitlements, assignments and effective CPUs at a single moment, for readers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,40 +14,41 @@ use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
 
-/// The state of the node at one moment.
+/// The state of the node at a single moment.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
     /// How assignments are enforced.
     pub enforcement: Enforcement,
-    /// Why so, in a sentence.
+    /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
     /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs that are never assigned.
+    /// CPUs excluded from assignments.
     pub reserved: CpuSet,
-    /// CPUs that no pod owns, the reserved CPUs among them.
+    /// CPUs without an owner, including the reserved CPUs.
     pub shared: CpuSet,
-    /// CPUs that a pod owns.
+    /// CPUs owned by pods.
     pub exclusive: CpuSet,
-    /// Online CPUs that the kernel has lost: no cgroup has them until the next boot.
+    /// Lost CPUs: online CPUs in no cgroup's set until the next boot.
     pub lost: CpuSet,
-    /// Which CPUs are together.
+    /// The layout of the CPUs: which CPUs belong together.
     #[serde(serialize_with = "inside")]
     pub layout: Arc<Layout>,
-    /// What became of the kernel's own work, where it is kept off exclusive CPUs.
+    /// The result of CPU isolation; `None` if CPU isolation is off, no knob is moved and no knob
+    /// failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quiet: Option<IsolationReport>,
     /// Containers of the known pods.
     pub containers: Vec<ContainerState>,
-    /// Unknown pods that own CPUs.
+    /// Unknown pods with exclusive CPUs.
     #[serde(rename = "strangers")]
     pub unknown_owners: Vec<UnknownOwner>,
-    /// Where the kernel differs from the ledger, and could not be repaired.
+    /// Unrepaired differences between the kernel and the ledger.
     pub drift: Vec<Drift>,
-    /// What can't be explained and is left alone.
+    /// Unexplained exclusive CPUs and records. Pinfold leaves the cgroups alone.
     pub unexplained: Vec<String>,
-    /// What went wrong in the last reconcile.
+    /// Errors of the last reconcile pass.
     pub errors: Vec<String>,
 }
 
@@ -55,21 +56,21 @@ fn inside<S: Serializer>(layout: &Arc<Layout>, serializer: S) -> Result<S::Ok, S
     layout.serialize(serializer)
 }
 
-/// One container of a known pod.
+/// A container of a known pod.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerState {
     /// The pod's namespace.
     pub namespace: String,
-    /// Its pod.
+    /// The pod's name.
     pub pod: String,
-    /// Its name.
+    /// The container's name.
     pub container: String,
-    /// The uid of its pod, where known.
+    /// The pod's uid, if known.
     pub uid: Option<String>,
-    /// When it runs.
+    /// The container's kind, which decides when the container runs.
     pub kind: ContainerKind,
-    /// Its pod's role.
+    /// The pod's role.
     pub role: Role,
     /// The training job of the pod, if known.
     pub job: Option<String>,
@@ -79,39 +80,41 @@ pub struct ContainerState {
     pub evidence: String,
     /// The pod's QoS class.
     pub qos: Qos,
-    /// Whether its pod uses the node's own network.
+    /// Whether the pod uses the host network.
     pub host_network: bool,
-    /// What policy grants, and why.
+    /// The entitlement according to policy, with the reason.
     pub entitlement: Entitlement,
     /// The assigned CPUs; `None` in the shared pool.
     pub assigned: Option<CpuSet>,
-    /// The CPUs it may run on by the kernel's word; `None` while it has no cgroup.
+    /// The CPUs effective for the container according to the kernel; `None` without a cgroup.
     pub effective: Option<CpuSet>,
-    /// The kernel's word for the cgroup: `root`, `isolated`, `member`, or the reason for an invalid partition; `None`
-    /// without partitions in the kernel, or without a cgroup.
+    /// The partition state according to the kernel: `root`, `isolated`, `member`, or the reason for
+    /// an invalid partition. `None` without a cgroup, or on a kernel without partitions.
     pub partition: Option<String>,
-    /// NUMA nodes of its CPUs, where the machine tells.
+    /// NUMA nodes of the container's CPUs, if the machine reports NUMA nodes.
     pub numa: Option<CpuSet>,
-    /// Its cgroup.
+    /// The path of the container's cgroup.
     pub cgroup: Option<String>,
-    /// Whether it has a process.
+    /// Whether the container has a process.
     pub running: bool,
-    /// Whether it was ever created, by its cgroup or by the word of the runtime or the API.
+    /// Whether the container was ever created. The evidence is a cgroup, the container runtime, or
+    /// the API.
     pub created: bool,
-    /// The thread environment it is owed.
+    /// The desired thread environment of the container.
     pub threads: ThreadEnvironment,
-    /// Variables that a container runtime has put into its environment on our word; `None` where no runtime tells.
+    /// Environment variables injected by the container runtime at Pinfold's request; `None` without
+    /// a report.
     pub injected: Option<Vec<String>>,
-    /// Whether it must not run without CPUs of its own.
+    /// Whether the container must not run without exclusive CPUs.
     pub required: bool,
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
     /// Seconds from the first instruction to the assignment in force, if observed.
     #[serde(rename = "windowSeconds")]
     pub unpinned_seconds: Option<f64>,
-    /// What has refused it CPUs, if anything has; `note` or the entitlement's reason says why.
+    /// The source of a refusal, if any. `note` or the entitlement's reason explains the refusal.
     pub refused: Option<Refused>,
-    /// The CPUs that the container owned, in force, at the agent's start; `None` for a later container.
+    /// The container's exclusive CPUs in force at the agent's start; `None` for a later container.
     pub at_start: Option<CpuSet>,
     /// Drift that was repaired since the agent's start.
     pub repaired: Option<Repaired>,
@@ -120,7 +123,8 @@ pub struct ContainerState {
 // === impl ContainerState ===
 
 impl ContainerState {
-    /// The container's own CPUs; `None` in the shared pool, and for a container inside the set of its pod.
+    /// The container's own CPUs. `None` in the shared pool, and for a container inside its pod's
+    /// set.
     pub fn own(&self) -> Option<&CpuSet> {
         self.assigned
             .as_ref()
@@ -128,38 +132,38 @@ impl ContainerState {
     }
 }
 
-/// Drift that was put right.
+/// Repaired drift.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Repaired {
-    /// How often.
+    /// The number of repairs.
     pub count: u64,
-    /// Why there was drift, the last time.
+    /// The cause of the last drift.
     pub cause: DriftCause,
-    /// What was in force then.
+    /// The effective CPUs during the last drift.
     pub effective: CpuSet,
-    /// The neighbours at the time; see [`Drift::others`].
+    /// The neighbours during the last drift; see [`Drift::others`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Neighbour>,
 }
 
-/// An unknown pod that owns CPUs and keeps them.
+/// An unknown pod with exclusive CPUs. The pod keeps the CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnknownOwner {
-    /// Its cgroup.
+    /// The pod's cgroup.
     pub cgroup: String,
-    /// Its namespace, as it was when the CPUs were given.
+    /// The pod's namespace at the time of the assignment.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub pod: String,
     /// The pod's CPUs.
     pub cpus: CpuSet,
 }
 
-/// Describes the containers of known pods as they are decided and observed.
+/// Describes the containers of known pods, from decisions and observed cgroups.
 ///
-/// `threads` computes a container's thread environment from the CPUs it owns.
+/// `threads` computes a container's thread environment from the container's assigned CPUs.
 pub fn containers(
     pods: &[Pod],
     topology: &Topology,
@@ -222,7 +226,7 @@ pub fn containers(
     states
 }
 
-/// The pods in the ledger that are not among the known ones.
+/// The pods with CPUs in the ledger, except known pods.
 pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner> {
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {

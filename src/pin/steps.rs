@@ -1,8 +1,8 @@
-//! [`plan`]: observed and desired in, steps out.
+//! [`plan`] turns the observed and the desired state into steps.
 //!
-//! How a plan looks depends on the enforcement, and each is made by a file of its own: [`partition`] where the kernel
-//! itself keeps others off, [`cpuset`] where every other container is to be narrowed by us. [`release`](release()) hands
-//! everything back, however it was enforced.
+//! Each enforcement has a module for its plans. With [`partition`], the kernel itself keeps all
+//! foreign tasks off an owner's CPUs. With [`cpuset`], Pinfold narrows every non-owner's cgroup.
+//! [`release`](release()) hands all CPUs back, whatever the enforcement was.
 
 mod cpuset;
 mod memory;
@@ -15,7 +15,8 @@ use super::model::{Desired, Enforcement, Step};
 
 pub use release::release;
 
-/// The steps from what is to what should be; none where they are the same, or where nothing is enforced.
+/// The steps from the observed to the desired state. Empty if the states match, or with enforcement
+/// `observe`.
 pub fn plan(
     observed: &Observed,
     ledger: &Ledger,

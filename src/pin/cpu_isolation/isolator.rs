@@ -16,20 +16,21 @@ use crate::host::knobs::{Knob, Knobs, TurnError};
 /// The result of one CPU isolation pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct IsolationReport {
-    /// Knobs that the pass moved off exclusive CPUs.
+    /// Knobs moved off exclusive CPUs by the pass.
     pub moved: Vec<String>,
-    /// Knobs that the pass set back to their earlier CPUs.
+    /// Knobs set back to their earlier CPUs by the pass.
     pub restored: Vec<String>,
     /// The number of interrupts, masks and queues kept off exclusive CPUs now.
     pub away: usize,
-    /// Interrupts on exclusive CPUs that only the kernel moves.
+    /// Interrupts on exclusive CPUs that only the kernel can move.
     pub managed: Vec<ManagedIrq>,
-    /// Knobs that could not be read or written.
+    /// Knobs with a read or write error.
     pub failed: Vec<KnobFailure>,
     /// The CPUs of unbound work queues, if read, and whether the pass changed them.
     #[serde(skip)]
     pub workqueues: Option<(CpuSet, bool)>,
-    /// CPUs that irqbalance should leave alone, if irqbalance runs: irqbalance moves interrupts by rules of its own.
+    /// The value for irqbalance's list of banned CPUs. `None` unless irqbalance runs: irqbalance
+    /// moves interrupts by its own rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irqbalance: Option<CpuSet>,
 }
@@ -39,18 +40,18 @@ pub struct IsolationReport {
 pub struct ManagedIrq {
     /// The interrupt's number.
     pub irq: u32,
-    /// The name that the driver gave to the interrupt's user.
+    /// The driver's name for the interrupt's user.
     pub name: String,
-    /// The exclusive CPUs that may receive the interrupt.
+    /// The exclusive CPUs among the interrupt's CPUs.
     pub cpus: CpuSet,
 }
 
-/// Knobs that could not be read or written, with the common reason.
+/// Knobs with the same read or write error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KnobFailure {
-    /// Why.
+    /// The error.
     pub reason: String,
-    /// The knobs; empty if the reason concerns all knobs.
+    /// The names of the knobs; empty if the error concerns all knobs.
     pub what: Vec<String>,
 }
 
@@ -58,7 +59,7 @@ pub struct KnobFailure {
 #[derive(Debug)]
 pub struct CpuIsolator {
     knobs: Knobs,
-    /// Interrupts that the kernel refused to move, with the names of their users at the time.
+    /// Interrupts the kernel refused to move, with the names of their users at the time.
     refused: BTreeMap<u32, String>,
     irqbalance: bool,
 }
@@ -66,7 +67,7 @@ pub struct CpuIsolator {
 // === impl CpuIsolator ===
 
 impl CpuIsolator {
-    /// The isolator for the machine whose `proc` and `sys` lie below `root`.
+    /// The isolator for the machine with `proc` and `sys` below `root`.
     pub fn new(root: &Path) -> Self {
         Self {
             knobs: Knobs::new(root),
@@ -75,7 +76,7 @@ impl CpuIsolator {
         }
     }
 
-    /// The isolator with systemd's slices, if systemd owns the cgroups. Slices that hold pods are excluded.
+    /// Adds systemd's slices, if systemd owns the cgroups. Slices with pods are excluded.
     #[must_use]
     pub fn with_slices(mut self, cgroups: &Cgroups, trees: &[String]) -> Self {
         if cgroups.through_systemd() {
@@ -91,10 +92,11 @@ impl CpuIsolator {
 
     /// Moves the kernel's own work off exclusive CPUs.
     ///
-    /// The record lies on the cgroup at `path`, which must be the same at each call. Without options, or without
-    /// exclusive CPUs, the call is the release: Pinfold puts back every knob that it moved and removes the record.
-    /// Later writes of other programs stay. The call is idempotent. Without options and without a record, the call
-    /// reads a single attribute and no more.
+    /// The record lies on the cgroup at `path`, which must be the same at each call. Without
+    /// options, or without exclusive CPUs, the call is the release. Pinfold then restores every
+    /// knob it moved and removes the record. Later writes of foreign programs stay. The call is
+    /// idempotent. Without options and without a record, the call reads a single attribute and no
+    /// more.
     pub fn turn(
         &mut self,
         input: &IsolationInput<'_>,
@@ -147,7 +149,7 @@ impl CpuIsolator {
                 .map_err(|error| chain(&error))
                 .map(|()| text)
         };
-        // Every write is recorded first: the earlier value would be lost otherwise.
+        // Every write is recorded first: a crash would otherwise lose the earlier value.
         let ahead = keep(&plan.ahead, text.as_deref())?;
         if !plan.writes.is_empty() {
             self.irqbalance = input.options.irqs && self.knobs.irqbalance();
@@ -174,7 +176,7 @@ impl CpuIsolator {
         Ok(())
     }
 
-    /// Carries out writes; returns the knobs that could not be turned.
+    /// Performs the writes. Returns the knobs with a failed write.
     fn write(&mut self, plan: &IsolationPlan, report: &mut IsolationReport) -> BTreeSet<Knob> {
         let mut failures = BTreeSet::new();
         for write in &plan.writes {
@@ -184,7 +186,7 @@ impl CpuIsolator {
             let reason = match self.knobs.set(knob, cpus) {
                 Ok(()) => match self.knobs.get(knob) {
                     Ok(Some(now)) if now != *cpus => format!("written, but {now} is in force"),
-                    // A knob that disappeared counts as done: no work is left to move.
+                    // A vanished knob counts as done: no work is left to move.
                     Ok(_) => {
                         if *back {
                             &mut report.restored
@@ -284,7 +286,8 @@ fn refusal(error: &TurnError) -> bool {
     [EIO, EPERM].map(Some).contains(&source.raw_os_error())
 }
 
-/// The kernel's words alone, so that files with the same error share a sentence.
+/// The kernel's error text alone, without the file: files with the same error then share a
+/// sentence.
 fn cause(error: &TurnError) -> String {
     match error {
         TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {

@@ -8,16 +8,17 @@ use super::{ContainerMove, DecisionInput, PodRequest};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
 use crate::pod::ContainerIds;
 
-/// Assignments in the making.
+/// Assignments in progress.
 pub(super) struct PlacementPass<'a> {
     inputs: &'a DecisionInput<'a>,
     requests: &'a [PodRequest<'a>],
-    /// CPUs that cannot be assigned now.
+    /// CPUs excluded from new assignments now.
     ///
-    /// CPUs that a pod gives up are among them until the release is done: a crash in between would leave two owners.
+    /// CPUs given up by a pod stay excluded until the release is done. A crash in between would
+    /// leave two owners.
     barred: CpuSet,
     pub(super) assignments: BTreeMap<String, PodAssignment>,
-    /// Why containers get fewer CPUs than their entitlements, by the pod's index and the container's name.
+    /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub(super) notes: BTreeMap<(usize, String), ShortfallNote>,
     pub(super) moves: Vec<ContainerMove>,
 }
@@ -50,7 +51,7 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// CPUs that can be assigned. The last shared CPU is not among them.
+    /// The CPUs free for assignment, without the last shared CPU.
     fn free(&self) -> CpuSet {
         let owned = self
             .assignments
@@ -72,7 +73,7 @@ impl<'a> PlacementPass<'a> {
         self.inputs.devices.get(&key).cloned().unwrap_or_default()
     }
 
-    /// The CPUs of `from` that stay idle for a pod that wants its CPUs' siblings idle.
+    /// The CPUs of `from` to keep idle, if the pod wants the siblings of its CPUs idle.
     fn idle(&self, pod: &PodRequest<'_>, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
         if pod.wishes.cores != Cores::Single {
             return CpuSet::new();
@@ -85,12 +86,12 @@ impl<'a> PlacementPass<'a> {
             .intersection(from)
     }
 
-    /// Keeps the CPUs that a pod's containers are still entitled to, and takes the rest back.
+    /// Keeps the CPUs a pod's containers are still entitled to, and removes the rest.
     pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
         let near = self.near(pod);
         let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
-        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox; these CPUs become free
-        // now.
+        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox: such
+        // CPUs become free now.
         let told = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
         if told && self.absent(pod).is_some() {
             mine = PodAssignment::default();
@@ -101,11 +102,12 @@ impl<'a> PlacementPass<'a> {
                 return false;
             };
             if wanted < cpus.len() {
-                // The rest may not fill whole cores. Any of the container's CPUs may then stay.
+                // The remaining CPUs may not fill whole cores. Without a placement in whole cores,
+                // any of the container's CPUs may stay.
                 let request = pod.wishes.request(wanted, &near);
                 let rest = self.inputs.placer.place_as(cpus, &request);
-                // The container already owns these CPUs. Too many NUMA nodes are no reason to drop the pod's remaining
-                // preferences.
+                // The container already owns the CPUs. Too many NUMA nodes are no reason to drop
+                // the pod's remaining preferences.
                 let anywhere = Request {
                     fewest_numa: false,
                     ..request
@@ -127,7 +129,7 @@ impl<'a> PlacementPass<'a> {
         self.assignments.insert(pod.key.clone(), mine);
     }
 
-    /// Gives a pod's containers the CPUs that their entitlements lack.
+    /// Gives a pod's containers the CPUs missing from their entitlements.
     pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
         let mine = self.assignments.get(&pod.key).cloned().unwrap_or_default();
         let has = |name: &str| mine.containers.get(name).map_or(0, CpuSet::len);
@@ -169,7 +171,8 @@ impl<'a> PlacementPass<'a> {
             }
             return;
         }
-        // The containers are placed together first and then divided, so that containers of the same pod share a core.
+        // The containers are placed together first and then divided: containers of the same pod
+        // then share a core.
         let mut together = self
             .place(&pod.wishes.request(total, &near))
             .map(|placement| placement.cpus)
@@ -250,8 +253,9 @@ impl<'a> PlacementPass<'a> {
         self.inputs.placer.place_as(&self.free(), request)
     }
 
-    /// More CPUs for a container that has some: under the same last-level cache if possible, else on the same NUMA
-    /// node, else anywhere. If the pod wants the fewest NUMA nodes, all CPUs of the container count.
+    /// Places more CPUs for a container with CPUs. The new CPUs share a last-level cache with the
+    /// present CPUs if possible, else a NUMA node. Otherwise the new CPUs can be anywhere. If the
+    /// pod wants the fewest NUMA nodes, all CPUs of the container count.
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
         let topology = self.inputs.topology;
         let free = self.free();
@@ -277,8 +281,8 @@ impl<'a> PlacementPass<'a> {
         self.inputs.placer.place_beside(&free, own, request)
     }
 
-    /// Moves running containers that allow moves, if the moves keep a request from being split. Returns whether any
-    /// container moves.
+    /// Moves running containers with permission to move, if the moves keep a request from being
+    /// split. Returns whether any container moves.
     fn make_room(&mut self, request: &Request) -> bool {
         let left = self.inputs.moves.saturating_sub(self.moves.len()).min(2);
         if left == 0 {

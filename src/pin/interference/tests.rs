@@ -1,4 +1,4 @@
-//! Simulated CPUs, whose truth is known to the nanosecond, read as Linux shows them.
+//! Simulated CPUs with a true interference known to the nanosecond, read with Linux's imprecision.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,15 @@ use crate::host::busy::Turns;
 
 const MS: u64 = 1_000_000;
 
-/// The processes on one CPU in turn, each with its nanoseconds.
+/// The users of a CPU's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     Idle,
     Waiting,
     TrackedOwner,
     Interference,
-    /// A hypervisor, while the owner would run; whether the kernel takes that for the owner's time is a choice.
+    /// A hypervisor takes the CPU while the owner could run. `stolen_is_the_owners` decides whether
+    /// the kernel charges the owner.
     Stolen,
 }
 
@@ -25,15 +26,16 @@ struct Machine {
     cpus: Vec<Vec<(Who, u64)>>,
     tick: u64,
     stolen_is_the_owners: bool,
-    /// Idle spells are charged by the tick, not by the clock.
+    /// Whether the tick samples idle spells, instead of a clock that measures them.
     sampled: bool,
-    /// From when on it is known how long the present turn lasts.
+    /// The start of the period with known durations of turns, in nanoseconds.
     turns_known: u64,
     per_cpu: bool,
 }
 
 impl Machine {
-    /// Time of each kind on a CPU until `at`; running tasks are charged until their last tick if `ticks`.
+    /// The CPU time of `who` on a CPU until `at`. With `ticks`, a running task is charged until its
+    /// last tick.
     fn time(&self, cpu: usize, at: u64, who: Who, ticks: bool) -> u64 {
         let (mut now, mut sum) = (0, 0);
         for &(one, length) in &self.cpus[cpu] {
@@ -57,7 +59,7 @@ impl Machine {
             .sum()
     }
 
-    /// Idle time as the tick samples it: a whole tick whenever it finds the CPU idle.
+    /// Idle time as sampled by the tick: a whole tick for each tick on an idle CPU.
     fn sampled_idle(&self, cpu: usize, at: u64) -> u64 {
         let (mut now, mut idle) = (0, 0);
         for &(who, length) in &self.cpus[cpu] {
@@ -81,7 +83,7 @@ impl Machine {
         spells
     }
 
-    /// How long turns of tasks lasted, and how long the present one does.
+    /// The total duration of finished turns, and the duration of the present turn.
     fn turns(&self, cpu: usize, at: u64) -> Turns {
         let (mut now, mut turns) = (0, Turns::default());
         for &(who, length) in &self.cpus[cpu] {
@@ -98,7 +100,7 @@ impl Machine {
     }
 
     fn look(&self, from: u64, to: u64) -> Look {
-        // Each number is read at a moment of its own.
+        // Each counter is read at a different moment.
         let at = |part: u64| from + (to - from) * part / 7;
         let shown = |ns: u64| Duration::from_nanos(ns - ns % (10 * MS));
         let clocks = (0..self.cpus.len()).map(|cpu| {
@@ -199,7 +201,8 @@ fn machine() -> impl Strategy<Value = Machine> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever runs and whenever it is read, the truth is within the error, and neither number goes back.
+    /// For all workloads and reading times, the true value lies within the error, and neither
+    /// number decreases.
     #[test]
     fn the_truth_is_within_the_error(
         machine in machine(),
@@ -210,7 +213,7 @@ proptest! {
         let mut machine = machine;
         let long = readings.iter().map(|(pause, one, two)| pause + one + two).sum::<u64>() + MS;
         for cpu in &mut machine.cpus {
-            // A CPU does something at every moment.
+            // Idle time fills the rest, to give each CPU a state at every moment.
             let done: u64 = cpu.iter().map(|(_, length)| length).sum();
             cpu.push((Who::Idle, long.saturating_sub(done) + 1));
         }
@@ -229,7 +232,7 @@ proptest! {
     }
 }
 
-/// A look at one CPU.
+/// A scan of a single CPU.
 fn look(ms: u64, idle: u64) -> Look {
     let clock = Clock {
         idle: Duration::from_millis(idle),
@@ -269,7 +272,8 @@ fn time_between_two_sets_is_left_out() {
         times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle))
     };
     note("1", 0, 0, 0);
-    // The owner was elsewhere, and this CPU is not in the looks.
+    // CPU 1 is busy for a second without the owner. Afterwards the owner holds CPU 2, which is
+    // absent from the scans.
     let said = note("1", 1000, 0, 0);
     assert!(
         (said.seconds - 1.0).abs() <= said.error_seconds + 1e-9,
@@ -285,7 +289,7 @@ fn time_between_two_sets_is_left_out() {
     assert!(
         (later.seconds - said.seconds).abs() < 0.04 && later.error_seconds > said.error_seconds
     );
-    // A container of the same name whose usage starts at zero is another.
+    // A usage that starts at zero belongs to a new container of the same name.
     assert_eq!(note("1", 20_000, 0, 5), later);
 }
 
@@ -295,14 +299,14 @@ fn readings_that_contradict_are_left_out() {
     let mut note = |ms, idle| times.note("a", &cpus, &look(ms, idle), &total(0), &look(ms, idle));
     note(0, 0);
     let said = note(1000, 500);
-    // Idle for longer than has passed: a spell was counted twice.
+    // The idle time exceeds the elapsed time: a spell was counted twice.
     assert_eq!(note(1100, 1500), said);
     let next = note(2000, 1000);
     assert!(next.seconds > said.seconds);
     for ms in [2100, 2200, 2300] {
         assert_eq!(note(ms, 9000), next);
     }
-    // After the third it is believed that the counter began anew.
+    // The tracker takes the third contradiction for a counter reset and begins a new tenure.
     assert!(note(3300, 9000).seconds > next.seconds + 0.9);
 }
 
@@ -323,10 +327,11 @@ fn every_source_of_error_counts_at_its_worst() {
     let mut note =
         |ms, idle, used| times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle));
     note(0, 0, 0);
-    // Two idle times of just under 10 ms are not shown, nor is the owner's last tick: nothing of this was foreign.
+    // Two idle times of just under 10 ms are invisible, and the owner's last tick is too. All of
+    // the difference can be rounding, without any interference.
     let said = note(130, 0, 100);
     assert!(said.seconds <= said.error_seconds, "{said:?}");
-    // One more millisecond can't be explained away.
+    // One more millisecond exceeds all rounding errors.
     assert!(note(131, 0, 100).seconds > 0.0);
     let said = note(140, 0, 100);
     assert!(said.seconds - said.error_seconds > 0.009, "{said:?}");

@@ -1,7 +1,8 @@
-//! Plans for enforcement `cpuset`: an exclusive set on the owner's cgroup, the shared CPUs on each other container's cgroup.
+//! Plans for enforcement `cpuset`, which writes only `cpuset.cpus`.
 //!
-//! [`CpusetPhase`] documents the order of the steps. After every single step, no two containers own the same CPU, and every
-//! container has a CPU.
+//! An owner's cgroup gets an exclusive set; every non-owner's cgroup gets the shared CPUs.
+//! [`CpusetPhase`] documents the order of the steps. After every single step, no two containers own
+//! the same CPU, and every container has a CPU.
 
 use std::collections::BTreeMap;
 
@@ -15,32 +16,34 @@ use super::records::{
 use super::release::undo_partitions;
 use crate::cpu::CpuSet;
 
-/// The phases of a plan, in the order in which the steps are carried out.
+/// The phases of a plan, in the order of execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum CpusetPhase {
-    /// Records of pods and containers that gain CPUs, and first records of containers that are only narrowed. If the agent
-    /// crashes afterwards, its next start carries the assignment out.
+    /// Records of pods and containers that gain CPUs, and first records of containers that are only
+    /// narrowed. After a crash of the agent, the next start carries the assignment out.
     RecordGains,
-    /// Pods get all CPUs that their containers hold during the plan and after.
+    /// Pods get the union of all CPUs of their containers during the plan and after the plan.
     WidenPods,
-    /// Containers give up CPUs. An owner keeps the rest of its CPUs. Every other container gets the CPUs that are shared before
-    /// *and* after the plan, or its target if no such CPU exists.
+    /// Containers give up CPUs. An owner keeps its remaining CPUs. A non-owner, or an owner without
+    /// a remaining CPU, gets the CPUs shared both before and after the plan. Without any
+    /// always-shared CPU, the container gets its target at once.
     Narrow,
-    /// Quotas and NUMA nodes of former owners are put back.
+    /// Former owners get their earlier quotas and NUMA nodes back.
     RestoreLimits,
-    /// Records of pods and containers that lost CPUs, and the removal of records that are no longer needed.
+    /// Records of pods and containers that lost CPUs, and the removal of obsolete records.
     RecordLosses,
-    /// Owners get their CPUs.
+    /// Owners get their assigned CPUs.
     AssignOwners,
-    /// Shared containers get the CPUs that became free.
+    /// Shared containers get the newly freed CPUs.
     WidenShared,
-    /// Partitions of an earlier enforcement become members. No other container runs on their CPUs by now.
+    /// Partitions of an earlier enforcement become members. By now, every other container is off
+    /// the partitions' CPUs.
     EndPartitions,
-    /// Pods give up the CPUs that no container of theirs holds.
+    /// Pods give up the CPUs that no container in the pod holds.
     NarrowPods,
-    /// Quotas of owners are lifted, and owners' memory is bound to NUMA nodes.
+    /// The plan lifts owners' quotas and binds owners' memory to NUMA nodes.
     LiftLimits,
-    /// Cgroups that an earlier enforcement made for idle CPUs are removed.
+    /// The plan removes cgroups made for idle CPUs by an earlier enforcement.
     RemoveIdleCgroups,
 }
 
@@ -60,26 +63,26 @@ pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> V
     planner.steps.into_values().flatten().collect()
 }
 
-/// The steps of a plan in the making.
+/// Builder of a plan: collects the steps of each phase.
 struct CpusetPlanner<'a> {
     desired: &'a Desired,
-    /// CPUs that no container owns after the plan.
+    /// CPUs without an owner after the plan.
     shared: CpuSet,
-    /// CPUs that no container owns before the plan, nor after it.
+    /// CPUs without an owner both before and after the plan.
     always_shared: CpuSet,
     /// Whether the plan ends partitions of an earlier enforcement.
     ends_partitions: bool,
     steps: BTreeMap<CpusetPhase, Vec<Step>>,
 }
 
-/// CPUs that a pod's cgroup must hold for its containers.
+/// CPUs a pod's cgroup must hold for its containers.
 #[derive(Default)]
 struct HeldCpus {
     during: CpuSet,
     after: CpuSet,
 }
 
-/// One container's cgroup and its desired CPUs.
+/// A container's cgroup with its desired CPUs.
 struct Target<'a> {
     container: &'a ObservedContainer,
     pod_uid: &'a str,
@@ -87,7 +90,7 @@ struct Target<'a> {
     cpus: CpuSet,
     /// `Own` for an owner and for an init container inside its pod's set; `Share` otherwise.
     reason: Reason,
-    /// Whether the pod's assignment names the container.
+    /// Whether the pod's assignment gives the container at least one online CPU.
     is_owner: bool,
 }
 
@@ -115,7 +118,8 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Plans the containers of a pod. Returns the CPUs that the pod must hold for them.
+    /// Plans the containers of a pod. Returns the CPUs the pod's cgroup must hold for the
+    /// containers.
     fn plan_containers(&mut self, pod: &ObservedPod, plan: &PodPlan) -> HeldCpus {
         let own = &pod.cgroup.cpuset.cpus;
         let mut held = HeldCpus {
@@ -132,7 +136,8 @@ impl<'a> CpusetPlanner<'a> {
             held.after = held.after.union(&cpus.after);
             held.during = held.during.union(&cpus.during);
             if own.is_empty() {
-                // On v2, the first set of a pod's cgroup must hold all sets that are already written below.
+                // On v2, a pod's first written set must hold every set already written below the
+                // pod's cgroup.
                 held.during = held.during.union(written);
             }
         }
@@ -140,7 +145,7 @@ impl<'a> CpusetPlanner<'a> {
         held
     }
 
-    /// Hands a pod that owns nothing its earlier CPUs back, widened to the CPUs of its containers.
+    /// Gives a pod without an assignment its earlier CPUs back, plus the CPUs of its containers.
     fn release_pod(&mut self, pod: &ObservedPod, held: &CpuSet) {
         let Some(record) = &pod.record else { return };
         let path = &pod.cgroup.path;
@@ -184,7 +189,8 @@ impl<'a> CpusetPlanner<'a> {
         self.add(phase, [mark(&pod.cgroup.path, next)]);
     }
 
-    /// Widens a pod's cgroup to the CPUs held during the plan, then narrows it to those held after the plan.
+    /// Widens a pod's cgroup to the CPUs held during the plan, then narrows the cgroup to the CPUs
+    /// held after the plan.
     fn resize_pod(&mut self, pod: &ObservedPod, held: HeldCpus) {
         let (path, own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
         let mut wide = own;
@@ -199,19 +205,21 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Lifts a pod's quota if all its containers own CPUs; puts the quota back otherwise.
+    /// Lifts a pod's quota if all containers in the pod own CPUs. Restores the earlier quota
+    /// otherwise.
     fn limit_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
         let (path, quota) = (&pod.cgroup.path, pod.cgroup.quota);
         if plan.whole {
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else if plan.name.is_some() {
-            // For an unknown pod, nothing says whether all its containers own CPUs.
+            // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
+            // quota stays.
             let back = give_back_quota(path, quota, pod.record.as_ref());
             self.add(CpusetPhase::RestoreLimits, back);
         }
     }
 
-    /// Plans one container's cgroup. Returns the CPUs that the pod must hold for the container.
+    /// Plans a container's cgroup. Returns the CPUs the pod's cgroup must hold for the container.
     fn plan_container(
         &mut self,
         container: &ObservedContainer,
@@ -247,7 +255,7 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// The CPUs that a container shall have; empty if no CPU is left for it.
+    /// The CPUs desired for a container; empty if no CPU is left.
     fn target<'t>(
         &self,
         container: &'t ObservedContainer,
@@ -279,14 +287,16 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// The CPUs on which a container runs, or could run during the plan if nothing were written to its cgroup.
+    /// The effective CPUs of the container, plus all CPUs made effective by the plan without a
+    /// write to the container.
     fn reach(&self, target: &Target<'_>) -> CpuSet {
         let cpuset = &target.container.cgroup.cpuset;
         let unwritten = cpuset.cpus.is_empty() && !target.plan.assignment.is_empty();
         if target.reason != Reason::Share || !(unwritten || self.ends_partitions) {
             return cpuset.effective.clone();
         }
-        // Partitions end, or the pod is widened: only its own written set keeps the container off owned CPUs.
+        // The plan ends partitions or widens the pod. Afterwards only a written set keeps the
+        // container off owned CPUs.
         let written = if cpuset.cpus.is_empty() {
             &self.desired.online
         } else {
@@ -295,11 +305,12 @@ impl<'a> CpusetPlanner<'a> {
         cpuset.effective.union(written)
     }
 
-    /// Records the container's CPUs, and the values that its cgroup had before Pinfold's first write.
+    /// Records the container's CPUs, and the cgroup's values from before Pinfold's first write.
     fn record_container(&mut self, target: &Target<'_>, is_settled: bool) {
         let record = target.container.record.as_ref();
         let next = target.next_record(self.desired);
-        // A container that was never narrowed and already has its set needs no record.
+        // A container with its target set needs no record unless Pinfold has narrowed the
+        // container.
         let is_needed = target.is_owner || record.is_some() || !is_settled;
         if record == Some(&next) || !is_needed {
             return;
@@ -312,7 +323,8 @@ impl<'a> CpusetPlanner<'a> {
         self.add(phase, [mark(&target.container.cgroup.path, next)]);
     }
 
-    /// Takes CPUs from a container that loses some, then gives the container its target. Returns the CPUs in between, if any.
+    /// Narrows a container that loses CPUs, then writes the container's target. Returns the
+    /// intermediate CPUs, if any.
     fn move_container(&mut self, target: &Target<'_>, reach: &CpuSet) -> CpuSet {
         let path = &target.container.cgroup.path;
         let narrowed = self.narrowed(target, reach);
@@ -332,7 +344,8 @@ impl<'a> CpusetPlanner<'a> {
         narrowed.unwrap_or_default()
     }
 
-    /// The CPUs of a container between its old set and its target; `None` if the container need not be narrowed first.
+    /// The container's CPUs between its old set and its target. Returns `None` if the container
+    /// needs no intermediate set.
     fn narrowed(&self, target: &Target<'_>, reach: &CpuSet) -> Option<CpuSet> {
         let own = &target.container.cgroup.cpuset.cpus;
         if reach.union(own).is_subset(&target.cpus) {
@@ -347,7 +360,7 @@ impl<'a> CpusetPlanner<'a> {
         (*own != narrowed || !reach.is_subset(&narrowed)).then_some(narrowed)
     }
 
-    /// Lifts an owner's quota and binds its memory; puts both back for any other container.
+    /// Lifts an owner's quota and binds its memory. Restores both for a non-owner.
     fn limit_container(&mut self, target: &Target<'_>) {
         let container = target.container;
         let (path, quota) = (&container.cgroup.path, container.cgroup.quota);
@@ -367,19 +380,21 @@ impl<'a> CpusetPlanner<'a> {
 // === impl Target ===
 
 impl Target<'_> {
-    /// Whether the container has its target already, without a further write.
+    /// Whether the container already has its target, without a further write.
     fn is_settled(&self, reach: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;
         if self.reason == Reason::Share && self.container.record.is_none() {
-            // The container's set overlaps no exclusive CPU, so its own setting stays.
+            // The container's set overlaps no exclusive CPU, and the container keeps its own
+            // setting.
             reach.is_subset(&self.cpus) && own.is_subset(&self.cpus)
         } else {
-            // On v2 a cgroup without a written set has the set of its pod, so the effective CPUs count, too.
+            // On v2, a cgroup without a written set inherits the pod's set, hence the check of the
+            // effective CPUs.
             *own == self.cpus && reach.is_subset(&self.cpus)
         }
     }
 
-    /// The record that the container's cgroup shall have.
+    /// The desired record of the container's cgroup.
     fn next_record(&self, desired: &Desired) -> AssignmentRecord {
         let container = self.container;
         let own = &container.cgroup.cpuset.cpus;

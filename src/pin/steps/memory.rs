@@ -1,17 +1,19 @@
-//! Memory follows the CPUs, where that moves hardly any page or the pod allows it.
+//! Memory follows the CPUs if the write moves few pages, or if the pod allows moves.
 
 use super::super::ledger::ObservedContainer;
 use super::super::model::{Desired, Step};
 use super::super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 
-/// So much may be moved between NUMA nodes by a write of ours; some milliseconds' worth.
+/// Most bytes a single write may move between NUMA nodes. The move takes some milliseconds.
 const MOVABLE: u64 = 64 << 20;
 
-/// The NUMA nodes to write to a container's cgroup; `None` where nothing is to be written.
+/// The NUMA nodes to write to a container's cgroup; `None` without a necessary or allowed write.
 ///
-/// On cgroup v2 the kernel moves pages at once when a NUMA node is taken away. A container that uses much memory
-/// already keeps what it has; one that only gains NUMA nodes loses no page.
+/// On cgroup v2, the kernel moves pages at once when a cgroup loses a NUMA node. A container with
+/// much memory therefore keeps its NUMA nodes. Exceptions exist for containers already bound by
+/// Pinfold. Such a container may gain NUMA nodes, because no page moves. A pod can also allow moves
+/// of a bound container's memory.
 pub(super) fn wanted(
     container: &ObservedContainer,
     uid: &str,
@@ -41,7 +43,8 @@ fn chosen<'a>(
     desired.pod(uid)?.memory.get(container.name.as_deref()?)
 }
 
-/// Notes in a container's next mark what it had before its memory is bound for the first time.
+/// Adds the earlier NUMA nodes to a container's next record before Pinfold binds the memory for the
+/// first time.
 pub(super) fn note(
     mut next: AssignmentRecord,
     container: &ObservedContainer,
@@ -58,13 +61,14 @@ pub(super) fn note(
         && chosen(container, uid, desired) == Some(now)
         && *now != desired.all_memory
     {
-        // A runtime wrote it, on our word.
+        // The container runtime wrote the NUMA nodes at Pinfold's request: no earlier setting
+        // exists.
         next.before.numa = Some(CpuSet::new());
     }
     next
 }
 
-/// Binds a container's memory.
+/// The step to bind a container's memory, if needed.
 pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) -> Option<Step> {
     let numa = wanted(container, uid, desired)?;
     Some(Step::Memory {
@@ -73,10 +77,12 @@ pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) 
     })
 }
 
-/// Gives a container its earlier NUMA nodes back; no page moves.
+/// Restores a container's earlier NUMA nodes. Pages move only from NUMA nodes outside the earlier
+/// set.
 pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<Step> {
     let had = container.record.as_ref()?.before.numa.as_ref()?;
-    // An empty set cannot be restored while the cgroup has processes; all NUMA nodes mean the same.
+    // The kernel refuses an empty set for a cgroup with processes. All NUMA nodes have the same
+    // effect.
     let numa = if had.is_empty() { all } else { had };
     let path = container.cgroup.path.clone();
     (container.cgroup.memory.numa != *numa && !numa.is_empty()).then(|| Step::Memory {

@@ -1,11 +1,14 @@
-//! Plans for enforcement `partition`: the kernel itself keeps every other task off an owner's CPUs.
+//! Plans for enforcement `partition`: the kernel itself keeps all foreign tasks off an owner's
+//! CPUs.
 //!
-//! Every cgroup from the top of the hierarchy down to a container must hold the container's exclusive CPUs; the container's cgroup
-//! is then made a partition. No further cgroup needs a write, except containers of the same pod whose written CPUs overlap the
-//! owner's. [`plan`] calls one method per phase; the methods' order is the order of the steps, and each method continues from the
-//! state that the earlier phases leave.
+//! Every cgroup from the top of the hierarchy down to a container must hold the container's
+//! exclusive CPUs. The container's cgroup then becomes a partition. No further cgroup needs a
+//! write, except containers of the same pod whose written CPUs overlap the owner's. [`plan`] calls
+//! a method for each phase. The order of the methods is the order of the steps. Each method
+//! continues from the state after the earlier phases.
 //!
-//! The kernel refuses a second owner of a CPU. A wrong order therefore leads to a refusal, never to an overlap.
+//! The kernel refuses a second owner of a CPU. A wrong order therefore leads to a refusal, never to
+//! an overlap.
 
 mod state;
 
@@ -41,16 +44,17 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
 /// How far the cgroups above partitions give up CPUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trim {
-    /// A cgroup keeps the part of its CPUs that a later phase needs again.
+    /// A cgroup keeps any present CPU needed again by a later phase.
     KeepWanted,
-    /// A cgroup ends with exactly the CPUs that it needs.
+    /// A cgroup ends with exactly the needed CPUs.
     ToTarget,
 }
 
 // === impl PartitionState ===
 
 impl<'a> PartitionState<'a> {
-    /// Partitions that the kernel made invalid become members at once: left invalid, Linux 6.12 can lose their CPUs.
+    /// Invalid partitions become members at once. Linux 6.12 can lose the CPUs of a partition left
+    /// invalid.
     fn end_invalid_partitions(&mut self) {
         for leaf in &self.leaves {
             let cgroup = &leaf.container.cgroup;
@@ -60,8 +64,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Cgroups above live partitions get back the CPUs that another program took from them: Linux 6.12 can lose these CPUs
-    /// otherwise.
+    /// Cgroups above live partitions regain CPUs removed by a foreign program. Linux 6.12 can lose
+    /// the removed CPUs otherwise.
     fn restore_ancestors(&mut self) {
         for path in self.ancestors() {
             self.hold(path, self.held(path).union(&self.needed(path)));
@@ -80,7 +84,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Isolated partitions that cannot stay isolated, or not with their new CPUs, become `root`, with load balancing.
+    /// Isolated partitions become `root`, with load balancing, if the pod or the new CPUs rule out
+    /// isolation.
     fn restore_load_balancing(&mut self) {
         for index in 0..self.leaves.len() {
             let Some(leaf) = self.leaves.get(index) else {
@@ -95,8 +100,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Records of pods and containers that gain CPUs, and first records of containers that are only narrowed. If the agent
-    /// crashes afterwards, its next start carries the assignment out.
+    /// Records of pods and containers that gain CPUs, and first records of containers that are only
+    /// narrowed. After a crash of the agent, the next start carries the assignment out.
     fn record_gains(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
             let next = pod_target.next_record()?;
@@ -113,7 +118,8 @@ impl<'a> PartitionState<'a> {
         self.steps.extend(steps);
     }
 
-    /// The record of an owner, or of a container whose CPUs the plan writes; `None` where the present record stays.
+    /// The record of an owner, or of a container with a write in the plan. `None` if the present
+    /// record stays.
     fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
         let pod_target = self.pods.get(leaf.pod)?;
         let is_written = !leaf.target.is_empty() || self.separated(leaf).is_some();
@@ -133,7 +139,8 @@ impl<'a> PartitionState<'a> {
         Some(next)
     }
 
-    /// Pods with idle CPUs get a cgroup for them. The cgroup becomes a partition in the next plan, which its creation triggers.
+    /// Pods with idle CPUs get a cgroup for the idle CPUs. Creation of the cgroup triggers the next
+    /// plan, which makes the cgroup a partition.
     fn make_idle_cgroups(&mut self) {
         let with_idle = |pod: &&PodTarget<'_>| !pod.plan.assignment.idle.is_empty();
         for pod_target in self.pods.iter().filter(with_idle) {
@@ -145,14 +152,15 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// The set that keeps a container off the partitions of its pod; `None` if the sets do not overlap.
+    /// The set a container needs to stay off the partitions of its pod. `None` if the container
+    /// overlaps no partition.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
         let others = self.pods.get(leaf.pod)?.target.difference(&leaf.target);
         if own.is_disjoint(&others) {
             return None;
         }
-        // Offline CPUs stay out: the next plan would take them away again.
+        // The set excludes offline CPUs: the next plan would remove them again.
         let rest = own.difference(&others).intersection(&self.desired.online);
         let shared = self.desired.shared();
         Some(match (leaf.target.is_empty(), rest.is_empty()) {
@@ -162,8 +170,9 @@ impl<'a> PartitionState<'a> {
         })
     }
 
-    /// The present set of a pod mate that overlaps a partition: a set from before Pinfold's first write, or a later set of
-    /// another program. The release puts the set back.
+    /// The present set of a pod mate, if the set overlaps a partition. The set dates from before
+    /// Pinfold's first write, or a foreign program wrote the set later. The release restores the
+    /// set.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
         (!leaf.owner && self.separated(leaf).is_some()).then(|| written.clone())
@@ -200,7 +209,7 @@ impl<'a> PartitionState<'a> {
                     self.live.remove(path);
                     self.steps.push(member(path));
                 } else if rest.is_disjoint(&self.desired.online) {
-                    // No CPU of the partition stays: the partition moves in a later phase.
+                    // No online CPU of the partition stays: a later phase moves the partition.
                     continue;
                 }
             }
@@ -208,7 +217,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Cgroups above partitions give up CPUs, from the lowest cgroup up. No cgroup ever holds less than the live partitions below.
+    /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Every cgroup always keeps
+    /// the CPUs of the live partitions below.
     fn trim_ancestors(&mut self, trim: Trim) {
         for index in 0..self.pods.len() {
             let Some(pod_target) = self
@@ -239,17 +249,19 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Former owners get their quotas back, then the records of pods and containers that lost CPUs are written.
+    /// Former owners get their quotas back. Then the plan writes the records of pods and containers
+    /// that lost CPUs.
     fn restore_quotas_and_record_losses(&mut self) {
         let mut steps = Vec::new();
         for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
             let cgroup = &pod_target.pod.cgroup;
             let (plan, record) = (&pod_target.plan, pod_target.pod.record.as_ref());
-            // For an unknown pod, nothing says whether all its containers own CPUs.
+            // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
+            // quota stays.
             if plan.assignment.is_empty() || (!plan.whole && plan.name.is_some()) {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             }
-            // The last phase removes the records of pods that own nothing now.
+            // The last phase removes the records of pods without an assignment.
             let recorded = record.map(AssignmentRecord::cpus).unwrap_or_default();
             if let Some(next) = pod_target.next_record()
                 && next.cpus().is_subset(&recorded)
@@ -263,7 +275,7 @@ impl<'a> PartitionState<'a> {
             let cgroup = &leaf.container.cgroup;
             let record = leaf.container.record.as_ref();
             steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
-            // A former owner keeps a record while its earlier CPUs have yet to be put back.
+            // A former owner keeps a record until its earlier CPUs are restored.
             if let (Some(record), Some(pod_target)) = (record, self.pods.get(leaf.pod))
                 && !record.assignment.is_empty()
                 && !leaf.owner
@@ -275,7 +287,8 @@ impl<'a> PartitionState<'a> {
         self.steps.append(&mut steps);
     }
 
-    /// Partitions whose new CPUs have nothing in common with the old ones move, each as soon as its new CPUs are free.
+    /// A partition moves if its old and new CPUs are disjoint. Each move happens as soon as the
+    /// partition's new CPUs are free.
     fn move_partitions(&mut self) {
         let mut waiting: Vec<(&'a str, &'a str, CpuSet)> = Vec::new();
         for leaf in &self.leaves {
@@ -299,7 +312,8 @@ impl<'a> PartitionState<'a> {
                 others.all(|(_, held)| held.is_disjoint(target))
             };
             let Some(next) = waiting.iter().position(free) else {
-                // The partitions form a ring of waiters: one partition ends now, and the next phase makes it anew.
+                // The partitions wait for each other in a ring. The first waiting partition ends
+                // now, and the next phase makes the partition again.
                 let (path, _, _) = waiting.swap_remove(0);
                 self.live.remove(path);
                 self.steps.push(member(path));
@@ -320,7 +334,7 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Cgroups above partitions hold more, from the top down; then partitions grow or are made.
+    /// Cgroups above partitions gain CPUs, from the top down. Then partitions grow or start.
     fn grow_partitions(&mut self) {
         for path in self.ancestors() {
             self.hold(path, self.held(path).union(&self.wanted_above(path)));
@@ -354,7 +368,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Whether a container without a partition has its CPUs from before Pinfold's first write, or needs none back.
+    /// Whether a container without a partition has the CPUs from before Pinfold's first write, or
+    /// needs no restoration.
     fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
         let untouched = |mark: &AssignmentRecord| {
             mark.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
@@ -366,7 +381,8 @@ impl<'a> PartitionState<'a> {
             })
     }
 
-    /// The settings of cgroups that own nothing now are put back, quotas are lifted, and needless records removed at the very end.
+    /// The plan restores the settings of cgroups without an assignment, lifts quotas, and removes
+    /// obsolete records at the very end.
     fn settle(&mut self) {
         let mut last = Settled::default();
         for leaf in &self.leaves {
@@ -385,7 +401,8 @@ impl<'a> PartitionState<'a> {
 
     fn settle_owner(&self, leaf: &Leaf<'_>, last: &mut Settled) {
         let cgroup = &leaf.container.cgroup;
-        // An owner whose CPUs are not in force runs on shared CPUs, and its quota protects the other containers.
+        // Without CPUs in force, an owner runs on shared CPUs, and the owner's quota protects the
+        // remaining containers.
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
@@ -396,7 +413,7 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Puts back the memory and the CPUs of a container that owns nothing, except the CPUs of its pod's partitions.
+    /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions.
     fn settle_other(&self, leaf: &Leaf<'_>, last: &mut Settled) {
         let cgroup = &leaf.container.cgroup;
         let numa = memory::give_back(leaf.container, &self.desired.all_memory);

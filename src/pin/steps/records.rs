@@ -1,11 +1,12 @@
-//! What every enforcement shares: marks and quotas.
+//! Steps for assignment records and quotas, shared by all enforcements.
 
 use super::super::model::{PodAssignment, Step};
 use super::super::record::{AssignmentRecord, EarlierSettings};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Quota, lifted};
 
-/// The mark a cgroup shall have: claims as they shall be, and what was before as it was noted first.
+/// The desired record of a cgroup: the new assignment, with the earlier settings from the first
+/// record.
 pub(super) fn next_record(
     marked: Option<&AssignmentRecord>,
     assignment: PodAssignment,
@@ -20,7 +21,8 @@ pub(super) fn next_record(
         },
         |mark| mark.before.clone(),
     );
-    // A quota that is in force again was written by the kubelet since: it is what to put back.
+    // A limit in force is the value to restore: the original limit, or a newer limit written by the
+    // kubelet.
     let quota = match limited.filter(|quota| quota.quota.is_some()) {
         Some(quota) => Some(quota),
         None if assignment.is_empty() => None,
@@ -40,17 +42,18 @@ pub(super) fn next_record(
     mark
 }
 
-/// What was written to a container before we had a say in it: just what it is to have was written by a runtime, on our word.
+/// The CPUs to record as the container's earlier set. A set equal to the target counts as unset:
+/// the container runtime wrote the set at Pinfold's request.
 pub(super) fn earlier_cpus<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
     if own == target { none } else { own }
 }
 
-/// Whether a cgroup has an unreadable record. Such a cgroup is left alone.
+/// Whether a cgroup has an unreadable record. Pinfold leaves the cgroup alone.
 pub(super) fn unreadable(mark: Option<&AssignmentRecord>, text: Option<&str>) -> bool {
     mark.is_none() && text.is_some()
 }
 
-/// Lifts a quota that limits.
+/// Lifts a quota with a limit. Returns `None` for a quota without a limit.
 pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
     let quota = now.filter(|quota| quota.quota.is_some())?;
     Some(Step::Quota {
@@ -59,13 +62,13 @@ pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
     })
 }
 
-/// Puts back a quota that was lifted.
+/// Restores a lifted quota.
 pub(super) fn give_back_quota(
     path: &str,
     now: Option<Quota>,
     mark: Option<&AssignmentRecord>,
 ) -> Option<Step> {
-    // A limiting quota was written later by the kubelet, so the newer value stays.
+    // A present limit comes from a later write of the kubelet, and the newer value stays.
     let limited = now.is_some_and(|quota| quota.quota.is_some());
     let quota = mark
         .and_then(|mark| mark.before.quota)
@@ -76,7 +79,7 @@ pub(super) fn give_back_quota(
     })
 }
 
-/// Writes a record.
+/// The step to write a record.
 pub(super) fn mark(path: &str, mark: AssignmentRecord) -> Step {
     Step::Record {
         path: path.to_owned(),
@@ -84,7 +87,7 @@ pub(super) fn mark(path: &str, mark: AssignmentRecord) -> Step {
     }
 }
 
-/// Takes a mark off.
+/// The step to remove a record.
 pub(super) fn forget(path: &str) -> Step {
     Step::Record {
         path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! [`release`]: the steps that hand everything back, for each enforcement.
+//! [`release`]: the steps to hand back all CPUs, quotas and NUMA nodes, for each enforcement.
 
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::model::{Reason, Step, union};
@@ -8,7 +8,7 @@ use super::records::{forget, give_back_quota};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Kind, Partition, is_below};
 
-/// The steps that hand everything back: CPUs, quotas, and no mark left.
+/// The steps to restore CPUs, quotas and NUMA nodes, and to remove all records.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
     let mut steps = undo_partitions(observed);
     let mut back = Vec::new();
@@ -35,7 +35,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
         back.extend(wide(&cgroup.path, &cgroup.cpuset.cpus, mark, online));
         back.extend(memory::give_back(container, all_memory));
     }
-    // Marks last: until then a release that is cut short can be done again.
+    // The records go last: an interrupted release can start again while the records exist.
     let pods = observed
         .pods
         .iter()
@@ -55,26 +55,30 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
     steps
 }
 
-/// Gives a cgroup its earlier CPUs back.
+/// Restores the earlier CPUs of a cgroup.
 fn wide(path: &str, now: &CpuSet, mark: &AssignmentRecord, online: &CpuSet) -> Option<Step> {
     let back = had(mark, online);
-    // One that was never written and is not now needs no write.
+    // A cgroup without a written set, now and before Pinfold's first write, needs no write.
     let untouched = now.is_empty() && mark.before.cpus.is_empty();
     (*now != back && !untouched).then(|| Step::cpus(path, back, Reason::Release))
 }
 
-/// The CPUs that a cgroup had before our first write, as far as they are online.
+/// The online part of a cgroup's CPUs from before Pinfold's first write. All online CPUs if the
+/// online part is empty.
 ///
-/// A cgroup with processes can't be made empty again on v2; all CPUs mean the same.
+/// On v2, the kernel refuses to clear the set of a cgroup with processes. All CPUs have the same
+/// effect as an empty set.
 pub(super) fn had(mark: &AssignmentRecord, online: &CpuSet) -> CpuSet {
     let had = mark.before.cpus.intersection(online);
     if had.is_empty() { online.clone() } else { had }
 }
 
-/// The steps after which no partition of ours is left: from the containers up, `member` before anything is cleared.
+/// The steps to end all partitions made by Pinfold. From the containers up, each cgroup becomes
+/// `member` before its exclusive CPUs are cleared.
 ///
-/// In another order Linux 6.12 can lose CPUs until the next boot; so it can where somebody has taken from a cgroup above
-/// what a partition below it has, hence that is given back first.
+/// In any different order, Linux 6.12 can lose CPUs until the next boot. Linux 6.12 can also lose
+/// CPUs if a foreign program has narrowed a cgroup above a live partition. For safety, the first
+/// steps restore the CPUs of the cgroups above.
 pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
     let (mut steps, mut undo) = (Vec::new(), Vec::new());
     let live_below = |path: &str| {
@@ -93,7 +97,8 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
             &live_below(&above.path),
         ));
     }
-    // What cgroups below the ones above go on holding, since it is not ours to take.
+    // The exclusive CPUs each pod's cgroup keeps: CPUs of foreign partitions, and all CPUs of pods
+    // without a record.
     let mut kept: Vec<(&str, CpuSet)> = Vec::new();
     for pod in &observed.pods {
         let mut in_pod = CpuSet::new();
@@ -158,7 +163,7 @@ fn live(pod: &ObservedPod) -> CpuSet {
     )
 }
 
-/// Gives a cgroup the CPUs of live partitions below back.
+/// Restores the CPUs of live partitions to a cgroup above them.
 fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
     let cpus = now.union(live);
     (cpus != *now).then(|| Step::Exclusive {
@@ -168,7 +173,8 @@ fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
     })
 }
 
-/// Whether a container's partition is one that we made, or may take for ours.
+/// Whether Pinfold made the container's partition. An unrecorded cgroup also counts if the pod's
+/// record covers all its exclusive CPUs.
 pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool {
     let claimed = pod
         .record
@@ -187,7 +193,7 @@ pub(super) fn member(path: &str) -> Step {
     }
 }
 
-/// Takes from a cgroup's exclusive CPUs what is not to be left.
+/// Removes exclusive CPUs outside `left` from a cgroup.
 fn trim(path: &str, now: &CpuSet, left: &CpuSet) -> Option<Step> {
     let cpus = now.intersection(left);
     (cpus != *now).then(|| Step::Exclusive {
