@@ -101,7 +101,10 @@ fn find(dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() && !path.is_symlink() {
-            if entry.file_name().to_string_lossy().starts_with("pinfold-") {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            // Cgroups of a test that was killed are no bench's.
+            if name.starts_with("pinfold-") && !name.starts_with("pinfold-test-") {
                 found.insert(path);
             } else if depth > 0 {
                 find(&path, depth - 1, found);

@@ -270,11 +270,11 @@ impl<'a> CpusetPlanner<'a> {
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
         let is_inside = plan.inside.iter().any(|inside| inside == name);
+        // An init container uses its pod's CPUs, or the shared CPUs while all CPUs of its pod are offline.
+        let inside = plan.assignment.usable().intersection(online);
         let (cpus, reason) = match own {
             Some(own) => (own, Reason::Own),
-            None if is_inside && !plan.assignment.is_empty() => {
-                (plan.assignment.usable().intersection(online), Reason::Own)
-            }
+            None if is_inside && !inside.is_empty() => (inside, Reason::Own),
             None => (self.shared.clone(), Reason::Share),
         };
         Target {

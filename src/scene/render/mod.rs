@@ -155,6 +155,13 @@ pub fn render(
             ));
         }
     }
+    if roles.is_empty() {
+        faults.say(format!(
+            "case {case} of scene {scene} in plan {} has no tasks: give its groups a count for each role in perNode, \
+             for example perNode: {{worker: 1}}",
+            plan.metadata.name.as_deref().unwrap_or("without a name")
+        ));
+    }
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
     let settled = settled(

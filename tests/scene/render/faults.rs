@@ -42,6 +42,28 @@ fn everything_that_is_missing_is_named() {
 }
 
 #[test]
+fn a_case_without_tasks_is_refused() {
+    let without = example().replace(", perNode: {worker: 10, ps: 1}", "");
+    let job = full();
+    for format in FORMATS {
+        let result = render(
+            &plan(&without),
+            ("1", "1"),
+            &job,
+            format,
+            &Slice::default(),
+            AMOUNTS,
+        );
+        let faults = result.unwrap_err().to_string();
+        assert!(
+            faults.contains("case 1 of scene 1 in plan ps-locality has no tasks")
+                && faults.contains("perNode"),
+            "{faults}"
+        );
+    }
+}
+
+#[test]
 fn what_can_not_be_is_named() {
     let base = "name: a\nimage: i\nscript: s\n";
     for (more, words) in [
